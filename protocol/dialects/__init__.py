@@ -1,0 +1,1 @@
+"""One file a dialect: pure projections between wire frames and canonical messages."""

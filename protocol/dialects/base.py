@@ -1,0 +1,71 @@
+"""What a dialect is: a pure projection between wire frames and canonical messages.
+
+A frame is judged in the order of wire.md: it must be a JSON object (`codec.parse_frame`), then
+`classify` says what kind of request it is, the state decides whether that is welcome now
+(`state.RECEPTION`), and only then does `parse` look at its fields. No session logic lives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+
+from ..messages import ClientMessage, Mode, Request, ServerMessage
+from ..model import SlidingWindow
+
+Json = Mapping[str, object]
+
+
+@attrs.frozen(kw_only=True)
+class Context:
+    """What parsing may depend on beside the message: the mode and what the backend honours."""
+
+    mode: Mode
+    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+
+
+class Dialect(Protocol):
+    """One wire protocol, both ends of it."""
+
+    @property
+    def name(self) -> str:
+        """The dialect's name, as in the log."""
+        ...
+
+    def classify(self, body: Json) -> Request:
+        """Say what kind of request a client's message is; never raises."""
+        ...
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message.
+
+        Args:
+            request: what `classify` said.
+            body: the message.
+            context: the session's mode and limits.
+
+        Returns:
+            The canonical message, every field within its bounds.
+
+        Raises:
+            FieldError: naming the path, the value's kind and the limit.
+        """
+        ...
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames, in the order in which they are sent."""
+        ...
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame."""
+        ...
+
+    def decode(self, body: Json) -> tuple[ServerMessage, ...]:
+        """Read a server's message; a speaking unit may come as several.
+
+        Raises:
+            RemoteProtocolError: the server sent what this dialect does not have.
+        """
+        ...

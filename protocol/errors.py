@@ -1,0 +1,105 @@
+"""What can go wrong, and what becomes of the connection.
+
+The tree:
+
+    ProtocolError
+      LocalProtocolError     you misused us: a bug in the calling code, never sent to anybody
+      RemoteProtocolError    the peer did wrong
+        FieldError           one message is wrong: an `error` event, the connection stays
+        FrameError           a frame is beyond repair: the WebSocket is closed with `close_code`
+
+Each wire code is one `ErrorCode`; `close_code(code)` says whether it closes the connection
+(000, Error Codes). Messages name the path, the kind of value, the limit and the state; they never
+carry a client's value in full nor any internal text.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Literal
+
+
+class ErrorCode(StrEnum):
+    """The codes of an `error` event (000, Error Codes; `invalid_event` is the diagram's)."""
+
+    NOT_READY = "not_ready"
+    UNKNOWN_EVENT = "unknown_event"
+    INVALID_EVENT = "invalid_event"
+    MISSING_FIELD = "missing_field"
+    INVALID_PAYLOAD = "invalid_payload"
+    SERVICE_UNAVAILABLE = "service_unavailable"
+    QUEUE_FULL = "queue_full"
+    WORKER_BUSY = "worker_busy"
+    WORKER_CONNECT_FAILED = "worker_connect_failed"
+    INFERENCE_ERROR = "inference_error"
+
+
+CLIENT_ERRORS: Final = frozenset(
+    {
+        ErrorCode.NOT_READY,
+        ErrorCode.UNKNOWN_EVENT,
+        ErrorCode.INVALID_EVENT,
+        ErrorCode.MISSING_FIELD,
+        ErrorCode.INVALID_PAYLOAD,
+    }
+)
+ADMISSION_ERRORS: Final = frozenset(
+    {
+        ErrorCode.SERVICE_UNAVAILABLE,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.WORKER_BUSY,
+        ErrorCode.WORKER_CONNECT_FAILED,
+    }
+)
+
+CLOSE_NORMAL: Final = 1000
+CLOSE_INVALID_FRAME: Final = 1003
+CLOSE_TOO_BIG: Final = 1009
+CLOSE_INTERNAL_ERROR: Final = 1011
+CLOSE_RESTART: Final = 1012
+CLOSE_TRY_LATER: Final = 1013
+
+
+def error_type(code: ErrorCode) -> Literal["client_error", "server_error"]:
+    """Whose mistake a code is, as the wire says it."""
+    return "client_error" if code in CLIENT_ERRORS else "server_error"
+
+
+def close_code(code: ErrorCode) -> int | None:
+    """The WebSocket close code that follows an error, or None where the connection stays."""
+    return CLOSE_TRY_LATER if code in ADMISSION_ERRORS else None
+
+
+class ProtocolError(Exception):
+    """The root of this package's errors."""
+
+
+class LocalProtocolError(ProtocolError):
+    """The calling code did what the protocol does not allow now; nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer did what the protocol does not allow."""
+
+
+class FieldError(RemoteProtocolError):
+    """One message is wrong; it is answered by an `error` event and the connection stays.
+
+    Args:
+        code: the wire code.
+        message: what is wrong, with its path, such as `$.input.audio: ...`.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class FrameError(RemoteProtocolError):
+    """A frame is beyond repair; the connection is closed with `close_code` and `reason`."""
+
+    def __init__(self, close_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.close_code = close_code
+        self.reason = reason

@@ -1,0 +1,419 @@
+"""The machine's inputs (events: facts, past tense) and outputs (effects: verbs).
+
+Everything that a session did not decide itself reaches it as an event: frames, the clock, ids,
+seeds, the model's output, queue moves, faults. Everything it wants done leaves it as an effect.
+All of both are logged, so `(events) -> (effects)` can be run again at any time.
+
+`at_ns` is the session's clock: monotonic nanoseconds since its `ConnectionOpened`, which is at 0.
+Timers, leases, backend sessions and units carry a generation or an index; a stale one is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from .errors import ErrorCode
+from .messages import Mode, QueuePlace
+from .model import Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+
+TimerName = Literal["session", "init", "cleanup"]
+MediaKind = Literal["jpeg", "wav"]
+
+
+@attrs.frozen(kw_only=True)
+class SessionLimits:
+    """The settings that bound one session, as resolved at its start.
+
+    Attributes:
+        session_s: total time, queueing and idling included.
+        init_wait_s: time for the init once a slot is assigned.
+        cleanup_wait_s: time for the calls in flight once the session ended.
+        context_tokens: the backend's context limit.
+        sliding_windows: the window policies that the backend honours.
+        can_rollback: whether the backend can undo a failed unit.
+        close_on_recording_failure: end the session when its log fails, rather than go on and say so.
+    """
+
+    session_s: int
+    init_wait_s: int
+    cleanup_wait_s: int
+    context_tokens: int
+    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+    can_rollback: bool = True
+    close_on_recording_failure: bool = False
+
+
+# -- events -------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionOpened:
+    """A client's WebSocket is open; always the first event.
+
+    Attributes:
+        at_ns: 0.
+        recording_id: names the session on this server; derived ids are made from it.
+        created_ms: wall clock, Unix milliseconds, unique on this server (`rt_` ids are made of it).
+        mode: what the client asked for.
+        seed: keys every random choice of the session.
+        limits: the settings that bound it.
+        recording: whether it is recorded.
+    """
+
+    at_ns: int = 0
+    recording_id: str
+    created_ms: int
+    mode: Mode
+    seed: int
+    limits: SessionLimits
+    recording: Literal["on", "off"]
+
+
+@attrs.frozen(kw_only=True)
+class FrameReceived:
+    """A WebSocket message, verbatim; None where it was longer than `FRAME_BYTES_MAX`."""
+
+    at_ns: int
+    frame: str | bytes | None
+
+
+@attrs.frozen(kw_only=True)
+class PeerGone:
+    """The connection is over: the peer closed or lost it."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class SendFailed:
+    """A frame could not be sent: the peer reads too slowly, or is gone. The socket is aborted."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class TicketMoved:
+    """The session waits, at this place."""
+
+    at_ns: int
+    place: QueuePlace
+
+
+@attrs.frozen(kw_only=True)
+class TicketLeft:
+    """The session waits no more and no slot will come, by its own wish (`LeaveQueue`)."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class TicketCancelled:
+    """An operator deleted the ticket."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class AdmissionRefused:
+    """There is no slot and no place in the queue."""
+
+    at_ns: int
+    code: ErrorCode
+
+
+@attrs.frozen(kw_only=True)
+class SlotLeased:
+    """A slot is the session's until it is released; `lease` is the lease's generation."""
+
+    at_ns: int
+    lease: int
+    slot: int
+
+
+@attrs.frozen(kw_only=True)
+class BackendOpened:
+    """The model holds the session and its prompt."""
+
+    at_ns: int
+    lease: int
+    opened: Opened
+
+
+@attrs.frozen(kw_only=True)
+class BackendOpenFailed:
+    """It does not; `context_full` tells a prompt that does not fit from a failure."""
+
+    at_ns: int
+    lease: int
+    context_full: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class MediaDecoded:
+    """Media was decoded by a worker; `pcm` holds a WAV's sound, float32 LE 16 kHz mono."""
+
+    at_ns: int
+    media: int
+    pcm: bytes = b""
+
+
+@attrs.frozen(kw_only=True)
+class MediaRejected:
+    """Media is damaged, or not what it said."""
+
+    at_ns: int
+    media: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class UnitDone:
+    """The model has made its result of a unit."""
+
+    at_ns: int
+    result: UnitResult
+
+
+@attrs.frozen(kw_only=True)
+class UnitFailed:
+    """Prefill or generate failed; `context_full`: refused before anything was fed (B10)."""
+
+    at_ns: int
+    index: int
+    context_full: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class FinalizeDone:
+    """The unit is finalized: the barrier opens (B1)."""
+
+    at_ns: int
+    finalized: Finalized
+
+
+@attrs.frozen(kw_only=True)
+class FinalizeFailed:
+    """It is not: the session's state on the model is unknown."""
+
+    at_ns: int
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class RollbackDone:
+    """The state from before unit `index` is restored."""
+
+    at_ns: int
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class RollbackFailed:
+    """It is not."""
+
+    at_ns: int
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class BackendLost:
+    """The backend or its worker is gone."""
+
+    at_ns: int
+    lease: int
+
+
+@attrs.frozen(kw_only=True)
+class BackendReleased:
+    """The slot's cleanup is done and the slot is back in its pool (B5)."""
+
+    at_ns: int
+    lease: int
+
+
+@attrs.frozen(kw_only=True)
+class TimerFired:
+    """The time of a `SetTimer` has come."""
+
+    at_ns: int
+    name: TimerName
+    generation: int
+
+
+@attrs.frozen(kw_only=True)
+class RecordingFailed:
+    """The session's log took no more; it is never retried."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class Draining:
+    """The server shuts down."""
+
+    at_ns: int
+
+
+Event = (
+    ConnectionOpened
+    | FrameReceived
+    | PeerGone
+    | SendFailed
+    | TicketMoved
+    | TicketLeft
+    | TicketCancelled
+    | AdmissionRefused
+    | SlotLeased
+    | BackendOpened
+    | BackendOpenFailed
+    | MediaDecoded
+    | MediaRejected
+    | UnitDone
+    | UnitFailed
+    | FinalizeDone
+    | FinalizeFailed
+    | RollbackDone
+    | RollbackFailed
+    | BackendLost
+    | BackendReleased
+    | TimerFired
+    | RecordingFailed
+    | Draining
+)
+
+
+# -- effects ------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Send:
+    """Send a text frame; `ordinal` counts a session's frames from 0."""
+
+    ordinal: int
+    frame: str
+
+
+@attrs.frozen(kw_only=True)
+class Close:
+    """Close the WebSocket once everything before it is sent."""
+
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class EnterQueue:
+    """Ask for a slot: the answer is `SlotLeased`, `TicketMoved` or `AdmissionRefused`."""
+
+    mode: Mode
+
+
+@attrs.frozen(kw_only=True)
+class LeaveQueue:
+    """Wait no more: the answer is `TicketLeft`, or a `SlotLeased` that was already on its way."""
+
+
+@attrs.frozen(kw_only=True)
+class OpenBackend:
+    """Open the session on the leased slot."""
+
+    lease: int
+    opening: Opening
+
+
+@attrs.frozen(kw_only=True)
+class DecodeMedia:
+    """Decode media off the event loop; `media` counts a session's media from 0."""
+
+    media: int
+    kind: MediaKind
+    data: bytes
+
+
+@attrs.frozen(kw_only=True)
+class StartUnit:
+    """Prefill and generate."""
+
+    unit: Unit
+
+
+@attrs.frozen(kw_only=True)
+class Interrupt:
+    """Cut the unit in flight at its next step (B6)."""
+
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class StartFinalize:
+    """Finalize the unit; `interrupted`: its answer was withheld (B6)."""
+
+    index: int
+    interrupted: bool
+
+
+@attrs.frozen(kw_only=True)
+class Rollback:
+    """Restore the state from before the unit (B3)."""
+
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class DropUnit:
+    """A waiting unit is lost to newer input (B7): nobody has to do anything, but it is told.
+
+    Attributes:
+        ordinal: which second of the session's input it was, from 0.
+        input_id: the append that completed it.
+        force_listen_passed: its `force_listen` went on to the next unit.
+    """
+
+    ordinal: int
+    input_id: str
+    force_listen_passed: bool
+
+
+@attrs.frozen(kw_only=True)
+class Release:
+    """Give the slot back once its cleanup is done; `condemn`: its worker hangs (B4)."""
+
+    lease: int
+    condemn: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SetTimer:
+    """Post `TimerFired` at `at_ns` of the session's clock; it replaces one of the same name."""
+
+    name: TimerName
+    generation: int
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class CancelTimer:
+    """Forget a timer; one that has fired already is ignored by its generation."""
+
+    name: TimerName
+    generation: int
+
+
+Effect = (
+    Send
+    | Close
+    | EnterQueue
+    | LeaveQueue
+    | OpenBackend
+    | DecodeMedia
+    | StartUnit
+    | Interrupt
+    | StartFinalize
+    | Rollback
+    | DropUnit
+    | Release
+    | SetTimer
+    | CancelTimer
+)

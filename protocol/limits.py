@@ -1,0 +1,72 @@
+"""Every bound of a session, each a named constant with its reason.
+
+Times on the session's clock are integer nanoseconds (`_NS`); what an operator or a source gives in
+seconds keeps its unit (`_S`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NS_PER_S: Final = 1_000_000_000
+
+# -- time ---------------------------------------------------------------------------------------
+
+LIMIT_VIDEO_S: Final = 300
+"""Total time of a video session, queueing and idling included (000, Mode Constraints)."""
+LIMIT_AUDIO_S: Final = 600
+"""Total time of an audio session (001, Modes)."""
+INIT_WAIT_S: Final = 30
+"""A slot is held while the client has not said how to use it; it cannot be held for ever."""
+CLEANUP_WAIT_S: Final = 10
+"""A model call that is still running this long after the end condemns its worker (B4)."""
+ESTIMATE_INTERVAL_S: Final = 3
+"""The estimate changes all the time: told at most this often when nothing else changed."""
+
+# -- frames -------------------------------------------------------------------------------------
+
+FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
+"""Ten seconds of audio and four frames of 4 MiB, base64, fit with room to spare; more: 1009."""
+JSON_DEPTH_MAX: Final = 32
+"""The deepest message of any source nests 5 levels; a bomb nests thousands."""
+REASON_CHARS_MAX: Final = 64
+"""A client's own close reason is told back to it, and is bounded for that."""
+CLOSE_REASON_BYTES_MAX: Final = 123
+"""RFC 6455, 5.5: a control frame carries 125 bytes, two of them the code."""
+INSTRUCTIONS_CHARS_MAX: Final = 32_768
+"""More characters than tokens that any context of 8192 could hold."""
+INPUT_ID_CHARS_MAX: Final = 64
+"""A client's own id for an append comes back in every delta, and is bounded for that."""
+
+# -- audio --------------------------------------------------------------------------------------
+
+APPEND_SAMPLES_MIN: Final = 4_000
+"""250 ms (000, input_audio_buffer.append): smaller chunks cost more than they carry."""
+APPEND_SAMPLES_MAX: Final = 160_000
+"""Ten seconds: twice what may wait, so that an append can only replace what waits, not bury it."""
+REFERENCE_S_MIN: Final = 0.5
+"""A voice cannot be heard in less."""
+REFERENCE_S_MAX: Final = 30
+"""The model's audio encoder sees 30 s at most."""
+WAV_BYTES_MAX: Final = 12 * 1024 * 1024
+"""30 s of 48 kHz stereo 32-bit, headers included."""
+
+# -- frames of video ----------------------------------------------------------------------------
+
+FRAMES_MAX: Final = 4
+"""Frames an append: what a camera needs is one a second."""
+FRAME_JPEG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A 20 megapixel JPEG of good quality."""
+FRAME_PIXELS_MAX: Final = 20_000_000
+"""Decoding allocates 3 bytes a pixel: 60 MB is the most that one frame may cost."""
+SLICES_MAX: Final = 9
+"""The model's own limit (000, max_slice_nums)."""
+
+# -- the unit loop ------------------------------------------------------------------------------
+
+UNITS_PENDING_MAX: Final = 5
+"""Units that wait; beyond it the oldest is dropped, for the newest matters most (B7)."""
+UNIT_FAILURES_MAX: Final = 3
+"""Failures in a row after which the model is taken to be broken, not unlucky (B3)."""
+STATE_HASH_UNITS: Final = 10
+"""How often the state's hash is logged, for bisecting a divergence."""

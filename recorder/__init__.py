@@ -1,0 +1,1 @@
+"""How a session is kept: the log's format, its writer, its reader and its checks."""

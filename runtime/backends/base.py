@@ -1,0 +1,127 @@
+"""What the server asks of a model: the `Backend` protocol and its errors.
+
+A backend is shared by all sessions; a `BackendSession` is the explicit state of one of them (B8).
+Calls on one session never overlap: the session machine starts the next only after the last one's
+result (B1, B4). `interrupt` alone may come at any moment, from any task.
+
+What crosses is plain values (`protocol.model`), so that a backend can live in another process.
+Times are real for a real model and virtual for the scripted one; nothing here asks for a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+
+from protocol.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+
+
+class BackendError(Exception):
+    """A call failed; the session's state is as it was at the unit's start, or can be rolled back."""
+
+
+class ContextFull(BackendError):
+    """The unit's worst case does not fit the context; nothing was fed (B10)."""
+
+
+class BackendGone(BackendError):
+    """The backend or its worker is lost, with all the sessions it held."""
+
+
+@attrs.frozen(kw_only=True)
+class BackendInfo:
+    """What a backend is and can do.
+
+    Attributes:
+        name: as given to `--model`.
+        modes: the session modes that it serves, such as `video`.
+        slots: sessions that it can hold at once.
+        context_limit: most tokens in a session's KV cache.
+        sliding_windows: the window policies that it honours; others are refused.
+        can_rollback: a failed unit can be undone exactly (B3).
+        deterministic: the same inputs and seed give the same bytes in the same environment.
+        fingerprint: what a full replay must find equal: weights, versions, device, threads.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+    slots: int
+    context_limit: int
+    sliding_windows: tuple[SlidingWindow, ...]
+    can_rollback: bool
+    deterministic: bool
+    fingerprint: Mapping[str, str]
+
+
+class BackendSession(Protocol):
+    """One session's state on a backend: its caches, carries, RNG counters and history."""
+
+    @property
+    def opened(self) -> Opened:
+        """What opening gave."""
+        ...
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Prefill and generate one unit.
+
+        Args:
+            unit: what was heard and seen.
+            cut: stop at just this point, as a recording says; None runs until `interrupt`.
+
+        Returns:
+            The result, with `cut` set where it was interrupted.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendError: it failed; call `rollback` before the next unit.
+            BackendGone: the session is lost.
+        """
+        ...
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index` at its next step; without effect if it is not running."""
+        ...
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Feed the terminator and `</unit>`, then slide the window.
+
+        Args:
+            index: the unit that ran last.
+            interrupted: its answer was withheld, so `chunk_eos` is fed as its terminator (B6).
+
+        Raises:
+            BackendError: the session's state is unknown; release it.
+        """
+        ...
+
+    async def rollback(self, index: int) -> None:
+        """Restore the state from before unit `index` exactly (B3).
+
+        Raises:
+            BackendError: it cannot; release the session.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Give back everything the session holds; it never raises for a session that is lost."""
+        ...
+
+
+class Backend(Protocol):
+    """One model and its weights, shared by all sessions."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """What it is; constant while it runs."""
+        ...
+
+    async def open(self, opening: Opening, *, slot: int) -> BackendSession:
+        """Open a session on `slot` (0 to `info.slots` - 1) and prefill its prompt.
+
+        Raises:
+            ContextFull: the prompt does not fit.
+            BackendError: it failed; the slot is as empty as before.
+        """
+        ...
