@@ -1,1 +1,1 @@
-"""What a session is: pure values and functions, without async, clock, randomness, files or threads."""
+"""What a session is: pure values and functions, no async, clock, randomness, files or threads."""

@@ -1,8 +1,8 @@
-"""The machine's inputs (events: facts, past tense) and outputs (effects: verbs).
+"""The machine's inputs: facts, in the past tense.
 
 Everything that a session did not decide itself reaches it as an event: frames, the clock, ids,
-seeds, the model's output, queue moves, faults. Everything it wants done leaves it as an effect.
-All of both are logged, so `(events) -> (effects)` can be run again at any time.
+seeds, the model's output, queue moves, faults. Everything it wants done leaves it as an effect
+(`effects`). All of both are logged, so `events -> effects` can be run again at any time.
 
 `at_ns` is the session's clock: monotonic nanoseconds since its `ConnectionOpened`, which is at 0.
 Timers, leases, backend sessions and units carry a generation or an index; a stale one is ignored.
@@ -16,10 +16,9 @@ import attrs
 
 from .errors import ErrorCode
 from .messages import Mode, QueuePlace
-from .model import Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+from .model import Finalized, Opened, SlidingWindow, UnitResult
 
 TimerName = Literal["session", "init", "cleanup"]
-MediaKind = Literal["jpeg", "wav"]
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +32,7 @@ class SessionLimits:
         context_tokens: the backend's context limit.
         sliding_windows: the window policies that the backend honours.
         can_rollback: whether the backend can undo a failed unit.
-        close_on_recording_failure: end the session when its log fails, rather than go on and say so.
+        close_on_recording_failure: end the session when its log fails; else go on and say so.
     """
 
     session_s: int
@@ -43,9 +42,6 @@ class SessionLimits:
     sliding_windows: tuple[SlidingWindow, ...] = ("off",)
     can_rollback: bool = True
     close_on_recording_failure: bool = False
-
-
-# -- events -------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -281,139 +277,4 @@ Event = (
     | TimerFired
     | RecordingFailed
     | Draining
-)
-
-
-# -- effects ------------------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class Send:
-    """Send a text frame; `ordinal` counts a session's frames from 0."""
-
-    ordinal: int
-    frame: str
-
-
-@attrs.frozen(kw_only=True)
-class Close:
-    """Close the WebSocket once everything before it is sent."""
-
-    code: int
-    reason: str
-
-
-@attrs.frozen(kw_only=True)
-class EnterQueue:
-    """Ask for a slot: the answer is `SlotLeased`, `TicketMoved` or `AdmissionRefused`."""
-
-    mode: Mode
-
-
-@attrs.frozen(kw_only=True)
-class LeaveQueue:
-    """Wait no more: the answer is `TicketLeft`, or a `SlotLeased` that was already on its way."""
-
-
-@attrs.frozen(kw_only=True)
-class OpenBackend:
-    """Open the session on the leased slot."""
-
-    lease: int
-    opening: Opening
-
-
-@attrs.frozen(kw_only=True)
-class DecodeMedia:
-    """Decode media off the event loop; `media` counts a session's media from 0."""
-
-    media: int
-    kind: MediaKind
-    data: bytes
-
-
-@attrs.frozen(kw_only=True)
-class StartUnit:
-    """Prefill and generate."""
-
-    unit: Unit
-
-
-@attrs.frozen(kw_only=True)
-class Interrupt:
-    """Cut the unit in flight at its next step (B6)."""
-
-    index: int
-
-
-@attrs.frozen(kw_only=True)
-class StartFinalize:
-    """Finalize the unit; `interrupted`: its answer was withheld (B6)."""
-
-    index: int
-    interrupted: bool
-
-
-@attrs.frozen(kw_only=True)
-class Rollback:
-    """Restore the state from before the unit (B3)."""
-
-    index: int
-
-
-@attrs.frozen(kw_only=True)
-class DropUnit:
-    """A waiting unit is lost to newer input (B7): nobody has to do anything, but it is told.
-
-    Attributes:
-        ordinal: which second of the session's input it was, from 0.
-        input_id: the append that completed it.
-        force_listen_passed: its `force_listen` went on to the next unit.
-    """
-
-    ordinal: int
-    input_id: str
-    force_listen_passed: bool
-
-
-@attrs.frozen(kw_only=True)
-class Release:
-    """Give the slot back once its cleanup is done; `condemn`: its worker hangs (B4)."""
-
-    lease: int
-    condemn: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class SetTimer:
-    """Post `TimerFired` at `at_ns` of the session's clock; it replaces one of the same name."""
-
-    name: TimerName
-    generation: int
-    at_ns: int
-
-
-@attrs.frozen(kw_only=True)
-class CancelTimer:
-    """Forget a timer; one that has fired already is ignored by its generation."""
-
-    name: TimerName
-    generation: int
-
-
-Effect = (
-    Send
-    | Close
-    | EnterQueue
-    | LeaveQueue
-    | OpenBackend
-    | DecodeMedia
-    | StartUnit
-    | Interrupt
-    | StartFinalize
-    | Rollback
-    | DropUnit
-    | Release
-    | SetTimer
-    | CancelTimer
 )

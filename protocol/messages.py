@@ -211,9 +211,17 @@ class ErrorReport:
 
 
 EndReason = Literal[
-    "client", "timeout", "context_full", "backend_error", "server_shutdown", "cancelled"
+    "client",
+    "timeout",
+    "context_full",
+    "backend_error",
+    "server_shutdown",
+    "cancelled",
+    "invalid_frame",
+    "refused",
+    "peer_gone",
 ]
-"""Why a session ended; each dialect has its own words for them."""
+"""Why a session ended. Each dialect has its own words for them; the last two are never said."""
 
 
 @attrs.frozen(kw_only=True)
@@ -231,6 +239,4 @@ class Closed:
     client_reason: str | None = None
 
 
-ServerMessage = (
-    Queued | QueueUpdate | QueueDone | Created | Listen | Speech | ErrorReport | Closed
-)
+ServerMessage = Queued | QueueUpdate | QueueDone | Created | Listen | Speech | ErrorReport | Closed

@@ -1,0 +1,189 @@
+"""What every session has, whatever its mode: a state, a voice, timers, a slot, and an end.
+
+- Every message to the client passes `say`, which looks its transition up in `state.TRANSITIONS`.
+- `end` says `session.closed` where there was a `session.created`, then closes the socket.
+- Once CLOSED nothing more is said, and the slot is given back as soon as the model call that was
+  under way is over (B4, B5); one that hangs condemns its worker.
+
+It does not know what clients say or what units are made of: see `session` and `duplex`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from . import effects as ef
+from . import events as ev
+from .dialects.base import Dialect
+from .dialects.opening import OPENING
+from .digest import derive_id
+from .errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_NORMAL,
+    CLOSE_RESTART,
+    CLOSE_TRY_LATER,
+    ErrorCode,
+)
+from .limits import NS_PER_S
+from .messages import Closed, EndReason, ErrorReport, RecordingState, ServerMessage
+from .state import ConnectionEnded, Role, State, next_state
+from .timers import Timers
+from .unit_loop import UnitLoop
+
+CLOSE_CODES: Final[Mapping[EndReason, int]] = {
+    "backend_error": CLOSE_INTERNAL_ERROR,
+    "server_shutdown": CLOSE_RESTART,
+}
+"""The WebSocket close code of each end; the others close normally (the wire decisions)."""
+
+CLOSE_WORDS: Final[Mapping[EndReason, str]] = {"client": "stopped"}
+"""The reason of the WebSocket close, where it is not the end's own name."""
+
+
+@attrs.define
+class Core:
+    """State, effects and slot of one session.
+
+    Attributes:
+        opened: the session's first event: its ids, seed and limits.
+        state: where it stands.
+        now_ns: the time of the event being handled.
+        recording: what clients are told about the recording.
+        end_reason: why it ended; None while it has not.
+        lease: the slot's lease, from `SlotLeased` to `BackendReleased`.
+        waits_for_slot: a place in the queue is held, or its answer is on the way.
+        opening_backend: `OpenBackend` is under way.
+        releasing: `Release` is under way.
+        loop: the unit loop, which knows the model call under way.
+        frames_sent: the ordinal of the next `Send`.
+        fields_ignored: unknown or unused fields that clients sent (the wire decisions).
+        dialect: the wire protocol in use; hashed by its name alone.
+        effects: what the event being handled asks for, in order.
+    """
+
+    opened: ev.ConnectionOpened
+    state: State = State.QUEUED
+    now_ns: int = 0
+    recording: RecordingState = "off"
+    end_reason: EndReason | None = None
+    lease: int | None = None
+    waits_for_slot: bool = False
+    opening_backend: bool = False
+    releasing: bool = False
+    loop: UnitLoop = attrs.Factory(UnitLoop)
+    timers: Timers = attrs.Factory(Timers)
+    frames_sent: int = 0
+    fields_ignored: int = 0
+    dialect: Dialect = attrs.field(default=OPENING, eq=lambda dialect: dialect.name)
+    effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
+
+    @property
+    def session_id(self) -> str:
+        """What the client knows the session by; it depends on the dialect."""
+        if self.dialect.name == "duplex-v1":
+            return f"rt_{self.opened.created_ms}"
+        return derive_id("sess", self.opened.recording_id, 0)
+
+    # -- saying ---------------------------------------------------------------------------------
+
+    def do(self, effect: ef.Effect) -> None:
+        """Ask for an effect."""
+        self.effects.append(effect)
+
+    def say(self, message: ServerMessage) -> None:
+        """Send a message; the table says whether it may be sent and where it leads."""
+        self.state = next_state(Role.SERVER, self.state, type(message))
+        for frame in self.dialect.encode(message):
+            self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
+            self.frames_sent += 1
+
+    def complain(self, code: ErrorCode, message: str) -> None:
+        """Send an `error`; the connection stays."""
+        self.say(ErrorReport(code=code, message=message))
+
+    def set_timer(self, name: ev.TimerName, seconds: int) -> None:
+        """Set a timer, in seconds from now."""
+        self.do(self.timers.set(name, self.now_ns + seconds * NS_PER_S))
+
+    def cancel_timer(self, name: ev.TimerName) -> None:
+        """Forget a timer, if it is set."""
+        cancel = self.timers.cancel(name)
+        if cancel is not None:
+            self.do(cancel)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing more is said."""
+        return self.state is State.CLOSED
+
+    def end(
+        self,
+        reason: EndReason,
+        *,
+        close_code: int | None = None,
+        words: str | None = None,
+        client_reason: str | None = None,
+    ) -> None:
+        """End the session from our side; without effect once it is CLOSED.
+
+        Args:
+            reason: why, as `session.closed` says it.
+            close_code: the WebSocket close code, where it is not the reason's own.
+            words: the WebSocket close reason, likewise.
+            client_reason: the client's own words.
+        """
+        if self.is_closed:
+            return
+        if self.state is State.ACTIVE:
+            self.say(Closed(session_id=self.session_id, reason=reason, client_reason=client_reason))
+        else:
+            self.state = next_state(Role.SERVER, self.state, ConnectionEnded)
+        code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
+        self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
+        self._clean_up(reason)
+
+    def lose_peer(self) -> None:
+        """The peer is gone: nothing can be said any more."""
+        if not self.is_closed:
+            self.state = next_state(Role.SERVER, self.state, ConnectionEnded)
+            self._clean_up("peer_gone")
+
+    def refuse(self, code: ErrorCode, message: str) -> None:
+        """Turn the session away before it began: an error, then 1013 (000, Server Errors)."""
+        if not self.is_closed:
+            self.complain(code, message)
+            self.end("refused", close_code=CLOSE_TRY_LATER, words=code)
+
+    def _clean_up(self, reason: EndReason) -> None:
+        """Leave the queue, cut what runs, and see that the slot goes back."""
+        self.end_reason = reason
+        self.cancel_timer("session")
+        self.cancel_timer("init")
+        if self.waits_for_slot:
+            self.do(ef.LeaveQueue())
+        if self.lease is None:
+            return
+        interrupt = self.loop.interrupt()
+        if interrupt is not None:
+            self.do(interrupt)
+        if self.opening_backend or not self.loop.is_idle:
+            self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
+        else:
+            self.release()
+
+    def release(self, *, condemn: bool = False) -> None:
+        """Give the slot back; once (B5).
+
+        Args:
+            condemn: a model call hangs: the worker is not to be used again (B4).
+        """
+        assert self.lease is not None
+        if not self.releasing:
+            self.releasing = True
+            self.cancel_timer("cleanup")
+            self.do(ef.Release(lease=self.lease, condemn=condemn))

@@ -1,0 +1,77 @@
+"""Hashes that name a value: ids derived from the recording, and the state's fingerprint.
+
+`digest` is canonical: equal values give equal digests in any process, whatever their dict order or
+`PYTHONHASHSEED`. It takes the values that a session is made of and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from enum import Enum
+from typing import cast
+
+import attrs
+
+DIGEST_BYTES = 16
+"""blake2b-128: short enough for every record, long enough never to collide by chance."""
+
+
+def derive_id(prefix: str, recording_id: str, counter: int) -> str:
+    """Make an opaque id, `prefix` and 12 hex digits, from a recording and a counter alone."""
+    text = f"{prefix}:{recording_id}:{counter}".encode()
+    return f"{prefix}_{hashlib.blake2b(text, digest_size=6).hexdigest()}"
+
+
+def digest(value: object) -> str:
+    """Name a value by blake2b-128, in hex.
+
+    What an attrs class leaves out of its equality (`eq=False`) is left out here too.
+
+    Args:
+        value: attrs instances, enums, mappings, sequences, sets, bytes, text, numbers or None,
+            nested as deeply as one likes.
+
+    Raises:
+        TypeError: there is something else in it.
+    """
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    _feed(hasher, value)
+    return hasher.hexdigest()
+
+
+def _feed(hasher: hashlib.blake2b, value: object) -> None:
+    """Feed one value, tagged with its kind and length so that no two values run together."""
+    if isinstance(value, Enum):
+        _feed(hasher, value.value)
+    elif isinstance(value, bytes | bytearray):
+        hasher.update(b"b%d:" % len(value))
+        hasher.update(value)
+    elif isinstance(value, str):
+        data = value.encode("utf-8", "surrogatepass")
+        hasher.update(b"s%d:" % len(data))
+        hasher.update(data)
+    elif value is None or isinstance(value, bool | int | float):
+        hasher.update(f"{type(value).__name__}:{value!r};".encode())
+    elif attrs.has(type(value)):
+        instance = cast("attrs.AttrsInstance", value)
+        hasher.update(f"a{type(value).__name__}:".encode())
+        for field in attrs.fields(type(instance)):
+            if field.eq:
+                value = getattr(instance, field.name)
+                _feed(hasher, field.name)
+                _feed(hasher, field.eq_key(value) if field.eq_key else value)
+    elif isinstance(value, Mapping):
+        hasher.update(b"m%d:" % len(value))
+        for key in sorted(value):
+            _feed(hasher, key)
+            _feed(hasher, value[key])
+    elif isinstance(value, Set):
+        _feed(hasher, sorted(value))
+    elif isinstance(value, Sequence | deque):
+        hasher.update(b"l%d:" % len(value))
+        for item in value:
+            _feed(hasher, item)
+    else:
+        raise TypeError(f"a {type(value).__name__} has no digest")

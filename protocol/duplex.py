@@ -1,0 +1,234 @@
+"""The full-duplex conversation: appends in, units through the model, listens and speech out.
+
+Each append becomes units (`units`), each unit passes the barrier (`unit_loop`), and each started
+unit has exactly one outcome: listen, speech, `inference_error`, or the session's end (B9).
+
+Queueing, opening and the client's frames are the `session`'s; sending and ending the `core`'s.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from . import effects as ef
+from .core import Core
+from .digest import derive_id
+from .errors import ErrorCode
+from .limits import UNIT_FAILURES_MAX
+from .messages import Append, Init, Listen, Metrics, Speech
+from .model import UnitResult
+from .unit_loop import Phase
+from .units import Assembler, Attachments, Frame, WaitingUnits
+
+
+@attrs.define
+class Duplex:
+    """What a duplex session remembers between events.
+
+    Attributes:
+        core: the session's state and voice.
+        media: the number of the next thing to be decoded.
+        undecided_media: frames whose decoding is under way.
+        held: an outcome that waits for its finalize, where that is not deferred (B2).
+        response_id: the turn being spoken; None while none is.
+        responses: turns spoken so far.
+        appends: appends taken so far.
+        units_dropped: waiting units lost to newer input (B7).
+    """
+
+    core: Core = attrs.field(eq=False)
+    media: int = 0
+    undecided_media: set[int] = attrs.Factory(set)
+    assembler: Assembler = attrs.Factory(Assembler)
+    waiting: WaitingUnits = attrs.Factory(WaitingUnits)
+    held: Listen | Speech | None = None
+    response_id: str | None = None
+    responses: int = 0
+    appends: int = 0
+    units_dropped: int = 0
+    max_slice_nums: int = 1
+    deferred_finalize: bool = True
+
+    def configure(self, init: Init) -> None:
+        """Take the settings of an init."""
+        self.max_slice_nums = init.max_slice_nums
+        self.deferred_finalize = init.config.deferred_finalize
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def append(self, message: Append) -> None:
+        """Take an append: force first, then cut it into units, and start what may start."""
+        core = self.core
+        core.fields_ignored += len(message.ignored)
+        input_id = message.input_id or derive_id("input", core.opened.recording_id, self.appends)
+        self.appends += 1
+        if message.force_listen:
+            self._force_listen()
+        attached = Attachments(
+            input_id=input_id,
+            frames=tuple(self._decode(jpeg) for jpeg in message.frames),
+            force_listen=message.force_listen,
+            max_slice_nums=message.max_slice_nums or self.max_slice_nums,
+        )
+        for unit in self.assembler.add(message.pcm, attached):
+            dropped = self.waiting.push(unit)
+            if dropped is not None:
+                self.units_dropped += 1
+                core.do(
+                    ef.DropUnit(
+                        ordinal=dropped.ordinal,
+                        input_id=dropped.attached.input_id,
+                        force_listen_passed=dropped.attached.force_listen,
+                    )
+                )
+            self._start_if_due()
+
+    def _force_listen(self) -> None:
+        """Force what is in flight and all that waits (B6)."""
+        interrupt = self.core.loop.interrupt()
+        if interrupt is not None:
+            self.core.do(interrupt)
+        self.waiting.force_listen()
+
+    def _decode(self, jpeg: bytes) -> Frame:
+        frame = Frame(media=self.media, jpeg=jpeg)
+        self.media += 1
+        self.undecided_media.add(frame.media)
+        self.core.do(ef.DecodeMedia(media=frame.media, kind="jpeg", data=jpeg))
+        return frame
+
+    def media_decoded(self, media: int) -> None:
+        """A frame is sound; its unit may start."""
+        self.undecided_media.discard(media)
+        self._start_if_due()
+
+    def media_rejected(self, media: int, reason: str) -> None:
+        """A frame is damaged: the client is told, and the unit runs without it."""
+        if self.core.is_closed or media not in self.undecided_media:
+            return
+        self.undecided_media.discard(media)
+        self.assembler.discard_frame(media)
+        self.waiting.discard_frame(media)
+        self.core.complain(ErrorCode.INVALID_PAYLOAD, f"a video frame was left out: {reason}")
+        self._start_if_due()
+
+    def _start_if_due(self) -> None:
+        """Start the oldest waiting unit if the barrier is open (B1) and its media is decoded."""
+        core = self.core
+        if not core.is_closed and core.loop.is_idle:
+            unit = self.waiting.pop_ready(self.undecided_media)
+            if unit is not None:
+                core.do(core.loop.start(unit))
+
+    # -- out ------------------------------------------------------------------------------------
+
+    def unit_done(self, result: UnitResult) -> None:
+        """Tell the client of a unit, then finalize it; not deferred, the other way round (B2)."""
+        core = self.core
+        if not core.loop.awaits(Phase.RUNNING, result.index):
+            return
+        if core.is_closed:
+            self._settle()
+            return
+        outcome = self._outcome(result)
+        if result.kv_length >= core.opened.limits.context_tokens:
+            core.say(outcome)
+            core.loop.settle()
+            core.end("context_full")
+            return
+        if self.deferred_finalize:
+            core.say(outcome)
+        else:
+            self.held = outcome
+        core.do(core.loop.finalize(result))
+
+    def _outcome(self, result: UnitResult) -> Listen | Speech:
+        """Turn a result into what the client is told of it (B9)."""
+        core = self.core
+        metrics = self._metrics(result)
+        if result.is_listen or core.loop.is_withheld(result):
+            self.response_id = None
+            return Listen(session_id=core.session_id, input_id=core.loop.input_id, metrics=metrics)
+        if self.response_id is None:
+            self.response_id = derive_id("resp", core.opened.recording_id, self.responses)
+            self.responses += 1
+        speech = Speech(
+            session_id=core.session_id,
+            response_id=self.response_id,
+            input_id=core.loop.input_id,
+            text=result.text,
+            pcm=result.pcm,
+            end_of_turn=result.end_of_turn,
+            metrics=metrics,
+        )
+        if result.end_of_turn:
+            self.response_id = None
+        return speech
+
+    def _metrics(self, result: UnitResult) -> Metrics:
+        costs = result.costs
+        return Metrics(
+            kv_cache_length=result.kv_length,
+            prefill_ms=costs.prefill_us / 1000,
+            generate_ms=costs.generate_us / 1000,
+            wall_clock_ms=costs.wall_us / 1000,
+            cost_llm_ms=costs.llm_us / 1000,
+            cost_tts_ms=costs.tts_us / 1000,
+            cost_token2wav_ms=costs.token2wav_us / 1000,
+            n_tokens=len(result.decided_ids),
+            n_tts_tokens=len(result.codec_ids),
+            vision_slices=result.vision_slices,
+            vision_tokens=result.vision_tokens,
+            dropped_units=self.units_dropped,
+            recording=self.core.recording,
+        )
+
+    def finalize_done(self, index: int) -> None:
+        """The barrier opens (B1)."""
+        if self.core.loop.awaits(Phase.FINALIZING, index):
+            if self.held is not None and not self.core.is_closed:
+                self.core.say(self.held)
+            self.held = None
+            self._settle()
+
+    def rollback_done(self, index: int) -> None:
+        """The unit that failed is undone, and the loop goes on (B3)."""
+        if self.core.loop.awaits(Phase.ROLLING_BACK, index):
+            self._settle()
+
+    def unit_failed(self, index: int, *, context_full: bool) -> None:
+        """Undo a unit that failed, or end the session where that is no use (B3, B10)."""
+        core = self.core
+        if not core.loop.awaits(Phase.RUNNING, index):
+            return
+        core.loop.failures += 1
+        if core.is_closed:
+            self._settle()
+        elif context_full:
+            core.loop.settle()
+            core.end("context_full")
+        elif not core.opened.limits.can_rollback or core.loop.failures >= UNIT_FAILURES_MAX:
+            core.loop.settle()
+            core.end("backend_error")
+        else:
+            self.response_id = None
+            core.complain(ErrorCode.INFERENCE_ERROR, f"unit {index} failed and was undone")
+            core.do(core.loop.rollback())
+
+    def call_broke(self, phase: Phase, index: int) -> None:
+        """A finalize or rollback failed: no unit may run on what it left (B3)."""
+        if not self.core.loop.awaits(phase, index):
+            return
+        self.core.loop.settle()
+        if self.core.is_closed:
+            self.core.release()
+        else:
+            self.core.end("backend_error")
+
+    def _settle(self) -> None:
+        """A model call is over: go on to the next unit, or give the slot back."""
+        self.core.loop.settle()
+        if self.core.is_closed:
+            self.core.release()
+        else:
+            self._start_if_due()

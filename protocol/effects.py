@@ -1,0 +1,149 @@
+"""The machine's outputs: what a session wants done, in the imperative.
+
+Effects are performed in the order in which a step gives them. `Send` and `Close` wait for the log;
+the others never do (design rule: a client sees nothing that a recording could lose).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from .events import TimerName
+from .messages import Mode
+from .model import Opening, Unit
+
+MediaKind = Literal["jpeg", "wav"]
+
+
+@attrs.frozen(kw_only=True)
+class Send:
+    """Send a text frame; `ordinal` counts a session's frames from 0."""
+
+    ordinal: int
+    frame: str
+
+
+@attrs.frozen(kw_only=True)
+class Close:
+    """Close the WebSocket once everything before it is sent."""
+
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class EnterQueue:
+    """Ask for a slot: the answer is `SlotLeased`, `TicketMoved` or `AdmissionRefused`."""
+
+    mode: Mode
+
+
+@attrs.frozen(kw_only=True)
+class LeaveQueue:
+    """Wait no more: the answer is `TicketLeft`, or a `SlotLeased` that was already on its way."""
+
+
+@attrs.frozen(kw_only=True)
+class OpenBackend:
+    """Open the session on the leased slot."""
+
+    lease: int
+    opening: Opening
+
+
+@attrs.frozen(kw_only=True)
+class DecodeMedia:
+    """Decode media off the event loop; `media` counts a session's media from 0."""
+
+    media: int
+    kind: MediaKind
+    data: bytes
+
+
+@attrs.frozen(kw_only=True)
+class StartUnit:
+    """Prefill and generate."""
+
+    unit: Unit
+
+
+@attrs.frozen(kw_only=True)
+class Interrupt:
+    """Cut the unit in flight at its next step (B6)."""
+
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class StartFinalize:
+    """Finalize the unit; `interrupted`: its answer was withheld (B6)."""
+
+    index: int
+    interrupted: bool
+
+
+@attrs.frozen(kw_only=True)
+class Rollback:
+    """Restore the state from before the unit (B3)."""
+
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class DropUnit:
+    """A waiting unit is lost to newer input (B7): nobody has to do anything, but it is told.
+
+    Attributes:
+        ordinal: which second of the session's input it was, from 0.
+        input_id: the append that completed it.
+        force_listen_passed: its `force_listen` went on to the next unit.
+    """
+
+    ordinal: int
+    input_id: str
+    force_listen_passed: bool
+
+
+@attrs.frozen(kw_only=True)
+class Release:
+    """Give the slot back once its cleanup is done; `condemn`: its worker hangs (B4)."""
+
+    lease: int
+    condemn: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SetTimer:
+    """Post `TimerFired` at `at_ns` of the session's clock; it replaces one of the same name."""
+
+    name: TimerName
+    generation: int
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class CancelTimer:
+    """Forget a timer; one that has fired already is ignored by its generation."""
+
+    name: TimerName
+    generation: int
+
+
+Effect = (
+    Send
+    | Close
+    | EnterQueue
+    | LeaveQueue
+    | OpenBackend
+    | DecodeMedia
+    | StartUnit
+    | Interrupt
+    | StartFinalize
+    | Rollback
+    | DropUnit
+    | Release
+    | SetTimer
+    | CancelTimer
+)

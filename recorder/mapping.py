@@ -1,0 +1,138 @@
+"""Between the session machine and its log: which record holds which event or effect.
+
+Events are kept whole, so that they can be read back and stepped again. Effects are kept for
+comparison only: a sent frame verbatim (`tx`), every other effect with its bytes replaced by their
+length and blake2b-128, for the same bytes stand in the event that caused them.
+
+| record | of the machine |
+|---|---|
+| `rx` | `FrameReceived` |
+| `tx` | `Send` |
+| `prepare` | `BackendOpened` |
+| `unit` | `UnitDone` |
+| `finalize`, `rollback` | `FinalizeDone`, `FinalizeFailed`, `RollbackDone`, `RollbackFailed` |
+| `event`, `effect` | all others |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, get_args
+
+import attrs
+from cattrs import Converter
+from cattrs.errors import CattrsError
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.digest import digest
+from protocol.errors import ErrorCode
+
+Fields = Mapping[str, object]
+Frame = str | bytes | None
+
+KINDS: Final[Mapping[type, str]] = MappingProxyType(
+    {
+        ev.FrameReceived: "rx",
+        ev.BackendOpened: "prepare",
+        ev.UnitDone: "unit",
+        ev.FinalizeDone: "finalize",
+        ev.FinalizeFailed: "finalize",
+        ev.RollbackDone: "rollback",
+        ev.RollbackFailed: "rollback",
+        ef.Send: "tx",
+    }
+)
+"""The record kind of each class; the others are plain `event` or `effect`."""
+
+EVENT_KINDS: Final = frozenset({"rx", "prepare", "unit", "finalize", "rollback", "event"})
+EFFECT_KINDS: Final = frozenset({"tx", "effect"})
+EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
+
+
+class MappingError(ValueError):
+    """A record does not hold what its name promises."""
+
+
+def event_record(event: ev.Event) -> tuple[str, dict[str, object]]:
+    """Say which record holds an event.
+
+    Returns:
+        Its kind and its fields, nested plain values with `bytes` where there are bytes; `type`
+        holds the event's class. `at_ns` is left to the record.
+    """
+    fields = _plain(event)
+    del fields["at_ns"]
+    return KINDS.get(type(event), "event"), {"type": type(event).__name__, **fields}
+
+
+def effect_record(effect: ef.Effect) -> tuple[str, dict[str, object]]:
+    """Say which record holds an effect; all bytes in it are replaced by length and digest."""
+    if isinstance(effect, ef.Send):
+        return "tx", {"type": "Send", "ordinal": effect.ordinal, "frame": effect.frame}
+    fields = {name: _hashed(value) for name, value in _plain(effect).items()}
+    return "effect", {"type": type(effect).__name__, **fields}
+
+
+def event_of(fields: Fields, at_ns: int) -> ev.Event:
+    """Read an event back from its record.
+
+    Raises:
+        MappingError: an unknown name, a missing field, or one of the wrong type.
+    """
+    rest = dict(fields)
+    name = rest.pop("type", None)
+    cls = EVENTS.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise MappingError("a record names no known event")
+    try:
+        event: ev.Event = _CONVERTER.structure({**rest, "at_ns": at_ns}, cls)
+    except (TypeError, ValueError, KeyError, AttributeError, CattrsError) as error:
+        raise MappingError(f"a record of {name} does not hold one: {error}") from error
+    return event
+
+
+def _plain(instance: attrs.AttrsInstance) -> dict[str, object]:
+    plain: dict[str, object] = _CONVERTER.unstructure(instance)
+    return plain
+
+
+def _hashed(value: object) -> object:
+    if isinstance(value, bytes):
+        return {"bytes": len(value), "blake2b": digest(value)}
+    if isinstance(value, Mapping):
+        return {key: _hashed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hashed(item) for item in value]
+    return value
+
+
+# -- the converter: strict, for cattrs alone coerces primitives (5 -> "5", "no" -> True) ----------
+
+
+def _strict(kind: type, value: object) -> object:
+    """Take a primitive as it is, or not at all."""
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise TypeError(f"a {type(value).__name__} where a {kind.__name__} is due")
+
+
+def _frame(value: object) -> object:
+    """Take a WebSocket message: text, bytes, or None for one that was too long."""
+    if value is None or isinstance(value, str | bytes):
+        return value
+    raise TypeError(f"a {type(value).__name__} where a frame is due")
+
+
+def _make_converter() -> Converter:
+    converter = Converter(forbid_extra_keys=True, detailed_validation=False)
+    for kind in (int, str, bytes, bool, float):
+        converter.register_structure_hook(kind, lambda value, _, kind=kind: _strict(kind, value))
+    converter.register_structure_hook(Frame, lambda value, _: _frame(value))
+    converter.register_unstructure_hook(bytes, lambda data: data)
+    converter.register_unstructure_hook(ErrorCode, lambda code: code.value)
+    return converter
+
+
+_CONVERTER: Final = _make_converter()
