@@ -269,7 +269,7 @@ class Value:
 
 def _is_short(value: object) -> bool:
     """Whether a number is written in a few digits; a long one is neither written nor shown."""
-    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= 64)
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
 class Fields:
@@ -306,7 +306,7 @@ class Fields:
             FieldError: `missing_field` where it is absent or null, else what `read` raises.
         """
         if not self.has(name):
-            text = f"{self._at(name)}: missing, a required field"
+            text = f"{self._at(name)}: required field is missing"
             raise FieldError(ErrorCode.MISSING_FIELD, text)
         return read(Value(path=self._at(name), value=self._body[name]))
 

@@ -29,7 +29,8 @@ from protocol import events as ev
 from protocol.digest import digest
 from protocol.errors import ErrorCode
 
-Fields = Mapping[str, object]
+from .records import Fields, Value
+
 Frame = str | bytes | None
 
 KINDS: Final[Mapping[type, str]] = MappingProxyType(
@@ -55,7 +56,7 @@ class MappingError(ValueError):
     """A record does not hold what its name promises."""
 
 
-def event_record(event: ev.Event) -> tuple[str, dict[str, object]]:
+def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
     """Say which record holds an event.
 
     Returns:
@@ -67,7 +68,7 @@ def event_record(event: ev.Event) -> tuple[str, dict[str, object]]:
     return KINDS.get(type(event), "event"), {"type": type(event).__name__, **fields}
 
 
-def effect_record(effect: ef.Effect) -> tuple[str, dict[str, object]]:
+def effect_record(effect: ef.Effect) -> tuple[str, dict[str, Value]]:
     """Say which record holds an effect; all bytes in it are replaced by length and digest."""
     if isinstance(effect, ef.Send):
         return "tx", {"type": "Send", "ordinal": effect.ordinal, "frame": effect.frame}
@@ -93,12 +94,12 @@ def event_of(fields: Fields, at_ns: int) -> ev.Event:
     return event
 
 
-def _plain(instance: attrs.AttrsInstance) -> dict[str, object]:
-    plain: dict[str, object] = _CONVERTER.unstructure(instance)
+def _plain(instance: attrs.AttrsInstance) -> dict[str, Value]:
+    plain: dict[str, Value] = _CONVERTER.unstructure(instance)
     return plain
 
 
-def _hashed(value: object) -> object:
+def _hashed(value: Value) -> Value:
     if isinstance(value, bytes):
         return {"bytes": len(value), "blake2b": digest(value)}
     if isinstance(value, Mapping):

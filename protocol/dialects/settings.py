@@ -1,0 +1,102 @@
+"""The inference settings of a duplex session: `config` (002), each honoured or refused.
+
+Bounds are those of `model.DuplexConfig`. `chunk_ms`, `sample_rate` and `ls_mode` have one value
+each, which may be said; a key that is not listed is refused and not ignored, so that nobody
+believes a setting to be in force that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from ..codec import Fields, Value, invalid
+from ..errors import LocalProtocolError
+from ..model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
+from .base import Context
+from .inputs import read_slices
+
+CHUNK_MS: Final = 1000
+"""A unit is one second; no other length is served."""
+
+
+def read_config(fields: Fields | None, context: Context) -> tuple[DuplexConfig, int | None]:
+    """Read a session's settings.
+
+    Args:
+        fields: the `config` object, or None where there is none.
+        context: what the backend honours.
+
+    Returns:
+        The settings with their defaults, and `max_slice_nums` where `config` says it.
+
+    Raises:
+        FieldError: a value is out of range, not offered here, or not known.
+    """
+    default = DuplexConfig()
+    if fields is None:
+        return default, None
+    read = fields.optional
+    config = DuplexConfig(
+        generate_audio=read("generate_audio", Value.flag, default.generate_audio),
+        force_listen_count=read("force_listen_count", _integer(0, 100), default.force_listen_count),
+        max_new_speak_tokens_per_chunk=read(
+            "max_new_speak_tokens_per_chunk",
+            _integer(1, 20),
+            default.max_new_speak_tokens_per_chunk,
+        ),
+        temperature=read("temperature", _number(0, 2), default.temperature),
+        top_k=read("top_k", _integer(1, 1000), default.top_k),
+        top_p=read("top_p", lambda value: value.number(0, 1, "above "), default.top_p),
+        listen_prob_scale=read("listen_prob_scale", _number(0, 10), default.listen_prob_scale),
+        length_penalty=read("length_penalty", _number(0.1, 10), default.length_penalty),
+        sliding_window=read("sliding_window", _window(context), default.sliding_window),
+    )
+    read("ls_mode", lambda value: value.choice(("explicit",)), None)
+    read("chunk_ms", _integer(CHUNK_MS, CHUNK_MS), None)
+    read("sample_rate", _integer(INPUT_RATE_HZ, INPUT_RATE_HZ), None)
+    slices = read("max_slice_nums", read_slices, None)
+    fields.refuse_unknown()
+    return config, slices
+
+
+def config_fields(config: DuplexConfig) -> dict[str, object]:
+    """Write what differs from the defaults.
+
+    Raises:
+        LocalProtocolError: it holds a setting that has no field (`deferred_finalize`).
+    """
+    default = DuplexConfig()
+    if config.deferred_finalize != default.deferred_finalize:
+        raise LocalProtocolError("deferred_finalize has no field in this dialect")
+    names = [field.name for field in attrs.fields(DuplexConfig)]
+    return {
+        name: getattr(config, name)
+        for name in names
+        if getattr(config, name) != getattr(default, name)
+    }
+
+
+def merge_slices(path: str, outer: int | None, inner: int | None) -> int:
+    """Settle `max_slice_nums`, which may stand beside `config` and in it; 1 where in neither.
+
+    Raises:
+        FieldError: both are there and differ, so that one of them would not be honoured.
+    """
+    if outer is not None and inner is not None and outer != inner:
+        raise invalid(path, f"{outer}, while config says {inner}")
+    return outer or inner or 1
+
+
+def _integer(low: int, high: int) -> Callable[[Value], int]:
+    return lambda value: value.integer(low, high)
+
+
+def _number(low: float, high: float) -> Callable[[Value], float]:
+    return lambda value: value.number(low, high)
+
+
+def _window(context: Context) -> Callable[[Value], SlidingWindow]:
+    return lambda value: value.choice(context.sliding_windows)

@@ -1,0 +1,250 @@
+"""What `realtime` and `duplex-v1` have in common: type tags, queue events, errors, metrics.
+
+On `/v1/realtime` the queue events and errors are the same in both (the wire decisions), so a client
+reads them before it has chosen a dialect. `session.close` is the same too, and never refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ..codec import Fields, Value, dump_frame, kind_of
+from ..errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError, error_type
+from ..limits import FRAME_BYTES_MAX, REASON_CHARS_MAX
+from ..messages import (
+    CloseRequest,
+    ErrorReport,
+    Metrics,
+    Queued,
+    QueueDone,
+    QueuePlace,
+    QueueUpdate,
+    RecordingState,
+    Request,
+    ServerMessage,
+)
+from .base import Json
+
+SESSION_INIT: Final = "session.init"
+SESSION_UPDATE: Final = "session.update"
+INPUT_APPEND: Final = "input.append"
+AUDIO_APPEND: Final = "input_audio_buffer.append"
+SESSION_CLOSE: Final = "session.close"
+KNOWN_TYPES: Final = frozenset(
+    {SESSION_INIT, SESSION_UPDATE, INPUT_APPEND, AUDIO_APPEND, SESSION_CLOSE}
+)
+"""What clients of any dialect of `/v1/realtime` send; the rest is unknown, not misplaced."""
+
+SESSION_QUEUED: Final = "session.queued"
+SESSION_QUEUE_UPDATE: Final = "session.queue_update"
+SESSION_QUEUE_DONE: Final = "session.queue_done"
+SESSION_CREATED: Final = "session.created"
+SESSION_CLOSED: Final = "session.closed"
+ERROR: Final = "error"
+
+ERROR_CODES: Final = tuple(ErrorCode)
+RECORDING_STATES: Final[tuple[RecordingState, ...]] = ("on", "off", "failed")
+
+# -- the client's type --------------------------------------------------------------------------
+
+
+def classify(body: Json, own: Mapping[str, Request]) -> Request:
+    """Say what kind of request a message is.
+
+    Args:
+        body: the message.
+        own: the types that the dialect has itself.
+
+    Returns:
+        Its kind; MISPLACED for a type that only another dialect has.
+    """
+    kind = body.get("type")
+    if not isinstance(kind, str) or kind not in KNOWN_TYPES:
+        return Request.UNKNOWN
+    return own.get(kind, Request.MISPLACED)
+
+
+def is_model_update(body: Json) -> bool:
+    """Whether this is 003's `session.update`: a `model`, and no object `session` (000)."""
+    return (
+        body.get("type") == SESSION_UPDATE
+        and body.get("model") is not None
+        and not isinstance(body.get("session"), dict)
+    )
+
+
+def refusal(request: Request, body: Json) -> FieldError:
+    """Say what is wrong with a message that is no event of the dialect.
+
+    Args:
+        request: MISPLACED or UNKNOWN.
+        body: the message.
+
+    Returns:
+        The error to raise.
+    """
+    try:
+        name = Fields(body).required("type", Value.text)
+    except FieldError as error:
+        return error
+    if request is Request.MISPLACED:
+        return FieldError(ErrorCode.INVALID_EVENT, "$.type: an event that has no place here")
+    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {kind_of(name)} that names no event")
+
+
+# -- session.close ------------------------------------------------------------------------------
+
+
+def parse_close(body: Json) -> CloseRequest:
+    """Read a `session.close`: it is honoured in every state, so nothing in it is refused.
+
+    A reason that is no string, or an empty one, counts as none; a longer one is cut.
+    """
+    reason = body.get("reason")
+    if not isinstance(reason, str):
+        return CloseRequest()
+    return CloseRequest(reason=reason[:REASON_CHARS_MAX] or None)
+
+
+def encode_close(request: CloseRequest) -> str:
+    """Write a `session.close`."""
+    reason = {} if request.reason is None else {"reason": request.reason}
+    return dump_frame({"type": SESSION_CLOSE, **reason})
+
+
+# -- queue events and errors --------------------------------------------------------------------
+
+
+def encode_common(message: ServerMessage) -> str:
+    """Write a queue event or an error.
+
+    Raises:
+        LocalProtocolError: it is another message, which needs a dialect.
+    """
+    match message:
+        case Queued(place=place):
+            return dump_frame({"type": SESSION_QUEUED, **_place_fields(place)})
+        case QueueUpdate(place=place):
+            return dump_frame({"type": SESSION_QUEUE_UPDATE, **_place_fields(place)})
+        case QueueDone():
+            return dump_frame({"type": SESSION_QUEUE_DONE})
+        case ErrorReport(code=code, message=text):
+            error = {"code": code, "message": text, "type": error_type(code)}
+            return dump_frame({"type": ERROR, "error": error})
+    raise LocalProtocolError(f"no frame for {type(message).__name__} before a dialect is chosen")
+
+
+def decode_common(kind: str, body: Json) -> ServerMessage:
+    """Read a queue event or an error.
+
+    Args:
+        kind: the message's type.
+        body: the message.
+
+    Returns:
+        The canonical message.
+
+    Raises:
+        RemoteProtocolError: it is something else, or a field is wrong.
+    """
+    fields = Fields(body)
+    match kind:
+        case "session.queued":
+            return Queued(place=_read_place(fields))
+        case "session.queue_update":
+            return QueueUpdate(place=_read_place(fields))
+        case "session.queue_done":
+            return QueueDone()
+        case "error":
+            error = fields.child("error")
+            code = error.required("code", lambda value: value.choice(ERROR_CODES))
+            return ErrorReport(code=code, message=error.required("message", Value.text))
+    raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
+
+
+def _place_fields(place: QueuePlace) -> dict[str, object]:
+    return {
+        "position": place.position,
+        "estimated_wait_s": place.estimated_wait_s,
+        "ticket_id": place.ticket_id,
+        "queue_length": place.queue_length,
+    }
+
+
+def _read_place(fields: Fields) -> QueuePlace:
+    return QueuePlace(
+        position=fields.required("position", lambda value: value.integer(1)),
+        estimated_wait_s=fields.required("estimated_wait_s", Value.integer),
+        ticket_id=fields.required("ticket_id", Value.text),
+        queue_length=fields.required("queue_length", Value.integer),
+    )
+
+
+# -- metrics ------------------------------------------------------------------------------------
+
+_TIME_MS_MAX: Final = 1e9
+"""Eleven days: no unit takes longer, and no session lives as long."""
+
+
+def metrics_fields(metrics: Metrics) -> dict[str, object]:
+    """Write the metrics of a unit (the wire decisions, `realtime`)."""
+    return {
+        "kv_cache_length": metrics.kv_cache_length,
+        "prefill_ms": metrics.prefill_ms,
+        "generate_ms": metrics.generate_ms,
+        "wall_clock_ms": metrics.wall_clock_ms,
+        "cost_llm_ms": metrics.cost_llm_ms,
+        "cost_tts_ms": metrics.cost_tts_ms,
+        "cost_token2wav_ms": metrics.cost_token2wav_ms,
+        "n_tokens": metrics.n_tokens,
+        "n_tts_tokens": metrics.n_tts_tokens,
+        "vision_slices": metrics.vision_slices,
+        "vision_tokens": metrics.vision_tokens,
+        "dropped_units": metrics.dropped_units,
+        "recording": metrics.recording,
+    }
+
+
+def read_metrics(fields: Fields | None) -> Metrics:
+    """Read the metrics of a unit; what another server does not say is 0, and `off`.
+
+    Args:
+        fields: the metrics, or None where there are none.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        FieldError: a metric is wrong.
+    """
+    read = (fields or Fields({})).optional
+    return Metrics(
+        kv_cache_length=read("kv_cache_length", Value.integer, 0),
+        prefill_ms=read("prefill_ms", _read_time, 0.0),
+        generate_ms=read("generate_ms", _read_time, 0.0),
+        wall_clock_ms=read("wall_clock_ms", _read_time, 0.0),
+        cost_llm_ms=read("cost_llm_ms", _read_time, 0.0),
+        cost_tts_ms=read("cost_tts_ms", _read_time, 0.0),
+        cost_token2wav_ms=read("cost_token2wav_ms", _read_time, 0.0),
+        n_tokens=read("n_tokens", Value.integer, 0),
+        n_tts_tokens=read("n_tts_tokens", Value.integer, 0),
+        vision_slices=read("vision_slices", Value.integer, 0),
+        vision_tokens=read("vision_tokens", Value.integer, 0),
+        dropped_units=read("dropped_units", Value.integer, 0),
+        recording=read("recording", read_recording, "off"),
+    )
+
+
+def read_recording(value: Value) -> RecordingState:
+    """Read whether a session is recorded."""
+    return value.choice(RECORDING_STATES)
+
+
+def _read_time(value: Value) -> float:
+    return value.number(0, _TIME_MS_MAX)
+
+
+def read_output(value: Value) -> bytes:
+    """Read output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
+    return value.pcm(samples_min=0, samples_max=FRAME_BYTES_MAX)

@@ -1,0 +1,258 @@
+"""The shell around one session: inbox -> log -> step -> log -> perform.
+
+One task takes events off one inbox, appends each to the log, steps the machine, appends the
+effects and only then performs them. Reader, writer, model calls, timers and the queue only post
+events; they never touch the session. Log order is the order, so task scheduling never needs
+recording.
+
+- Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
+  decoder is too far behind, and at most `RECORDER_STALL_S` for the recorder.
+- The driver never awaits the network, a model call or the log: only its inbox.
+- Only `Send` and `Close` wait for the log's write(2), and they wait in the writer task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.session import Session
+from protocol.unit_loop import Phase
+
+from . import media
+from .admission import Admission, Refused, Ticket
+from .calls import Calls
+from .connection import Ready
+from .journal import Journal, OpenLog
+from .pool import Lease
+
+INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
+"""One frame of the largest size and what comes while it is parsed; then the reader pauses."""
+DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Frames handed to the decoder and not back yet: one append's worth; then the reader pauses."""
+
+_logger = logging.getLogger("antiphon.session")
+
+
+class Outlet(Protocol):
+    """The writing side of a connection; all of it returns at once."""
+
+    def send(self, frame: str, ready: Ready) -> None:
+        """Queue a frame, to be sent once `ready` returns."""
+        ...
+
+    def close(self, code: int, reason: str, ready: Ready) -> None:
+        """Queue the WebSocket close behind what was queued before."""
+        ...
+
+
+class Driver:
+    """Runs one session.
+
+    Args:
+        opened: the session's first event, at 0 ns.
+        open_log: opens its log; None where it is not recorded.
+        admission: the queue for slots.
+        make_calls: makes the session's `Calls` around its `post`.
+        clock_ns: monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        opened: ev.ConnectionOpened,
+        *,
+        open_log: OpenLog | None,
+        admission: Admission,
+        make_calls: Callable[[Callable[..., None]], Calls],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._opened = opened
+        self._journal = Journal(open_log, on_failure=lambda: self.post(ev.RecordingFailed))
+        self._admission = admission
+        self._calls = make_calls(self.post)
+        self._clock_ns = clock_ns
+        self._began_ns = clock_ns()
+        self._inbox: deque[ev.Event] = deque()
+        self._inbox_bytes = 0
+        self._decode_bytes = 0
+        self._arrival = anyio.Event()
+        self._relief = anyio.Event()
+        self._ticket: Ticket | None = None
+        self._timers: dict[str, anyio.CancelScope] = {}
+        self._outlet: Outlet | None = None
+        self._tasks: TaskGroup | None = None
+        self.session: Session | None = None
+
+    # -- facts come in --------------------------------------------------------------------------
+
+    def post(self, kind: type[Any], **fields: object) -> None:
+        """Post `kind(at_ns=now, **fields)`; it never blocks, and from the event loop alone."""
+        self._inbox.append(kind(at_ns=self._now_ns(), **fields))
+        self._arrival.set()
+
+    def _now_ns(self) -> int:
+        return self._clock_ns() - self._began_ns
+
+    async def frame_received(self, frame: str | bytes | None) -> None:
+        """Post a client's frame; waits while the server is too far behind to take more."""
+        self._inbox_bytes += len(frame or b"")
+        self.post(ev.FrameReceived, frame=frame)
+        while self._inbox_bytes > INBOX_BYTES_MAX or self._decode_bytes > DECODE_BYTES_MAX:
+            self._relief = anyio.Event()
+            await self._relief.wait()
+        await self._journal.wait_for_room()
+
+    async def _next_event(self) -> ev.Event:
+        while not self._inbox:
+            self._arrival = anyio.Event()
+            await self._arrival.wait()
+        event = self._inbox.popleft()
+        if isinstance(event, ev.FrameReceived):
+            self._inbox_bytes -= len(event.frame or b"")
+            self._relief.set()
+        return event
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    async def run(self, outlet: Outlet) -> None:
+        """Run the session until it is CLOSED and its slot is back, then finish the log.
+
+        Args:
+            outlet: where frames go.
+
+        However it ends, by cancellation or by a bug of ours, the slot is given back (B5).
+        """
+        self._outlet = outlet
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                await self._run_session()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._give_up_slot()
+            await self._journal.finish(self._now_ns(), self._summary("broken_off"))
+
+    async def _run_session(self) -> None:
+        self._journal.append_event(self._opened)
+        session, effects = Session.open(self._opened)
+        self.session = session
+        self._perform(self._opened, effects)
+        while not session.is_finished:
+            event = await self._next_event()
+            self._journal.append_event(event)
+            self._perform(event, session.step(event))
+        await self._journal.finish(self._now_ns(), self._summary(session.end_reason))
+
+    def _summary(self, reason: str | None) -> dict[str, str | int | None]:
+        """What `fin` says of the session."""
+        if self.session is None:
+            return {"reason": reason}
+        return {"reason": reason, "dialect": self.session.dialect_name, **self.session.counts}
+
+    def _give_up_slot(self) -> None:
+        """After a cancellation or a bug of ours: nobody drives the session to its end any more."""
+        if self._ticket is not None:
+            self._admission.leave(self._ticket)
+        if self._calls.lease is not None:
+            idle = self.session is not None and self.session.phase is Phase.IDLE
+            self._calls.release(condemn=not idle)
+
+    def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+        assert self.session is not None
+        ready = self._journal.append_effects(self.session, event, effects)
+        for effect in effects:
+            self._perform_one(effect, ready)
+
+    def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
+        assert self._outlet is not None
+        assert self._tasks is not None
+        match effect:
+            case ef.Send():
+                self._outlet.send(effect.frame, ready)
+            case ef.Close():
+                self._outlet.close(effect.code, effect.reason, ready)
+            case ef.EnterQueue():
+                self._enter_queue(effect)
+            case ef.LeaveQueue():
+                self._leave_queue()
+            case ef.OpenBackend():
+                self._calls.open(effect)
+            case ef.DecodeMedia():
+                self._decode_bytes += len(effect.data)
+                self._tasks.start_soon(self._decode, effect)
+            case ef.StartUnit():
+                self._calls.start_unit(effect)
+            case ef.Interrupt():
+                self._calls.interrupt(effect)
+            case ef.StartFinalize():
+                self._calls.finalize(effect)
+            case ef.Rollback():
+                self._calls.roll_back(effect)
+            case ef.Release():
+                self._calls.release(condemn=effect.condemn)
+            case ef.SetTimer():
+                self._set_timer(effect)
+            case ef.CancelTimer():
+                self._cancel_timer(effect)
+            case ef.DropUnit():
+                _logger.info("second %d of the input was dropped (B7)", effect.ordinal)
+
+    # -- the queue ------------------------------------------------------------------------------
+
+    def _enter_queue(self, effect: ef.EnterQueue) -> None:
+        try:
+            self._ticket = self._admission.enter(
+                effect.mode,
+                on_leased=self._leased,
+                on_moved=lambda place: self.post(ev.TicketMoved, place=place),
+                on_cancelled=lambda: self.post(ev.TicketCancelled),
+            )
+        except Refused as refused:
+            self.post(ev.AdmissionRefused, code=refused.code)
+
+    def _leased(self, lease: Lease) -> None:
+        self._calls.hold(lease)
+
+    def _leave_queue(self) -> None:
+        if self._ticket is not None and self._admission.leave(self._ticket):
+            self.post(ev.TicketLeft)
+
+    # -- timers and media -----------------------------------------------------------------------
+
+    def _set_timer(self, effect: ef.SetTimer) -> None:
+        assert self._tasks is not None
+        assert effect.name not in self._timers, "a timer is cancelled before it is set again"
+        scope = anyio.CancelScope()
+        self._timers[effect.name] = scope
+        self._tasks.start_soon(self._run_timer, effect, scope)
+
+    def _cancel_timer(self, effect: ef.CancelTimer) -> None:
+        scope = self._timers.pop(effect.name, None)
+        if scope is not None:  # else it has fired, and the machine ignores that by its generation
+            scope.cancel()
+
+    async def _run_timer(self, effect: ef.SetTimer, scope: anyio.CancelScope) -> None:
+        with scope:
+            await anyio.sleep((self._began_ns + effect.at_ns - self._clock_ns()) / 1e9)
+            if self._timers.get(effect.name) is not scope:
+                return  # it was cancelled in the moment in which it fired
+            del self._timers[effect.name]
+            self.post(ev.TimerFired, name=effect.name, generation=effect.generation)
+
+    async def _decode(self, effect: ef.DecodeMedia) -> None:
+        try:
+            pcm = await media.decode(effect.kind, effect.data)
+        except media.MediaError as error:
+            self.post(ev.MediaRejected, media=effect.media, reason=str(error))
+        else:
+            self.post(ev.MediaDecoded, media=effect.media, pcm=pcm)
+        finally:
+            self._decode_bytes -= len(effect.data)
+            self._relief.set()

@@ -1,0 +1,135 @@
+"""The log of one session as its driver sees it: numbered records, and what must wait for them.
+
+- The event is appended before the machine steps, its effects before they are performed.
+- Log order is the order: `seq` counts the records of a session, 0 being the log's own head.
+- A state hash follows every `STATE_HASH_UNITS` units, to find where a replay went another way.
+- A log that failed takes no more; nothing waits for it from then on. What the session does about it
+  is the session's decision (`RecordingFailed`).
+
+Without a log (`--no-record`) the numbers are the same and nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import anyio
+
+from protocol.effects import Close, Effect, Send
+from protocol.events import Event, FinalizeDone
+from protocol.limits import STATE_HASH_UNITS
+from protocol.session import Session
+from recorder.errors import LogFailed, LogFull
+from recorder.log import SessionLog
+from recorder.mapping import effect_record, event_record
+from recorder.records import Fields, Record
+
+from .connection import Ready
+
+RECORDER_STALL_S: Final = 2.0
+"""How long reading pauses while the recorder is behind; then the recording is given up (B6)."""
+
+FIN_WAIT_S: Final = 10.0
+"""A disk that takes longer to sync a log hangs; the session's end is not held up for it."""
+
+OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
+"""Opens a session's log, given whom to tell when it fails."""
+
+
+async def ready_now() -> None:
+    """Wait for nothing: there is no log."""
+
+
+class Journal:
+    """Numbers one session's records and hands them to its log.
+
+    Args:
+        open_log: opens the log; None where the session is not recorded.
+        on_failure: told once when the log takes no more.
+    """
+
+    def __init__(self, open_log: OpenLog | None, on_failure: Callable[[], None]) -> None:
+        self._on_failure = on_failure
+        self._seq = 1
+        self._log: SessionLog | None = None
+        if open_log is not None:
+            self._log = open_log(lambda _failure: self._lose())
+
+    def append_event(self, event: Event) -> None:
+        """Append a fact, before it is stepped."""
+        kind, fields = event_record(event)
+        self._append(kind, event.at_ns, fields, urgent=False)
+
+    def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
+        """Append what a step asks for, before any of it is performed.
+
+        Args:
+            session: the machine after the step.
+            event: what was stepped.
+            effects: what came of it.
+
+        Returns:
+            What a `Send` or `Close` among them has to wait for.
+        """
+        if isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0:
+            self._append("state", event.at_ns, {"digest": session.digest()}, urgent=False)
+        urgent = any(isinstance(effect, Send | Close) for effect in effects)
+        for effect in effects:
+            kind, fields = effect_record(effect)
+            self._append(kind, event.at_ns, fields, urgent=urgent)
+        log, last = self._log, self._seq - 1
+        if log is None or not urgent:
+            return ready_now
+        return partial(_written, log, last)
+
+    def _append(self, kind: str, at_ns: int, fields: Fields, *, urgent: bool) -> None:
+        if self._log is not None:
+            record = Record(kind=kind, seq=self._seq, at_ns=at_ns, fields=fields)
+            try:
+                self._log.append(record, urgent=urgent)
+            except LogFull as full:
+                self._give_up(str(full))
+        self._seq += 1
+
+    async def wait_for_room(self) -> None:
+        """Wait while the recorder is behind; after `RECORDER_STALL_S` the recording is given up."""
+        log = self._log
+        if log is None or not log.is_full:
+            return
+        with anyio.move_on_after(RECORDER_STALL_S) as scope, suppress(LogFailed):
+            await log.room()
+        if scope.cancelled_caught:
+            self._give_up(f"the recorder was behind for {RECORDER_STALL_S} s")
+
+    def _give_up(self, reason: str) -> None:
+        if self._log is not None:
+            self._log.abandon(reason)
+            self._lose()
+
+    def _lose(self) -> None:
+        """The log takes no more: tell the session, once."""
+        if self._log is not None:
+            self._log = None
+            self._on_failure()
+
+    async def finish(self, at_ns: int, fields: Fields) -> None:
+        """Write `fin` and wait for the device: the session is over and its slot is back.
+
+        Args:
+            at_ns: the session's clock.
+            fields: `reason` and what was counted.
+        """
+        log, self._log = self._log, None
+        if log is None:
+            return
+        with anyio.move_on_after(FIN_WAIT_S, shield=True), suppress(LogFailed):
+            await log.finish(fields, at_ns=at_ns)
+
+
+async def _written(log: SessionLog, seq: int) -> None:
+    """Wait for write(2); a log that failed is waited for no more, its session has been told."""
+    with suppress(LogFailed):
+        await log.written(seq)
