@@ -1,0 +1,82 @@
+"""Names, seeds and wall time: what a server draws for a session, and nothing else does.
+
+The session machine gets them in its first event; tests draw them from a counter.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """What one session is given.
+
+    Attributes:
+        recording_id: sorts by time, names the log; letters, digits, `-` and `_` only.
+        created_ms: wall clock, Unix milliseconds, unique on this server.
+        seed: 63 bits that key every random choice of the session.
+    """
+
+    recording_id: str
+    created_ms: int
+    seed: int
+
+
+class Identities(Protocol):
+    """Draws identities."""
+
+    def draw(self) -> Identity:
+        """Give the next session its identity; no two are equal."""
+        ...
+
+    def ticket_id(self) -> str:
+        """Give a place in the queue its name, `ticket_` and 12 hex digits."""
+        ...
+
+
+@attrs.define
+class SystemIdentities:
+    """Draws from the system's clock and entropy."""
+
+    last_ms: int = 0
+
+    def draw(self) -> Identity:
+        """Give the next session its identity; sessions of one millisecond are told apart."""
+        self.last_ms = max(time.time_ns() // 1_000_000, self.last_ms + 1)
+        moment = datetime.fromtimestamp(self.last_ms / 1000, UTC)
+        recording_id = f"{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(6)}"
+        return Identity(
+            recording_id=recording_id, created_ms=self.last_ms, seed=secrets.randbits(63)
+        )
+
+    def ticket_id(self) -> str:
+        """Give a place in the queue its name."""
+        return f"ticket_{secrets.token_hex(6)}"
+
+
+@attrs.define
+class CountedIdentities:
+    """Draws from a counter: for tests and simulations, where everything must come again."""
+
+    drawn: int = 0
+    tickets: int = 0
+
+    def draw(self) -> Identity:
+        """Give the next session its number."""
+        self.drawn += 1
+        return Identity(
+            recording_id=f"rec-{self.drawn:06}",
+            created_ms=1_700_000_000_000 + self.drawn,
+            seed=self.drawn,
+        )
+
+    def ticket_id(self) -> str:
+        """Give a place in the queue its number."""
+        self.tickets += 1
+        return f"ticket_{self.tickets:012x}"

@@ -1,0 +1,195 @@
+"""The server without its sockets: sessions on one model, one queue, one recorder.
+
+`handle` runs one session over one WebSocket. `drain` ends all sessions cleanly; whoever serves
+(`runtime.serving`) then waits until none is left. A session that breaks takes no other with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from protocol import events as ev
+from protocol.messages import Mode
+from recorder.errors import LogFailed
+from recorder.log import SessionLog
+from recorder.store import Store
+from recorder.writer import Recorder
+
+from .admission import Admission
+from .backends.base import Backend
+from .calls import Calls
+from .connection import Connection
+from .driver import Driver
+from .identity import Identities, Identity
+from .pool import Pool
+from .settings import Settings
+from .websocket import WebSocket
+
+REFRESH_S: Final = 1.0
+"""How often estimates are looked at again; a session tells its client at most every 3 s."""
+LOG_SCHEMA: Final = 1
+"""The version of the events and effects in a log; a later one is upcast on reading."""
+
+_logger = logging.getLogger("antiphon.server")
+
+
+def now_ns() -> int:
+    """Return the event loop's clock, in nanoseconds: real time, or a test's virtual time."""
+    return int(anyio.current_time() * 1e9)
+
+
+class Server:
+    """All sessions of one process.
+
+    Args:
+        settings: the operator's.
+        backend: the model, loaded.
+        tasks: the nursery of model calls; it must outlive every session.
+        recorder: writes the logs; None records nothing.
+        identities: draws ids and seeds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        backend: Backend,
+        *,
+        tasks: TaskGroup,
+        recorder: Recorder | None,
+        identities: Identities,
+    ) -> None:
+        self._settings = settings
+        self._backend = backend
+        self._tasks = tasks
+        self._recorder = recorder if settings.record_to is not None else None
+        self._identities = identities
+        self._pool = Pool(backend.info.slots)
+        self.admission = Admission(
+            self._pool,
+            clock_ns=now_ns,
+            new_ticket_id=identities.ticket_id,
+            queue_max=settings.queue_max,
+        )
+        self._drivers: dict[Driver, None] = {}
+        self._nobody_left = anyio.Event()
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are running, those in the queue included."""
+        return len(self._drivers)
+
+    @property
+    def readiness(self) -> str:
+        """Say `ready`, or why not: `loading`, `full` or `draining`."""
+        if self.admission.state != "open":
+            return self.admission.state
+        full = self._pool.counts.free == 0 and (
+            self.admission.queue_length >= self._settings.queue_max
+        )
+        return "full" if full else "ready"
+
+    async def handle(self, websocket: WebSocket, mode: Mode) -> None:
+        """Run one session to its end; it never raises but for cancellation.
+
+        Args:
+            websocket: open, accepted; it is closed in every case.
+            mode: what the client asked for.
+        """
+        identity = self._identities.draw()
+        driver = self._make_driver(identity, mode)
+        connection = Connection(
+            websocket,
+            on_frame=driver.frame_received,
+            on_gone=partial(driver.post, ev.PeerGone),
+            on_send_failed=partial(driver.post, ev.SendFailed),
+        )
+        self._drivers[driver] = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connection.run)
+                await driver.run(connection)
+        except Exception:
+            _logger.exception("session %s broke", identity.recording_id)
+        finally:
+            del self._drivers[driver]
+            if not self._drivers:
+                self._nobody_left.set()
+
+    def _make_driver(self, identity: Identity, mode: Mode) -> Driver:
+        settings, info = self._settings, self._backend.info
+        opened = ev.ConnectionOpened(
+            recording_id=identity.recording_id,
+            created_ms=identity.created_ms,
+            mode=mode,
+            seed=identity.seed,
+            limits=ev.SessionLimits(
+                session_s=settings.limit_s(mode),
+                init_wait_s=settings.init_wait_s,
+                cleanup_wait_s=settings.cleanup_wait_s,
+                context_tokens=info.context_limit,
+                sliding_windows=info.sliding_windows,
+                can_rollback=info.can_rollback,
+                close_on_recording_failure=settings.on_recording_failure == "close",
+            ),
+            recording="off" if self._recorder is None else "on",
+        )
+        return Driver(
+            opened,
+            open_log=None if self._recorder is None else partial(self._open_log, opened),
+            admission=self.admission,
+            make_calls=lambda post: Calls(
+                backend=self._backend, admission=self.admission, post=post, tasks=self._tasks
+            ),
+            clock_ns=now_ns,
+        )
+
+    def _open_log(
+        self, opened: ev.ConnectionOpened, on_failure: Callable[[LogFailed], None]
+    ) -> SessionLog:
+        assert self._recorder is not None
+        assert self._settings.record_to is not None
+        info = self._backend.info
+        fields = {
+            "recording_id": opened.recording_id,
+            "schema": {"machine": LOG_SCHEMA},
+            "software": {"antiphon": version("antiphon")},
+            "config": {
+                "model": self._settings.model,
+                "mode": opened.mode,
+                "durability": self._settings.durability,
+                "deterministic": info.deterministic,
+            },
+            "fingerprint": dict(info.fingerprint),
+            "seed": opened.seed,
+            "wall_ms": opened.created_ms,
+            "parent": None,
+        }
+        path = Store(self._settings.record_to).path(opened.recording_id)
+        return self._recorder.open(path, fields, at_ns=0, on_failure=on_failure)
+
+    # -- the life of the server -----------------------------------------------------------------
+
+    async def refresh_estimates(self) -> None:
+        """Keep telling those who wait how long; runs until cancelled."""
+        while True:
+            await anyio.sleep(REFRESH_S)
+            self.admission.refresh()
+
+    def drain(self) -> None:
+        """Admit nobody any more and end every session with `server_shutdown`."""
+        self.admission.drain()
+        for driver in self._drivers:
+            driver.post(ev.Draining)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no session is left; those that came late are refused and leave by themselves."""
+        while self._drivers:
+            self._nobody_left = anyio.Event()
+            await self._nobody_left.wait()

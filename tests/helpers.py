@@ -1,0 +1,246 @@
+"""What the tests share: sessions run whole, in memory, on virtual time.
+
+`World` is a server without sockets: the real driver, connection, queue, recorder and machine around
+a scripted backend. `Peer` is both ends of one in-memory WebSocket: the server's side of it is what
+`runtime.websocket.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pybase64
+import trio
+from trio.testing import MockClock
+
+from protocol.messages import Mode
+from recorder.writer import Recorder
+from runtime.backends.scripted import ScriptedBackend
+from runtime.identity import CountedIdentities
+from runtime.server import Server
+from runtime.settings import Settings
+from runtime.websocket import WebSocketClosed
+
+Body = dict[str, Any]
+
+
+def pcm(seconds: float = 1.0, level: float = 0.1) -> bytes:
+    """Make a tone: float32 LE, 16 kHz mono."""
+    at = np.arange(int(16_000 * seconds)) / 16_000
+    return (level * np.sin(2 * np.pi * 220 * at)).astype("<f4").tobytes()
+
+
+def base64(data: bytes) -> str:
+    """Encode as the wire does."""
+    return pybase64.b64encode(data).decode()
+
+
+def init_frame(**payload: object) -> str:
+    """Write a `session.init` of the `realtime` dialect."""
+    body = {"type": "session.init", "payload": {"system_prompt": "be brief", **payload}}
+    return json.dumps(body)
+
+
+def append_frame(seconds: float = 1.0, **fields: object) -> str:
+    """Write an `input.append` of the `realtime` dialect."""
+    body = {"type": "input.append", "input": {"audio": base64(pcm(seconds)), **fields}}
+    return json.dumps(body)
+
+
+def close_frame(reason: str | None = None) -> str:
+    """Write a `session.close`."""
+    return json.dumps({"type": "session.close"} | ({"reason": reason} if reason else {}))
+
+
+class Peer:
+    """One in-memory WebSocket, seen from both ends.
+
+    Attributes:
+        events: what the server sent, parsed.
+        frames: the same, verbatim.
+        closed: the code and reason with which the server closed; None while it has not.
+        aborted: the server dropped the connection.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Body] = []
+        self.frames: list[str] = []
+        self.closed: tuple[int, str] | None = None
+        self.aborted = False
+        self._to_server: list[str | bytes | None] = []
+        self._gone = False
+        self._reads = True
+        self._changed = anyio.Event()
+
+    # -- the client's end -----------------------------------------------------------------------
+
+    def send(self, *frames: str | bytes | None) -> None:
+        """Send frames; None stands for one that is too big."""
+        self._to_server += frames
+        self._notify()
+
+    def vanish(self) -> None:
+        """Be gone, without a close."""
+        self._gone = True
+        self._notify()
+
+    def stall(self) -> None:
+        """Read nothing more."""
+        self._reads = False
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on what was received holds, or the connection is over."""
+        while not condition() and not self.is_over:
+            changed = self._changed
+            await changed.wait()
+
+    async def heard(self, kind: str, count: int = 1) -> Body:
+        """Wait for the `count`-th event of a type, or a delta of a kind, and return it."""
+        await self.until(lambda: len(self.all(kind)) >= count)
+        found = self.all(kind)
+        assert len(found) >= count, f"no {kind} number {count}: {self.kinds}, {self.closed}"
+        return found[count - 1]
+
+    async def over(self) -> None:
+        """Wait until the server has closed or dropped the connection."""
+        await self.until(lambda: False)
+
+    def all(self, kind: str) -> list[Body]:
+        """Return what was received of one type, or of one kind of delta."""
+        return [event for event in self.events if kind in (event["type"], event.get("kind"))]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The types received, in order; a delta is named by its kind."""
+        return [event.get("kind", event["type"]) for event in self.events]
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes."""
+        return self.closed is not None or self.aborted or self._gone
+
+    # -- the server's end -----------------------------------------------------------------------
+
+    async def receive(self) -> str | bytes | None:
+        """Give the server the next frame."""
+        while not self._to_server:
+            if self.is_over:
+                raise WebSocketClosed(1006, "")
+            changed = self._changed
+            await changed.wait()
+        await anyio.lowlevel.checkpoint()
+        return self._to_server.pop(0)
+
+    async def send_frame(self, frame: str) -> None:
+        """Take a frame from the server."""
+        await anyio.lowlevel.checkpoint()
+        if self.is_over:
+            raise WebSocketClosed(1006, "")
+        if not self._reads:
+            await anyio.sleep_forever()
+        self.frames.append(frame)
+        self.events.append(json.loads(frame))
+        self._notify()
+
+    async def close(self, code: int, reason: str) -> None:
+        """Take the server's close."""
+        if not self.is_over:
+            self.closed = (code, reason)
+        self._notify()
+        await anyio.lowlevel.checkpoint()
+
+    async def abort(self) -> None:
+        """Be dropped."""
+        self.aborted = self.aborted or self.closed is None
+        self._notify()
+        await anyio.lowlevel.checkpoint()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    @property
+    def server_end(self) -> _ServerEnd:
+        """What is given to the server."""
+        return _ServerEnd(self)
+
+
+class _ServerEnd:
+    """The server's side of a `Peer`, as a `runtime.websocket.WebSocket`."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.receive = peer.receive
+        self.send = peer.send_frame
+        self.close = peer.close
+        self.abort = peer.abort
+
+
+class World:
+    """A server in memory, and the peers that talk to it."""
+
+    def __init__(self, server: Server, backend: ScriptedBackend, tasks: anyio.abc.TaskGroup):
+        self.server = server
+        self.backend = backend
+        self._tasks = tasks
+
+    def connect(self, mode: Mode = "video") -> Peer:
+        """Open a connection."""
+        peer = Peer()
+        self._tasks.start_soon(self.server.handle, peer.server_end, mode)
+        return peer
+
+    async def activate(self, mode: Mode = "video", **payload: object) -> Peer:
+        """Open a connection and bring it to ACTIVE."""
+        peer = self.connect(mode)
+        await peer.heard("session.queue_done")
+        peer.send(init_frame(**payload))
+        await peer.heard("session.created")
+        return peer
+
+    async def quiet(self) -> None:
+        """Wait until every session is over and its slot back."""
+        await self.server.wait_until_empty()
+
+
+@asynccontextmanager
+async def world(
+    backend: ScriptedBackend | None = None, *, record_to: Path | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    """Run a server in memory; the sessions that are left at the end are drained.
+
+    Args:
+        backend: scripted; the default script where it is None.
+        record_to: the folder of the logs; nothing is recorded where it is None.
+        settings: of `runtime.settings.Settings`.
+    """
+    backend = backend or ScriptedBackend()
+    recorder = Recorder(clock=lambda: 0.0, inline=True) if record_to is not None else None
+    async with anyio.create_task_group() as tasks:
+        server = Server(
+            Settings(model="scripted", record_to=record_to, **settings),
+            backend,
+            tasks=tasks,
+            recorder=recorder,
+            identities=CountedIdentities(),
+        )
+        tasks.start_soon(server.refresh_estimates)
+        try:
+            yield World(server, backend, tasks)
+            server.drain()
+            await server.wait_until_empty()
+            assert not backend.violations
+        finally:
+            if recorder is not None:
+                recorder.close()
+            tasks.cancel_scope.cancel()
+
+
+def on_virtual_time(body: Callable[[], Awaitable[None]]) -> None:
+    """Run an async test on trio's virtual clock: waiting costs nothing."""
+    trio.run(body, clock=MockClock(autojump_threshold=0))
