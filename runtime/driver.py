@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import anyio
@@ -26,17 +26,20 @@ from protocol import events as ev
 from protocol.session import Session
 from protocol.unit_loop import Phase
 
-from . import media
 from .admission import Admission, Refused, Ticket
 from .calls import Calls
 from .connection import Ready
 from .journal import Journal, OpenLog
+from .media import MediaError
 from .pool import Lease
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """One frame of the largest size and what comes while it is parsed; then the reader pauses."""
 DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Frames handed to the decoder and not back yet: one append's worth; then the reader pauses."""
+
+DecodeMedia = Callable[[ef.MediaKind, bytes], Awaitable[bytes]]
+"""Decodes media, or raises `MediaError`; what a WAV sounds like, float32 LE 16 kHz mono."""
 
 _logger = logging.getLogger("antiphon.session")
 
@@ -61,6 +64,7 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
+        decode_media: decodes a JPEG or WAV off the event loop (`media.MediaDecoder.decode`).
         clock_ns: monotonic nanoseconds.
     """
 
@@ -71,12 +75,14 @@ class Driver:
         open_log: OpenLog | None,
         admission: Admission,
         make_calls: Callable[[Callable[..., None]], Calls],
+        decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
     ) -> None:
         self._opened = opened
         self._journal = Journal(open_log, on_failure=lambda: self.post(ev.RecordingFailed))
         self._admission = admission
         self._calls = make_calls(self.post)
+        self._decode_media = decode_media
         self._clock_ns = clock_ns
         self._began_ns = clock_ns()
         self._inbox: deque[ev.Event] = deque()
@@ -248,8 +254,8 @@ class Driver:
 
     async def _decode(self, effect: ef.DecodeMedia) -> None:
         try:
-            pcm = await media.decode(effect.kind, effect.data)
-        except media.MediaError as error:
+            pcm = await self._decode_media(effect.kind, effect.data)
+        except MediaError as error:
             self.post(ev.MediaRejected, media=effect.media, reason=str(error))
         else:
             self.post(ev.MediaDecoded, media=effect.media, pcm=pcm)

@@ -19,6 +19,7 @@ from protocol import events as ev
 from protocol.messages import Mode
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
+from recorder.records import Fields
 from recorder.store import Store
 from recorder.writer import Recorder
 
@@ -26,7 +27,7 @@ from .admission import Admission
 from .backends.base import Backend
 from .calls import Calls
 from .connection import Connection
-from .driver import Driver
+from .driver import DecodeMedia, Driver
 from .identity import Identities, Identity
 from .pool import Pool
 from .settings import Settings
@@ -54,6 +55,7 @@ class Server:
         tasks: the nursery of model calls; it must outlive every session.
         recorder: writes the logs; None records nothing.
         identities: draws ids and seeds.
+        decode_media: decodes JPEG and WAV off the event loop.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class Server:
         tasks: TaskGroup,
         recorder: Recorder | None,
         identities: Identities,
+        decode_media: DecodeMedia,
     ) -> None:
         self._settings = settings
         self._backend = backend
         self._tasks = tasks
         self._recorder = recorder if settings.record_to is not None else None
         self._identities = identities
+        self._decode_media = decode_media
         self._pool = Pool(backend.info.slots)
         self.admission = Admission(
             self._pool,
@@ -147,6 +151,7 @@ class Server:
             make_calls=lambda post: Calls(
                 backend=self._backend, admission=self.admission, post=post, tasks=self._tasks
             ),
+            decode_media=self._decode_media,
             clock_ns=now_ns,
         )
 
@@ -156,7 +161,7 @@ class Server:
         assert self._recorder is not None
         assert self._settings.record_to is not None
         info = self._backend.info
-        fields = {
+        fields: Fields = {
             "recording_id": opened.recording_id,
             "schema": {"machine": LOG_SCHEMA},
             "software": {"antiphon": version("antiphon")},
@@ -189,7 +194,7 @@ class Server:
             driver.post(ev.Draining)
 
     async def wait_until_empty(self) -> None:
-        """Wait until no session is left; those that came late are refused and leave by themselves."""
+        """Wait until no session is left; those that came late are refused and leave."""
         while self._drivers:
             self._nobody_left = anyio.Event()
             await self._nobody_left.wait()

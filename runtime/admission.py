@@ -1,0 +1,284 @@
+"""One queue, first in first out, for the slots of a pool.
+
+A session that asks gets a slot at once, a place in the queue, or a refusal with its wire code.
+The one that has waited longest gets the next slot that is given back.
+
+Rules:
+
+- Nobody waits while a slot is free, and nobody overtakes, whatever the mode.
+- At most `queue_max` wait; one more is refused, and told so (`queue_full`).
+- Whoever waits is told its place when it changes, and by `refresh` when only the estimate did.
+- Callbacks are called one after the other, in the same order for the same calls: new leases first,
+  oldest ticket first; then places, front of the queue first. Where a callback calls back in here,
+  what that leads to is told after it, never within it.
+
+Callbacks only post events and must not raise. The clock and the ids are injected. It does not
+decide how often an estimate is sent on (the session does), nor time out those who wait (their
+session's timer does). It is not thread-safe: the event loop's thread alone calls it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Literal
+
+import attrs
+
+from protocol.errors import ErrorCode
+from protocol.limits import NS_PER_S
+from protocol.messages import Mode, QueuePlace
+
+from .pool import Lease, Pool
+
+QUEUE_MAX: Final = 64
+"""At 90 s a session and one slot the last of 64 waits over an hour: more would only time out."""
+SESSION_S_ASSUMED: Final = 90
+"""How long a session takes until one has ended: the context lasts about that long (000)."""
+SESSIONS_AVERAGED: Final = 32
+"""Sessions the average looks back on: enough to be steady, few enough to follow the day."""
+ESTIMATE_S_MIN: Final = 1
+"""Somebody who waits is never told to wait 0 seconds, however overdue a slot is."""
+
+AdmissionState = Literal["loading", "open", "draining"]
+
+
+class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
+    """There is no slot and no place in the queue.
+
+    Args:
+        code: `queue_full`, `worker_busy` or `service_unavailable`.
+    """
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.value)
+        self.code = code
+
+
+@attrs.frozen(kw_only=True)
+class Ticket:
+    """Names one request for a slot; `ticket_id` is `ticket_` and 12 hex digits."""
+
+    ticket_id: str
+    mode: Mode
+
+
+@attrs.define(kw_only=True)
+class _Waiting:
+    """A ticket in the queue, whom to tell, and what it was told last."""
+
+    ticket: Ticket
+    on_leased: Callable[[Lease], None]
+    on_moved: Callable[[QueuePlace], None]
+    on_cancelled: Callable[[], None]
+    told: QueuePlace | None = None
+
+
+class Admission:
+    """The queue over one pool.
+
+    Args:
+        pool: its slots; from now on only this object leases them and gives them back.
+        clock_ns: monotonic nanoseconds, for estimates alone.
+        new_ticket_id: gives `ticket_` and 12 hex digits, another one each time.
+        queue_max: most sessions that wait; 0 turns queueing off (`worker_busy`).
+        state: `loading` refuses everybody until `open` is called.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        clock_ns: Callable[[], int],
+        new_ticket_id: Callable[[], str],
+        queue_max: int = QUEUE_MAX,
+        state: AdmissionState = "open",
+    ) -> None:
+        self._pool = pool
+        self._clock_ns = clock_ns
+        self._new_ticket_id = new_ticket_id
+        self._queue_max = queue_max
+        self._state: AdmissionState = state
+        self._waiting: dict[str, _Waiting] = {}
+        self._leased_at_ns: dict[Lease, int] = {}
+        self._took_ns: deque[int] = deque(maxlen=SESSIONS_AVERAGED)
+        self._untold: deque[Callable[[], None]] = deque()
+        self._telling = False
+
+    # -- for sessions ---------------------------------------------------------------------------
+
+    def enter(
+        self,
+        mode: Mode,
+        *,
+        on_leased: Callable[[Lease], None],
+        on_moved: Callable[[QueuePlace], None],
+        on_cancelled: Callable[[], None],
+    ) -> Ticket:
+        """Ask for a slot.
+
+        One of `on_leased` and `on_moved` is called before this returns.
+
+        Args:
+            mode: what the session carries; the queue is one for all modes.
+            on_leased: called at most once, with the session's slot; it is then the session's to
+                `release`.
+            on_moved: called with each new place.
+            on_cancelled: called at most once, when an operator deletes the ticket.
+
+        Returns:
+            The ticket, for `leave`.
+
+        Raises:
+            Refused: there is no slot and no place in the queue.
+        """
+        self._refuse_where_full()
+        ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode)
+        self._waiting[ticket.ticket_id] = _Waiting(
+            ticket=ticket, on_leased=on_leased, on_moved=on_moved, on_cancelled=on_cancelled
+        )
+        self._hand_out()
+        return ticket
+
+    def leave(self, ticket: Ticket) -> bool:
+        """Wait no more.
+
+        Returns:
+            True: it was waiting and is out, no callback will come. False: it waited no more; its
+            slot, or its cancellation, is told.
+        """
+        if self._waiting.pop(ticket.ticket_id, None) is None:
+            return False
+        self._hand_out()
+        return True
+
+    def release(self, lease: Lease, *, condemned: bool = False) -> None:
+        """Give a slot back and hand it to the next in line (B5).
+
+        Args:
+            lease: as `on_leased` got it.
+            condemned: its worker hangs; the slot is handed to nobody (B4).
+
+        Raises:
+            LocalProtocolError: it was released already.
+        """
+        self._pool.give_back(lease, condemned=condemned)
+        self._took_ns.append(self._clock_ns() - self._leased_at_ns.pop(lease))
+        self._hand_out()
+
+    # -- for operators and the server -----------------------------------------------------------
+
+    def cancel(self, ticket_id: str) -> bool:
+        """Delete a ticket; its session is told. False: nobody waits under that id."""
+        waiting = self._waiting.pop(ticket_id, None)
+        if waiting is None:
+            return False
+        self._untold.append(waiting.on_cancelled)
+        self._hand_out()
+        return True
+
+    def refresh(self) -> None:
+        """Tell those whose estimate has changed; a task of the server calls it now and then."""
+        self._tell(estimates=True)
+
+    def open(self) -> None:
+        """Admit from now on: the model is loaded."""
+        self._state = "open"
+        self._hand_out()
+
+    def drain(self) -> None:
+        """Admit nobody any more; those who wait stay until they leave, and get no slot."""
+        self._state = "draining"
+
+    @property
+    def state(self) -> AdmissionState:
+        """Whether it admits."""
+        return self._state
+
+    @property
+    def queue_length(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def places(self) -> tuple[QueuePlace, ...]:
+        """Everybody's place, front of the queue first."""
+        waits_s = self._estimates_s()
+        return tuple(
+            QueuePlace(
+                position=position,
+                estimated_wait_s=waits_s[position - 1],
+                ticket_id=ticket_id,
+                queue_length=len(self._waiting),
+            )
+            for position, ticket_id in enumerate(self._waiting, start=1)
+        )
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _refuse_where_full(self) -> None:
+        counts = self._pool.counts
+        if self._state != "open" or counts.condemned == counts.slots:
+            raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
+        if counts.free:
+            return
+        if self._queue_max == 0:
+            raise Refused(ErrorCode.WORKER_BUSY)
+        if len(self._waiting) >= self._queue_max:
+            raise Refused(ErrorCode.QUEUE_FULL)
+
+    def _hand_out(self) -> None:
+        """Lease what is free to those in front, then tell everybody what changed."""
+        while self._state == "open" and self._waiting and (lease := self._pool.lease()):
+            waiting = self._waiting.pop(next(iter(self._waiting)))
+            self._leased_at_ns[lease] = self._clock_ns()
+            self._untold.append(partial(waiting.on_leased, lease))
+        self._tell(estimates=False)
+
+    def _tell(self, *, estimates: bool) -> None:
+        """Call the callbacks that are due; a nested call leaves them to the outer one."""
+        self._untold.append(partial(self._tell_places, estimates=estimates))
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                self._untold.popleft()()
+        finally:
+            self._telling = False
+
+    def _tell_places(self, *, estimates: bool) -> None:
+        for place in self.places():
+            waiting = self._waiting.get(place.ticket_id)
+            if waiting is not None and _differs(waiting.told, place, estimates=estimates):
+                waiting.told = place
+                waiting.on_moved(place)
+
+    def _estimates_s(self) -> list[int]:
+        """Estimate everybody's wait: slots come free in turn, each after an average session.
+
+        Returns:
+            Whole seconds by position, never falling from one position to the next.
+        """
+        average_ns = self._average_ns()
+        now_ns = self._clock_ns()
+        free_in_ns = [max(0, average_ns - now_ns + at) for at in self._leased_at_ns.values()]
+        free_in_ns = free_in_ns or [average_ns]
+        heapq.heapify(free_in_ns)
+        waits_ns = []
+        for _ in self._waiting:
+            waits_ns.append(free_in_ns[0])
+            heapq.heapreplace(free_in_ns, free_in_ns[0] + average_ns)
+        return [max(ESTIMATE_S_MIN, -(-wait_ns // NS_PER_S)) for wait_ns in waits_ns]
+
+    def _average_ns(self) -> int:
+        if not self._took_ns:
+            return SESSION_S_ASSUMED * NS_PER_S
+        return sum(self._took_ns) // len(self._took_ns)
+
+
+def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
+    if told is None or (estimates and told != place):
+        return True
+    return (told.position, told.queue_length) != (place.position, place.queue_length)

@@ -1,0 +1,94 @@
+"""Sound files for the command line, and the conversion to what the model hears.
+
+It reads files that their owner chose: it says clearly what is wrong with them, but is no defence
+against hostile ones (`runtime.media` is). Files are read and written in one go, blocking.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from protocol.errors import LocalProtocolError
+from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+
+FILE_S_MAX: Final = 3_600
+"""Six times the longest session; a longer file was surely not meant, and would fill the memory."""
+PCM16_MAX: Final = 32_767
+
+
+class AudioFileError(Exception):
+    """A sound file cannot be read or written; the message is for whoever named it."""
+
+
+def to_model_rate(samples: NDArray[np.float32], rate_hz: int) -> NDArray[np.float32]:
+    """Mix to mono and resample to what the model hears.
+
+    Args:
+        samples: float32, shape (frames, channels).
+        rate_hz: its sample rate.
+
+    Returns:
+        float32, shape (samples,), 16 kHz; the same input gives the same bytes.
+    """
+    mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)
+    if rate_hz == INPUT_RATE_HZ:
+        return mono
+    resampled: NDArray[np.float32] = soxr.resample(mono, rate_hz, INPUT_RATE_HZ)
+    return resampled
+
+
+def read_wav(path: Path) -> bytes:
+    """Read a sound file of any rate and number of channels.
+
+    Args:
+        path: a WAV file, or any other that libsndfile reads; an hour at most.
+
+    Returns:
+        float32 LE, 16 kHz mono.
+
+    Raises:
+        AudioFileError: it is missing, unreadable, empty or too long.
+    """
+    try:
+        with path.open("rb") as raw, soundfile.SoundFile(raw) as file:
+            if file.frames > FILE_S_MAX * file.samplerate:
+                raise AudioFileError(f"{path}: longer than {FILE_S_MAX} s")
+            samples = file.read(dtype="float32", always_2d=True)
+            rate_hz = file.samplerate
+    except OSError as error:
+        raise AudioFileError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    except soundfile.LibsndfileError as error:
+        raise AudioFileError(f"{path}: not a sound file that can be read") from error
+    if len(samples) == 0:
+        raise AudioFileError(f"{path}: holds no sound")
+    return to_model_rate(samples, rate_hz).astype("<f4").tobytes()
+
+
+def write_wav(path: Path, pcm: bytes) -> None:
+    """Write the model's speech as a 16-bit WAV file; what is louder than full scale is clipped.
+
+    Args:
+        path: replaced where it exists.
+        pcm: float32 LE, 24 kHz mono, finite; may be empty.
+
+    Raises:
+        AudioFileError: it cannot be written.
+        LocalProtocolError: the PCM is not whole samples, or not finite.
+    """
+    if len(pcm) % SAMPLE_BYTES:
+        raise LocalProtocolError(f"{len(pcm)} bytes of PCM are not whole samples")
+    samples = np.frombuffer(pcm, "<f4")
+    if not np.isfinite(samples).all():
+        raise LocalProtocolError("the PCM holds values that are not finite")
+    pcm16 = np.rint(samples.clip(-1, 1) * PCM16_MAX).astype(np.int16)
+    try:
+        with path.open("wb") as raw:
+            soundfile.write(raw, pcm16, OUTPUT_RATE_HZ, subtype="PCM_16", format="WAV")
+    except OSError as error:
+        raise AudioFileError(f"{path}: {error.strerror or 'cannot be written'}") from error

@@ -1,0 +1,69 @@
+"""The command line, `antiphon`: the one composition root.
+
+Commands are named by import string and loaded when asked for, so that `antiphon --help` is quick
+and `replay` can stand above `runtime`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final, cast
+
+import click
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "serve": ("runtime.serve_command:serve_command", "Serve a model over WebSockets."),
+        "talk": ("runtime.talk:talk_command", "Stream a WAV file to a server, hear its reply."),
+        "demo": ("runtime.demo:demo_command", "Serve, talk, record and replay, in one go."),
+        "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
+        "verify": ("replay.cli:verify_command", "Check a log's integrity."),
+        "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+        "bench": ("runtime.bench:bench_command", "Measure units, replay and recording."),
+        "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
+    }
+)
+"""Each command's import string and its line in the help."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for, and not for the list of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Name the commands, in the order in which one meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a command; None where there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        return cast("click.Command", getattr(import_module(module), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="antiphon")
+def main() -> None:
+    """Antiphon: a realtime session server for omni models.
+
+    It speaks the MiniCPM-o realtime protocols, records every session, and runs a recording again
+    byte for byte. `antiphon demo` shows all of it in a minute.
+    """
+
+
+@click.command("states")
+def states_command() -> None:
+    """Draw the session's state diagram (Mermaid) from its transition table."""
+    from protocol.state import diagram
+
+    click.echo(diagram(), nl=False)

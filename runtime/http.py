@@ -1,0 +1,200 @@
+"""The HTTP side of the port: a small Starlette application, and Hypercorn under it.
+
+`GET /health` says that the process is alive, `GET /ready` whether it wants new sessions; what else
+the server shows is added as routes by whoever makes the application. Every error is JSON,
+`{"error": <code>, "message": <text>}`, and no path answers anything else by accident.
+
+`HttpServer` serves an application on one connection. HTTP/1 only: `Upgrade: h2c` is ignored,
+HTTP/2 and WebSockets are refused: the listener takes those. It sends no ASGI lifespan events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import h11
+import orjson
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+HEAD_BYTES_MAX: Final = 16 * 1024
+"""A request's head: cookies and tokens of a browser fit twice."""
+HTTP_IDLE_S: Final = 10.0
+"""A kept connection waits this long for its next request, head included."""
+HTTP_VERSIONS: Final = (b"1.0", b"1.1")
+
+WEBSOCKET_PATHS: Final = ("/v1/realtime",)
+"""Where a plain GET is told that a WebSocket is wanted, rather than that there is nothing."""
+
+
+def error_body(code: str, message: str, **more: object) -> bytes:
+    """Write the JSON body of an HTTP error.
+
+    Args:
+        code: names the error, for programs.
+        message: says what is wrong, for people: lower case, without internal text.
+        more: what else a program may want to know.
+    """
+    return orjson.dumps({"error": code, "message": message, **more})
+
+
+def make_app(readiness: Callable[[], str], routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """Make the application.
+
+    Args:
+        readiness: asked for each `/ready`: `ready`, or why not (`loading`, `full`, `draining`),
+            which is a 503, so that a load balancer looks elsewhere. It must not block.
+        routes: what else is served, looked at after the ones made here.
+
+    Returns:
+        The ASGI application, for `listener.serve`.
+    """
+
+    async def health(_request: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def ready(_request: Request) -> Response:
+        status = readiness()
+        return _json({"status": status}, HTTPStatus.OK if status == "ready" else _UNAVAILABLE)
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/ready", ready),
+            *(Route(path, _upgrade_required) for path in WEBSOCKET_PATHS),
+            *routes,
+        ],
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+    )
+
+
+_UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def _json(value: object, status: int = HTTPStatus.OK) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def _upgrade_required(_request: Request) -> Response:
+    return Response(
+        error_body("websocket_required", "this path speaks WebSocket (RFC 6455), version 13"),
+        HTTPStatus.UPGRADE_REQUIRED,
+        {"Upgrade": "websocket", "Connection": "Upgrade"},
+        media_type="application/json",
+    )
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    message = error.detail.lower() if error.detail else status.phrase.lower()
+    return Response(
+        error_body(status.name.lower(), message),
+        status,
+        dict(error.headers or {}),
+        media_type="application/json",
+    )
+
+
+async def _internal_error(_request: Request, _error: Exception) -> Response:
+    body = error_body("internal_error", "the server failed to answer")
+    return Response(body, HTTPStatus.INTERNAL_SERVER_ERROR, media_type="application/json")
+
+
+# -- the server of one connection ---------------------------------------------------------------
+
+
+def header_tokens(request: h11.Request, name: bytes, *, lower: bool = False) -> tuple[str, ...]:
+    """Read a header's comma-separated values, over all the times that it came."""
+    values = [value.decode("latin-1") for key, value in request.headers if key == name]
+    tokens = (token.strip() for value in values for token in value.split(","))
+    return tuple(token.lower() if lower else token for token in tokens if token)
+
+
+def wants_websocket(request: h11.Request) -> bool:
+    """Tell a request for a WebSocket from any other (RFC 6455, 4.2.1)."""
+    return (
+        request.method == b"GET"
+        and "upgrade" in header_tokens(request, b"connection", lower=True)
+        and "websocket" in header_tokens(request, b"upgrade", lower=True)
+    )
+
+
+class HttpServer(TCPServer):
+    """Hypercorn's server of one connection, which is internal to it: it is pinned below 0.19.
+
+    Args:
+        app: the ASGI application.
+        stream: the connection, with a `socket`; closed at the end. Its sends bound their own time
+            and raise when it is closed, for Hypercorn shields them from cancellation.
+    """
+
+    def __init__(self, app: ASGIApp, stream: object) -> None:
+        super().__init__(
+            ASGIWrapper(cast(Any, app)), _config(), WorkerContext(None), {}, cast(Any, stream)
+        )
+
+    async def run(self) -> None:
+        """Serve the connection's requests, one after the other, until it is closed or idle.
+
+        Raises:
+            OSError: the peer left, or asked for what is not spoken here.
+        """
+        connection = cast(Any, self.stream).socket
+        local, peer = connection.getsockname()[:2], connection.getpeername()[:2]
+        try:
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                http = _Http1(
+                    self.app,
+                    self.config,
+                    self.context,
+                    tasks,
+                    ConnectionState({}),
+                    False,
+                    peer,
+                    local,
+                    self.protocol_send,
+                )
+                self.protocol = cast(Any, http)
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+                await self.idle_task.stop()  # Or a client that left is kept for `HTTP_IDLE_S`.
+        finally:
+            await self._close()
+
+
+class _Http1(H11Protocol):
+    """Hypercorn's HTTP/1 without its ways out to HTTP/2 and to WebSockets of its own."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.http_version not in HTTP_VERSIONS:
+            await self._send_error_response(505)
+            raise ConnectionAbortedError("a client changed to another version of HTTP")
+        if wants_websocket(event):
+            await self._send_error_response(400)
+            raise ConnectionAbortedError("a client asked for a WebSocket on a used connection")
+
+
+def _config() -> Config:
+    config = Config()
+    config.errorlog = logging.getLogger("antiphon.http")
+    config.accesslog = None
+    config.include_server_header = False
+    config.keep_alive_timeout = HTTP_IDLE_S
+    config.h11_max_incomplete_size = HEAD_BYTES_MAX
+    return config

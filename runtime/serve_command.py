@@ -1,0 +1,160 @@
+"""`antiphon serve`: settings from flags, then `runtime.serving`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import click
+
+from protocol.limits import LIMIT_AUDIO_S, LIMIT_VIDEO_S
+from protocol.messages import Mode
+
+from .admission import QUEUE_MAX
+from .listener import Address
+from .models import MODELS
+from .settings import DEFAULT_PORT, MODES, Settings
+
+RECORDINGS: Final = Path("recordings")
+"""Where logs go unless told otherwise: every session is recorded (B: the log is the session)."""
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port for WebSockets and HTTP; 0 takes a free one and prints it.",
+)
+@click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="tiny: the embedded trained model. scripted: plays a fixed script, hears nothing.",
+)
+@click.option(
+    "--slots", type=click.IntRange(1, 1024), help="Sessions at once [default: the model's own]."
+)
+@click.option(
+    "--record",
+    "record_to",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=RECORDINGS,
+    show_default=True,
+    help="Folder of the session logs; it is made where it is missing.",
+)
+@click.option("--no-record", is_flag=True, help="Record nothing.")
+@click.option(
+    "--durability",
+    type=click.Choice(["none", "interval", "unit"]),
+    default="interval",
+    show_default=True,
+    help="When logs are synced to the device, besides at their end: never, every second, or with "
+    "every unit. A killed process loses nothing in any case; a power cut may.",
+)
+@click.option(
+    "--on-recording-failure",
+    type=click.Choice(["continue", "close"]),
+    default="continue",
+    show_default=True,
+    help="What a session does when its log cannot be written: go on and say so, or end.",
+)
+@click.option(
+    "--limit-video-s",
+    type=click.IntRange(1),
+    default=LIMIT_VIDEO_S,
+    show_default=True,
+    help="Total seconds of a video session, queueing and idling included.",
+)
+@click.option(
+    "--limit-audio-s",
+    type=click.IntRange(1),
+    default=LIMIT_AUDIO_S,
+    show_default=True,
+    help="Total seconds of an audio session.",
+)
+@click.option(
+    "--default-mode",
+    type=click.Choice(MODES),
+    default="video",
+    show_default=True,
+    help="The mode of a client that names none in its URL.",
+)
+@click.option(
+    "--queue-max",
+    type=click.IntRange(0),
+    default=QUEUE_MAX,
+    show_default=True,
+    help="Sessions that may wait for a slot; 0 refuses instead (worker_busy).",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log what every session does.")
+def serve_command(
+    *,
+    host: str,
+    port: int,
+    model: str,
+    slots: int | None,
+    record_to: Path,
+    no_record: bool,
+    durability: Literal["none", "interval", "unit"],
+    on_recording_failure: Literal["continue", "close"],
+    limit_video_s: int,
+    limit_audio_s: int,
+    default_mode: Mode,
+    queue_max: int,
+    verbose: bool,
+) -> None:
+    """Serve a model over WebSockets at /v1/realtime?mode=video|audio.
+
+    One port takes WebSockets and HTTP (/health, /ready). Sessions that find no free slot wait in
+    one queue. Ctrl-C or SIGTERM ends every session cleanly; a second one ends at once.
+
+    The server has no keys and no TLS yet: keep it on a loopback address or behind a proxy that
+    has them.
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    settings = Settings(
+        host=host,
+        port=port,
+        model=model,
+        slots=slots,
+        record_to=None if no_record else record_to,
+        durability=durability,
+        on_recording_failure=on_recording_failure,
+        limit_video_s=limit_video_s,
+        limit_audio_s=limit_audio_s,
+        default_mode=default_mode,
+        queue_max=queue_max,
+    )
+    _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    from .serving import run
+
+    try:
+        anyio.run(partial(run, settings, on_bound=_say_bound, on_ready=_say_ready), backend="trio")
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _say_bound(addresses: tuple[Address, ...]) -> None:
+    for address in addresses:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        click.echo(f"listening on ws://{host}:{address.port}/v1/realtime")
+    sys.stdout.flush()
+
+
+def _say_ready() -> None:
+    click.echo("ready")
+    sys.stdout.flush()

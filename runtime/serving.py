@@ -1,0 +1,149 @@
+"""A server on its port: from loading the model to a clean shutdown.
+
+The port is bound first, so that `/health` and `/ready` answer while the model loads. The first
+SIGINT or SIGTERM drains: every session gets its `session.closed` with `server_shutdown`, every log
+its `fin`. The second one ends at once.
+
+Nurseries: `run` owns the listener and the model calls; a connection's tasks live in the listener's.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from protocol.dialects.opening import OPENING
+from protocol.errors import CLOSE_TRY_LATER, ErrorCode
+from protocol.messages import ErrorReport, Mode
+from recorder.writer import Recorder, RecorderPolicy
+
+from . import listener, media
+from .backends.base import Backend
+from .http import error_body, make_app
+from .identity import SystemIdentities
+from .listener import Address, WebSocketRequest
+from .models import load_backend
+from .server import Server
+from .settings import MODES, Settings
+
+REALTIME_PATH: Final = "/v1/realtime"
+SHUTDOWN_WAIT_S: Final = 20.0
+"""Longer than a hanging model call is waited for and a slow client's close; then it is cut off."""
+
+_logger = logging.getLogger("antiphon.server")
+
+
+class Gateway:
+    """Routes connections to the server, once there is one.
+
+    Args:
+        settings: the operator's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.server: Server | None = None
+
+    def readiness(self) -> str:
+        """Say what `/ready` says."""
+        return "loading" if self.server is None else self.server.readiness
+
+    async def on_websocket(self, request: WebSocketRequest) -> None:
+        """Serve one WebSocket request to its end."""
+        if request.path != REALTIME_PATH:
+            body = error_body("not_found", f"the WebSocket endpoint is {REALTIME_PATH}")
+            await request.reject(404, body)
+            return
+        mode = self._mode_of(request)
+        if mode is None:
+            body = error_body("invalid_mode", "unknown mode", allowed=list(MODES))
+            await request.reject(400, body)
+            return
+        websocket = await request.accept()
+        if self.server is not None:
+            await self.server.handle(websocket, mode)
+            return
+        code = ErrorCode.SERVICE_UNAVAILABLE
+        for frame in OPENING.encode(ErrorReport(code=code, message="the model is being loaded")):
+            await websocket.send(frame)
+        await websocket.close(CLOSE_TRY_LATER, code)
+
+    def _mode_of(self, request: WebSocketRequest) -> Mode | None:
+        asked = request.query.get("mode", (self._settings.default_mode,))
+        return next((mode for mode in MODES if asked == (mode,)), None)
+
+
+async def run(
+    settings: Settings,
+    *,
+    load: Callable[[str, int | None], Backend] = load_backend,
+    on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        settings: the operator's.
+        load: loads the model by name, in a thread.
+        on_bound: told the addresses, before the model is loaded.
+        on_ready: told that sessions are taken.
+
+    Raises:
+        OSError: the port or the folder of the logs cannot be had.
+        ModelUnknownError: there is no such model.
+    """
+    if settings.record_to is not None:
+        settings.record_to.mkdir(parents=True, exist_ok=True)
+    listeners = await listener.bind(settings.host, settings.port)
+    gateway = Gateway(settings)
+    recorder = Recorder(RecorderPolicy(durability=settings.durability))
+    try:
+        async with anyio.create_task_group() as tasks:
+            serve = partial(
+                listener.serve,
+                listeners,
+                on_websocket=gateway.on_websocket,
+                app=make_app(gateway.readiness),
+            )
+            on_bound(await tasks.start(serve))
+            tasks.start_soon(_watch_signals, gateway, tasks)
+            backend = await anyio.to_thread.run_sync(load, settings.model, settings.slots)
+            gateway.server = Server(
+                settings,
+                backend,
+                tasks=tasks,
+                recorder=recorder,
+                identities=SystemIdentities(),
+                decode_media=media.decode,
+            )
+            tasks.start_soon(gateway.server.refresh_estimates)
+            on_ready()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await recorder.aclose()
+
+
+async def _watch_signals(gateway: Gateway, tasks: TaskGroup) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            if gateway.server is None or gateway.readiness() == "draining":
+                break
+            _logger.info("%s: ending %d sessions", number.name, gateway.server.sessions)
+            tasks.start_soon(_shut_down, gateway.server, tasks)
+    tasks.cancel_scope.cancel()
+
+
+async def _shut_down(server: Server, tasks: TaskGroup) -> None:
+    server.drain()
+    with anyio.move_on_after(SHUTDOWN_WAIT_S) as scope:
+        await server.wait_until_empty()
+    if scope.cancelled_caught:
+        _logger.error("%d sessions did not end in %s s", server.sessions, SHUTDOWN_WAIT_S)
+    tasks.cancel_scope.cancel()
