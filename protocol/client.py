@@ -5,8 +5,8 @@
     await socket.send(connection.init(Init(instructions="be brief")))
 
 It reads the same two tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps
-nothing beside where the session stands and how it was closed. What the server would refuse for its state is a
-`LocalProtocolError` here, before anything is sent; what the server may not say is a
+nothing beside where the session stands and how it was closed. What the server would refuse for its
+state is a `LocalProtocolError` here, before anything is sent; what the server may not say is a
 `RemoteProtocolError`. An `error` event is neither: it is returned as a message.
 
 It checks no field of what it sends (a test client may send bad ones), plays no audio, measures no

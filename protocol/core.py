@@ -180,10 +180,10 @@ class Core:
         """Give the slot back; once (B5).
 
         Args:
-            condemn: a model call hangs: the worker is not to be used again (B4).
+            condemn: a model call hangs: the worker is not to be used again (B4). Should it end all
+                the same, the slot is gone by then and nothing more is to be done.
         """
-        assert self.lease is not None
-        if not self.releasing:
+        if self.lease is not None and not self.releasing:
             self.releasing = True
             self.cancel_timer("cleanup")
             self.do(ef.Release(lease=self.lease, condemn=condemn))

@@ -64,7 +64,7 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
-        decode_media: decodes a JPEG or WAV off the event loop (`media.MediaDecoder.decode`).
+        decode_media: decodes a JPEG or WAV off the event loop (`media.decode`).
         clock_ns: monotonic nanoseconds.
     """
 

@@ -1,0 +1,397 @@
+"""A backend without a model: it plays what a script says, when the script says it.
+
+A script is a pure function of a unit and the session's seed, so the same session gives the same
+bytes. Time passes in `anyio.sleep` alone: virtual time drives it in tests.
+
+Generate is `Step.steps` equal steps. An interrupt, also one that comes before its unit has begun,
+takes effect before the next of them, and `run_unit(unit, cut=...)` stops there with the same bytes
+(B6). Once the last step has begun there is nothing left to cut.
+
+It watches its callers: a call that breaks a rule of design.md raises an `AssertionError` naming
+the rule, and is kept in `ScriptedBackend.violations` for callers that swallow it.
+
+`force_listen` and `generate_audio` are honoured whatever the script says. The sampling settings,
+`force_listen_count` among them, are a model's: a script decides without them. Windows do not slide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, NoReturn
+
+import anyio
+import attrs
+import numpy as np
+
+from protocol.digest import digest
+from protocol.model import (
+    OUTPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    UNIT_BYTES,
+    Costs,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    Unit,
+    UnitResult,
+)
+
+from .base import BackendError, BackendGone, BackendInfo, ContextFull
+
+SLOTS: Final = 4
+"""Enough for a demonstration; a script costs nothing."""
+CONTEXT_LIMIT: Final = 8192
+"""The model's own, as are the counts and ids below (model.md)."""
+PROMPT_TOKENS_MIN: Final = 10
+TOKEN_CHARS: Final = 4
+VOICE_BYTES_PER_TOKEN: Final = UNIT_BYTES // 10
+PREFILL_TOKENS: Final = 11
+FRAME_TOKENS: Final = 64
+"""Embeddings of a frame, without its two markers; frames are not sliced here."""
+FINALIZE_TOKENS: Final = 2
+CODE_SAMPLES: Final = 960
+US_PER_S: Final = 1_000_000
+UNIT_END_ID: Final = 151_684
+LISTEN_ID: Final = 151_705
+SPEAK_ID: Final = 151_706
+TURN_EOS_ID: Final = 151_717
+CHUNK_EOS_ID: Final = 151_718
+
+Fault = Literal["fail", "context_full", "gone", "hang"]
+"""What goes wrong: an error, a refusal, a lost worker, or a call that never returns."""
+
+
+@attrs.frozen(kw_only=True)
+class Speaks:
+    """The model speaks; `pcm` is float32 LE, 24 kHz mono."""
+
+    text: str
+    pcm: bytes
+    end_of_turn: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """A call that is not a unit: how long it takes, and what goes wrong at its end, if anything."""
+
+    duration_s: float = 0.0
+    fault: Fault | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """What becomes of one unit; as it is, the model listens.
+
+    Attributes:
+        speech: what the model says; None: it listens.
+        fault: what goes wrong instead: `context_full` before anything is fed, `hang` in prefill,
+            the others at the end of generate.
+        prefill_s: seconds of prefill.
+        generate_s: seconds of generate, over all its steps.
+        steps: steps of generate, at least 1; a unit can be cut before each of them.
+        finalize: its finalize.
+        rollback: its rollback, where it failed.
+    """
+
+    speech: Speaks | None = None
+    fault: Fault | None = None
+    prefill_s: float = 0.05
+    generate_s: float = 0.02
+    steps: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    finalize: Call = Call(duration_s=0.037)
+    rollback: Call = Call()
+
+
+Script = Callable[[Unit, int], Step]
+"""Decides a unit from its value and the session's seed; it must be pure."""
+
+
+def default_script(unit: Unit, seed: int) -> Step:
+    """Listen for three units, speak for two, and so on; the second is shorter and ends the turn."""
+    if unit.index % 5 < 3:
+        return Step()
+    last = unit.index % 5 == 4
+    text = f"that was second {unit.index}." if last else f"this is second {unit.index}, "
+    pcm = tone(unit.index, seed, samples=18_000 if last else OUTPUT_RATE_HZ)
+    speech = Speaks(text=text, pcm=pcm, end_of_turn=last)
+    return Step(speech=speech, prefill_s=0.08, generate_s=0.4, steps=8)
+
+
+_FAULTS: Final[dict[int, Fault]] = {0: "fail", 1: "gone", 2: "hang"}
+_UNIT_FAULTS: Final[dict[int, Fault]] = {3: "context_full", **_FAULTS}
+
+
+def random_script(seed: int) -> Script:
+    """Make a script for property tests, in which everything happens that can; `seed` decides."""
+
+    def script(unit: Unit, session_seed: int) -> Step:
+        dice = _dice("script", seed, session_seed, unit.index)
+        return Step(
+            speech=_random_speech(unit.index, session_seed, dice) if dice[0] < 96 else None,
+            fault="fail" if dice[3] < 25 else _UNIT_FAULTS.get(dice[4]),
+            prefill_s=dice[1] / 1000,
+            generate_s=dice[2] / 80 if dice[5] < 25 else dice[2] / 500,
+            steps=1 + dice[6] % 19,
+            finalize=Call(duration_s=dice[7] / 2000, fault=_FAULTS.get(dice[8])),
+            rollback=Call(duration_s=dice[9] / 2000, fault=_FAULTS.get(dice[10] // 8)),
+        )
+
+    return script
+
+
+def _random_speech(index: int, seed: int, dice: bytes) -> Speaks:
+    last = dice[11] < 96
+    samples = dice[12] * OUTPUT_RATE_HZ // 256 if last else OUTPUT_RATE_HZ
+    text = f"word {dice[13]} " if dice[14] < 224 else ""
+    return Speaks(text=text, pcm=tone(index, seed, samples=samples), end_of_turn=last)
+
+
+def tone(index: int, seed: int, *, samples: int) -> bytes:
+    """Make a triangle wave (float32 LE, 24 kHz mono, within +-0.25) whose pitch tells the unit.
+
+    It is computed in integers, so it is the same on every machine.
+    """
+    pitch_hz = 110 + int.from_bytes(_dice("tone", seed, index)[:2], "little") % 770
+    phase = np.arange(samples, dtype=np.int64) * pitch_hz % OUTPUT_RATE_HZ
+    triangle = np.abs(2 * phase - OUTPUT_RATE_HZ) - OUTPUT_RATE_HZ // 2
+    return (triangle.astype("<f4") / np.float32(2 * OUTPUT_RATE_HZ)).tobytes()
+
+
+class ScriptedBackend:
+    """Plays scripts.
+
+    Args:
+        script: decides the units.
+        opening: decides how opening goes.
+        release: how every release goes.
+        slots: sessions at once.
+        context_limit: tokens.
+        can_rollback: whether a failed unit can be undone.
+
+    Attributes:
+        info: what it is; constant.
+        violations: the rules that callers broke, in order.
+        held_slots: slots with a session, also one that opens; empty once all are released (B5).
+    """
+
+    def __init__(
+        self,
+        script: Script = default_script,
+        *,
+        opening: Callable[[Opening], Call] = lambda _: Call(),
+        release: Call = Call(),
+        slots: int = SLOTS,
+        context_limit: int = CONTEXT_LIMIT,
+        can_rollback: bool = True,
+    ) -> None:
+        self.script = script
+        self.release = release
+        self.violations: list[str] = []
+        self.held_slots: set[int] = set()
+        self._opening = opening
+        self.info = BackendInfo(
+            name="scripted",
+            modes=("video", "audio"),
+            slots=slots,
+            context_limit=context_limit,
+            sliding_windows=("off",),
+            can_rollback=can_rollback,
+            deterministic=True,
+            fingerprint={"backend": "scripted", "version": "1"},
+        )
+
+    async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
+        """Open a session, as `Backend.open` says; a cancelled one leaves the slot empty."""
+        if slot in self.held_slots or not 0 <= slot < self.info.slots:
+            self.violate(f"B5: slot {slot} of {self.info.slots} is not released, or not ours")
+        self.held_slots.add(slot)
+        try:
+            await _perform(self._opening(opening), "open")
+            prompt_length = PROMPT_TOKENS_MIN + len(opening.instructions) // TOKEN_CHARS
+            prompt_length += len(opening.voice.llm_pcm) // VOICE_BYTES_PER_TOKEN
+            if prompt_length > self.info.context_limit:
+                raise ContextFull(f"a prompt of {prompt_length} tokens")
+        except BaseException:
+            self.held_slots.discard(slot)
+            raise
+        return ScriptedSession(self, opening, slot, Opened(prompt_length=prompt_length))
+
+    def violate(self, rule: str) -> NoReturn:
+        """Keep and raise a broken rule."""
+        self.violations.append(rule)
+        raise AssertionError(rule)
+
+
+_Phase = Literal["ready", "ran", "failed", "broken", "released"]
+_ALLOWED: Final[dict[_Phase, tuple[tuple[str, ...], str]]] = {
+    "ready": (("run_unit", "release"), "B1/B3: no unit has run or failed"),
+    "ran": (("finalize", "release"), "B1: the unit that ran is not finalized"),
+    "failed": (("rollback", "release"), "B3: the unit that failed is not rolled back"),
+    "broken": (("release",), "B3: the session's state is unknown"),
+    "released": ((), "B5: the session is released"),
+}
+"""By where a session stands: what may be called, and the rule that anything else breaks."""
+
+
+class ScriptedSession:
+    """One session's state (B8); `opened` is what opening gave."""
+
+    def __init__(self, backend: ScriptedBackend, opening: Opening, slot: int, opened: Opened):
+        self._backend = backend
+        self._opening = opening
+        self._slot = slot
+        self.opened = opened
+        self._phase: _Phase = "ready"
+        self._running: str | None = None
+        self._index = -1
+        self._step = Step()
+        self._cut: Cut | None = None
+        self._interrupted_index: int | None = None
+        self._kv_length = opened.prompt_length
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Play one unit, as `BackendSession.run_unit` says."""
+        expected = max(unit.index, self._index + 1)  # a replay leaves out the units that failed
+        with self._call("run_unit", unit.index, expected=expected):
+            self._index = unit.index
+            self._step = step = self._decide(unit)
+            await _perform(Call(duration_s=step.prefill_s), "prefill")
+            if step.fault == "hang":
+                await anyio.sleep_forever()
+            self._cut = await self._generate(cut)
+            if self._cut is None and step.fault is not None:
+                self._phase = "failed" if step.fault == "fail" else "broken"
+                await _perform(Call(fault=step.fault), "generate")
+            result = _result(unit, step, self._cut, self._opening, self._kv_length)
+            self._kv_length = result.kv_length
+            self._phase = "ran"
+            return result
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index` before its next step, also where it has not begun yet."""
+        self._interrupted_index = index
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Close the unit, as `BackendSession.finalize` says."""
+        with self._call("finalize", index, expected=self._index):
+            if self._cut is not None and not interrupted:
+                self._backend.violate(f"B6: unit {index} was cut, its finalize does not say so")
+            await _perform(self._step.finalize, "finalize")
+            self._kv_length = kv_length = self._kv_length + FINALIZE_TOKENS
+            self._phase = "ready"
+            fed_ids = (CHUNK_EOS_ID if interrupted or self._step.speech else LISTEN_ID, UNIT_END_ID)
+            cost_us = round(self._step.finalize.duration_s * US_PER_S)
+            return Finalized(index=index, kv_length=kv_length, fed_ids=fed_ids, cost_us=cost_us)
+
+    async def rollback(self, index: int) -> None:
+        """Undo the failed unit, whose tokens were never counted (B3)."""
+        with self._call("rollback", index, expected=self._index):
+            if not self._backend.info.can_rollback:
+                self._backend.violate("B3: rollback of a backend that cannot")
+            await _perform(self._step.rollback, "rollback")
+            self._phase = "ready"
+
+    async def release(self) -> None:
+        """Give back the slot, as `BackendSession.release` says."""
+        with self._call("release", self._index, expected=self._index):
+            await _perform(self._backend.release, "release")
+            self._backend.held_slots.discard(self._slot)
+            self._phase = "released"
+
+    @contextmanager
+    def _call(self, name: str, index: int, *, expected: int) -> Iterator[None]:
+        """Hold callers to the rules; a call that does not say how it ended leaves `broken`."""
+        if self._running is not None:
+            rule = "B4" if name == "release" else "B1"
+            self._backend.violate(f"{rule}: {name} while {self._running} is in flight")
+        allowed, rule = _ALLOWED[self._phase]
+        if name not in allowed:
+            self._backend.violate(f"{rule}; {name} was called")
+        if index != expected:
+            self._backend.violate(f"B9: {name} of unit {index}, not {expected}")
+        self._running = name
+        self._phase = "broken"
+        try:
+            yield
+        finally:
+            self._running = None
+
+    def _decide(self, unit: Unit) -> Step:
+        """Ask the script; refuse a unit whose worst case does not fit, before it is fed (B10)."""
+        if len(unit.pcm) != UNIT_BYTES:
+            self._backend.violate(f"B1: unit {unit.index} has {len(unit.pcm)} bytes of PCM")
+        step = self._backend.script(unit, self._opening.seed)
+        worst = self._kv_length + _prefill_tokens(unit) + FINALIZE_TOKENS
+        worst += self._opening.config.max_new_speak_tokens_per_chunk
+        if step.fault == "context_full" or worst > self._backend.info.context_limit:
+            self._phase = "ready"
+            raise ContextFull(f"unit {unit.index} may need {worst} tokens")
+        return attrs.evolve(step, speech=None) if unit.force_listen else step
+
+    async def _generate(self, cut: Cut | None) -> Cut | None:
+        """Let the steps pass; return where it was cut, or None."""
+        for step in range(self._step.steps):
+            here = Cut(stage="llm", step=step)
+            if self._interrupted_index == self._index or cut == here:
+                return here
+            await anyio.sleep(self._step.generate_s / self._step.steps)
+        return None
+
+
+async def _perform(call: Call, name: str) -> None:
+    await anyio.sleep(call.duration_s)
+    if call.fault == "hang":
+        await anyio.sleep_forever()
+    if call.fault is not None:
+        errors = {"fail": BackendError, "context_full": ContextFull, "gone": BackendGone}
+        raise errors[call.fault](f"the script says so ({name}: {call.fault})")
+
+
+def _result(
+    unit: Unit, step: Step, cut: Cut | None, opening: Opening, kv_length: int
+) -> UnitResult:
+    """Make a unit's result; of a unit that was cut, the share that its steps made."""
+    speech = step.speech or Speaks(text="", pcm=b"")
+    text, pcm = speech.text, speech.pcm if opening.config.generate_audio else b""
+    ids = _speech_ids(speech, opening) if step.speech else ()
+    done = step.steps if cut is None else cut.step
+    samples = len(pcm) // SAMPLE_BYTES * done // step.steps
+    fed_ids = ids[: len(ids) * done // step.steps]
+    terminator = () if cut else (CHUNK_EOS_ID if step.speech else LISTEN_ID,)
+    prefill_us = round(step.prefill_s * US_PER_S)
+    llm_us = round(step.generate_s * US_PER_S) * done // step.steps
+    wall_us = prefill_us + llm_us
+    return UnitResult(
+        index=unit.index,
+        is_listen=cut is not None or step.speech is None,
+        text=text[: len(text) * done // step.steps],
+        pcm=pcm[: samples * SAMPLE_BYTES],
+        end_of_turn=cut is None and speech.end_of_turn,
+        kv_length=kv_length + _prefill_tokens(unit) + len(fed_ids),
+        decided_ids=fed_ids + terminator,
+        fed_ids=fed_ids,
+        codec_ids=tuple(37 * code for code in range(-(-samples // CODE_SAMPLES))),
+        cut=cut,
+        input_hash=digest((unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)),
+        vision_slices=len(unit.frames),
+        vision_tokens=len(unit.frames) * FRAME_TOKENS,
+        costs=Costs(prefill_us=prefill_us, generate_us=llm_us, llm_us=llm_us, wall_us=wall_us),
+    )
+
+
+def _speech_ids(speech: Speaks, opening: Opening) -> tuple[int, ...]:
+    """Make the ids that a speaking unit feeds: one less than it may decide, at most."""
+    words = _dice("words", speech.text, opening.seed)[: len(speech.text) // TOKEN_CHARS]
+    ids = (SPEAK_ID, *(word * 587 for word in words), *(TURN_EOS_ID,) * speech.end_of_turn)
+    return ids[: opening.config.max_new_speak_tokens_per_chunk - 1]
+
+
+def _prefill_tokens(unit: Unit) -> int:
+    return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2)
+
+
+def _dice(*parts: str | int) -> bytes:
+    """Draw 16 bytes by what names the draw: the same every time."""
+    return bytes.fromhex(digest(parts))

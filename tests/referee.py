@@ -1,0 +1,386 @@
+"""An independent judge of a session: it watches events and effects and knows the rules B1-B10.
+
+It shares no code with the machine: it re-chunks audio by itself, counts calls by itself, and reads
+what was sent as a client would. It works on a live session and on a recorded one alike.
+
+Each rule is a method `rule_*`; `RULES` lists them, so that a test can take one away and see that
+nothing else catches what it catches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+import pybase64
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.errors import ADMISSION_ERRORS, ErrorCode
+from protocol.limits import UNIT_FAILURES_MAX, UNITS_PENDING_MAX
+from protocol.model import UNIT_BYTES, Unit
+
+Body = dict[str, Any]
+OUTCOMES: Final = {"listen", "text", "audio", "response.listen", "response.output_audio.delta"}
+ENDINGS: Final = (ef.Close,)
+
+
+@attrs.define
+class Trace:
+    """What has happened so far, before the step that is being judged.
+
+    Attributes:
+        state: derived from what was sent alone.
+        call: the model call under way, as `(name, index)`.
+        audio: what appends have brought.
+        forced_bytes: everything before this position must listen.
+        taken: ordinals of units that were started or dropped.
+        withheld: the running unit was interrupted.
+        frozen: no unit may start any more: a finalize or rollback failed.
+        deferred: finalize comes after the send; the test says which it has asked for.
+    """
+
+    state: str = "QUEUED"
+    created: bool = False
+    closed_sent: bool = False
+    call: tuple[str, int] | None = None
+    lease: int = 0
+    leases: int = 0
+    releases: int = 0
+    waits: bool = True
+    audio: bytes = b""
+    forced_bytes: int = 0
+    taken: set[int] = attrs.Factory(set)
+    started: int = 0
+    outcomes: set[int] = attrs.Factory(set)
+    withheld: bool = False
+    failures: int = 0
+    frozen: bool = False
+    deferred: bool = True
+    can_rollback: bool = True
+    cleanup_fired: bool = False
+    ordinal: int = 0
+
+
+@attrs.define
+class Step:
+    """One step: what came in, what went out, and what was sent, parsed."""
+
+    event: ev.Event
+    effects: Sequence[ef.Effect]
+    sent: list[Body]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """The effects of one class."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    @property
+    def outcomes(self) -> list[Body]:
+        """What was sent of a unit's outcome."""
+        return [body for body in self.sent if body.get("kind", body["type"]) in OUTCOMES]
+
+    @property
+    def errors(self) -> list[str]:
+        """The codes of the errors that were sent."""
+        return [body["error"]["code"] for body in self.sent if body["type"] == "error"]
+
+    @property
+    def completed(self) -> tuple[str, int] | None:
+        """The model call whose end this event tells."""
+        event = self.event
+        match event:
+            case ev.UnitDone():
+                return ("unit", event.result.index)
+            case ev.UnitFailed():
+                return ("unit", event.index)
+            case ev.FinalizeDone():
+                return ("finalize", event.finalized.index)
+            case ev.FinalizeFailed():
+                return ("finalize", event.index)
+            case ev.RollbackDone() | ev.RollbackFailed():
+                return ("rollback", event.index)
+            case ev.BackendOpened() | ev.BackendOpenFailed():
+                return ("open", event.lease)
+        return None
+
+
+class Referee:
+    """Watches one session and keeps what it did wrong.
+
+    Args:
+        without: names of rules to leave out, for testing the referee itself.
+    """
+
+    def __init__(self, without: Iterable[str] = ()) -> None:
+        self.violations: list[str] = []
+        self.trace = Trace()
+        self._rules = [rule for name, rule in RULES.items() if name not in set(without)]
+
+    def observe(self, event: ev.Event, effects: Sequence[ef.Effect]) -> None:
+        """Judge one step, then remember it."""
+        sent = [json.loads(effect.frame) for effect in effects if isinstance(effect, ef.Send)]
+        step = Step(event, effects, sent)
+        self._take_event(step)
+        for rule in self._rules:
+            problem = rule(self.trace, step)
+            if problem:
+                self.violations.append(f"{rule.__name__.removeprefix('rule_')}: {problem}")
+        self._take_effects(step)
+
+    def finish(self) -> None:
+        """Judge what must be true at the end (B5)."""
+        if self.trace.leases != self.trace.releases:
+            self.violations.append("b5: a slot did not come back")
+
+    def _take_event(self, step: Step) -> None:
+        """Take in what an event changes before the effects are judged."""
+        trace, event = self.trace, step.event
+        due = trace.call is not None and step.completed == trace.call
+        if due:
+            trace.call = None
+            trace.frozen |= isinstance(event, ev.FinalizeFailed | ev.RollbackFailed)
+        if isinstance(event, ev.BackendLost) and event.lease == trace.lease:
+            trace.call, trace.frozen = None, True
+        if isinstance(event, ev.ConnectionOpened):
+            trace.can_rollback = event.limits.can_rollback
+        if isinstance(event, ev.SlotLeased):
+            trace.leases, trace.lease = trace.leases + 1, event.lease
+        if isinstance(event, ev.TimerFired) and event.name == "cleanup":
+            trace.cleanup_fired = True
+        if isinstance(event, ev.FrameReceived) and trace.state == "ACTIVE" and not step.errors:
+            self._take_append(event.frame)
+
+    def _take_append(self, frame: str | bytes | None) -> None:
+        body = _json(frame)
+        if body.get("type") not in ("input.append", "input_audio_buffer.append"):
+            return
+        fields = body.get("input", body)
+        self.trace.audio += pybase64.b64decode(fields["audio"])
+        if fields.get("force_listen"):
+            units = -(-len(self.trace.audio) // UNIT_BYTES)
+            self.trace.forced_bytes = units * UNIT_BYTES
+
+    def _take_effects(self, step: Step) -> None:
+        trace = self.trace
+        trace.state = _state_after(trace.state, step)
+        trace.created |= any(body["type"] == "session.created" for body in step.sent)
+        trace.closed_sent |= any(body["type"] == "session.closed" for body in step.sent)
+        trace.releases += len(step.of(ef.Release))
+        if isinstance(step.event, ev.UnitFailed) and step.of(ef.Rollback):
+            trace.failures += 1
+        for effect in step.effects:
+            match effect:
+                case ef.OpenBackend():
+                    trace.call = ("open", effect.lease)
+                case ef.StartUnit():
+                    trace.call = ("unit", effect.unit.index)
+                    trace.ordinal = _next_ordinal(trace)
+                    trace.taken.add(trace.ordinal)
+                    trace.started, trace.withheld = trace.started + 1, False
+                case ef.DropUnit():
+                    trace.taken.add(effect.ordinal)
+                case ef.Interrupt():
+                    trace.withheld = True
+                case ef.StartFinalize():
+                    trace.call = ("finalize", effect.index)
+                    trace.failures = 0
+                case ef.Rollback():
+                    trace.call = ("rollback", effect.index)
+                case _:
+                    pass
+
+
+def _json(frame: str | bytes | None) -> Body:
+    try:
+        body = json.loads(frame or "")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _next_ordinal(trace: Trace) -> int:
+    return next(n for n in range(len(trace.taken) + 1) if n not in trace.taken)
+
+
+def _state_after(state: str, step: Step) -> str:
+    """Say where a session stands, from what it sent alone (000, State Machine)."""
+    for body in step.sent:
+        state = {"session.queue_done": "CONNECTED", "session.created": "ACTIVE"}.get(
+            body["type"], state
+        )
+    ended = step.of(ef.Close) or isinstance(step.event, ev.PeerGone | ev.SendFailed)
+    return "CLOSED" if ended else state
+
+
+# -- the rules: each returns what is wrong, or None ------------------------------------------------
+
+
+def rule_silence(trace: Trace, step: Step) -> str | None:
+    """Nothing is sent once CLOSED, one `session.closed` at most, and that one last."""
+    types = [body["type"] for body in step.sent]
+    if trace.state == "CLOSED" and (types or step.of(ef.Close)):
+        return f"{types} after the end"
+    if "session.closed" in types and types[-1] != "session.closed":
+        return "something follows session.closed"
+    if types.count("session.closed") > 1 or (trace.closed_sent and "session.closed" in types):
+        return "session.closed twice"
+    return None
+
+
+def rule_farewell(trace: Trace, step: Step) -> str | None:
+    """`session.closed` precedes our close exactly where there was a `session.created`."""
+    said = any(body["type"] == "session.closed" for body in step.sent)
+    if step.of(ef.Close) and said is not trace.created:
+        return f"closed with session.closed={said}, created={trace.created}"
+    return None
+
+
+def rule_codes(trace: Trace, step: Step) -> str | None:
+    """Every error has a documented code; admission's, and only those, close with 1013."""
+    unknown = set(step.errors) - {code.value for code in ErrorCode}
+    if unknown:
+        return f"undocumented codes {unknown}"
+    refused = any(code in ADMISSION_ERRORS for code in step.errors)
+    closed_1013 = any(close.code == 1013 for close in step.of(ef.Close))
+    return None if refused is closed_1013 else f"{step.errors} and 1013={closed_1013}"
+
+
+def rule_b1(trace: Trace, step: Step) -> str | None:
+    """No prefill before the last unit is finalized or undone, and never two calls at once."""
+    calls = [
+        effect
+        for effect in step.effects
+        if isinstance(effect, ef.OpenBackend | ef.StartUnit | ef.StartFinalize | ef.Rollback)
+    ]
+    if calls and (trace.call is not None or len(calls) > 1):
+        return f"{calls} while {trace.call} is under way"
+    if step.of(ef.StartUnit) and trace.frozen:
+        return "a unit on a broken state"
+    if step.of(ef.StartUnit) and isinstance(step.event, ev.UnitDone | ev.UnitFailed):
+        return "a unit starts where one has just ended"
+    return None
+
+
+def rule_b2(trace: Trace, step: Step) -> str | None:
+    """Deferred, finalize follows the send in the same step; not deferred, the send waits for it."""
+    finalizes = step.of(ef.StartFinalize)
+    if not finalizes:
+        return None
+    if not trace.deferred:
+        return "sent before its finalize" if step.outcomes else None
+    order = [type(effect) for effect in step.effects]
+    if not step.outcomes or order.index(ef.StartFinalize) < order.index(ef.Send):
+        return "finalize does not follow the send"
+    return None
+
+
+def rule_b3(trace: Trace, step: Step) -> str | None:
+    """A failed unit is undone and told, until there have been too many."""
+    event = step.event
+    due = isinstance(event, ev.UnitFailed) and trace.call is None and trace.state == "ACTIVE"
+    if not (due and isinstance(event, ev.UnitFailed) and event.index == trace.started - 1):
+        return None
+    if step.of(ef.Close):
+        allowed = event.context_full or not trace.can_rollback
+        allowed = allowed or trace.failures + 1 >= UNIT_FAILURES_MAX
+        return None if allowed else "one failure ended the session"
+    told = step.errors == ["inference_error"]
+    if not step.of(ef.Rollback) and not told:
+        return None  # stale: it was not in flight
+    return None if told and step.of(ef.Rollback) else "a failure neither undone nor told"
+
+
+def rule_b4(trace: Trace, step: Step) -> str | None:
+    """The slot is not given back while a call is under way, unless it hangs."""
+    for release in step.of(ef.Release):
+        if trace.call is not None and not (release.condemn and trace.cleanup_fired):
+            return f"released while {trace.call} is under way"
+    return None
+
+
+def rule_b5(trace: Trace, step: Step) -> str | None:
+    """A slot goes back once."""
+    if trace.releases + len(step.of(ef.Release)) > trace.leases:
+        return "released more than was leased"
+    return None
+
+
+def rule_b6(trace: Trace, step: Step) -> str | None:
+    """`force_listen` cuts what runs at once and forces all up to its own unit."""
+    for start in step.of(ef.StartUnit):
+        begin = _next_ordinal(trace) * UNIT_BYTES
+        if begin < trace.forced_bytes and not start.unit.force_listen:
+            return f"unit {start.unit.index} is not forced"
+    forced = isinstance(step.event, ev.FrameReceived) and '"force_listen": true' in str(
+        step.event.frame
+    )
+    if forced and trace.state == "ACTIVE" and not step.errors and not trace.withheld:
+        running = trace.call is not None and trace.call[0] == "unit"
+        if running and not step.of(ef.Interrupt):
+            return "what runs is not cut"
+    speaks = any(
+        body.get("kind", body["type"]) not in ("listen", "response.listen")
+        for body in step.outcomes
+    )
+    if trace.withheld and isinstance(step.event, ev.UnitDone) and speaks:
+        return "an interrupted unit speaks"
+    return None
+
+
+def rule_b7(trace: Trace, step: Step) -> str | None:
+    """Five units wait at most; the oldest goes; and units are exact seconds of the input."""
+    taken = set(trace.taken)
+    for effect in step.effects:
+        if isinstance(effect, ef.DropUnit | ef.StartUnit):
+            oldest = next(n for n in range(len(taken) + 1) if n not in taken)
+            if isinstance(effect, ef.DropUnit) and effect.ordinal != oldest:
+                return f"second {effect.ordinal} dropped, {oldest} is older"
+            taken.add(oldest)
+            if isinstance(effect, ef.StartUnit) and not _is_second(trace, effect.unit, oldest):
+                return f"unit {effect.unit.index} is not second {oldest} of the input"
+    waiting = len(trace.audio) // UNIT_BYTES - len(taken)
+    return f"{waiting} units wait" if waiting > UNITS_PENDING_MAX else None
+
+
+def _is_second(trace: Trace, unit: Unit, ordinal: int) -> bool:
+    begin = ordinal * UNIT_BYTES
+    return unit.pcm == trace.audio[begin : begin + UNIT_BYTES] and len(unit.pcm) == UNIT_BYTES
+
+
+def rule_b9(trace: Trace, step: Step) -> str | None:
+    """Indices count up, and a unit has one outcome: when it is done, or finalized."""
+    for start in step.of(ef.StartUnit):
+        if start.unit.index != trace.started:
+            return f"unit {start.unit.index} after {trace.started} started"
+    listens = sum(
+        body.get("kind", body["type"]) in ("listen", "response.listen") for body in step.outcomes
+    )
+    if step.outcomes and listens not in (0, len(step.outcomes)):
+        return "listen and speech at once"
+    if listens > 1:
+        return "two outcomes of a unit"
+    told = bool(step.outcomes)
+    if told and not isinstance(step.event, ev.UnitDone | ev.FinalizeDone):
+        return f"an outcome at {type(step.event).__name__}"
+    if step.of(ef.StartFinalize) and trace.deferred and not told:
+        return "a unit without an outcome"
+    return None
+
+
+def rule_b10(trace: Trace, step: Step) -> str | None:
+    """A unit that does not fit ends the session, with that reason."""
+    event = step.event
+    full = isinstance(event, ev.UnitFailed) and event.context_full
+    if full and step.completed is not None and step.sent:
+        reasons = [body.get("reason") for body in step.sent]
+        return None if "context_full" in reasons else f"{reasons}"
+    return None
+
+
+RULES: Final = {
+    name.removeprefix("rule_"): rule
+    for name, rule in list(globals().items())
+    if name.startswith("rule_")
+}
