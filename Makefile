@@ -1,0 +1,73 @@
+# Everything a developer does with Antiphon. `make` alone says what there is.
+#
+# Each target makes `.venv` and installs into it what it needs; that is quick when neither
+# pyproject.toml nor constraints.txt changed. Only pip uses the network.
+
+PYTHON ?=
+ARGS ?=
+# Two workers on two cores; each loads torch, so more than eight only cost memory. The tests of one
+# file stay together, for they share what is slow to make.
+PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadfile
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+EVIDENCE := docs/evidence
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint bench soak
+
+help:
+	@echo 'make setup   make .venv and install Antiphon and its tools into it'
+	@echo 'make demo    serve, talk, record and replay a session with the embedded model'
+	@echo 'make test    run the tests (ARGS="-k units" for some; PYTEST_WORKERS= for one process)'
+	@echo 'make lint    check style, formatting and types'
+	@echo 'make bench   measure, and print the numbers as JSON'
+	@echo 'make soak    run for long, and keep the numbers under $(EVIDENCE)/'
+	@echo 'PYTHON=...   which Python (3.11 or later) makes .venv'
+
+setup: $(INSTALLED)
+	@echo "ready: $(BIN)/antiphon"
+
+demo: $(INSTALLED)
+	@$(BIN)/antiphon demo $(ARGS)
+
+test: $(INSTALLED)
+	@echo 'pytest'
+	@$(BIN)/python -m pytest $(PYTEST_WORKERS) $(ARGS)
+
+lint: $(INSTALLED)
+	@echo 'ruff check'
+	@$(BIN)/ruff check .
+	@echo 'ruff format --check'
+	@$(BIN)/ruff format --check .
+	@echo 'mypy'
+	@$(BIN)/mypy
+
+bench: $(INSTALLED)
+	@$(BIN)/antiphon bench --json $(ARGS)
+
+soak: $(INSTALLED)
+	@mkdir -p $(EVIDENCE)
+	@$(BIN)/python -m tests.soak $(ARGS)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing into $(VENV) (minutes the first time)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python3.14); do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "making $(VENV) with $$python"; \
+			"$$python" -m venv --clear $(VENV) && exit 0; \
+			rm -rf $(VENV); \
+			echo "$$python could not make a virtual environment (is its venv module installed?)" >&2; \
+			exit 1; \
+		fi; \
+	done; \
+	echo 'Antiphon needs Python 3.11 or later, and found none.' >&2; \
+	echo 'Install one, or name it: make PYTHON=/path/to/python3.11' >&2; \
+	exit 1

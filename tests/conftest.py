@@ -1,0 +1,42 @@
+"""What all tests share: how hard Hypothesis tries, and nothing else.
+
+`HYPOTHESIS_PROFILE` picks one of:
+
+| profile | for |
+|---|---|
+| `ci` (the default) | the same examples at every run: what fails once fails everywhere |
+| `dev` | new examples at every run, those that failed first |
+| `soak` | as `dev`, with fifty times as many |
+
+No profile has a deadline: an example that is slow on a busy machine is no bug.
+
+Asynchronous tests bear `pytest.mark.anyio` and run on asyncio and on trio, by AnyIO's own fixture
+`anyio_backend`. A module whose tests need virtual time overrides it with trio's `MockClock`; with
+real sockets that clock is moved by hand, for it would jump by itself while a socket is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+EXAMPLES_SOAK = 5_000
+"""Fifty times Hypothesis's own 100: minutes a property, for a run by hand."""
+
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.register_profile(
+    "soak",
+    deadline=None,
+    max_examples=EXAMPLES_SOAK,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
