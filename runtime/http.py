@@ -173,7 +173,8 @@ class HttpServer(TCPServer):
                 self.protocol = cast(Any, http)
                 await self.idle_task.restart(tasks, self._idle_timeout)
                 await self._read_data()
-                await self.idle_task.stop()  # Or a client that left is kept for `HTTP_IDLE_S`.
+                # Nothing more will come: do not wait for it until `HTTP_IDLE_S` is over.
+                await self.context.terminated.set()
         finally:
             await self._close()
 

@@ -253,9 +253,9 @@ class _Server:
             try:
                 await self._on_websocket(request)
                 await request.finish(1000)
-            except WebSocketClosed:
+            except* WebSocketClosed:
                 pass
-            except Exception:
+            except* Exception:
                 _LOG.exception("the handler of %s failed", request.path)
                 await request.finish(1011)
             nursery.cancel_scope.cancel()

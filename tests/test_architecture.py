@@ -48,8 +48,10 @@ MUTABLE_CALLS: Final = frozenset({
 })
 # fmt: on
 
-TRIO_ALLOWED: Final = frozenset({"runtime/listener.py", "runtime/websocket.py"})
-"""All else is AnyIO's, and tested on both of its event loops."""
+TRIO_ALLOWED: Final = frozenset(
+    {"runtime/listener.py", "runtime/websocket.py", "runtime/client.py"}
+)
+"""Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/backends/minicpmo/", "runtime/backends/threaded.py")
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
 HEAVY: Final = frozenset({"torch", "transformers"})

@@ -1,0 +1,194 @@
+"""Records read back: the strict inverse of `recorder.records`.
+
+Rules: everything is checked, since sound checksums do not make a sound writer; whatever is not
+exactly what `RecordEncoder` writes raises `FormatError` and nothing else. Blobs are unpacked only
+when asked for; a blob that another record holds is asked of the caller.
+
+It does not look for records in a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn, TypeAlias
+
+import attrs
+
+from .blobs import unpack
+from .errors import FormatError, RecorderError
+from .records import BLOB, NESTING_MAX, RECORD_VERSIONS, RESERVED, TEXT, WTF8, Record, Value
+from .spans import restore
+
+Resolve: TypeAlias = Callable[[int, int], bytes]
+"""Gives the blob that `[seq, index]` of an earlier record names, or raises `FormatError`."""
+
+_KEYS: Final = frozenset({"at_ns", "blobs", "fields", "kind", "seq", "version"})
+
+
+@attrs.frozen(kw_only=True)
+class StoredRecord:
+    """A record whose header is parsed and whose blobs are still packed.
+
+    Attributes:
+        record: `fields` as in the header, blobs unresolved.
+        table: the blob table; see `recorder.records`.
+        area: the stored blobs.
+        starts: where in `area` each blob of the table starts; 0 for a reference.
+    """
+
+    record: Record
+    table: tuple[tuple[int, ...], ...]
+    area: memoryview
+    starts: tuple[int, ...]
+
+    def blob(self, index: int) -> bytes:
+        """Unpack a blob that this record itself holds.
+
+        Raises:
+            FormatError: it holds no such blob, or the bytes do not fit the codec.
+        """
+        if not 0 <= index < len(self.table) or len(self.table[index]) != 3:
+            raise FormatError(f"record {self.record.seq} does not hold blob {index}")
+        codec, length, stored_len = self.table[index]
+        start = self.starts[index]
+        return unpack(codec, self.area[start : start + stored_len], length)
+
+
+def parse(header: bytes, area: memoryview) -> StoredRecord:
+    """Parse one framed record.
+
+    Raises:
+        FormatError: it is not what a writer of a known version wrote.
+    """
+    try:
+        found = json.loads(header.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"a record's header is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.keys() != _KEYS:
+        raise FormatError("a record's header has other keys")
+    kind, version = found["kind"], found["version"]
+    if not isinstance(kind, str) or not _is_count(version) or RECORD_VERSIONS.get(kind) != version:
+        raise FormatError(f"record {kind!r} of version {version!r} is not known")
+    if not isinstance(found["fields"], dict):
+        raise FormatError("a record's fields are no object")
+    try:
+        record = Record(kind=kind, seq=found["seq"], at_ns=found["at_ns"], fields=found["fields"])
+    except RecorderError as error:
+        raise FormatError(str(error)) from error
+    table = _check_table(found["blobs"])
+    return StoredRecord(record=record, table=table, area=area, starts=_find_blobs(table, area))
+
+
+def decode(stored: StoredRecord, resolve: Resolve) -> Record:
+    """Put the blobs back into a record's fields.
+
+    Args:
+        stored: from `parse`.
+        resolve: gives blobs that earlier records hold.
+
+    Raises:
+        FormatError: a blob is lost or wrong, or the fields are not what a writer wrote.
+    """
+    fields = _Unpacker(stored=stored, resolve=resolve).unpack_mapping(stored.record.fields, 0)
+    return attrs.evolve(stored.record, fields=fields)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _check_table(found: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(found, list):
+        raise FormatError("a record's blob table is no list")
+    for entry in found:
+        if (
+            not isinstance(entry, list)
+            or len(entry) not in (2, 3)
+            or not all(map(_is_count, entry))
+        ):
+            raise FormatError("a record's blob table has an entry of another shape")
+    return tuple(map(tuple, found))
+
+
+def _find_blobs(table: tuple[tuple[int, ...], ...], area: memoryview) -> tuple[int, ...]:
+    starts = []
+    at = 0
+    for entry in table:
+        if len(entry) == 2:
+            starts.append(0)
+            continue
+        starts.append(at)
+        at += entry[2]
+    if at != len(area):
+        raise FormatError("a record's blobs are not as long as its table says")
+    return tuple(starts)
+
+
+@attrs.frozen(kw_only=True)
+class _Unpacker:
+    stored: StoredRecord
+    resolve: Resolve
+
+    def unpack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, Value]:
+        unpacked: dict[str, Value] = {}
+        for key, item in value.items():
+            if key.startswith(RESERVED):
+                if not key.startswith(RESERVED, 1):
+                    raise FormatError(f"the key {key!r} is not ours")
+                unpacked[key[1:]] = self._unpack(item, depth + 1)
+            else:
+                unpacked[key] = self._unpack(item, depth + 1)
+        return unpacked
+
+    def _unpack(self, value: Value, depth: int) -> Value:
+        if not isinstance(value, (dict, list)):
+            return value
+        if isinstance(value, dict) and len(value) == 1:
+            ((key, item),) = value.items()
+            if key == BLOB:
+                return self._blob(item)
+            if key == TEXT:
+                return self._text(item)
+            if key == WTF8:
+                return _to_text(self._blob(item))
+        if depth > NESTING_MAX:
+            raise FormatError(f"fields nest deeper than {NESTING_MAX}")
+        if isinstance(value, dict):
+            return self.unpack_mapping(value, depth)
+        return [self._unpack(item, depth + 1) for item in value]
+
+    def _text(self, pieces: object) -> str:
+        if not isinstance(pieces, list):
+            raise FormatError("a text taken apart is no list")
+        return restore(map(self._piece, pieces))
+
+    def _piece(self, piece: object) -> str | bytes:
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece, list) and len(piece) == 1:
+            return _to_text(self._blob(piece[0]))
+        return self._blob(piece)
+
+    def _blob(self, index: object) -> bytes:
+        table = self.stored.table
+        if type(index) is not int or not 0 <= index < len(table):
+            raise FormatError(f"blob {index!r} is not in the record's table")
+        if len(table[index]) == 3:
+            return self.stored.blob(index)
+        seq, other = table[index]
+        own = self.stored.record.seq
+        if seq > own or (seq == own and other >= index):
+            raise FormatError(f"blob {index} of record {own} names a later one")
+        return self.stored.blob(other) if seq == own else self.resolve(seq, other)
+
+
+def _to_text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"a text's blob is not UTF-8: {error}") from error

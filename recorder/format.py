@@ -1,0 +1,217 @@
+"""The bytes of a session log, version 1: block headers, the chain, record framing. Pure functions.
+
+    File  := Block+ [SeekTable]
+    Block := Skippable(magic 0x184D2A53){Header} ZstdFrame
+
+Rules: little-endian; a header is accepted only if its CRC and every limit hold; the mark that
+starts a header (`MARK`) never occurs inside a block, so that a reader which lost its place can
+trust the next mark it finds, whatever a client sent. Where zstd's frame would hold it, the payload
+is stuffed: a zero byte after each start of a mark.
+
+It does not compress, does no IO, and knows nothing of what a record says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from .errors import FormatError
+
+FORMAT_VERSION: Final = 1
+SKIPPABLE_MAGIC: Final = 0x184D2A53
+"""One of zstd's sixteen skippable magics; ours, so that a seek table (…5E) is told apart."""
+SEEK_TABLE_MAGIC: Final = 0x184D2A5E
+"""The seek table of zstd's seekable format; may follow the last block, holds no records."""
+TAG: Final = b"ANTL"
+
+CHAIN_BYTES: Final = 16
+"""128 bits: enough that nobody finds another history with the same chain."""
+CHAIN_START: Final = bytes(CHAIN_BYTES)
+
+MIB: Final = 1 << 20
+BLOCK_BYTES: Final = 256 << 10
+"""A block closes at this size before compression: what one bad bit can cost at most."""
+RECORD_BYTES_MAX: Final = 128 * MIB
+"""Above the largest frame that any endpoint takes (chat: 96 MiB), with room for other fields."""
+HEAD_BYTES_MAX: Final = 4 * MIB
+"""The session record is written twice and held in memory; a resolved config is some kilobytes."""
+PAYLOAD_BYTES_MAX: Final = HEAD_BYTES_MAX + RECORD_BYTES_MAX
+"""What a reader is ready to allocate for one block, whatever its header says."""
+COMPRESSED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 256 + 1024
+"""zstd's own bound for data that does not compress."""
+
+FLAG_HEAD_COPY: Final = 1
+"""The payload starts with a copy of the session record, which `first_seq` does not count."""
+FLAG_STUFFED: Final = 2
+"""The payload is stuffed; see `stuff`."""
+FLAGS_KNOWN: Final = FLAG_HEAD_COPY | FLAG_STUFFED
+
+_PREAMBLE: Final = struct.Struct("<II")
+_FIELDS: Final = struct.Struct("<4sBBHQQIIII")
+_CRC: Final = struct.Struct("<I")
+_FRAMING: Final = struct.Struct("<II")
+
+CONTENT_BYTES: Final = _FIELDS.size + CHAIN_BYTES + _CRC.size
+HEADER_BYTES: Final = _PREAMBLE.size + CONTENT_BYTES
+"""Preamble and header, 68 bytes."""
+MARK: Final = _PREAMBLE.pack(SKIPPABLE_MAGIC, CONTENT_BYTES) + TAG
+"""The twelve bytes that start every header; no part of it is both its start and its end."""
+_MARK_START: Final = MARK[:-1]
+_STUFFING: Final = b"\x00"
+"""It neither completes the mark nor starts one, nor does a mark hold it after its own end."""
+_SEQ_MAX: Final = (1 << 63) - 1
+
+
+@attrs.frozen(kw_only=True)
+class BlockHeader:
+    """What a block says of itself.
+
+    Attributes:
+        first_seq: `seq` of its first record, a head copy not counted.
+        mono_ns: `at_ns` of that record.
+        n_records: records in the payload, a head copy counted.
+        compressed_len: bytes of the zstd frame.
+        uncompressed_len: bytes of the payload.
+        payload_crc: crc32 of the compressed bytes.
+        chain: blake2b-128 of the previous chain, these fields and the compressed bytes.
+        has_head_copy: the payload starts with a copy of the session record.
+        is_stuffed: the payload is stuffed, its length is that of the stuffed one.
+    """
+
+    first_seq: int
+    mono_ns: int
+    n_records: int
+    compressed_len: int
+    uncompressed_len: int
+    payload_crc: int
+    chain: bytes = CHAIN_START
+    has_head_copy: bool = False
+    is_stuffed: bool = False
+
+    @property
+    def next_seq(self) -> int:
+        """The `seq` that follows this block."""
+        return self.first_seq + self.n_records - self.has_head_copy
+
+
+def _pack_fields(header: BlockHeader) -> bytes:
+    flags = FLAG_HEAD_COPY * header.has_head_copy | FLAG_STUFFED * header.is_stuffed
+    return _PREAMBLE.pack(SKIPPABLE_MAGIC, CONTENT_BYTES) + _FIELDS.pack(
+        TAG,
+        FORMAT_VERSION,
+        flags,
+        0,
+        header.first_seq,
+        header.mono_ns,
+        header.n_records,
+        header.compressed_len,
+        header.uncompressed_len,
+        header.payload_crc,
+    )
+
+
+def chain_of(previous: bytes, header: BlockHeader, compressed: bytes) -> bytes:
+    """Link a block to everything before it.
+
+    Args:
+        previous: chain of the block before, `CHAIN_START` for the first.
+        header: the block's; its own `chain` does not matter.
+        compressed: the block's zstd frame.
+    """
+    digest = hashlib.blake2b(previous, digest_size=CHAIN_BYTES)
+    digest.update(_pack_fields(header))
+    digest.update(compressed)
+    return digest.digest()
+
+
+def pack_header(header: BlockHeader) -> bytes:
+    """Return the skippable frame of a block, `HEADER_BYTES` long."""
+    head = _pack_fields(header) + header.chain
+    return head + _CRC.pack(zlib.crc32(head))
+
+
+def unpack_header(data: bytes) -> BlockHeader:
+    """Read the skippable frame of a block.
+
+    Args:
+        data: exactly `HEADER_BYTES`.
+
+    Raises:
+        FormatError: it is not a sound header of this version, or names a size past a limit.
+    """
+    if len(data) != HEADER_BYTES or not data.startswith(MARK):
+        raise FormatError("no block starts here")
+    head = data[: -_CRC.size]
+    if _CRC.unpack_from(data, len(head))[0] != zlib.crc32(head):
+        raise FormatError("the block header's crc does not hold")
+    fields = _FIELDS.unpack_from(data, _PREAMBLE.size)
+    _, version, flags, reserved, first_seq, mono_ns, count, compressed, uncompressed, crc = fields
+    if version != FORMAT_VERSION or flags & ~FLAGS_KNOWN or reserved:
+        raise FormatError(f"block of version {version}, flags {flags}: this reader knows version 1")
+    header = BlockHeader(
+        first_seq=first_seq,
+        mono_ns=mono_ns,
+        n_records=count,
+        compressed_len=compressed,
+        uncompressed_len=uncompressed,
+        payload_crc=crc,
+        chain=head[-CHAIN_BYTES:],
+        has_head_copy=bool(flags & FLAG_HEAD_COPY),
+        is_stuffed=bool(flags & FLAG_STUFFED),
+    )
+    _check_limits(header)
+    return header
+
+
+def _check_limits(header: BlockHeader) -> None:
+    if not 1 <= header.compressed_len <= COMPRESSED_BYTES_MAX:
+        raise FormatError(f"compressed length {header.compressed_len} is out of range")
+    if header.uncompressed_len > PAYLOAD_BYTES_MAX:
+        raise FormatError(f"payload length {header.uncompressed_len} is out of range")
+    if not 1 <= header.n_records <= header.uncompressed_len // _FRAMING.size:
+        raise FormatError(f"{header.n_records} records cannot fit the payload")
+    if header.next_seq > _SEQ_MAX or header.next_seq == header.first_seq:
+        raise FormatError(f"seq {header.first_seq} with {header.n_records} records is out of range")
+
+
+def stuff(payload: bytes) -> bytes:
+    """Return the payload without any mark in it: a zero follows each start of one."""
+    return payload.replace(_MARK_START, _MARK_START + _STUFFING)
+
+
+def unstuff(payload: bytes) -> bytes:
+    """Undo `stuff`."""
+    return payload.replace(_MARK_START + _STUFFING, _MARK_START)
+
+
+def frame_record(header: bytes, blobs: bytes) -> bytes:
+    """Frame one record: two lengths, its JSON header, its blob area."""
+    return _FRAMING.pack(len(header), len(blobs)) + header + blobs
+
+
+def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the JSON header and the blob area of each record.
+
+    Raises:
+        FormatError: the lengths do not add up to exactly the payload.
+    """
+    view = memoryview(payload)
+    at = 0
+    for _ in range(n_records):
+        if at + _FRAMING.size > len(payload):
+            raise FormatError("the payload ends inside a record's framing")
+        header_len, blob_len = _FRAMING.unpack_from(payload, at)
+        at += _FRAMING.size
+        end = at + header_len + blob_len
+        if end > len(payload):
+            raise FormatError("a record runs past the payload")
+        yield bytes(view[at : at + header_len]), view[at + header_len : end]
+        at = end
+    if at != len(payload):
+        raise FormatError(f"{len(payload) - at} bytes follow the last record of the payload")

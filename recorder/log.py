@@ -1,0 +1,285 @@
+"""One session's log, as its driver holds it: a backlog, what was written of it, and who waits.
+
+Rules: one thread appends to a log; the recorder's thread takes, advances, releases and fails it.
+All of it is bookkeeping under one short lock: no work, IO or waiting is done while holding it. The
+waits are cancellable and lose nothing: what was appended is written all the same.
+
+It does not encode or write; see `recorder.logfile`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import attrs
+
+from .bell import Bell, Bells
+from .errors import LogFailed, LogFull, LogMisuse
+from .format import MIB, RECORD_BYTES_MAX
+from .logfile import FIN_FIELDS, LogFile
+from .records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
+
+CALL_UP_BYTES: Final = MIB
+"""A backlog of this size is served before anybody waits for it: some blocks' worth of work."""
+
+OnFailure = Callable[[LogFailed], None]
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Waiter:
+    is_done: Callable[[], bool]
+    event: anyio.Event
+    bell: Bell
+
+
+@attrs.define(eq=False, kw_only=True)
+class Shared:
+    """What all logs of a recorder share, guarded by the lock of `changed`.
+
+    Attributes:
+        session_bytes_max: backlog at which one log is full.
+        total_bytes_max: backlog of all logs at which every log is full.
+        serve_here: serves logs in the calling thread, for a recorder without one.
+        changed: notified when a log is called up or the recorder closes.
+        called_up: logs to serve now, in order.
+        backlog_bytes: of all logs.
+        is_closing: nothing is taken any more.
+    """
+
+    session_bytes_max: int
+    total_bytes_max: int
+    serve_here: Callable[[], None]
+    bells: Bells = attrs.field(factory=Bells)
+    changed: threading.Condition = attrs.field(
+        factory=lambda: threading.Condition(threading.Lock())
+    )
+    called_up: deque[SessionLog] = attrs.field(factory=deque)
+    backlog_bytes: int = 0
+    is_closing: bool = False
+    room_waiters: list[_Waiter] = attrs.field(factory=list)
+
+
+def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
+    """Wake and remove the waiters that are done; the lock is held."""
+    done = [waiter for waiter in waiters if all_of_them or waiter.is_done()]
+    for waiter in done:
+        waiters.remove(waiter)
+        waiter.bell.ring((waiter.event.set,))
+
+
+class SessionLog:
+    """A log being written. Made by `Recorder.open`, ended by `finish` or with the recorder.
+
+    Attributes:
+        path: the file.
+        written_seq: `seq` of the last record that write(2) took, -1 before the first.
+        failure: why the log failed, or None.
+    """
+
+    def __init__(self, shared: Shared, file: LogFile, on_failure: OnFailure | None) -> None:
+        self.path: Final[Path] = file.path
+        self.file: Final = file
+        self.written_seq = -1
+        self.failure: LogFailed | None = None
+        self._shared: Final = shared
+        self._on_failure: Final = on_failure
+        self._home: Final = shared.bells.here()
+        self._queue: list[Record] = []
+        self._backlog_bytes = 0
+        self._next_seq = 0
+        self._is_called_up = False
+        self._is_ended = False
+        self._waiters: list[_Waiter] = []
+
+    @property
+    def next_seq(self) -> int:
+        """The `seq` that the next record must have."""
+        return self._next_seq
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes appended and not yet written."""
+        return self._backlog_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the driver should wait in `room` before it appends more."""
+        shared = self._shared
+        return (
+            self._backlog_bytes >= shared.session_bytes_max
+            or shared.backlog_bytes >= shared.total_bytes_max
+        )
+
+    @property
+    def lost_records(self) -> int:
+        """Records appended and never written, as the log failed."""
+        return self._next_seq - 1 - self.written_seq if self.failure is not None else 0
+
+    def append(self, record: Record, *, urgent: bool = False) -> None:
+        """Take a record; it never blocks. On a failed log the record is counted as lost.
+
+        Args:
+            record: the next one; its fields are given away. Not `session` and not `fin`.
+            urgent: a Send or Close waits for it: write it now, with all that is ready.
+
+        Raises:
+            LogMisuse: it is not the next record, or the log or the recorder has ended.
+            LogFull: the backlog is a whole record past its bound; the record was not taken.
+        """
+        if record.kind in ("session", "fin"):
+            raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
+        self.put(record, urgent=urgent)
+
+    async def written(self, seq: int) -> None:
+        """Wait until write(2) took the record `seq`, and have that happen now.
+
+        Raises:
+            LogMisuse: no record `seq` was appended.
+            LogFailed: the log failed before it was written.
+        """
+        if seq >= self._next_seq:
+            raise LogMisuse(f"record {seq} was never appended, the next is {self._next_seq}")
+        await self._wait(self._waiters, lambda: self.written_seq >= seq)
+
+    async def room(self) -> None:
+        """Wait until the log is not full.
+
+        Raises:
+            LogFailed: the log failed.
+        """
+        await self._wait(
+            self._shared.room_waiters, lambda: self.failure is None and not self.is_full
+        )
+
+    async def finish(self, fields: Fields, *, at_ns: int) -> None:
+        """Append `fin`, and wait until the file is on the device and closed.
+
+        Args:
+            fields: `reason` and whatever else; `blocks`, `chain` and `counts` are added.
+            at_ns: monotonic nanoseconds.
+
+        Raises:
+            LogMisuse: the log has ended already, or `fields` holds what is added.
+            LogFailed: the log failed. When cancelled, `fin` is written all the same.
+        """
+        if FIN_FIELDS & fields.keys():
+            raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
+        record = Record(kind="fin", seq=self._next_seq, at_ns=at_ns, fields=fields)
+        self.put(record, urgent=True, is_last=True)
+        await self.written(record.seq)
+
+    def abandon(self, reason: str) -> None:
+        """Give the log up, by decision of the driver; its backlog is dropped and counted."""
+        self.fail(LogFailed(reason), tell=False)
+        self._shared.serve_here()
+
+    def put(self, record: Record, *, urgent: bool, is_last: bool = False) -> None:
+        """Take any record; for the recorder. See `append`."""
+        size = size_bytes(record.fields) + RECORD_OVERHEAD_BYTES
+        shared = self._shared
+        with shared.changed:
+            self._check(record, size)
+            self._next_seq += 1
+            self._is_ended = is_last
+            if self.failure is not None:
+                return  # it is lost, and counted by its seq
+            self._queue.append(record)
+            self._backlog_bytes += size
+            shared.backlog_bytes += size
+            if urgent or self._backlog_bytes >= CALL_UP_BYTES:
+                self._call_up()
+        shared.serve_here()
+
+    def take(self) -> tuple[list[Record], int]:
+        """Give what is queued, and its bytes; for the recorder's thread."""
+        with self._shared.changed:
+            records, self._queue = self._queue, []
+            self._is_called_up = False
+            return records, self._backlog_bytes
+
+    def advance(self, seq: int) -> None:
+        """Note that write(2) took everything up to `seq`; for the recorder's thread."""
+        with self._shared.changed:
+            self.written_seq = seq
+            _wake(self._waiters)
+
+    def release(self, size: int) -> None:
+        """Note that `size` bytes are no longer held; for the recorder's thread."""
+        with self._shared.changed:
+            self._backlog_bytes -= size
+            self._shared.backlog_bytes -= size
+            _wake(self._shared.room_waiters)
+
+    def call_up_if_queued(self) -> None:
+        """Have the log served in this round if it holds records; for the recorder's thread."""
+        with self._shared.changed:
+            if self._queue:
+                self._call_up()
+
+    def fail(self, failure: LogFailed, *, tell: bool) -> None:
+        """Fail the log for good; from any thread. The recorder's thread closes the file."""
+        with self._shared.changed:
+            if self.failure is not None:
+                return
+            self.failure = failure
+            self._call_up()
+            _wake(self._waiters, all_of_them=True)
+            _wake(self._shared.room_waiters)
+        if tell and self._on_failure is not None:
+            self._tell(self._on_failure, failure)
+
+    def _tell(self, on_failure: OnFailure, failure: LogFailed) -> None:
+        if self._home is None:
+            on_failure(failure)
+        else:
+            self._home.ring((lambda: on_failure(failure),))
+
+    def _check(self, record: Record, size: int) -> None:
+        shared = self._shared
+        is_over = shared.is_closing and self.failure is None
+        if is_over or self._is_ended:
+            raise LogMisuse(f"{self.path.name} has ended, {record.kind} {record.seq} is too late")
+        if record.seq != self._next_seq:
+            raise LogMisuse(f"{record.kind} has seq {record.seq}, the next is {self._next_seq}")
+        if self._backlog_bytes + size > shared.session_bytes_max + RECORD_BYTES_MAX:
+            raise LogFull(f"{self.path.name} holds {self._backlog_bytes} bytes back already")
+
+    def _call_up(self) -> None:
+        """Have the log served at once; the lock is held."""
+        if not self._is_called_up:
+            self._is_called_up = True
+            self._shared.called_up.append(self)
+            self._shared.changed.notify()
+
+    async def _wait(self, waiters: list[_Waiter], is_done: Callable[[], bool]) -> None:
+        waiter = self._enlist(waiters, is_done)
+        self._shared.serve_here()
+        if waiter is None:
+            await anyio.lowlevel.checkpoint()
+        else:
+            try:
+                await waiter.event.wait()
+            finally:
+                with self._shared.changed:
+                    if waiter in waiters:
+                        waiters.remove(waiter)
+        if self.failure is not None and not is_done():
+            raise LogFailed(str(self.failure)) from self.failure
+
+    def _enlist(self, waiters: list[_Waiter], is_done: Callable[[], bool]) -> _Waiter | None:
+        bell = self._shared.bells.here()
+        assert bell is not None, "only a task can wait"
+        with self._shared.changed:
+            if is_done() or self.failure is not None:
+                return None
+            waiter = _Waiter(is_done=is_done, event=anyio.Event(), bell=bell)
+            waiters.append(waiter)
+            if self._queue:
+                self._call_up()
+            return waiter

@@ -1,0 +1,62 @@
+"""The last blobs of one log, so that a repeated one is named and not stored again.
+
+Repeats come at once: a voice is sent and then prepared, PCM is made and then sent. So little is
+kept, and the bytes themselves: they are found by three short probes and then compared whole, which
+costs less than any hash and cannot be fooled.
+
+It keeps nothing on disk and does not know what a blob holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, TypeAlias
+
+import attrs
+
+from .format import MIB
+
+REFERENCE_BYTES_MIN: Final = 64
+"""A shorter blob is stored again: naming another costs as much."""
+REMEMBERED_BYTES: Final = MIB
+"""Kept a log: five seconds of both sides of a session. One larger blob, a voice, is kept alone."""
+_PROBE_BYTES: Final = 16
+"""Taken at three places: PCM and JPEG files that differ, differ there."""
+
+Place: TypeAlias = tuple[int, int]
+"""`(seq, index)` of a blob."""
+_Key: TypeAlias = tuple[int, bytes, bytes, bytes]
+
+
+@attrs.define
+class BlobMemory:
+    """Recent blobs and where they are stored; of those that look alike, the last."""
+
+    _kept: OrderedDict[_Key, tuple[bytes, Place]] = attrs.field(factory=OrderedDict, init=False)
+    _kept_bytes: int = attrs.field(default=0, init=False)
+
+    def find_or_keep(self, blob: bytes, place: Place) -> Place | None:
+        """Return where the same blob is stored, or None and keep that it is stored at `place`."""
+        if len(blob) < REFERENCE_BYTES_MIN:
+            return None
+        key = _probe(blob)
+        found = self._kept.pop(key, None)
+        if found is not None and found[0] == blob:
+            self._kept[key] = found
+            return found[1]
+        self._kept[key] = (blob, place)
+        self._kept_bytes += len(blob) if found is None else 0
+        while self._kept_bytes > REMEMBERED_BYTES and len(self._kept) > 1:
+            _, (dropped, _) = self._kept.popitem(last=False)
+            self._kept_bytes -= len(dropped)
+        return None
+
+
+def _probe(blob: bytes) -> _Key:
+    middle = len(blob) // 2
+    return (
+        len(blob),
+        blob[:_PROBE_BYTES],
+        blob[middle : middle + _PROBE_BYTES],
+        blob[-_PROBE_BYTES:],
+    )

@@ -1,0 +1,275 @@
+"""Reads a session log: records in order, and damage where there is some.
+
+Rules: nothing wrong is ever accepted, see `recorder.scan` and `recorder.decoding`. One bad bit
+costs at most the block it is in, and such records elsewhere as name a blob of that block: each of
+those is reported by itself. The session record comes from the first block, or from the copy in the
+second; without either the log is unreadable. A log can be read while it is written: iterating ends
+with the last complete block, and iterating the same reader again goes on from there.
+
+Memory is bounded: one block, some blocks kept for the blobs that later records name, and sixteen
+bytes a block to find those again. Reading never writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+
+import attrs
+
+from .decoding import StoredRecord, decode, parse
+from .errors import FormatError, LogDamaged, Unreadable
+from .format import MIB, split_records
+from .records import Record
+from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, load_block
+
+KEPT_BYTES_MAX: Final = 16 * MIB
+"""Payloads kept for blobs that later records name: far more than a writer remembers."""
+
+HeadSource = Literal["first", "second"]
+
+
+def read(path: Path, *, on_damage: Callable[[Damage], object] | None = None) -> Iterator[Record]:
+    """Yield the records of a log, the session record first.
+
+    Args:
+        path: the log.
+        on_damage: is told of each damage, and reading goes on; None stops at the first.
+
+    Raises:
+        LogDamaged: there is damage, and no `on_damage`.
+        Unreadable: no session record is left.
+    """
+    with LogReader(path) as reader:
+        for item in reader:
+            if isinstance(item, Record):
+                yield item
+            elif on_damage is not None:
+                on_damage(item)
+            else:
+                raise LogDamaged(f"{path.name} at {item.offset}: {item.reason}, {item.detail}")
+
+
+@attrs.frozen
+class _Parsed:
+    """The records of an accepted block; where one could not be parsed, its error."""
+
+    records: list[StoredRecord | FormatError]
+    head: StoredRecord | None
+    payload_bytes: int
+
+
+class LogReader:
+    """One log, read from its start; use it as a context manager, or call `close`.
+
+    Attributes:
+        head: the session record.
+        head_source: the block it was taken from.
+        blocks: blocks accepted so far.
+    """
+
+    head: Final[Record]
+    head_source: Final[HeadSource]
+
+    def __init__(self, log: Path | bytes) -> None:
+        """Open a log and find its session record.
+
+        Args:
+            log: a file, or the bytes of one.
+
+        Raises:
+            Unreadable: no session record is left, or none was written yet.
+            OSError: there is no such file, or it cannot be read.
+        """
+        self._source = BytesSource(log) if isinstance(log, bytes) else FileSource(log)
+        self._scanner: Final = Scanner(self._source)
+        self._first_seqs: list[int] = []
+        self._offsets: list[int] = []
+        self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
+        self._kept_bytes = 0
+        self._is_finished = False
+        self.blocks = 0
+        try:
+            self.head, self.head_source = self._find_head()
+        except BaseException:
+            self._source.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record | Damage]:
+        """Yield what follows what was read so far, up to the last complete block."""
+        for item in self._scanner:
+            if isinstance(item, Damage):
+                yield item
+            else:
+                yield from self._read_block(item)
+
+    @property
+    def last_chain(self) -> bytes | None:
+        """The chain of the last block read, None where its header was lost."""
+        return self._scanner.chain
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of an incomplete block at the end, as of now."""
+        return self._source.size() - self._scanner.offset
+
+    def _find_head(self) -> tuple[Record, HeadSource]:
+        """Take the head from the first sound block: it holds the record or its copy, or neither."""
+        block = next((item for item in Scanner(self._source) if isinstance(item, Block)), None)
+        if block is None:
+            raise Unreadable("no block of the log can be read, or none is complete yet")
+        stored = _parse_block(block).head
+        if stored is None:
+            raise Unreadable("both session records of the log are lost")
+        source: HeadSource = "second" if block.header.first_seq else "first"
+        try:
+            return decode(stored, self._resolve), source
+        except FormatError as error:
+            raise Unreadable(f"the log's session record is not sound: {error}") from error
+
+    def _read_block(self, block: Block) -> Iterator[Record | Damage]:
+        if self._is_finished:
+            yield _lose_block(block, "fin", "a block follows the log's end")
+            return
+        try:
+            parsed = _parse_block(block)
+        except FormatError as error:
+            yield _lose_block(block, "record", str(error))
+            return
+        self.blocks += 1
+        if block.header.has_head_copy:
+            yield from self._read_copy(block, parsed)
+        self._first_seqs.append(block.header.first_seq)
+        self._offsets.append(block.offset)
+        self._keep(block.offset, parsed)
+        for index, stored in enumerate(parsed.records):
+            yield from self._read_record(block, block.header.first_seq + index, stored)
+
+    def _read_copy(self, block: Block, parsed: _Parsed) -> Iterator[Record | Damage]:
+        if self.head_source == "second" and not self._first_seqs:
+            self._first_seqs.append(0)
+            self._offsets.append(block.offset)
+            yield self.head
+            return
+        try:
+            is_same = parsed.head is not None and decode(parsed.head, self._resolve) == self.head
+        except FormatError:
+            is_same = False
+        if not is_same:
+            detail = "the copy of the session record is another"
+            yield _damage(block, "head", detail, None, 0)
+
+    def _read_record(
+        self, block: Block, seq: int, stored: StoredRecord | FormatError
+    ) -> Iterator[Record | Damage]:
+        if isinstance(stored, FormatError):
+            yield _damage(block, "record", str(stored), seq)
+            return
+        try:
+            record = decode(stored, self._resolve)
+        except FormatError as error:
+            yield _damage(block, "blob", str(error), seq)
+            return
+        self._is_finished = self._is_finished or record.kind == "fin"
+        yield record
+
+    def _keep(self, offset: int, parsed: _Parsed) -> None:
+        self._kept[offset] = parsed
+        self._kept_bytes += parsed.payload_bytes
+        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= dropped.payload_bytes
+
+    def _resolve(self, seq: int, index: int) -> bytes:
+        """Give a blob that an earlier record holds; from the file again if it was not kept."""
+        at = bisect_right(self._first_seqs, seq) - 1
+        if at < 0:
+            raise FormatError(f"record {seq}, which holds a blob, is lost")
+        offset = self._offsets[at]
+        parsed = self._kept.get(offset)
+        if parsed is None:
+            parsed = _parse_block(load_block(self._source, offset))
+            self._keep(offset, parsed)
+        self._kept.move_to_end(offset)
+        if seq == 0 and parsed.head is not None:
+            return parsed.head.blob(index)
+        place = seq - self._first_seqs[at]
+        stored = _sound(parsed.records[place]) if place < len(parsed.records) else None
+        if stored is None:
+            raise FormatError(f"record {seq}, which holds a blob, is lost")
+        return stored.blob(index)
+
+
+def _sound(stored: StoredRecord | FormatError) -> StoredRecord | None:
+    return None if isinstance(stored, FormatError) else stored
+
+
+def _damage(
+    block: Block, reason: Reason, detail: str, first_seq: int | None, records: int = 1
+) -> Damage:
+    return Damage(
+        offset=block.offset,
+        length=0,
+        reason=reason,
+        detail=detail,
+        first_seq=first_seq,
+        records=records,
+    )
+
+
+def _lose_block(block: Block, reason: Reason, detail: str) -> Damage:
+    header = block.header
+    return _damage(block, reason, detail, header.first_seq, header.next_seq - header.first_seq)
+
+
+def _parse_block(block: Block) -> _Parsed:
+    """Parse a block's records.
+
+    Raises:
+        FormatError: they are not framed as the header says.
+    """
+    header = block.header
+    framed = list(split_records(block.payload, header.n_records))
+    copies = 1 if header.has_head_copy else 0
+    copy = _parse_record(*framed[0], 0) if copies else None
+    records = [
+        _parse_record(*parts, header.first_seq + index)
+        for index, parts in enumerate(framed[copies:])
+    ]
+    head = records[0] if header.first_seq == 0 else copy
+    return _Parsed(
+        records=records,
+        head=_sound(head) if head is not None else None,
+        payload_bytes=len(block.payload),
+    )
+
+
+def _parse_record(header: bytes, area: memoryview, seq: int) -> StoredRecord | FormatError:
+    """Parse one record, or give its error: the others of the block are sound all the same."""
+    try:
+        stored = parse(header, area)
+    except FormatError as error:
+        return error
+    record = stored.record
+    if record.seq != seq or (record.kind == "session") != (seq == 0):
+        return FormatError(f"{record.kind} {record.seq} stands where record {seq} should")
+    return stored

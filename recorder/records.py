@@ -1,0 +1,252 @@
+"""Records: what a log holds, and how one becomes a JSON header and blobs.
+
+    Record := header_len:u32 blob_len:u32 header:JSON blobs
+    header := {"at_ns", "blobs", "fields", "kind", "seq", "version"}
+    blobs  := table of [codec, length, stored length], or [seq, index] for one stored before
+
+Rules: fields are JSON values in which any nested value may be `bytes`; decoding gives equal fields
+(a tuple comes back as a list). In the header an object with one of the keys below is ours, and a
+caller's key that starts with `$` gets a second one, so nothing of a caller's is mistaken for it:
+
+    {"$blob": i}     bytes: blob i of the table
+    {"$text": [...]} text taken apart: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
+    {"$wtf8": i}     text with lone surrogates, which JSON in UTF-8 cannot hold
+
+Only `frame` of `rx` and `tx` is taken apart. This module knows no kind's fields beyond that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import attrs
+
+from .blobs import pack
+from .errors import RecordInvalid
+from .format import MIB, RECORD_BYTES_MAX, frame_record
+from .memory import BlobMemory
+from .spans import extract
+
+Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
+"""JSON, with bytes anywhere. `int` of any size; no NaN and no infinities."""
+Fields: TypeAlias = Mapping[str, Value]
+
+RECORD_VERSIONS: Final[Mapping[str, int]] = {
+    "session": 1,
+    "rx": 1,
+    "tx": 1,
+    "event": 1,
+    "effect": 1,
+    "prepare": 1,
+    "unit": 1,
+    "turn": 1,
+    "chunk": 1,
+    "finalize": 1,
+    "rollback": 1,
+    "state": 1,
+    "mark": 1,
+    "elided": 1,
+    "fin": 1,
+}
+"""The kinds of record and the version of each that this code writes."""
+
+FRAME_KINDS: Final = frozenset({"rx", "tx"})
+FRAME_BYTES_MAX: Final = 96 * MIB
+"""The largest frame that any endpoint takes; a larger one was refused, so its start will do."""
+FRAME_BYTES_KEPT: Final = 64 << 10
+"""What is kept of a larger frame: enough to see what it was."""
+FRAME_CUT: Final = "frame_cut"
+"""The field that says what a truncated frame was: `{bytes, blake2b, is_text}`."""
+
+NESTING_MAX: Final = 64
+"""Deeper values are refused: reading them back must not exhaust the stack."""
+TEXT_CHARS_INLINE: Final = 4096
+"""Longer text of a frame goes into a blob, where JSON's escapes cannot make it six times longer."""
+RECORD_OVERHEAD_BYTES: Final = 200
+"""What a small record holds in memory beside its fields, for the backlog's sum."""
+
+BLOB: Final = "$blob"
+TEXT: Final = "$text"
+WTF8: Final = "$wtf8"
+RESERVED: Final = "$"
+
+_Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
+
+
+def _is_count(_instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise RecordInvalid(f"{attribute.name} {value!r} is no count of up to 63 bits")
+
+
+def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+    if value not in RECORD_VERSIONS:
+        raise RecordInvalid(f"{value!r} is no kind of record")
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One entry of a log. The fields are given away: they must not change afterwards.
+
+    Attributes:
+        kind: a key of `RECORD_VERSIONS`.
+        seq: 0, 1, 2... in the log, without gaps; 0 is the `session` record.
+        at_ns: monotonic nanoseconds.
+        fields: what it says.
+    """
+
+    kind: str = attrs.field(validator=_is_kind)
+    seq: int = attrs.field(validator=_is_count)
+    at_ns: int = attrs.field(validator=_is_count)
+    fields: Fields
+
+
+def size_bytes(value: Value) -> int:
+    """Estimate what a value holds in memory, without looking into lists of numbers."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + size_bytes(item) for key, item in value.items())
+    if isinstance(value, Sequence):
+        if value and isinstance(value[0], (int, float)):
+            return 8 * len(value)
+        return sum(map(size_bytes, value))
+    return 8
+
+
+@attrs.define
+class RecordEncoder:
+    """Encodes the records of one log, in order; remembers recent blobs to name them again.
+
+    Attributes:
+        frame_bytes_max: longer frames are truncated.
+    """
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    _memory: BlobMemory = attrs.field(factory=BlobMemory, init=False)
+
+    def encode(self, record: Record) -> bytes:
+        """Return the framed record.
+
+        Raises:
+            RecordInvalid: a value is not JSON or bytes, nests too deep, or the whole is too large.
+        """
+        packer = _Packer(seq=record.seq, memory=self._memory)
+        fields = record.fields
+        if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), (str, bytes)):
+            rest = {key: value for key, value in fields.items() if key != "frame"}
+            frame, cut = _cut_frame(frame, self.frame_bytes_max)
+            if cut and FRAME_CUT in rest:
+                raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
+            packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
+            packed["frame"] = packer.pack_frame(frame)
+        else:
+            packed = packer.pack_mapping(fields, 0)
+        header = {
+            "at_ns": record.at_ns,
+            "blobs": packer.table,
+            "fields": packed,
+            "kind": record.kind,
+            "seq": record.seq,
+            "version": RECORD_VERSIONS[record.kind],
+        }
+        framed = frame_record(_to_json(header), b"".join(packer.area))
+        if len(framed) > RECORD_BYTES_MAX:
+            raise RecordInvalid(f"{record.kind} of {len(framed)} bytes, at most {RECORD_BYTES_MAX}")
+        return framed
+
+
+def _to_json(header: Mapping[str, object]) -> bytes:
+    try:
+        text = json.dumps(
+            header, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+        return text.encode()
+    except ValueError as error:  # NaN, an int of thousands of digits, a surrogate in a key
+        raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
+
+
+def _cut_frame(frame: str | bytes, bytes_max: int) -> tuple[str | bytes, Fields | None]:
+    """Truncate an oversized frame; text is measured and hashed as UTF-8."""
+    if len(frame) * (4 if isinstance(frame, str) else 1) <= bytes_max:
+        return frame, None
+    whole = frame.encode("utf-8", "surrogatepass") if isinstance(frame, str) else frame
+    if len(whole) <= bytes_max:
+        return frame, None
+    digest = hashlib.blake2b(whole, digest_size=16).hexdigest()
+    kept = frame[: min(FRAME_BYTES_KEPT, bytes_max)]
+    return kept, {"bytes": len(whole), "blake2b": digest, "is_text": isinstance(frame, str)}
+
+
+@attrs.define(kw_only=True)
+class _Packer:
+    """Turns the values of one record into JSON, and collects its blobs."""
+
+    seq: int
+    memory: BlobMemory
+    table: list[list[int]] = attrs.field(factory=list)
+    area: list[bytes] = attrs.field(factory=list)
+
+    def pack_frame(self, frame: str | bytes) -> _Json:
+        if isinstance(frame, bytes) or not _is_utf8(frame):
+            return self._pack(frame, 0)
+        pieces = extract(frame)
+        if len(frame) <= TEXT_CHARS_INLINE and all(isinstance(piece, str) for piece in pieces):
+            return frame
+        return {TEXT: [self._pack_piece(piece) for piece in pieces]}
+
+    def _pack_piece(self, piece: str | bytes) -> _Json:
+        if isinstance(piece, bytes):
+            return self._add(piece)
+        return piece if len(piece) <= TEXT_CHARS_INLINE else [self._add(piece.encode())]
+
+    def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
+        packed: dict[str, _Json] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
+            packed["$" + key if key.startswith(RESERVED) else key] = self._pack(item, depth + 1)
+        return packed
+
+    def _pack(self, value: Value, depth: int) -> _Json:
+        if isinstance(value, str):
+            return value if _is_utf8(value) else {WTF8: self._add(_to_wtf8(value))}
+        if value is None or isinstance(value, (int, float)):
+            return value
+        if isinstance(value, bytes):
+            return {BLOB: self._add(value)}
+        if depth > NESTING_MAX:
+            raise RecordInvalid(f"record {self.seq} nests deeper than {NESTING_MAX}")
+        if isinstance(value, Mapping):
+            return self.pack_mapping(value, depth)
+        if isinstance(value, (list, tuple)):
+            return [self._pack(item, depth + 1) for item in value]
+        raise RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
+
+    def _add(self, blob: bytes) -> int:
+        """Store a blob, or name where it is stored; return its index in the table."""
+        index = len(self.table)
+        found = self.memory.find_or_keep(blob, (self.seq, index))
+        if found is not None:
+            self.table.append(list(found))
+            return index
+        packed = pack(blob)
+        self.table.append([packed.codec, len(blob), len(packed.stored)])
+        self.area.append(packed.stored)
+        return index
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _to_wtf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,282 @@
+"""The blocks of a log, found and checked one after another; and the damage between them.
+
+Rules: a block is accepted only if its header's CRC and limits, its payload's CRC and its
+decompressed length hold. What follows a sound header with a bad payload is found by length, unless
+a mark inside the payload shows that bytes are missing there; after a bad header the next mark is
+looked for. A block that goes back in `seq` is refused; a gap in `seq` and a broken chain are
+reported. An incomplete block at the end is a log still open, or a writer that died: no damage.
+
+Scanning can go on when the file has grown. It reads one block at a time and never allocates more
+than a block's limit. It does not look into records.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import attrs
+import zstandard
+
+from .errors import FormatError
+from .format import (
+    CHAIN_START,
+    HEADER_BYTES,
+    MARK,
+    MIB,
+    PAYLOAD_BYTES_MAX,
+    SEEK_TABLE_MAGIC,
+    BlockHeader,
+    chain_of,
+    unpack_header,
+    unstuff,
+)
+
+SEARCH_BYTES: Final = MIB
+"""What is read at a time while looking for a mark."""
+_SEEK_TABLE: Final = SEEK_TABLE_MAGIC.to_bytes(4, "little")
+
+Reason = Literal["header", "payload", "record", "blob", "gap", "order", "chain", "head", "fin"]
+"""What is wrong: a block's header or payload; a record in a sound block, or a blob that it names in
+a lost one; missing records; a block seen before; a block that does not follow the one before it;
+the copy of the session record; what `fin` says, or something after it."""
+
+
+@attrs.frozen(kw_only=True)
+class Damage:
+    """Something in a log that is not as a writer wrote it.
+
+    Attributes:
+        offset: of the damaged bytes in the file.
+        length: how many; 0 where none are damaged but some are missing.
+        reason: what is wrong.
+        detail: the same in words.
+        first_seq: the first record that is lost by it, None where that is not known.
+        records: how many are lost, 0 where that is not known.
+    """
+
+    offset: int
+    length: int
+    reason: Reason
+    detail: str
+    first_seq: int | None = None
+    records: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Block:
+    """A block that was accepted.
+
+    Attributes:
+        offset: of its header in the file.
+        header: what it says.
+        payload: decompressed.
+    """
+
+    offset: int
+    header: BlockHeader
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """Where the next block starts."""
+        return self.offset + HEADER_BYTES + self.header.compressed_len
+
+
+class Source(Protocol):
+    """Bytes that can be read anywhere, and may grow."""
+
+    def size(self) -> int:
+        """How many bytes there are now."""
+        ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read up to `count` bytes; fewer only at the end."""
+        ...
+
+
+class FileSource:
+    """A file, opened for reading; close it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Final = path.open("rb", buffering=0)
+
+    def size(self) -> int:
+        """How many bytes there are now."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read up to `count` bytes; fewer only at the end."""
+        return os.pread(self._file.fileno(), count, offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@attrs.frozen
+class BytesSource:
+    """A log held in memory."""
+
+    data: bytes
+
+    def size(self) -> int:
+        """How many bytes there are."""
+        return len(self.data)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read up to `count` bytes; fewer only at the end."""
+        return self.data[offset : offset + count]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def load_block(source: Source, offset: int) -> Block:
+    """Read and check one block.
+
+    Raises:
+        FormatError: no sound block is there.
+    """
+    header = unpack_header(source.read(offset, HEADER_BYTES))
+    compressed = source.read(offset + HEADER_BYTES, header.compressed_len)
+    return Block(offset=offset, header=header, payload=_decompress(header, compressed))
+
+
+def _decompress(header: BlockHeader, compressed: bytes) -> bytes:
+    if len(compressed) != header.compressed_len or zlib.crc32(compressed) != header.payload_crc:
+        raise FormatError("the payload's crc does not hold")
+    try:
+        # The frame's own claim decides what zstd allocates, so it is compared first.
+        if zstandard.frame_content_size(compressed) != header.uncompressed_len:
+            raise FormatError("the payload's length is not the header's")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=PAYLOAD_BYTES_MAX)
+        payload = decompressor.decompress(compressed, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"the payload is no zstd frame: {error}") from error
+    if len(payload) != header.uncompressed_len:
+        raise FormatError("the payload is shorter than its header says")
+    return unstuff(payload) if header.is_stuffed else payload
+
+
+class Scanner:
+    """Walks over a log once, from its start to its end so far; iterate again when it has grown.
+
+    Attributes:
+        offset: where the next block is expected.
+        chain: of the last block, None after one whose header was lost.
+        next_seq: the `seq` that the next block must start with.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.offset = 0
+        self.chain: bytes | None = CHAIN_START
+        self.next_seq = 0
+        self._source: Final = source
+
+    def __iter__(self) -> Iterator[Block | Damage]:
+        """Yield blocks and damage in the order of the file."""
+        while not self._at_end():
+            try:
+                header = unpack_header(self._source.read(self.offset, HEADER_BYTES))
+            except FormatError as error:
+                yield self._skip_to_mark(str(error))
+                continue
+            if self._is_incomplete(header):
+                return
+            yield from self._take(header)
+
+    def _at_end(self) -> bool:
+        """Whether what follows is nothing, the start of a header, or a seek table."""
+        rest = self._source.size() - self.offset
+        start = self._source.read(self.offset, min(rest, len(MARK)))
+        if rest < HEADER_BYTES and MARK.startswith(start):
+            return True
+        if not start.startswith(_SEEK_TABLE):
+            return False
+        length = int.from_bytes(self._source.read(self.offset + 4, 4), "little")
+        return rest <= 8 + length
+
+    def _is_incomplete(self, header: BlockHeader) -> bool:
+        end = self.offset + HEADER_BYTES + header.compressed_len
+        return end > self._source.size() and self._find_mark(self.offset + 1) is None
+
+    def _skip_to_mark(self, detail: str) -> Damage:
+        start = self.offset
+        found = self._find_mark(start + 1)
+        self.offset = found if found is not None else self._end_of_garbage(start + 1)
+        self.chain = None
+        return Damage(offset=start, length=self.offset - start, reason="header", detail=detail)
+
+    def _end_of_garbage(self, start: int) -> int:
+        """Return the end, or where the last bytes may start a mark that is being written."""
+        size = self._source.size()
+        tail = self._source.read(max(start, size - len(MARK) + 1), len(MARK) - 1)
+        kept = next((at for at in range(len(tail)) if MARK.startswith(tail[at:])), len(tail))
+        return size - len(tail) + kept
+
+    def _find_mark(self, start: int, end: int | None = None) -> int | None:
+        end = self._source.size() if end is None else end
+        while start < end:
+            count = min(SEARCH_BYTES, end - start) + len(MARK) - 1
+            found = self._source.read(start, count).find(MARK)
+            if found >= 0:
+                return start + found
+            start += SEARCH_BYTES
+        return None
+
+    def _take(self, header: BlockHeader) -> Iterator[Block | Damage]:
+        start = self.offset
+        compressed = self._source.read(start + HEADER_BYTES, header.compressed_len)
+        try:
+            payload = _decompress(header, compressed)
+        except FormatError as error:
+            yield from self._skip_payload(header, str(error))
+            return
+        self.offset = start + HEADER_BYTES + header.compressed_len
+        span = self.offset - start
+        if header.first_seq < self.next_seq:
+            detail = f"records from {header.first_seq}, where {self.next_seq} is the next"
+            yield Damage(offset=start, length=span, reason="order", detail=detail)
+            return
+        before, self.chain = self.chain, header.chain
+        if before is not None and chain_of(before, header, compressed) != header.chain:
+            detail = "the block does not follow the one before it"
+            yield Damage(offset=start, length=0, reason="chain", detail=detail)
+        yield from self._note_gap(start, header)
+        yield Block(offset=start, header=header, payload=payload)
+
+    def _skip_payload(self, header: BlockHeader, detail: str) -> Iterator[Damage]:
+        start = self.offset
+        end = start + HEADER_BYTES + header.compressed_len
+        found = self._find_mark(start + 1, end)
+        self.offset = end if found is None else found
+        self.chain = header.chain
+        if header.first_seq >= self.next_seq:
+            yield from self._note_gap(start, header)
+        yield Damage(
+            offset=start,
+            length=self.offset - start,
+            reason="payload",
+            detail=detail,
+            first_seq=header.first_seq,
+            records=header.next_seq - header.first_seq,
+        )
+
+    def _note_gap(self, offset: int, header: BlockHeader) -> Iterator[Damage]:
+        """Report what is missing before a block, and expect what follows it."""
+        first_seq, self.next_seq = self.next_seq, header.next_seq
+        missing = header.first_seq - first_seq
+        if missing == 0 or (header.has_head_copy and header.first_seq == 1):
+            return
+        yield Damage(
+            offset=offset,
+            length=0,
+            reason="gap",
+            detail=f"{missing} records are missing",
+            first_seq=first_seq,
+            records=missing,
+        )

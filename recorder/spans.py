@@ -1,0 +1,74 @@
+"""Base64 spans out of JSON text, and back.
+
+A media frame is JSON text that is nearly all base64. Taken out and decoded, its PCM compresses and
+is found again where the same bytes occur elsewhere in the session.
+
+Rules: a span is a whole quoted string, or what follows `base64,` near the start of one; it is
+taken only if encoding it again gives the same characters, so `restore` is exact for ANY text, JSON
+or not; what is not taken stays text. Quotes are found, never characters looked at.
+
+It does not parse JSON, and does not know which field a span was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pybase64
+
+SPAN_CHARS_MIN: Final = 64
+"""Shorter strings are ids and words; naming a blob would cost what it saves."""
+QUOTES_MAX: Final = 1 << 16
+"""Quotes looked at in one frame: a frame of nothing but quotes must not hold up the recorder."""
+_QUOTE: Final = '"'
+_DATA_URL: Final = "base64,"
+_DATA_URL_CHARS_MAX: Final = 128
+"""Where `base64,` must occur: a media type before it is short."""
+
+Piece = str | bytes
+"""Text as it is, or the decoded bytes of a base64 span."""
+
+
+def extract(text: str) -> list[Piece]:
+    """Split text into text and decoded base64 spans; `restore` gives exactly `text` again."""
+    pieces: list[Piece] = []
+    text_start = 0
+    for start, end in _find_long_strings(text):
+        blob = _decode(text[start:end])
+        if blob is not None:
+            pieces += (text[text_start:start], blob)
+            text_start = end
+    if text_start < len(text):
+        pieces.append(text[text_start:])
+    return pieces
+
+
+def restore(pieces: Iterable[Piece]) -> str:
+    """Join what `extract` split."""
+    return "".join(
+        piece if isinstance(piece, str) else pybase64.b64encode_as_string(piece) for piece in pieces
+    )
+
+
+def _find_long_strings(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where base64 may be: long stretches between quotes, without a data URL's start."""
+    start = 0
+    for _ in range(QUOTES_MAX):
+        end = text.find(_QUOTE, start)
+        if end < 0:
+            return
+        if end - start >= SPAN_CHARS_MIN:
+            label = text.find(_DATA_URL, start, min(end, start + _DATA_URL_CHARS_MAX))
+            yield (label + len(_DATA_URL) if label >= 0 else start), end
+        start = end + 1
+
+
+def _decode(span: str) -> bytes | None:
+    if len(span) < SPAN_CHARS_MIN:
+        return None
+    try:
+        blob = pybase64.b64decode(span, validate=True)
+    except ValueError:
+        return None
+    return blob if pybase64.b64encode_as_string(blob) == span else None

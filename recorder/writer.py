@@ -1,0 +1,294 @@
+"""The recorder: one thread that writes the logs of all sessions.
+
+    driver --append--> backlog of the log --thread: encode, compress, write(2)--> file
+           <--written, room, on_failure----- bell of the driver's event loop
+
+Rules:
+- `append` never blocks, and costs the caller next to nothing; all the work is the thread's.
+- Records of a log that are ready together share one block. An urgent record, or somebody who waits
+  in `written`, has its log served at once; other records at most `block_age_s` later.
+- `written` returns after write(2) took the block, under durability `unit` after fdatasync too.
+- A failed create, write or sync fails that log for good: it is never retried, its backlog is
+  dropped and counted, its opener is told. Other logs go on.
+- The backlog is bounded in bytes, a log and in all. The recorder says when it is full; what a
+  session does then is the driver's decision.
+
+It does not read logs, and decides nothing about a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+
+import attrs
+from anyio import to_thread
+
+from .disk import Disk, LocalDisk
+from .errors import LogFailed, LogMisuse
+from .format import MIB
+from .log import OnFailure, SessionLog, Shared
+from .logfile import Compressor, LogFile, Written
+from .records import Fields, Record
+from .store import recording_id_of
+
+Durability = Literal["none", "interval", "unit"]
+"""When fdatasync runs besides at `fin`: never, once an interval, after each block with a unit."""
+
+
+@attrs.frozen(kw_only=True)
+class RecorderPolicy:
+    """How logs are kept.
+
+    Attributes:
+        durability: when fdatasync runs.
+        sync_interval_s: under `interval`, what a power cut may cost.
+        block_age_s: how long a record that nobody waits for may wait for others.
+        session_backlog_bytes_max: a log is full at this many bytes; some 40 seconds of speech.
+        total_backlog_bytes_max: every log is full at this many bytes in all.
+    """
+
+    durability: Durability = "interval"
+    sync_interval_s: float = 1.0
+    block_age_s: float = 0.25
+    session_backlog_bytes_max: int = 8 * MIB
+    total_backlog_bytes_max: int = 256 * MIB
+
+
+@attrs.frozen(kw_only=True)
+class RecorderStatistics:
+    """What a recorder did so far, and holds now.
+
+    Attributes:
+        logs: open now.
+        backlog_bytes: appended and not yet written, in all logs.
+        blocks: blocks written.
+        file_bytes: bytes written.
+        failures: logs that failed.
+    """
+
+    logs: int
+    backlog_bytes: int
+    blocks: int
+    file_bytes: int
+    failures: int
+
+
+class Recorder:
+    """Writes any number of logs from one thread; use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        policy: RecorderPolicy | None = None,
+        *,
+        disk: Disk | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        inline: bool = False,
+    ) -> None:
+        """Start the recorder.
+
+        Args:
+            policy: how logs are kept.
+            disk: where to; the operating system's files by default.
+            clock: seconds; decides when a block and a sync are due, never what is in a log.
+            inline: work in the caller's thread instead of one of its own, so that a test under a
+                virtual clock waits for nothing. Records nobody waits for stay until somebody does.
+        """
+        self._policy: Final = policy if policy is not None else RecorderPolicy()
+        self._disk: Final = disk if disk is not None else LocalDisk()
+        self._clock: Final = clock
+        self._compressor: Final = Compressor()
+        self._logs: dict[SessionLog, float] = {}  # to when it was last synced
+        self._blocks = self._file_bytes = self._failures = 0
+        self._shared: Final = Shared(
+            session_bytes_max=self._policy.session_backlog_bytes_max,
+            total_bytes_max=self._policy.total_backlog_bytes_max,
+            serve_here=self._serve_called_up if inline else _serve_elsewhere,
+        )
+        self._thread: Final = None if inline else self._start()
+
+    def open(
+        self, path: Path, fields: Fields, *, at_ns: int, on_failure: OnFailure | None = None
+    ) -> SessionLog:
+        """Start a log; the thread creates the file, `written(0)` waits for it.
+
+        Args:
+            path: the new file, from `Store.path`.
+            fields: of the `session` record.
+            at_ns: monotonic nanoseconds.
+            on_failure: told once if the log fails; in the event loop that runs now, or in the
+                recorder's thread where none runs.
+
+        Raises:
+            LogMisuse: the recorder is closed, or the name is not one of a recording.
+        """
+        recording_id_of(path)
+        file = LogFile(path, disk=self._disk, compressor=self._compressor)
+        log = SessionLog(self._shared, file, on_failure)
+        with self._shared.changed:
+            if self._shared.is_closing:
+                raise LogMisuse(f"the recorder is closed, {path.name} cannot be opened")
+            self._logs[log] = self._clock()
+        log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
+        return log
+
+    @property
+    def statistics(self) -> RecorderStatistics:
+        """What it did so far."""
+        return RecorderStatistics(
+            logs=len(self._logs),
+            backlog_bytes=self._shared.backlog_bytes,
+            blocks=self._blocks,
+            file_bytes=self._file_bytes,
+            failures=self._failures,
+        )
+
+    def close(self) -> None:
+        """Write what was appended, close all files, end the thread. Blocks; safe to call twice.
+
+        Logs without a `fin` stay as they are: open, and readable.
+        """
+        with self._shared.changed:
+            self._shared.is_closing = True
+            self._shared.changed.notify()
+        if self._thread is None:
+            self._close_logs()
+        else:
+            self._thread.join()
+
+    async def aclose(self) -> None:
+        """Close without blocking the event loop."""
+        await to_thread.run_sync(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> threading.Thread:
+        # A daemon: a process that forgot to close must still be able to exit. What is lost then is
+        # what no client saw.
+        thread = threading.Thread(target=self._run, name="antiphon-recorder", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        try:
+            tick = self._clock()
+            while not self._shared.is_closing:
+                self._wait_until(tick)
+                self._serve_called_up()
+                if self._clock() >= tick:
+                    self._serve_aged()
+                    tick = self._clock() + self._policy.block_age_s
+        except BaseException as error:
+            # An error nobody thought of: it is raised for all to see, but no session may wait for
+            # a dead thread or believe that it is recorded.
+            for log in tuple(self._logs):
+                self._fail(log, error)
+            raise
+        finally:
+            self._close_logs()
+
+    def _wait_until(self, tick: float) -> None:
+        shared = self._shared
+        with shared.changed:
+            while not (shared.called_up or shared.is_closing):
+                wait_s = tick - self._clock() if self._logs else None
+                if wait_s is not None and wait_s <= 0:
+                    return
+                shared.changed.wait(wait_s)
+
+    def _serve_aged(self) -> None:
+        for log in tuple(self._logs):
+            log.call_up_if_queued()
+        self._serve_called_up()
+        if self._policy.durability == "interval":
+            self._sync_due()
+
+    def _serve_called_up(self) -> None:
+        """Serve each log that is called up now, once; those called up meanwhile come next round."""
+        called_up = self._shared.called_up
+        for _ in range(len(called_up)):
+            self._serve(called_up.popleft())
+
+    def _serve(self, log: SessionLog) -> None:
+        records, size = log.take()
+        try:
+            if log.failure is None:
+                self._write(log, records)
+            else:
+                with contextlib.suppress(OSError):  # it has failed already
+                    self._drop(log)
+        except Exception as error:  # whatever it is, it must not reach other logs
+            self._fail(log, error)
+        finally:
+            log.release(size)
+
+    def _write(self, log: SessionLog, records: list[Record]) -> None:
+        file = log.file
+        if records and records[0].kind == "session":
+            file.create()
+        for written in file.write(records):
+            self._blocks += 1
+            self._file_bytes += written.file_bytes
+            if self._must_sync(written):
+                file.sync()
+            if "fin" in written.kinds:
+                self._drop(log)
+            log.advance(written.last_seq)
+
+    def _must_sync(self, written: Written) -> bool:
+        if "fin" in written.kinds:
+            return True
+        return self._policy.durability == "unit" and "unit" in written.kinds
+
+    def _sync_due(self) -> None:
+        now = self._clock()
+        for log, synced_at in tuple(self._logs.items()):
+            is_due = now - synced_at >= self._policy.sync_interval_s
+            if is_due and log.file.is_dirty and log.failure is None:
+                self._logs[log] = now
+                try:
+                    log.file.sync()
+                except OSError as error:
+                    self._fail(log, error)
+
+    def _fail(self, log: SessionLog, error: BaseException) -> None:
+        self._failures += 1
+        failure = LogFailed(f"{log.path.name} failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        log.fail(failure, tell=True)
+
+    def _drop(self, log: SessionLog) -> None:
+        with self._shared.changed:
+            self._logs.pop(log, None)
+        log.file.close()
+
+    def _close_logs(self) -> None:
+        """Write what is queued and close every file; on the thread, or after it is told to end."""
+        with self._shared.changed:
+            self._shared.is_closing = True
+        for log in tuple(self._logs):
+            log.call_up_if_queued()
+        self._serve_called_up()
+        for log in tuple(self._logs):
+            try:
+                self._drop(log)
+            except OSError as error:
+                self._fail(log, error)
+
+
+def _serve_elsewhere() -> None:
+    """Leave the work to the thread."""

@@ -1,0 +1,267 @@
+"""Full replay: the model again on the inputs that were logged, then the machine on what it made.
+
+Rules:
+- The inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`): what the
+  machine asks for is what the model is given. A unit is cut where its recording was cut.
+- What the environment did stays as it was: an opening or a unit that failed is not run again, for
+  its rollback left no trace; a call without a result is not made.
+- The model's new outputs take the place of the recorded ones, with the recorded times, costs and
+  indices, and a second machine is stepped with those: it says what the client would have got.
+- The model goes on after a difference, on its own outputs, so that the units that differ can be
+  counted; what is explained is the first.
+- The log must be sound: a model that missed an input cannot be compared.
+
+It works with any `Backend`, on any event loop that AnyIO runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
+
+import anyio
+import attrs
+
+from protocol import effects as ef
+from protocol import events as ev
+from recorder.records import Fields, Record
+from recorder.scan import Damage
+from runtime.backends.base import Backend, BackendSession
+
+from .difference import Difference
+from .environment import mismatches, model_of
+from .logic import Replayer
+from .outputs import compare_finalized, compare_openings, compare_units, logits_differ, snr_db
+from .report import Divergence, FullReport, Kind
+from .words import Step, cause_of, name_of
+
+RELEASE_WAIT_S: Final = 10.0
+"""A model that does not let go of a session in this time is left to the end of the process."""
+
+Made = TypeVar("Made")
+
+
+class ModelUnavailableError(Exception):
+    """The log does not name its model, or it cannot be loaded here."""
+
+
+async def replay_fully(
+    head: Fields,
+    items: Iterable[Record | Damage],
+    load: Callable[[str], Backend],
+    *,
+    model: str | None = None,
+    anyway: bool = False,
+) -> FullReport:
+    """Run a log's model again and compare what it makes with what was recorded.
+
+    Args:
+        head: the fields of the log's `session` record.
+        items: its records in order, that one first, and its damage.
+        load: loads a model by name.
+        model: its name, in place of the one that the log gives.
+        anyway: compare although the environment differs.
+
+    Returns:
+        What was compared, and the first difference.
+
+    Raises:
+        ModelUnavailableError: no model is named, or `load` failed.
+    """
+    name = model if model is not None else model_of(head)
+    if name is None:
+        raise ModelUnavailableError("the log does not say which model made it")
+    backend = _load(name, load)
+    environment = mismatches(head, backend.info)
+    if environment and not anyway:
+        return FullReport(model=name, environment=environment, compared=False)
+    run = FullReplay(backend)
+    try:
+        for item in items:
+            await run.feed(item)
+            if run.is_stopped:
+                break
+    finally:
+        await run.close()
+    return attrs.evolve(run.report(), model=name, environment=environment)
+
+
+def _load(name: str, load: Callable[[str], Backend]) -> Backend:
+    try:
+        return load(name)
+    except Exception as error:  # whatever it is, there is no model
+        raise ModelUnavailableError(f"the model {name!r} cannot be loaded: {error}") from error
+
+
+class FullReplay:
+    """A full replay under way, record by record; `close` it.
+
+    Attributes:
+        is_stopped: there is nothing left to run: it takes no more.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.is_stopped = False
+        self._backend: Final = backend
+        self._recorded: Final = Replayer()
+        self._renewed: Final = Replayer()
+        self._held: BackendSession | None = None
+        self._opening: ef.OpenBackend | None = None
+        self._unit: ef.StartUnit | None = None
+        self._finalize: ef.StartFinalize | None = None
+        self._divergence: Divergence | None = None
+        self._units = 0
+        self._changed: set[int] = set()
+        self._logits_changed: int | None = None
+
+    async def feed(self, item: Record | Damage) -> None:
+        """Take the next record; run the model where it holds an output of the model's."""
+        step = self._recorded.feed(item)
+        event = None if step is None else await self._renew(step)
+        if not self.is_stopped:
+            self._renewed.feed(item, instead=event)
+            self.is_stopped = self._recorded.is_stopped
+
+    def report(self) -> FullReport:
+        """Say what was found so far; the model's name and the environment are the caller's."""
+        return FullReport(
+            model=self._backend.info.name,
+            environment=(),
+            compared=True,
+            units=self._units,
+            units_changed=len(self._changed),
+            logits_changed=self._logits_changed,
+            divergence=self._divergence,
+            recorded=self._recorded.report(),
+            renewed=self._renewed.report(),
+        )
+
+    async def close(self) -> None:
+        """Give the session back to the backend."""
+        held, self._held = self._held, None
+        if held is not None:
+            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+                await held.release()
+
+    # -- the model again ------------------------------------------------------------------------
+
+    async def _renew(self, step: Step) -> ev.Event | None:
+        """Make the model's part of an event again; None where it has none."""
+        renewed: ev.Event | None = None
+        match step.event:
+            case ev.BackendOpened() as event if self._opening is not None:
+                renewed = await self._open(step, event, self._opening)
+            case ev.UnitDone() as event if self._unit is not None:
+                renewed = await self._run_unit(step, event, self._unit)
+            case ev.FinalizeDone() as event if self._finalize is not None:
+                renewed = await self._run_finalize(step, event, self._finalize)
+            case ev.UnitFailed():
+                self._unit = None
+        self._note(step.effects)
+        return renewed
+
+    def _note(self, effects: tuple[ef.Effect, ...]) -> None:
+        """Keep what the machine asks the model for, until its answer comes."""
+        for effect in effects:
+            if isinstance(effect, ef.OpenBackend):
+                self._opening = effect
+            elif isinstance(effect, ef.StartUnit):
+                self._unit = effect
+            elif isinstance(effect, ef.StartFinalize):
+                self._finalize = effect
+
+    async def _open(
+        self, step: Step, event: ev.BackendOpened, asked: ef.OpenBackend
+    ) -> ev.Event | None:
+        if event.lease != asked.lease or self._held is not None:
+            return None
+        self._held = await self._call(step, self._backend.open(asked.opening, slot=0))
+        if self._held is None:
+            return None
+        opened = self._held.opened
+        self._judge(step, compare_openings(event.opened, opened))
+        return attrs.evolve(event, opened=opened)
+
+    async def _run_unit(
+        self, step: Step, event: ev.UnitDone, asked: ef.StartUnit
+    ) -> ev.Event | None:
+        recorded = event.result
+        if self._held is None or recorded.index != asked.unit.index:
+            return None
+        self._unit = None
+        made = await self._call(step, self._held.run_unit(asked.unit, cut=recorded.cut))
+        if made is None:
+            return None
+        self._units += 1
+        if self._logits_changed is None and logits_differ(recorded, made):
+            self._logits_changed = recorded.index
+        found = compare_units(recorded, made)
+        self._judge(step, found, unit=recorded.index, snr=snr_db(recorded.pcm, made.pcm))
+        return attrs.evolve(
+            event, result=attrs.evolve(made, index=recorded.index, costs=recorded.costs)
+        )
+
+    async def _run_finalize(
+        self, step: Step, event: ev.FinalizeDone, asked: ef.StartFinalize
+    ) -> ev.Event | None:
+        recorded = event.finalized
+        if self._held is None or recorded.index != asked.index:
+            return None
+        self._finalize = None
+        made = await self._call(
+            step, self._held.finalize(asked.index, interrupted=asked.interrupted)
+        )
+        if made is None:
+            return None
+        self._judge(step, compare_finalized(recorded, made), unit=recorded.index)
+        kept = attrs.evolve(made, index=recorded.index, cost_us=recorded.cost_us)
+        return attrs.evolve(event, finalized=kept)
+
+    async def _call(self, step: Step, call: Awaitable[Made]) -> Made | None:
+        """Await a call of the model's; None where it failed, which ends the replay."""
+        try:
+            return await call
+        except Exception as error:  # a bug of the backend's too: it is what came out
+            difference = Difference(
+                path="", recorded="a result", came_out=f"{type(error).__name__}: {error}"
+            )
+            self._explain(step, difference, kind="model_failed")
+            self.is_stopped = True
+            return None
+
+    def _judge(
+        self,
+        step: Step,
+        found: Difference | None,
+        *,
+        unit: int | None = None,
+        snr: float | None = None,
+    ) -> None:
+        if found is not None:
+            if unit is not None:
+                self._changed.add(unit)
+            self._explain(step, found, unit=unit, snr=snr)
+
+    def _explain(
+        self,
+        step: Step,
+        found: Difference,
+        *,
+        kind: Kind = "model",
+        unit: int | None = None,
+        snr: float | None = None,
+    ) -> None:
+        """Keep the first difference."""
+        if self._divergence is None:
+            self._divergence = Divergence(
+                kind=kind,
+                seq=step.record.seq,
+                record=name_of(step.record),
+                at_ns=step.record.at_ns,
+                unit=unit if unit is not None else self._recorded.last_unit,
+                field=found.path,
+                recorded=found.recorded,
+                came_out=found.came_out,
+                cause=cause_of(step),
+                snr_db=snr,
+            )

@@ -1,0 +1,152 @@
+"""What is told of a session: plain values, the same for text and JSON.
+
+Times are nanoseconds of the session's clock, 0 at its start. `inspect` collects them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import attrs
+from cattrs import Converter
+
+from protocol.model import Costs, Cut
+from protocol.state import State
+from recorder.records import Value
+
+Outcome = Literal["pending", "listen", "speech", "withheld", "ended", "failed", "context_full"]
+"""What became of a unit.
+
+`pending`: no result came, or none yet; `withheld`: it spoke, and was interrupted (B6); `ended`: the
+session was over when its result came; `failed` and `context_full` are the model's.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class StateSpan:
+    """A state, and when it was entered."""
+
+    state: State
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class UnitStory:
+    """One unit.
+
+    Attributes:
+        index: counts units started.
+        started_ns: when it was started.
+        done_ns: when its result or failure came; None where neither did.
+        finalized_ns: when its finalize was done.
+        outcome: what became of it; `withheld`: it was spoken, and not sent (B6).
+        forced: it had to listen.
+        frames: video frames that it saw.
+        text: what was said, also where it was withheld.
+        audio_ms: likewise, in milliseconds.
+        end_of_turn: the turn ends with it.
+        cut: where it was interrupted.
+        kv_length: tokens in the KV cache after generate.
+        costs: as measured.
+    """
+
+    index: int
+    started_ns: int
+    done_ns: int | None = None
+    finalized_ns: int | None = None
+    outcome: Outcome = "pending"
+    forced: bool = False
+    frames: int = 0
+    text: str = ""
+    audio_ms: int = 0
+    end_of_turn: bool = False
+    cut: Cut | None = None
+    kv_length: int | None = None
+    costs: Costs | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Drop:
+    """A second of input that was lost to newer input (B7)."""
+
+    at_ns: int
+    ordinal: int
+    input_id: str
+
+
+@attrs.frozen(kw_only=True)
+class ErrorSent:
+    """An `error` that the client was sent."""
+
+    at_ns: int
+    code: str
+    message: str
+
+
+@attrs.frozen(kw_only=True)
+class End:
+    """How a session ended.
+
+    Attributes:
+        reason: in one word; None while it has not, as far as the log goes.
+        close_code: of the WebSocket; None where the server did not close it.
+        close_reason: likewise.
+        finished: the log has its `fin`.
+    """
+
+    reason: str | None = None
+    close_code: int | None = None
+    close_reason: str | None = None
+    finished: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Inspection:
+    """One session, told.
+
+    Attributes:
+        recording_id: its name.
+        model: the model's name; None where the log does not say.
+        mode: what the session carried; None where its first event is lost.
+        dialect: the wire protocol.
+        seed: of its random choices.
+        wall_ms: Unix milliseconds of its start.
+        duration_ns: from its start to its last record.
+        states: in order, from QUEUED on.
+        frames_received: from the client.
+        frames_sent: to the client.
+        units: in order.
+        drops: in order.
+        errors: in order.
+        end: how it ended.
+        records: read.
+        damage_count: of the log; what is told has gaps then.
+        diverged_seq: the record from which the states are unknown, as the machine parts from it.
+    """
+
+    recording_id: str | None
+    model: str | None
+    mode: str | None
+    dialect: str | None
+    seed: int | None
+    wall_ms: int | None
+    duration_ns: int
+    states: tuple[StateSpan, ...]
+    frames_received: int
+    frames_sent: int
+    units: tuple[UnitStory, ...]
+    drops: tuple[Drop, ...]
+    errors: tuple[ErrorSent, ...]
+    end: End
+    records: int
+    damage_count: int
+    diverged_seq: int | None
+
+
+def to_json(inspection: Inspection) -> dict[str, Value]:
+    """Write an inspection as plain values, for JSON."""
+    plain: dict[str, Value] = _CONVERTER.unstructure(inspection)
+    return plain
+
+
+_CONVERTER: Final = Converter()

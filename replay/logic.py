@@ -1,0 +1,276 @@
+"""Logic replay: the logged events again, through the same `Session` as the server's.
+
+Rules:
+- Each event is stepped once, in the order of the log; each effect and state hash that follows in
+  the log is compared with what came out, in order, a sent frame byte for byte.
+- The first divergence ends the comparison: whatever follows could only be its consequence.
+- Damage ends it too, unless told to go on: then what follows lost records is skipped up to the
+  next event, and the rest is compared as far as that still makes sense.
+- A log without `fin` may end amid the effects of its last event (a block ends where it fills). That
+  is `truncated`, not a divergence.
+
+It runs no model, opens no file and measures no time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Final
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.errors import LocalProtocolError
+from protocol.session import Session
+from recorder.mapping import (
+    EFFECT_KINDS,
+    EVENT_KINDS,
+    MappingError,
+    effect_record,
+    event_of,
+)
+from recorder.records import Record, Value
+from recorder.scan import Damage
+
+from .difference import Difference, first_difference, show
+from .report import Divergence, Kind, ReplayReport
+from .words import Step, cause_of, describe, name_of, show_effect
+
+DAMAGE_KEPT: Final = 100
+"""Damages reported one by one; a file of nothing but damage is counted beyond that."""
+LOSSLESS: Final = frozenset({"chain", "head", "order", "fin"})
+"""Damage by which no record is lost: what follows it can be compared as it is."""
+BROKEN_OFF: Final = "broken_off"
+"""What `fin` says of a session that was cut off from outside: the machine has no reason then."""
+
+
+def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayReport:
+    """Run a log's events again and compare what comes out with what was recorded.
+
+    Args:
+        items: the records of a log in order, and its damage, as `recorder.reader.LogReader` gives
+            them.
+        go_on: read past damage.
+
+    Returns:
+        What was compared, and the first divergence.
+    """
+    replayer = Replayer(go_on=go_on)
+    for item in items:
+        replayer.feed(item)
+        if replayer.is_stopped:
+            break
+    return replayer.report()
+
+
+class Replayer:
+    """A logic replay under way, record by record.
+
+    Attributes:
+        session: the machine; None before its first event.
+        is_stopped: a divergence or damage was found: it takes no more.
+    """
+
+    def __init__(self, *, go_on: bool = False) -> None:
+        self.session: Session | None = None
+        self.is_stopped = False
+        self._go_on: Final = go_on
+        self._due: deque[ef.Effect] = deque()
+        self._counts: Counter[str] = Counter()
+        self._last: Step | None = None
+        self._divergence: Divergence | None = None
+        self._damage: list[Damage] = []
+        self._damage_count = 0
+        self._next_seq: int | None = 0
+        self._span_ns = 0
+        self._finished = False
+        self._lost_track = False
+
+    def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> Step | None:
+        """Take the next record, or damage between records.
+
+        Args:
+            item: what comes next in the log.
+            instead: an event to step in place of the one that the record holds.
+
+        Returns:
+            What was stepped, if it is an event and the machine took it.
+        """
+        if self.is_stopped:
+            return None
+        if isinstance(item, Damage):
+            self._take_damage(item)
+            return None
+        if not self._is_next(item):
+            return None
+        self._counts["records"] += 1
+        self._span_ns = max(self._span_ns, item.at_ns)
+        return self._take(item, instead)
+
+    def report(self) -> ReplayReport:
+        """Say what was found so far; what is due and not recorded yet counts as truncated."""
+        counts = self._counts
+        return ReplayReport(
+            records=counts["records"],
+            events=counts["events"],
+            effects=counts["effects"],
+            frames=counts["frames"],
+            states=counts["states"],
+            units=self.session.counts["units"] if self.session is not None else 0,
+            span_ns=self._span_ns,
+            finished=self._finished,
+            truncated=bool(self._due) and not self.is_stopped,
+            divergence=self._divergence,
+            damage=tuple(self._damage),
+            damage_count=self._damage_count,
+        )
+
+    @property
+    def last_unit(self) -> int | None:
+        """The last unit that was started; None before the first."""
+        started = self.session.counts["units"] if self.session is not None else 0
+        return started - 1 if started else None
+
+    # -- records --------------------------------------------------------------------------------
+
+    def _take(self, record: Record, instead: ev.Event | None) -> Step | None:
+        if self._finished:
+            self._diverge("left_over", record, "", show(record.fields), "nothing: fin came before")
+        elif record.kind in EVENT_KINDS:
+            return self._take_event(record, instead)
+        elif record.kind in EFFECT_KINDS:
+            self._take_effect(record)
+        elif record.kind == "state":
+            self._take_state(record)
+        elif record.kind == "fin":
+            self._take_fin(record)
+        return None  # what else there is (heads, marks) is not the machine's
+
+    def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
+        if self._due and not self._lost_track:
+            self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
+            return None
+        self._lost_track = False
+        try:
+            event = instead if instead is not None else event_of(record.fields, record.at_ns)
+        except MappingError as error:
+            self._diverge("unmapped", record, "", show(record.fields), str(error))
+            return None
+        return self._step(record, event)
+
+    def _step(self, record: Record, event: ev.Event) -> Step | None:
+        try:
+            effects = self._advance(event)
+        except Exception as error:  # also a bug of the machine's: it is what came out
+            came_out = f"{type(error).__name__}: {error}"
+            self._last = Step(record=record, event=event, effects=())
+            self._diverge("refused", record, "", describe(record), came_out)
+            return None
+        self._counts["events"] += 1
+        self._due = deque(effects)
+        self._last = Step(record=record, event=event, effects=effects)
+        return self._last
+
+    def _advance(self, event: ev.Event) -> tuple[ef.Effect, ...]:
+        if self.session is not None:
+            return self.session.step(event)
+        if not isinstance(event, ev.ConnectionOpened):
+            raise LocalProtocolError("a session begins with ConnectionOpened")
+        self.session, effects = Session.open(event)
+        return effects
+
+    def _take_effect(self, record: Record) -> None:
+        if self._lost_track:
+            return
+        if not self._due:
+            self._diverge("left_over", record, "", describe(record), "nothing more")
+            return
+        effect = self._due.popleft()
+        kind, fields = effect_record(effect)
+        found = first_difference(record.fields, fields)
+        if found is None and kind != record.kind:
+            found = Difference(path="kind", recorded=record.kind, came_out=kind)
+        if found is not None and found.path.startswith("type"):
+            found = Difference(path="", recorded=describe(record), came_out=show_effect(effect))
+        if found is not None:
+            self._diverge("changed", record, found.path, found.recorded, found.came_out)
+            return
+        self._counts["effects"] += 1
+        self._counts["frames"] += kind == "tx"
+
+    def _take_state(self, record: Record) -> None:
+        if self._lost_track:
+            return
+        came_out = None if self.session is None else self.session.digest()
+        recorded = record.fields.get("digest")
+        if recorded == came_out:
+            self._counts["states"] += 1
+        else:
+            self._diverge("state", record, "digest", show(recorded), show(came_out))
+
+    def _take_fin(self, record: Record) -> None:
+        self._finished = True
+        if self._lost_track:
+            return
+        if self._due:
+            self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
+        elif self.session is not None:
+            self._compare_end(record, self.session)
+
+    def _compare_end(self, record: Record, session: Session) -> None:
+        """Compare what `fin` says of the session; what it says of the log is `verify`'s."""
+        ended: dict[str, Value] = {
+            "reason": session.end_reason,
+            "dialect": session.dialect_name,
+            **session.counts,
+        }
+        said = {name: record.fields[name] for name in ended if name in record.fields}
+        if said.get("reason") == BROKEN_OFF:
+            del said["reason"]
+        found = first_difference(said, {name: ended[name] for name in said})
+        if found is not None:
+            self._diverge("fin", record, found.path, found.recorded, found.came_out)
+
+    # -- what is wrong --------------------------------------------------------------------------
+
+    def _is_next(self, record: Record) -> bool:
+        """See that no record is missing or comes again, where the reader has not said so."""
+        expected = record.seq if self._next_seq is None else self._next_seq
+        if record.seq != expected:
+            damage = Damage(
+                offset=0,
+                length=0,
+                reason="gap" if record.seq > expected else "order",
+                detail=f"record {record.seq} stands where record {expected} should",
+                first_seq=expected,
+                records=max(record.seq - expected, 0),
+            )
+            self._take_damage(damage)
+        if self.is_stopped or record.seq < expected:
+            return False
+        self._next_seq = record.seq + 1
+        return True
+
+    def _take_damage(self, damage: Damage) -> None:
+        self._damage_count += 1
+        if len(self._damage) < DAMAGE_KEPT:
+            self._damage.append(damage)
+        self.is_stopped = not self._go_on
+        if damage.reason not in LOSSLESS:
+            self._next_seq = None
+            self._lost_track = True
+            self._due.clear()
+
+    def _diverge(self, kind: Kind, record: Record, field: str, recorded: str, new: str) -> None:
+        self.is_stopped = True
+        self._divergence = Divergence(
+            kind=kind,
+            seq=record.seq,
+            record=name_of(record),
+            at_ns=record.at_ns,
+            unit=self.last_unit,
+            field=field,
+            recorded=recorded,
+            came_out=new,
+            cause=None if self._last is None else cause_of(self._last),
+        )

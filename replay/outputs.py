@@ -1,0 +1,100 @@
+"""The model's outputs, recorded and new, compared in the order in which one leads to the next.
+
+    input hash, listen or speak, decided ids, fed ids, codec ids, KV length, text, PCM bytes
+
+and then what else a unit says of itself. Where PCM differs, its SNR tells rounding (60 dB and more)
+from another utterance. Costs are left out: they are measured, not made. Logits are compared apart
+(`logits_differ`): they can move without any token moving with them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import numpy as np
+
+from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
+from recorder.records import Value
+
+from .difference import Difference, first_difference, show
+
+UNIT_FIELDS: Final = (
+    *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
+    *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
+)
+"""In the order in which they are compared: the first that differs is nearest to the cause."""
+OPENED_FIELDS: Final = ("prompt_length", "fed_ids")
+FINALIZED_FIELDS: Final = ("kv_length", "fed_ids")
+
+
+def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
+    """Find the first difference between two results of a unit."""
+    return _compare(recorded, new, UNIT_FIELDS)
+
+
+def compare_openings(recorded: Opened, new: Opened) -> Difference | None:
+    """Find the first difference between two openings."""
+    return _compare(recorded, new, OPENED_FIELDS)
+
+
+def compare_finalized(recorded: Finalized, new: Finalized) -> Difference | None:
+    """Find the first difference between two finalized units."""
+    return _compare(recorded, new, FINALIZED_FIELDS)
+
+
+def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
+    """Whether the logits of the first token differ, by hash or by margin."""
+    return (recorded.logits_hash, recorded.margin) != (new.logits_hash, new.margin)
+
+
+def snr_db(recorded: bytes, new: bytes) -> float | None:
+    """Measure how loud the recorded signal is beside its difference from the new one.
+
+    Args:
+        recorded: float32 LE samples.
+        new: likewise; where one is longer, the rest of it counts as difference.
+
+    Returns:
+        Decibels; None where the bytes are equal, or the recorded signal is silence.
+    """
+    if recorded == new or len(recorded) % SAMPLE_BYTES or len(new) % SAMPLE_BYTES:
+        return None
+    signals = [np.frombuffer(pcm, dtype="<f4").astype(np.float64) for pcm in (recorded, new)]
+    count = max(map(len, signals))
+    signal, other = (np.pad(samples, (0, count - len(samples))) for samples in signals)
+    with np.errstate(all="ignore"):  # PCM of a log can hold anything
+        power, noise = float(np.square(signal).sum()), float(np.square(signal - other).sum())
+    if not (np.isfinite(power) and np.isfinite(noise) and power > 0 and noise > 0):
+        return None
+    return round(10 * float(np.log10(power / noise)), 1)
+
+
+def _compare(
+    recorded: attrs.AttrsInstance, new: attrs.AttrsInstance, names: tuple[str, ...]
+) -> Difference | None:
+    for name in names:
+        first, second = getattr(recorded, name), getattr(new, name)
+        if isinstance(first, bytes) and isinstance(second, bytes):
+            found = _pcm_difference(first, second, name)
+        else:
+            found = first_difference(_plain(first), _plain(second), name)
+        if found is not None:
+            return found
+    return None
+
+
+def _pcm_difference(recorded: bytes, new: bytes, name: str) -> Difference | None:
+    if recorded == new:
+        return None
+    common = min(len(recorded), len(new))
+    first, second = (np.frombuffer(pcm[:common], dtype=np.uint8) for pcm in (recorded, new))
+    differing = np.flatnonzero(first != second)
+    at = int(differing[0]) if len(differing) else common
+    return Difference(
+        path=f"{name}[{at // SAMPLE_BYTES}]", recorded=show(recorded), came_out=show(new)
+    )
+
+
+def _plain(value: Value | Cut) -> Value:
+    return {"stage": value.stage, "step": value.step} if isinstance(value, Cut) else value

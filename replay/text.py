@@ -1,0 +1,247 @@
+"""Reports as text for a terminal, by rich.
+
+Rules: what comes from a log is printed as it is, never as rich's markup, and with its control
+characters escaped; a report fits on a screen however long its session was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protocol.limits import NS_PER_S
+from recorder.scan import Damage
+from recorder.verify import Report
+
+from .difference import NOTHING, label, show
+from .inspection import Inspection, UnitStory
+from .report import Divergence, FullReport, ReplayReport
+
+DAMAGE_SHOWN_MAX: Final = 5
+"""Damages printed one by one; JSON has more of them."""
+ROWS_MAX: Final = 40
+"""Rows of the table of units; the rest is counted, and in JSON."""
+TEXT_CHARS_MAX: Final = 60
+"""Of what a unit says."""
+
+
+def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
+    """Print lines and tables, without reading markup or colours into what a log holds."""
+    for line in lines:
+        if isinstance(line, str):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(line)
+
+
+def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:
+    """Tell what logic replay found."""
+    lines: list[RenderableType] = [_verdict(report)]
+    lines.append(
+        f"{report.records} records, {report.events} events, {report.units} units; as recorded:"
+        f" {report.effects} effects ({report.frames} frames byte for byte), {report.states} states"
+    )
+    lines.append(f"{_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}")
+    if report.divergence is not None:
+        lines += divergence_lines(report.divergence)
+    return lines + _damage_lines(report.damage, report.damage_count)
+
+
+def _verdict(report: ReplayReport) -> str:
+    if report.divergence is not None:
+        return f"diverged at record {report.divergence.seq}"
+    if report.damage_count:
+        return "damaged: what could be compared came out as recorded"
+    if report.finished:
+        return "identical"
+    amid = ", amid the effects of its last event" if report.truncated else ""
+    return f"identical as far as the log goes: it ends without fin{amid}"
+
+
+def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
+    """Tell what full replay found."""
+    lines: list[RenderableType] = []
+    if report.environment:
+        lines.append("not comparable" if not report.compared else "the environment differs")
+        lines += [
+            f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
+            f" here {_or_nothing(line.here)}"
+            for line in report.environment
+        ]
+    if not report.compared or report.recorded is None:
+        return [*lines, "to compare all the same: --anyway"]
+    first, span_ns = report.first_divergence, report.recorded.span_ns
+    lines.append(_full_verdict(report, report.recorded))
+    lines.append(
+        f"model {label(report.model)}: {report.units} units run again,"
+        f" {report.units_changed} came out otherwise;"
+        f" {_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
+    )
+    if report.logits_changed is not None:
+        lines.append(f"the first logits differ from unit {report.logits_changed} on")
+    if first is not None:
+        lines += divergence_lines(first)
+    renewed = report.renewed.divergence if report.renewed is not None else None
+    if renewed is not None and renewed is not first:
+        lines.append("what the client would have got differs:")
+        lines += divergence_lines(renewed)
+    return lines + _damage_lines(report.recorded.damage, report.recorded.damage_count)
+
+
+def _or_nothing(text: str | None) -> str:
+    return NOTHING if text is None else label(text)
+
+
+def _full_verdict(report: FullReport, recorded: ReplayReport) -> str:
+    if report.first_divergence is not None:
+        return f"diverged at record {report.first_divergence.seq}"
+    return _verdict(recorded)
+
+
+def divergence_lines(divergence: Divergence) -> list[RenderableType]:
+    """Explain a divergence."""
+    unit = "before the first unit" if divergence.unit is None else f"unit {divergence.unit}"
+    field = f", {divergence.field}" if divergence.field else ""
+    lines: list[RenderableType] = [
+        f"  {divergence.kind}: record {divergence.seq} ({divergence.record}){field},"
+        f" {unit}, at {_seconds(divergence.at_ns)}",
+        f"  recorded  {divergence.recorded}",
+        f"  came out  {divergence.came_out}",
+    ]
+    if divergence.snr_db is not None:
+        lines.append(f"  sound     {divergence.snr_db} dB above the difference")
+    if divergence.cause is not None:
+        cause = divergence.cause
+        lines.append(f"  event     {cause.seq}, {cause.kind} {cause.summary}")
+    return lines
+
+
+def verify_lines(report: Report) -> list[RenderableType]:
+    """Tell what a log is worth."""
+    lines: list[RenderableType] = [f"state: {report.state}"]
+    if report.state == "unreadable":
+        return [*lines, "no session record is left"]
+    lines.append(
+        f"{report.blocks} blocks, {report.records} records ({report.first_seq} to"
+        f" {report.last_seq}), {report.units} units, last frame sent {report.last_tx_ordinal}"
+    )
+    if report.tail_bytes:
+        lines.append(f"{report.tail_bytes} bytes of an incomplete block at the end are left out")
+    if report.fin_ok is False:
+        lines.append("fin names another chain or other counts")
+    return lines + _damage_lines(report.damage, report.damage_count)
+
+
+def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for item in damage[:DAMAGE_SHOWN_MAX]:
+        lost = f", {item.records} records lost from {item.first_seq}" if item.records else ""
+        lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
+    more = count - DAMAGE_SHOWN_MAX
+    return [*lines, f"  and {more} more damages"] if more > 0 else lines
+
+
+# -- inspect --------------------------------------------------------------------------------------
+
+
+def inspect_lines(told: Inspection) -> list[RenderableType]:
+    """Tell a session on one screen."""
+    lines: list[RenderableType] = [
+        f"{label(told.recording_id)}: {_seconds(told.duration_ns)}, mode {told.mode},"
+        f" dialect {told.dialect}, model {label(told.model)}, seed {told.seed}",
+        "states    "
+        + " > ".join(f"{span.state} {_seconds(span.at_ns)}" for span in told.states)
+        + f"    ended: {_end(told)}",
+        f"frames    {told.frames_received} received, {told.frames_sent} sent"
+        f"    units {len(told.units)}, dropped {len(told.drops)}, errors {len(told.errors)}",
+    ]
+    if told.damage_count:
+        lines.append(f"damaged   {told.damage_count} times: what is told here has gaps")
+    if told.diverged_seq is not None:
+        lines.append(f"diverged  at record {told.diverged_seq}: no states are known from there on")
+    lines += [
+        f"error     {_seconds(error.at_ns)} {error.code}: {show(error.message)}"
+        for error in told.errors[:DAMAGE_SHOWN_MAX]
+    ]
+    lines += [
+        f"dropped   {_seconds(drop.at_ns)} second {drop.ordinal} of the input"
+        for drop in told.drops[:DAMAGE_SHOWN_MAX]
+    ]
+    return [*lines, _unit_table(told.units)] if told.units else lines
+
+
+def _end(told: Inspection) -> str:
+    close = "" if told.end.close_code is None else f", close {told.end.close_code}"
+    close += f" {show(told.end.close_reason)}" if told.end.close_reason else ""
+    fin = "" if told.end.finished else ", no fin: still open, or its server was killed"
+    return f"{label(told.end.reason or 'not yet')}{close}{fin}"
+
+
+def _unit_table(units: Sequence[UnitStory]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("unit", "started", "took", "outcome", "kv", "text"):
+        table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
+    runs = _runs(units)
+    for run in runs[:ROWS_MAX]:
+        table.add_row(*map(Text, _row(run)))
+    more = sum(map(len, runs[ROWS_MAX:]))
+    return Group(table, Text(f"and {more} more units, see --json")) if more else table
+
+
+def _runs(units: Sequence[UnitStory]) -> list[list[UnitStory]]:
+    """Split units into rows: units that only listen, a turn of speech, or one that is special."""
+    runs: list[list[UnitStory]] = []
+    for unit in units:
+        if runs and _is_plain(unit) and _goes_on(runs[-1][-1], unit):
+            runs[-1].append(unit)
+        else:
+            runs.append([unit])
+    return runs
+
+
+def _is_plain(unit: UnitStory) -> bool:
+    return unit.outcome in ("listen", "speech") and not unit.forced and not unit.frames
+
+
+def _goes_on(last: UnitStory, unit: UnitStory) -> bool:
+    return _is_plain(last) and last.outcome == unit.outcome and not last.end_of_turn
+
+
+def _row(run: Sequence[UnitStory]) -> tuple[str, ...]:
+    first, last = run[0], run[-1]
+    took = [(unit.done_ns - unit.started_ns) for unit in run if unit.done_ns is not None]
+    said = "".join(unit.text for unit in run)
+    return (
+        f"{first.index}" if first is last else f"{first.index}-{last.index}",
+        _seconds(first.started_ns),
+        f"{max(took) / 1e6:.0f} ms" if took else "",
+        _outcome(run),
+        "" if last.kv_length is None else str(last.kv_length),
+        show(said[:TEXT_CHARS_MAX]) if said else "",
+    )
+
+
+def _outcome(run: Sequence[UnitStory]) -> str:
+    unit, audio_ms = run[-1], sum(unit.audio_ms for unit in run)
+    words = [unit.outcome.replace("_", " ")]
+    words += ["forced"] if unit.forced else []
+    words += [f"cut at {unit.cut.stage} {unit.cut.step}"] if unit.cut is not None else []
+    words += [f"{audio_ms} ms"] if audio_ms else []
+    words += ["end of turn"] if unit.end_of_turn else []
+    words += [f"{unit.frames} video frames"] if unit.frames else []
+    return ", ".join(words)
+
+
+def _seconds(span_ns: int) -> str:
+    return f"{span_ns / NS_PER_S:.3f} s"
+
+
+def speed_text(span_ns: int, elapsed_s: float) -> str:
+    """Say how long a replay took, and how many times faster than the session that was."""
+    if elapsed_s <= 0:
+        return "in no time"
+    return f"in {elapsed_s:.3f} s, {span_ns / NS_PER_S / elapsed_s:.0f} times real time"

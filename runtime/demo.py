@@ -1,0 +1,357 @@
+"""`antiphon demo`: the whole of Antiphon in a minute, and a proof that a recording replays.
+
+It serves a model on a free port, says a file to it in real time, stops the server with SIGTERM,
+and hands the log to `antiphon verify`, `replay` and `replay --full`. Each of these is a process of
+its own, with another PYTHONHASHSEED than the server's: nothing but the log is common to them.
+
+The server is always stopped, be it after an error or a signal. All that it leaves is in one
+folder: the log, the reply, and what the server wrote on its standard error.
+
+It runs what users run, through the command line, and looks into nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+import attrs
+import click
+import orjson
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+from rich.console import Console
+
+from protocol.messages import Mode
+
+from .audio import AudioFileError, write_wav
+from .models import MODELS
+from .talk import UnusableError, read_frame, read_speech
+from .talk_session import Plan, talk
+from .talk_tally import Tally
+from .talk_view import JsonView, LineView, View, summarize
+
+SPEECH: Final = Path("fixtures") / "speech"
+SOURCE_TREE: Final = Path(__file__).parents[1]
+INSTRUCTIONS: Final = "Answer what you hear and see."
+SILENCE_S: Final = 8
+"""With the seconds that end the file and the close, within ten seconds of the file's own end."""
+READY_WAIT_S: Final = 120.0
+"""Loading torch and a model from a cold disk of a busy machine takes a part of it."""
+STOP_WAIT_S: Final = 30.0
+"""Longer than the server itself waits for its sessions; then it is killed."""
+CHECK_WAIT_S: Final = 600.0
+"""A full replay computes all units again: minutes, where that is slow."""
+LINE_BYTES_MAX: Final = 4096
+"""The server's two lines are short."""
+
+RUN: Final = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
+"""The command line in this Python, installed as a command or not."""
+CHECKS: Final = (("verify",), ("replay",), ("replay", "--full"))
+
+
+class DemoError(click.ClickException):
+    """The demo failed; the text says where, in one line."""
+
+
+@attrs.frozen(kw_only=True)
+class Demo:
+    """What is shown.
+
+    Attributes:
+        model: what is served.
+        folder: takes the log, the reply and the server's standard error.
+        plan: what is said.
+        speech: the file that is said.
+        told: what is said and shown, for people.
+        as_json: for programs.
+    """
+
+    model: str
+    folder: Path
+    plan: Plan
+    speech: Path
+    told: str
+    as_json: bool
+
+    def tell(self, text: str, **fields: object) -> None:
+        """Write a line for people, or an object for programs."""
+        click.echo(orjson.dumps(fields).decode() if self.as_json else text)
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """What became of one command on the log."""
+
+    command: str
+    exit_code: int
+    elapsed_s: float
+    output: str
+
+
+@click.command("demo")
+@click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="What is served: the embedded trained model, or a script that hears nothing.",
+)
+@click.option(
+    "--record",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo"),
+    show_default=True,
+    help="Folder of the log and the reply; it is made where it is missing.",
+)
+@click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
+@click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
+@click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+def demo_command(
+    *,
+    model: str,
+    folder: Path,
+    speech: Path | None,
+    frame: Path | None,
+    fast: bool,
+    as_json: bool,
+) -> None:
+    """Serve a model, talk to it, record the session and replay it: all in one go.
+
+    It says a spoken sentence to the server in real time, with a picture each second, and shows
+    who speaks when. Then the server is stopped, and its log is checked, replayed, and computed
+    again by the model, each in a new process: the same to the last byte, or the demo fails.
+
+    \b
+    Examples:
+      antiphon demo
+      antiphon demo --speech question.wav --record ./mine
+
+    \b
+    Exit codes:
+      0  the model answered, and the recording replays
+      1  something failed: it says what
+      2  a file that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    demo = _plan(model, folder, speech, frame, fast=fast, as_json=as_json)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnusableError(f"--record: {folder}: {error.strerror}") from error
+    if not anyio.run(_run_unless_interrupted, demo, backend="trio"):
+        raise DemoError("interrupted")
+
+
+def _plan(
+    model: str, folder: Path, speech: Path | None, frame: Path | None, *, fast: bool, as_json: bool
+) -> Demo:
+    """Find and read what is said and shown; a speech of the user's own needs no picture."""
+    fixtures = SOURCE_TREE / SPEECH
+    if speech is None:
+        speech, frame = fixtures / "demo.wav", frame or fixtures / "frame.jpg"
+        if missing := [path for path in (speech, frame) if not path.is_file()]:
+            raise UnusableError(f"{missing[0]} is only in the source tree: give --speech FILE.wav")
+    plan = Plan(
+        units=read_speech(speech),
+        instructions=INSTRUCTIONS,
+        frame=None if frame is None else read_frame(frame),
+        silence_s_max=SILENCE_S,
+        fast=fast,
+    )
+    told = speech.name if frame is None else f"{speech.name}, showing {frame.name} each second"
+    return Demo(model=model, folder=folder, plan=plan, speech=speech, told=told, as_json=as_json)
+
+
+async def _run_unless_interrupted(demo: Demo) -> bool:
+    """Run the demo; say whether it came to its end before a signal."""
+    finished = False
+    failure: DemoError | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_signals, tasks.cancel_scope)
+        try:
+            await _run(demo)
+            finished = True
+        except DemoError as error:  # raised below as it is, and not as a group of one
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return finished
+
+
+async def _watch_signals(everything: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            everything.cancel()
+
+
+async def _run(demo: Demo) -> None:
+    before = _logs(demo.folder)
+    async with _server(demo) as url:
+        tally = await _converse(demo, url)
+    demo.tell("\nthe server is stopped", type="server", state="stopped")
+    logs = sorted(_logs(demo.folder) - before)
+    if len(logs) != 1:
+        raise DemoError(f"{demo.folder} has {len(logs)} new logs, one session was recorded")
+    checks = await _check(demo, logs[0])
+    _conclude(demo, tally, logs[0], checks)
+
+
+def _logs(folder: Path) -> set[Path]:
+    return set(folder.glob("*.session.zst"))
+
+
+# -- the server ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _server(demo: Demo) -> AsyncIterator[str]:
+    """Serve the model in a process of its own; left, also by an error, it is stopped.
+
+    Yields:
+        The server's address, once it is ready.
+
+    Raises:
+        DemoError: it did not start, or did not stop cleanly.
+    """
+    port = ("--port", "0", "--record", str(demo.folder), "--model", demo.model)
+    errors = demo.folder / "server.log"
+    began_s = anyio.current_time()
+    with errors.open("wb") as written:
+        process = await anyio.open_process(
+            [*RUN, "serve", *port],
+            stdin=subprocess.DEVNULL,
+            stderr=written,
+            start_new_session=True,  # Ctrl-C is ours: we stop it
+        )
+    try:
+        url = await _wait_until_ready(process, errors)
+        took_s = anyio.current_time() - began_s
+        text = f"serving the {demo.model} model at {url} (ready in {took_s:.1f} s)"
+        demo.tell(text, type="server", state="ready", url=url, model=demo.model)
+        yield url
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process)
+    if process.returncode != 0:
+        raise DemoError(f"the server ended with exit code {process.returncode}, see {errors}")
+
+
+async def _wait_until_ready(process: Process, errors: Path) -> str:
+    assert process.stdout is not None
+    lines = BufferedByteReceiveStream(process.stdout)
+    url = ""
+    try:
+        with anyio.fail_after(READY_WAIT_S):
+            while (line := await lines.receive_until(b"\n", LINE_BYTES_MAX)) != b"ready":
+                if line.startswith(b"listening on "):
+                    url = line.removeprefix(b"listening on ").decode()
+    except TimeoutError:
+        raise DemoError(f"the server was not ready within {READY_WAIT_S:g} s") from None
+    except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
+        said = _last_words(errors)
+        raise DemoError(f"the server did not start: {said} (see {errors})") from None
+    return url
+
+
+def _last_words(errors: Path) -> str:
+    """Find the last line with words in what may be a traceback, framed as a group's is."""
+    lines = errors.read_text(errors="replace").splitlines()
+    said = [line.strip(" |+-") for line in lines]
+    return next((line for line in reversed(said) if line), "it does not say why")
+
+
+async def _stop(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with anyio.move_on_after(STOP_WAIT_S):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()
+
+
+# -- the conversation ---------------------------------------------------------------------------
+
+
+async def _converse(demo: Demo, url: str) -> Tally:
+    demo.tell(f"saying {demo.told}\n", type="speech_file", seconds=len(demo.plan.units))
+    began_s = anyio.current_time()
+    mode: Mode = "audio" if demo.plan.frame is None else "video"
+    reply = demo.folder / "reply.wav"
+    view: View = JsonView() if demo.as_json else LineView(Console())
+    with view:
+        tally = await talk(url, demo.plan, view, mode=mode)
+    try:
+        write_wav(reply, bytes(tally.pcm))
+    except AudioFileError as error:
+        raise DemoError(str(error)) from error
+    elapsed_s = anyio.current_time() - began_s
+    answered = demo.plan.is_answered(tally)
+    view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=reply))
+    if tally.failure is not None:
+        raise DemoError(tally.failure)
+    return tally
+
+
+# -- the replays --------------------------------------------------------------------------------
+
+
+async def _check(demo: Demo, log: Path) -> list[Check]:
+    """Run each command on the log, in a fresh process whose hashes differ from the server's."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    checks = []
+    for words in CHECKS:
+        began_s = anyio.current_time()
+        try:
+            with anyio.fail_after(CHECK_WAIT_S):
+                done = await anyio.run_process(
+                    [*RUN, *words, str(log)],
+                    check=False,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONHASHSEED": seed},
+                )
+        except TimeoutError:
+            raise DemoError(f"{' '.join(words)} took more than {CHECK_WAIT_S:g} s") from None
+        check = Check(
+            command=" ".join(words),
+            exit_code=done.returncode,
+            elapsed_s=round(anyio.current_time() - began_s, 3),
+            output=done.stdout.decode(errors="replace").strip(),
+        )
+        checks.append(check)
+        _tell_check(demo, check)
+    return checks
+
+
+def _tell_check(demo: Demo, check: Check) -> None:
+    verdict = "ok    " if check.exit_code == 0 else "FAILED"
+    indented = "".join(f"\n        {line}" for line in check.output.splitlines())
+    text = f"{verdict}  antiphon {check.command}  ({check.elapsed_s:.1f} s){indented}"
+    demo.tell(text, type="check", **attrs.asdict(check))
+
+
+def _conclude(demo: Demo, tally: Tally, log: Path, checks: list[Check]) -> None:
+    failed = [f"antiphon {check.command}" for check in checks if check.exit_code != 0]
+    if not demo.plan.is_answered(tally):
+        failed.insert(0, "the model did not answer")
+    text = f"""
+log:    {log}
+reply:  {demo.folder / "reply.wav"}
+
+Try next:
+  antiphon inspect {log}
+  antiphon serve --model {demo.model}      and in another terminal
+  antiphon talk {demo.speech}      or any WAV of yours"""
+    demo.tell(text, type="demo", ok=not failed, failed=failed, log=str(log))
+    if failed:
+        raise DemoError(f"failed: {', '.join(failed)}")

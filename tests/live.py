@@ -1,0 +1,72 @@
+"""A real server in a process of its own, for tests that talk to it over a real socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+RUN = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
+STOP_WAIT_S = 30
+
+
+@attrs.define
+class LiveServer:
+    """A server that takes sessions.
+
+    Attributes:
+        url: `ws://host:port/v1/realtime`.
+        process: the server.
+        errors: what it writes on its standard error.
+    """
+
+    url: str
+    process: subprocess.Popen[str]
+    errors: Path
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self.url.removeprefix("ws://").removesuffix("/v1/realtime").rsplit(":", 1)
+        return host, int(port)
+
+    def kill(self) -> None:
+        """End it without a word, as the kernel does when memory is short."""
+        self.process.kill()
+        self.process.wait(STOP_WAIT_S)
+
+    def stop(self) -> int:
+        """End it as an operator does; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_WAIT_S)
+
+
+@contextmanager
+def live_server(*arguments: str, model: str = "scripted") -> Iterator[LiveServer]:
+    """Start `antiphon serve` on a free port, and stop it in the end."""
+    command = (*RUN, "serve", "--port", "0", "--model", model, *arguments)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with tempfile.NamedTemporaryFile("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        )
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().removeprefix("listening on ").strip()
+            ready = process.stdout.readline().strip()
+            assert ready == "ready", Path(errors.name).read_text()
+            yield LiveServer(url, process, Path(errors.name))
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(STOP_WAIT_S)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
