@@ -156,7 +156,7 @@ class LogFile:
             framed = self._encode(record)
             if batch is not None and batch.payload_bytes + len(framed) > BLOCK_BYTES:
                 yield self._write_batch(batch)
-                batch = None
+                batch, framed = None, self._encoder.encode(record)  # it may name blobs left behind
             if batch is None:
                 batch = _Batch(first=record)
             batch.add(record, framed)
@@ -215,6 +215,7 @@ class LogFile:
         has_copy = self._blocks == 1
         pieces = [self._head, *batch.framed] if has_copy else batch.framed
         file_bytes = self._write_block(batch.first, pieces, has_copy)
+        self._encoder.forget()  # so that a lost block costs no record of another
         return Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
 
     def _write_block(self, first: Record, framed: list[bytes], has_copy: bool) -> int:

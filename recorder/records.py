@@ -127,6 +127,10 @@ class RecordEncoder:
     frame_bytes_max: int = FRAME_BYTES_MAX
     _memory: BlobMemory = attrs.field(factory=BlobMemory, init=False)
 
+    def forget(self) -> None:
+        """Forget all blobs: what comes next is to stand without what came before."""
+        self._memory = BlobMemory()
+
     def encode(self, record: Record) -> bytes:
         """Return the framed record.
 
