@@ -55,4 +55,3 @@ def test_a_scene_gives_the_same_log_twice(name: str, tmp_path: Path) -> None:
         folder.mkdir()
         logs.append(record(SCENES[name], folder).read_bytes())
     assert logs[0] == logs[1]
-

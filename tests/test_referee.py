@@ -105,7 +105,10 @@ OTHER_FOULS: dict[str, tuple[str, Moves]] = {
         [*FINALIZING, (ev.FinalizeFailed(at_ns=0, index=0), []), (append(), [start(1)])],
     ),
     "no finalize barrier within a step": ("b1", [*RUNNING, (done(0), [LISTEN, start(1)])]),
-    "failure not told": ("b3", [*RUNNING, (ev.UnitFailed(at_ns=0, index=0), [ef.Rollback(index=0)])]),
+    "failure not told": (
+        "b3",
+        [*RUNNING, (ev.UnitFailed(at_ns=0, index=0), [ef.Rollback(index=0)])],
+    ),
     "slot kept": ("b5", [*ACTIVE, (ev.PeerGone(at_ns=0), [])]),
     "forced unit speaks": (
         "b6",

@@ -50,7 +50,7 @@ def run(main: Callable[[], Awaitable[Value]]) -> Value:
 
 
 def always(step: Step) -> Script:
-    return lambda unit, seed: step  # noqa: ARG005
+    return lambda unit, seed: step
 
 
 def unit(index: int = 0, *, force_listen: bool = False, frames: tuple[bytes, ...] = ()) -> Unit:

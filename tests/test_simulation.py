@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 import simplejpeg
-import numpy as np
 
 from protocol.model import Unit
 from recorder.reader import read

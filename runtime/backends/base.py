@@ -19,14 +19,14 @@ from protocol.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit,
 
 
 class BackendError(Exception):
-    """A call failed; the session's state is as it was at the unit's start, or can be rolled back."""
+    """A call failed; what it changed can be rolled back, unless a subclass says otherwise."""
 
 
-class ContextFull(BackendError):
+class ContextFull(BackendError):  # noqa: N818 - names say what happened
     """The unit's worst case does not fit the context; nothing was fed (B10)."""
 
 
-class BackendGone(BackendError):
+class BackendGone(BackendError):  # noqa: N818
     """The backend or its worker is lost, with all the sessions it held."""
 
 
