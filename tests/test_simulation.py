@@ -115,7 +115,9 @@ def test_the_queue_is_served_in_order() -> None:
     async def body() -> None:
         async with world(ScriptedBackend(slots=1), queue_max=2) as server:
             first = await server.activate()
-            second, third = server.connect(), server.connect()
+            second = server.connect()
+            await second.heard("session.queued")
+            third = server.connect()
             queued = await third.heard("session.queued")
             assert (queued["position"], queued["queue_length"]) == (2, 2)
             assert set(queued) == {
