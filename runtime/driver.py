@@ -79,7 +79,7 @@ class Driver:
         clock_ns: Callable[[], int],
     ) -> None:
         self._opened = opened
-        self._journal = Journal(open_log, on_failure=lambda: self.post(ev.RecordingFailed))
+        self._journal = Journal(open_log, on_failure=self._recording_failed)
         self._admission = admission
         self._calls = make_calls(self.post)
         self._decode_media = decode_media
@@ -87,6 +87,7 @@ class Driver:
         self._began_ns = clock_ns()
         self._inbox: deque[ev.Event] = deque()
         self._inbox_bytes = 0
+        self._recording_lost = False
         self._decode_bytes = 0
         self._arrival = anyio.Event()
         self._relief = anyio.Event()
@@ -115,8 +116,17 @@ class Driver:
             await self._relief.wait()
         await self._journal.wait_for_room()
 
+    def _recording_failed(self) -> None:
+        """Note that the log failed; outside of any task, where there is no clock to be read."""
+        self._recording_lost = True
+        self._arrival.set()
+
     async def _next_event(self) -> ev.Event:
-        while not self._inbox:
+        while not self._inbox or self._recording_lost:
+            if self._recording_lost:
+                self._recording_lost = False
+                self.post(ev.RecordingFailed)
+                continue
             self._arrival = anyio.Event()
             await self._arrival.wait()
         event = self._inbox.popleft()

@@ -8,6 +8,7 @@ a scripted backend. `Peer` is both ends of one in-memory WebSocket: the server's
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from trio.testing import MockClock
 
 from protocol.effects import MediaKind
 from protocol.messages import Mode
+from recorder.disk import Disk
 from recorder.writer import Recorder
 from runtime.backends.scripted import ScriptedBackend
 from runtime.identity import CountedIdentities
@@ -212,17 +214,27 @@ class World:
 
 @asynccontextmanager
 async def world(
-    backend: ScriptedBackend | None = None, *, record_to: Path | None = None, **settings: Any
+    backend: ScriptedBackend | None = None,
+    *,
+    record_to: Path | None = None,
+    disk: Disk | None = None,
+    threaded: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
 
     Args:
         backend: scripted; the default script where it is None.
         record_to: the folder of the logs; nothing is recorded where it is None.
+        disk: where logs go, where it is not the real one.
+        threaded: record in a thread, as a server does; only on real time.
         settings: of `runtime.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
-    recorder = Recorder(clock=lambda: 0.0, inline=True) if record_to is not None else None
+    recorder = None
+    if record_to is not None:
+        clock = time.monotonic if threaded else lambda: 0.0
+        recorder = Recorder(disk=disk, clock=clock, inline=not threaded)
     async with anyio.create_task_group() as tasks:
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
