@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -20,7 +22,9 @@ from .models import MODELS
 from .settings import DEFAULT_PORT, MODES, Settings
 
 RECORDINGS: Final = Path("recordings")
-"""Where logs go unless told otherwise: every session is recorded (B: the log is the session)."""
+"""Where logs go unless told otherwise: every session is recorded."""
+EXIT_WAIT_S: Final = 10.0
+"""A unit that runs is over by then, and logs are closed; a hanging one is not waited for."""
 
 
 @click.command("serve")
@@ -143,9 +147,19 @@ def _serve(settings: Settings) -> None:
     from .serving import run
 
     try:
-        anyio.run(partial(run, settings, on_bound=_say_bound, on_ready=_say_ready), backend="trio")
+        serve = partial(
+            run, settings, on_bound=_say_bound, on_ready=_say_ready, on_stopping=_exit_soon
+        )
+        anyio.run(serve, backend="trio")
     except OSError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _exit_soon() -> None:
+    """See that the process ends, even where a thread hangs in the model and cannot be stopped."""
+    timer = threading.Timer(EXIT_WAIT_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _say_bound(addresses: tuple[Address, ...]) -> None:

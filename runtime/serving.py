@@ -86,6 +86,7 @@ async def run(
     load: Callable[[str, int | None], Backend] = load_backend,
     on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
     on_ready: Callable[[], None] = lambda: None,
+    on_stopping: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until a signal ends it.
 
@@ -94,6 +95,8 @@ async def run(
         load: loads the model by name, in a thread.
         on_bound: told the addresses, before the model is loaded.
         on_ready: told that sessions are taken.
+        on_stopping: told that all sessions are over, or are cut off; what still hangs now, a thread
+            in the model, is no session's any more.
 
     Raises:
         OSError: the port or the folder of the logs cannot be had.
@@ -113,7 +116,7 @@ async def run(
                 app=make_app(gateway.readiness),
             )
             on_bound(await tasks.start(serve))
-            tasks.start_soon(_watch_signals, gateway, tasks)
+            tasks.start_soon(_watch_signals, gateway, tasks, on_stopping)
             backend = await anyio.to_thread.run_sync(load, settings.model, settings.slots)
             gateway.server = Server(
                 settings,
@@ -130,20 +133,24 @@ async def run(
             await recorder.aclose()
 
 
-async def _watch_signals(gateway: Gateway, tasks: TaskGroup) -> None:
+async def _watch_signals(
+    gateway: Gateway, tasks: TaskGroup, on_stopping: Callable[[], None]
+) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             if gateway.server is None or gateway.readiness() == "draining":
                 break
             _logger.info("%s: ending %d sessions", number.name, gateway.server.sessions)
-            tasks.start_soon(_shut_down, gateway.server, tasks)
+            tasks.start_soon(_shut_down, gateway.server, tasks, on_stopping)
+    on_stopping()
     tasks.cancel_scope.cancel()
 
 
-async def _shut_down(server: Server, tasks: TaskGroup) -> None:
+async def _shut_down(server: Server, tasks: TaskGroup, on_stopping: Callable[[], None]) -> None:
     server.drain()
     with anyio.move_on_after(SHUTDOWN_WAIT_S) as scope:
         await server.wait_until_empty()
     if scope.cancelled_caught:
         _logger.error("%d sessions did not end in %s s", server.sessions, SHUTDOWN_WAIT_S)
+    on_stopping()
     tasks.cancel_scope.cancel()
