@@ -149,7 +149,8 @@ class Referee:
             trace.leases, trace.lease = trace.leases + 1, event.lease
         if isinstance(event, ev.TimerFired) and event.name == "cleanup":
             trace.cleanup_fired = True
-        if isinstance(event, ev.FrameReceived) and trace.state == "ACTIVE" and not step.errors:
+        taken = trace.state == "ACTIVE" and not step.errors and not step.of(ef.Close)
+        if isinstance(event, ev.FrameReceived) and taken:
             self._take_append(event.frame)
 
     def _take_append(self, frame: str | bytes | None) -> None:
@@ -195,7 +196,7 @@ class Referee:
 def _json(frame: str | bytes | None) -> Body:
     try:
         body = json.loads(frame or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
 

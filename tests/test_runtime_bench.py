@@ -1,0 +1,178 @@
+"""`antiphon bench`: it runs, and says what it promises to say. No time is judged here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from protocol.media import check_jpeg
+from protocol.model import UNIT_BYTES, UNIT_SAMPLES
+from runtime.bench_material import (
+    Speech,
+    Times,
+    camera_frame,
+    load_speech,
+    output_second,
+    sum_up,
+    synthetic_voice,
+)
+
+ROOT: Final = Path(__file__).parents[1]
+COMMAND: Final = [sys.executable, "-P", "-c", "from runtime.cli import main; main()", "bench"]
+SECONDS: Final = 2
+TIMES: Final = {"count", "p50_ms", "p99_ms", "max_ms"}
+COST: Final = {"session_ms", "thread_ms", "total_ms"}
+UNITS: Final = {
+    *("sessions", "arrival", "units", "answered", "speaking_share", "dropped", "latency"),
+    *("latency_listening", "latency_speaking", "server", "p50_of_second", "p99_of_second"),
+}
+REPLAY: Final = {
+    *("session_s", "units", "events", "result", "elapsed_ms", "times_real_time"),
+    *("process_ms", "times_real_time_process"),
+}
+RECORDING: Final = {
+    *("unit_bytes", "busy", "baseline", "of_baseline", "file_bytes", "baseline_file_bytes"),
+    *("plain_bytes", "paced"),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """A short run's JSON."""
+    done = subprocess.run(
+        [*COMMAND, "--json", "--model", "scripted", "--seconds", str(SECONDS)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
+
+
+def numbers(value: object) -> Iterator[float]:
+    """All numbers in a JSON value."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from numbers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def test_it_says_what_it_ran_on(found: dict[str, Any]) -> None:
+    """A figure cannot be compared with another machine's, or the next version's."""
+    assert set(found) == {
+        *("machine", "model", "speech", "seconds", "units", "latency_ratio"),
+        *("replay", "recording"),
+    }
+    machine = {"cores", "machine", "system", "python", "torch", "antiphon", "load"}
+    assert set(found["machine"]) == machine
+    assert (found["model"], found["seconds"]) == ("scripted", SECONDS)
+
+
+def test_every_number_is_one(found: dict[str, Any]) -> None:
+    """A chart of the figures over time breaks."""
+    assert all(math.isfinite(number) and number >= 0 for number in numbers(found))
+
+
+def test_units_of_one_and_of_many(found: dict[str, Any]) -> None:
+    """Somebody plans machines by what one session costs."""
+    runs = found["units"]
+    assert [(run["sessions"], run["arrival"]) for run in runs] == [
+        (1, "spread"),
+        (8, "spread"),
+        (8, "together"),
+    ]
+    for run in runs:
+        assert set(run) == UNITS
+        assert run["units"] == run["answered"] == run["sessions"] * SECONDS
+        for times in (run["latency"], run["server"]):
+            assert set(times) == TIMES
+            assert 0 < times["p50_ms"] <= times["p99_ms"] <= times["max_ms"]
+        assert run["server"]["p50_ms"] <= run["latency"]["p50_ms"]
+    assert set(found["latency_ratio"]) == {"spread", "together"}
+    for ratio in found["latency_ratio"].values():
+        assert set(ratio) == {"p50", "p99", "server_p50", "server_p99"}
+        assert all(number > 0 for number in ratio.values())
+
+
+def test_a_log_of_the_run_is_replayed(found: dict[str, Any]) -> None:
+    """The speed is that of some other log, or of one that does not replay."""
+    replay = found["replay"]
+    assert set(replay) == REPLAY
+    assert (replay["result"], replay["units"]) == ("identical", SECONDS)
+    assert replay["elapsed_ms"] < replay["process_ms"]
+    assert replay["times_real_time"] > replay["times_real_time_process"] > 0
+
+
+def test_recording_stands_beside_a_baseline(found: dict[str, Any]) -> None:
+    """Nobody can say whether a millisecond is much."""
+    recording = found["recording"]
+    assert set(recording) == RECORDING
+    assert recording["unit_bytes"]["pcm_in"] == UNIT_BYTES
+    assert recording["unit_bytes"]["pcm_out"] == 96_000
+    assert 15_000 < recording["unit_bytes"]["jpeg_in"] < 25_000
+    costs = [recording["busy"], recording["baseline"]]
+    costs += [paced["cost"] for paced in recording["paced"]]
+    for cost in costs:
+        assert set(cost) == COST
+        assert cost["session_ms"] > 0
+        assert cost["thread_ms"] > 0
+        assert cost["total_ms"] == pytest.approx(cost["session_ms"] + cost["thread_ms"], abs=1e-3)
+    assert recording["of_baseline"] > 0
+    assert 0 < recording["file_bytes"] < recording["plain_bytes"]
+    for paced, sessions in zip(recording["paced"], (1, 8), strict=True):
+        assert paced["sessions"] == sessions
+        assert set(paced["send_wait"]) == TIMES
+        assert paced["send_wait"]["count"] == sessions * SECONDS
+        assert paced["send_wait"]["p50_ms"] > 0
+
+
+def test_the_keys_are_documented(found: dict[str, Any]) -> None:
+    """A reader of the JSON has to guess what a figure is."""
+    text = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    names = {*found, *UNITS, *REPLAY, *RECORDING, *TIMES, *COST, "cost", "send_wait"}
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
+
+
+def test_times_are_summed_up_by_rank() -> None:
+    """A percentile is a time that no unit took."""
+    assert sum_up([3.0, 1.0, 2.0]) == Times(count=3, p50_ms=2.0, p99_ms=3.0, max_ms=3.0)
+    assert sum_up([float(number) for number in range(1, 201)]).p99_ms == 198.0
+
+
+def test_seconds_follow_each_other() -> None:
+    """Clients say the same second over and over, and the log stores it once."""
+    speech = load_speech()
+    seconds = [speech.second(number) for number in range(30)]
+    assert {len(second) for second in seconds} == {UNIT_BYTES}
+    joined = np.frombuffer(b"".join(seconds), "<f4")
+    assert (joined[: len(speech.samples)] == speech.samples).all()
+    assert len({output_second(speech, number) for number in range(40)}) == 40
+
+
+def test_without_fixtures_something_like_a_voice_is_said() -> None:
+    """Whoever installed it cannot measure."""
+    samples = synthetic_voice()
+    assert np.isfinite(samples).all()
+    assert 0.01 < samples.std() < np.abs(samples).max() <= 1
+    assert len(Speech(name="synthetic", samples=samples).second(3)) == 4 * UNIT_SAMPLES
+
+
+def test_a_camera_s_frames_differ_and_are_whole() -> None:
+    """The server refuses them, or the log stores one."""
+    frames = [camera_frame(number) for number in range(3)]
+    assert len(set(frames)) == 3
+    for frame in frames:
+        check_jpeg("$", frame)
