@@ -30,8 +30,9 @@ from rich.table import Table
 from .bench_material import Times, load_speech
 from .bench_recording import RecordingResult, measure_recording
 from .bench_replay import ReplayResult, measure_replay
-from .bench_units import Arrival, UnitsResult, measure_units, served
+from .bench_units import Arrival, UnitsResult, measure_units
 from .models import MODELS
+from .server_process import served
 
 SESSIONS_MANY: Final = 8
 RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
@@ -111,7 +112,7 @@ async def _run(model: str, seconds: int) -> Bench:
         folder = Path(name)
         units: list[UnitsResult] = []
         _tell(f"starting a server with the {model} model")
-        async with served(model, folder, slots=SESSIONS_MANY) as url:
+        async with served(model, folder, "--slots", str(SESSIONS_MANY)) as url:
             for sessions, arrival in RUNS:
                 _tell(f"{sessions} sessions, {arrival}, for {seconds} s")
                 units.append(

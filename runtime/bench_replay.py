@@ -17,7 +17,7 @@ import attrs
 import orjson
 
 from .bench_units import BenchError
-from .demo import RUN
+from .server_process import RUN
 
 RUNS: Final = 3
 """The middle one counts."""

@@ -12,18 +12,12 @@ that a number of clients can do to a model that computes one unit at a time.
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Final, Literal
 
 import anyio
 import attrs
 import click
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.messages import Append, Created, ErrorReport, Init, Listen, QueueDone, Speech
@@ -31,21 +25,14 @@ from protocol.messages import Append, Created, ErrorReport, Init, Listen, QueueD
 from .bench_material import Speech as Said
 from .bench_material import Times, shown_frame, sum_up
 from .client import ClientError, ClientSession, connect
-from .demo import RUN
 
 Arrival = Literal["spread", "together"]
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
-READY_WAIT_S: Final = 120.0
-"""Loading torch and a model from a cold disk of a busy machine takes a part of it."""
-STOP_WAIT_S: Final = 30.0
-"""Longer than the server itself waits for its sessions; then it is killed."""
 SESSIONS_WAIT_S: Final = 60.0
 """For all sessions to be set up; a prompt takes a small part of a second."""
 ANSWERS_WAIT_S: Final = 10.0
 """For what was not answered when the last unit was sent; then it counts as unanswered."""
-LINE_BYTES_MAX: Final = 4096
-"""The server's two lines are short."""
 OFFSET_S: Final = 3
 """Each client is so many seconds further in what it says than the one before."""
 
@@ -85,72 +72,6 @@ class UnitsResult:
     server: Times
     p50_of_second: float
     p99_of_second: float
-
-
-# -- the server ---------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def served(model: str, folder: Path, *, slots: int) -> AsyncIterator[str]:
-    """Serve a model in a process of its own; left, also by an error, it is stopped.
-
-    Args:
-        model: its name.
-        folder: takes the logs, and what the server says on its standard error.
-        slots: sessions at once.
-
-    Yields:
-        The server's address, once it is ready.
-
-    Raises:
-        BenchError: it did not start.
-    """
-    errors = folder / "server.log"
-    words = ("serve", "--port", "0", "--record", str(folder), "--model", model)
-    with errors.open("wb") as written:
-        process = await anyio.open_process(
-            [*RUN, *words, "--slots", str(slots)],
-            stdin=subprocess.DEVNULL,
-            stderr=written,
-            start_new_session=True,  # Ctrl-C is ours: we stop it
-        )
-    try:
-        yield await _wait_until_ready(process, errors)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _stop(process)
-
-
-async def _wait_until_ready(process: Process, errors: Path) -> str:
-    assert process.stdout is not None
-    lines = BufferedByteReceiveStream(process.stdout)
-    url = ""
-    try:
-        with anyio.fail_after(READY_WAIT_S):
-            while (line := await lines.receive_until(b"\n", LINE_BYTES_MAX)) != b"ready":
-                if line.startswith(b"listening on "):
-                    url = line.removeprefix(b"listening on ").decode()
-    except TimeoutError:
-        raise BenchError(f"the server was not ready within {READY_WAIT_S:g} s") from None
-    except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
-        raise BenchError(f"the server did not start: {_last_words(errors)}") from None
-    return url
-
-
-def _last_words(errors: Path) -> str:
-    """Find the last line with words in what may be a traceback, framed as a group's is."""
-    said = [line.strip(" |+-") for line in errors.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(said) if line), "it does not say why")
-
-
-async def _stop(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with anyio.move_on_after(STOP_WAIT_S):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-    await process.aclose()
 
 
 # -- the clients --------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +24,13 @@ import anyio
 import attrs
 import click
 import orjson
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 from rich.console import Console
 
 from protocol.messages import Mode
 
 from .audio import AudioFileError, write_wav
 from .models import MODELS
+from .server_process import RUN, served
 from .talk import UnusableError, read_frame, read_speech
 from .talk_session import Plan, talk
 from .talk_tally import Tally
@@ -43,17 +41,8 @@ SOURCE_TREE: Final = Path(__file__).parents[1]
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SILENCE_S: Final = 8
 """With the seconds that end the file and the close, within ten seconds of the file's own end."""
-READY_WAIT_S: Final = 120.0
-"""Loading torch and a model from a cold disk of a busy machine takes a part of it."""
-STOP_WAIT_S: Final = 30.0
-"""Longer than the server itself waits for its sessions; then it is killed."""
 CHECK_WAIT_S: Final = 600.0
 """A full replay computes all units again: minutes, where that is slow."""
-LINE_BYTES_MAX: Final = 4096
-"""The server's two lines are short."""
-
-RUN: Final = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
-"""The command line in this Python, installed as a command or not."""
 CHECKS: Final = (("verify",), ("replay",), ("replay", "--full"))
 
 
@@ -174,13 +163,13 @@ def _plan(
 async def _run_unless_interrupted(demo: Demo) -> bool:
     """Run the demo; say whether it came to its end before a signal."""
     finished = False
-    failure: DemoError | None = None
+    failure: click.ClickException | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_signals, tasks.cancel_scope)
         try:
             await _run(demo)
             finished = True
-        except DemoError as error:  # raised below as it is, and not as a group of one
+        except click.ClickException as error:  # raised below as it is, and not as a group of one
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -215,69 +204,13 @@ def _logs(folder: Path) -> set[Path]:
 
 @asynccontextmanager
 async def _server(demo: Demo) -> AsyncIterator[str]:
-    """Serve the model in a process of its own; left, also by an error, it is stopped.
-
-    Yields:
-        The server's address, once it is ready.
-
-    Raises:
-        DemoError: it did not start, or did not stop cleanly.
-    """
-    port = ("--port", "0", "--record", str(demo.folder), "--model", demo.model)
-    errors = demo.folder / "server.log"
+    """Serve the model, and say so; yields the server's address."""
     began_s = anyio.current_time()
-    with errors.open("wb") as written:
-        process = await anyio.open_process(
-            [*RUN, "serve", *port],
-            stdin=subprocess.DEVNULL,
-            stderr=written,
-            start_new_session=True,  # Ctrl-C is ours: we stop it
-        )
-    try:
-        url = await _wait_until_ready(process, errors)
+    async with served(demo.model, demo.folder) as url:
         took_s = anyio.current_time() - began_s
         text = f"serving the {demo.model} model at {url} (ready in {took_s:.1f} s)"
         demo.tell(text, type="server", state="ready", url=url, model=demo.model)
         yield url
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _stop(process)
-    if process.returncode != 0:
-        raise DemoError(f"the server ended with exit code {process.returncode}, see {errors}")
-
-
-async def _wait_until_ready(process: Process, errors: Path) -> str:
-    assert process.stdout is not None
-    lines = BufferedByteReceiveStream(process.stdout)
-    url = ""
-    try:
-        with anyio.fail_after(READY_WAIT_S):
-            while (line := await lines.receive_until(b"\n", LINE_BYTES_MAX)) != b"ready":
-                if line.startswith(b"listening on "):
-                    url = line.removeprefix(b"listening on ").decode()
-    except TimeoutError:
-        raise DemoError(f"the server was not ready within {READY_WAIT_S:g} s") from None
-    except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
-        said = _last_words(errors)
-        raise DemoError(f"the server did not start: {said} (see {errors})") from None
-    return url
-
-
-def _last_words(errors: Path) -> str:
-    """Find the last line with words in what may be a traceback, framed as a group's is."""
-    lines = errors.read_text(errors="replace").splitlines()
-    said = [line.strip(" |+-") for line in lines]
-    return next((line for line in reversed(said) if line), "it does not say why")
-
-
-async def _stop(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with anyio.move_on_after(STOP_WAIT_S):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-    await process.aclose()
 
 
 # -- the conversation ---------------------------------------------------------------------------

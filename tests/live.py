@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import attrs
 
-RUN = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
+from runtime.server_process import RUN
+
 STOP_WAIT_S = 30
 
 

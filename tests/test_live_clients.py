@@ -51,9 +51,13 @@ async def receive(socket: ClientConnection) -> Body:
 async def closed(socket: ClientConnection) -> tuple[int, str, list[Body]]:
     """Receive until the server closes; returns its code and reason, and what came before."""
     events: list[Body] = []
-    with pytest.raises(ConnectionClosed) as caught:
+
+    async def listen() -> None:
         while True:
             events.append(await receive(socket))
+
+    with pytest.raises(ConnectionClosed) as caught:
+        await listen()
     farewell = caught.value.rcvd
     assert farewell is not None
     return farewell.code, farewell.reason, events

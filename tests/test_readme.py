@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live import RUN, live_server
+from runtime.server_process import RUN
+from tests.live import live_server
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -15,8 +15,9 @@ import pytest
 import soundfile
 from click.testing import CliRunner, Result
 
-from runtime import demo
+from runtime import demo, server_process
 from runtime.cli import main
+from runtime.server_process import RUN
 from runtime.talk_session import Plan
 from runtime.talk_tally import Tally
 
@@ -56,7 +57,7 @@ def test_a_session_is_served_recorded_and_replayed(speech: Path, tmp_path: Path)
 
 def test_a_signal_leaves_no_server(speech: Path, tmp_path: Path) -> None:
     """A demo that is stopped would leave a server behind, that holds its port and a model."""
-    command = [*demo.RUN, "demo", "--model", "scripted", "--json", "--speech", str(speech)]
+    command = [*RUN, "demo", "--model", "scripted", "--json", "--speech", str(speech)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
@@ -84,7 +85,7 @@ def test_a_server_that_does_not_start(
 ) -> None:
     """Whoever lacks a model would wait for two minutes, and not be told what is missing."""
     code = "raise SystemExit('there is no model')"
-    monkeypatch.setattr(demo, "RUN", (sys.executable, "-c", code))
+    monkeypatch.setattr(server_process, "RUN", (sys.executable, "-c", code))
     result = run_demo("--speech", speech, "--record", tmp_path / "kept")
     assert result.exit_code == 1
     assert "Error: the server did not start: there is no model" in result.stderr

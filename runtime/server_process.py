@@ -1,0 +1,101 @@
+"""A server in a process of its own, for the commands that need one: `demo` and `bench`.
+
+It runs what users run, through the command line. Left, also by an error or a signal, it is stopped.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+import click
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+READY_WAIT_S: Final = 120.0
+"""Loading torch and a model from a cold disk of a busy machine takes a part of it."""
+STOP_WAIT_S: Final = 45.0
+"""Longer than the server itself waits for its sessions; then it is killed."""
+LINE_BYTES_MAX: Final = 4096
+"""The server's two lines are short."""
+
+RUN: Final = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
+"""The command line in this Python, installed as a command or not."""
+
+
+class ServerProcessError(click.ClickException):
+    """The server did not start, or did not stop cleanly; the text says why, in one line."""
+
+
+@asynccontextmanager
+async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str]:
+    """Serve a model on a free port.
+
+    Args:
+        model: its name.
+        folder: takes the logs, and in `server.log` what the server says on its standard error.
+        arguments: more of `antiphon serve`.
+
+    Yields:
+        The server's address, once it is ready.
+
+    Raises:
+        ServerProcessError: it did not start, or did not stop cleanly.
+    """
+    errors = folder / "server.log"
+    words = ("serve", "--port", "0", "--record", str(folder), "--model", model, *arguments)
+    with errors.open("wb") as written:
+        process = await anyio.open_process(
+            [*RUN, *words],
+            stdin=subprocess.DEVNULL,
+            stderr=written,
+            start_new_session=True,  # Ctrl-C is ours: we stop it
+        )
+    try:
+        yield await _wait_until_ready(process, errors)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process)
+    if process.returncode != 0:
+        text = f"the server ended with exit code {process.returncode}, see {errors}"
+        raise ServerProcessError(text)
+
+
+async def _wait_until_ready(process: Process, errors: Path) -> str:
+    assert process.stdout is not None
+    lines = BufferedByteReceiveStream(process.stdout)
+    url = ""
+    try:
+        with anyio.fail_after(READY_WAIT_S):
+            while (line := await lines.receive_until(b"\n", LINE_BYTES_MAX)) != b"ready":
+                if line.startswith(b"listening on "):
+                    url = line.removeprefix(b"listening on ").decode()
+    except TimeoutError:
+        text = f"the server was not ready within {READY_WAIT_S:g} s"
+        raise ServerProcessError(text) from None
+    except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
+        text = f"the server did not start: {_last_words(errors)} (see {errors})"
+        raise ServerProcessError(text) from None
+    return url
+
+
+def _last_words(errors: Path) -> str:
+    """Find the last line with words in what may be a traceback, framed as a group's is."""
+    lines = errors.read_text(errors="replace").splitlines()
+    said = [line.strip(" |+-") for line in lines]
+    return next((line for line in reversed(said) if line), "it does not say why")
+
+
+async def _stop(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with anyio.move_on_after(STOP_WAIT_S):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()
