@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from protocol import effects as ef
@@ -133,6 +134,7 @@ class Driver:
         if isinstance(event, ev.FrameReceived):
             self._inbox_bytes -= len(event.frame or b"")
             self._relief.set()
+            await anyio.lowlevel.checkpoint()  # a flood of one client leaves room for the others
         return event
 
     # -- the loop -------------------------------------------------------------------------------
