@@ -9,6 +9,7 @@ It has no queue, no clock and no thread; see `recorder.writer`.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -116,6 +117,7 @@ class LogFile:
         self._compressor: Final = compressor
         self._encoder: Final = RecordEncoder()
         self._descriptor: int | None = None
+        self._closing: Final = threading.Lock()
         self._directory_synced = False
         self._chain = CHAIN_START
         self._blocks = 0
@@ -169,14 +171,19 @@ class LogFile:
     def sync(self) -> None:
         """Return once everything written is on the device, the file's name included.
 
+        It may run while another thread writes; a file that is closed meanwhile is left alone.
+
         Raises:
             OSError: the disk refused; what was written may be lost.
         """
-        self._disk.sync(self._opened())
-        self.is_dirty = False
-        if not self._directory_synced:
-            self._disk.sync_directory(self.path.parent)
-            self._directory_synced = True
+        with self._closing:
+            if self._descriptor is None:
+                return
+            self.is_dirty = False
+            self._disk.sync(self._descriptor)
+            if not self._directory_synced:
+                self._disk.sync_directory(self.path.parent)
+                self._directory_synced = True
 
     def close(self) -> None:
         """Close the file; without effect when it is not open.
@@ -184,9 +191,10 @@ class LogFile:
         Raises:
             OSError: the disk refused; the file is closed all the same.
         """
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            self._disk.close(descriptor)
+        with self._closing:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                self._disk.close(descriptor)
 
     def _opened(self) -> int:
         if self._descriptor is None:

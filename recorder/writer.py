@@ -1,4 +1,4 @@
-"""The recorder: one thread that writes the logs of all sessions.
+"""The recorder: one thread that writes the logs of all sessions, and one that syncs them.
 
     driver --append--> backlog of the log --thread: encode, compress, write(2)--> file
            <--written, room, on_failure----- bell of the driver's event loop
@@ -8,6 +8,8 @@ Rules:
 - Records of a log that are ready together share one block. An urgent record, or somebody who waits
   in `written`, has its log served at once; other records at most `block_age_s` later.
 - `written` returns after write(2) took the block, under durability `unit` after fdatasync too.
+- A sync at an interval or at `fin` runs in the syncer's thread, so that a slow device holds up no
+  other session. Under durability `unit` each waits in turn: that is what was asked for.
 - A failed create, write or sync fails that log for good: it is never retried, its backlog is
   dropped and counted, its opener is told. Other logs go on.
 - The backlog is bounded in bytes, a log and in all. The recorder says when it is full; what a
@@ -22,6 +24,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -33,9 +36,10 @@ from .disk import Disk, LocalDisk
 from .errors import LogFailed, LogMisuse
 from .format import MIB
 from .log import OnFailure, SessionLog, Shared
-from .logfile import Compressor, LogFile, Written
+from .logfile import Compressor, LogFile
 from .records import Fields, Record
 from .store import recording_id_of
+from .syncer import Syncer
 
 Durability = Literal["none", "interval", "unit"]
 """When fdatasync runs besides at `fin`: never, once an interval, after each block with a unit."""
@@ -104,6 +108,8 @@ class Recorder:
         self._clock: Final = clock
         self._compressor: Final = Compressor()
         self._logs: dict[SessionLog, float] = {}  # to when it was last synced
+        self._syncer: Final = Syncer(inline=inline)
+        self._syncing: Final[set[SessionLog]] = set()
         self._blocks = self._file_bytes = self._failures = 0
         self._shared: Final = Shared(
             session_bytes_max=self._policy.session_backlog_bytes_max,
@@ -243,27 +249,42 @@ class Recorder:
         for written in file.write(records):
             self._blocks += 1
             self._file_bytes += written.file_bytes
-            if self._must_sync(written):
-                file.sync()
             if "fin" in written.kinds:
-                self._drop(log)
+                self._syncer.ask(partial(self._sync_fin, log, written.last_seq))
+                return
+            if self._policy.durability == "unit" and "unit" in written.kinds:
+                file.sync()
             log.advance(written.last_seq)
 
-    def _must_sync(self, written: Written) -> bool:
-        if "fin" in written.kinds:
-            return True
-        return self._policy.durability == "unit" and "unit" in written.kinds
+    def _sync_fin(self, log: SessionLog, last_seq: int) -> None:
+        """Sync and close a log that is finished; in the syncer's thread."""
+        try:
+            log.file.sync()
+            self._drop(log)
+            log.advance(last_seq)
+        except Exception as error:  # whatever it is, it must not reach other logs
+            self._fail(log, error)
 
     def _sync_due(self) -> None:
         now = self._clock()
         for log, synced_at in tuple(self._logs.items()):
             is_due = now - synced_at >= self._policy.sync_interval_s
-            if is_due and log.file.is_dirty and log.failure is None:
-                self._logs[log] = now
-                try:
-                    log.file.sync()
-                except OSError as error:
-                    self._fail(log, error)
+            if is_due and log.file.is_dirty and log.failure is None and log not in self._syncing:
+                with self._shared.changed:
+                    if log not in self._logs:
+                        continue  # it was finished meanwhile
+                    self._logs[log] = now
+                self._syncing.add(log)
+                self._syncer.ask(partial(self._sync, log))
+
+    def _sync(self, log: SessionLog) -> None:
+        """Sync a log that goes on; in the syncer's thread."""
+        try:
+            log.file.sync()
+        except Exception as error:  # as above
+            self._fail(log, error)
+        finally:
+            self._syncing.discard(log)
 
     def _fail(self, log: SessionLog, error: BaseException) -> None:
         self._failures += 1
@@ -283,6 +304,7 @@ class Recorder:
         for log in tuple(self._logs):
             log.call_up_if_queued()
         self._serve_called_up()
+        self._syncer.close()
         for log in tuple(self._logs):
             try:
                 self._drop(log)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from recorder.bell import Bell
@@ -19,7 +20,7 @@ from recorder.format import MIB
 from recorder.log import SessionLog
 from recorder.reader import LogReader
 from recorder.records import Record
-from recorder.store import Store, recording_id_of
+from recorder.store import SUFFIX, Store, recording_id_of
 from recorder.verify import verify
 from recorder.writer import Recorder, RecorderPolicy
 
@@ -214,6 +215,30 @@ async def test_interval_durability_syncs_in_time(disk: MemoryDisk) -> None:
     with Recorder(policy, disk=disk) as recorder:
         start(recorder).append(record("mark", 1))
         assert synced.wait(TIMEOUT_S)
+
+
+async def test_a_slow_device_holds_up_nobody_else(disk: MemoryDisk) -> None:
+    """One caller's hang-up makes all other callers stutter."""
+    syncing, resume = threading.Event(), threading.Event()
+
+    def be_slow() -> None:
+        syncing.set()
+        assert resume.wait(TIMEOUT_S)
+
+    with Recorder(RecorderPolicy(durability="none"), disk=disk) as recorder:
+        ending = start(recorder)
+        other = recorder.open(PATH.with_name(f"other{SUFFIX}"), SESSION, at_ns=0)
+        await other.written(0)
+        disk.synced = be_slow
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(ending.finish, {"reason": "client"}, at_ns=1))
+            await anyio.to_thread.run_sync(syncing.wait, TIMEOUT_S)
+            other.append(record("tx", 1), urgent=True)
+            with anyio.fail_after(TIMEOUT_S):
+                await other.written(1)
+            assert ending.written_seq < ending.next_seq - 1
+            resume.set()
+        assert ending.written_seq == ending.next_seq - 1
 
 
 async def test_aged_records_are_written_unasked(disk: MemoryDisk) -> None:
