@@ -68,7 +68,7 @@ class Duplex:
             input_id=input_id,
             frames=tuple(self._decode(jpeg) for jpeg in message.frames),
             force_listen=message.force_listen,
-            max_slice_nums=message.max_slice_nums or self.max_slice_nums,
+            max_slice_nums=message.max_slice_nums,
         )
         for unit in self.assembler.add(message.pcm, attached):
             dropped = self.waiting.push(unit)
@@ -88,6 +88,13 @@ class Duplex:
         interrupt = self.core.loop.interrupt()
         if interrupt is not None:
             self.core.do(interrupt)
+        if isinstance(self.held, Speech):  # not said yet, so it is not said at all
+            self.response_id = None
+            self.held = Listen(
+                session_id=self.held.session_id,
+                input_id=self.held.input_id,
+                metrics=self.held.metrics,
+            )
         self.waiting.force_listen()
 
     def _decode(self, jpeg: bytes) -> Frame:
@@ -118,7 +125,7 @@ class Duplex:
         if not core.is_closed and core.loop.is_idle:
             unit = self.waiting.pop_ready(self.undecided_media)
             if unit is not None:
-                core.do(core.loop.start(unit))
+                core.do(core.loop.start(unit, self.max_slice_nums))
 
     # -- out ------------------------------------------------------------------------------------
 

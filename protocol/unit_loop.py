@@ -53,8 +53,13 @@ class UnitLoop:
         """Nothing is under way: the barrier is open."""
         return self.phase is Phase.IDLE
 
-    def start(self, pending: PendingUnit) -> StartUnit:
-        """Start the next unit (B1: only through the open barrier)."""
+    def start(self, pending: PendingUnit, max_slice_nums: int) -> StartUnit:
+        """Start the next unit (B1: only through the open barrier).
+
+        Args:
+            pending: the second of input.
+            max_slice_nums: for frames whose append did not say.
+        """
         self._require(Phase.IDLE)
         self.phase = Phase.RUNNING
         self.index += 1
@@ -65,7 +70,7 @@ class UnitLoop:
             pcm=pending.pcm,
             frames=tuple(frame.jpeg for frame in pending.attached.frames),
             force_listen=pending.attached.force_listen,
-            max_slice_nums=pending.attached.max_slice_nums,
+            max_slice_nums=pending.attached.max_slice_nums or max_slice_nums,
         )
         return StartUnit(unit=unit)
 

@@ -29,12 +29,12 @@ class Frame:
 
 @attrs.frozen(kw_only=True)
 class Attachments:
-    """What an append brought beside its audio."""
+    """What an append brought beside its audio; `max_slice_nums` is None where it did not say."""
 
     input_id: str = ""
     frames: tuple[Frame, ...] = ()
     force_listen: bool = False
-    max_slice_nums: int = 1
+    max_slice_nums: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -91,11 +91,12 @@ class Assembler:
 
     def _merge(self, new: Attachments, *, whole: bool) -> Attachments:
         """Join what the unit has with what comes; not `whole`: the last sample falls later."""
+        slices = new.max_slice_nums if whole else None
         return Attachments(
             input_id=new.input_id,
             frames=self.attached.frames + (new.frames if whole else ()),
             force_listen=self.attached.force_listen or new.force_listen,
-            max_slice_nums=new.max_slice_nums if whole else self.attached.max_slice_nums,
+            max_slice_nums=self.attached.max_slice_nums if slices is None else slices,
         )
 
 

@@ -154,8 +154,9 @@ class SessionLog:
             LogFailed: the log failed.
         """
         await self._wait(
-            self._shared.room_waiters, lambda: self.failure is None and not self.is_full
+            self._shared.room_waiters, lambda: self.failure is not None or not self.is_full
         )
+        self._raise_if_failed()
 
     async def finish(self, fields: Fields, *, at_ns: int) -> None:
         """Append `fin`, and wait until the file is on the device and closed.
@@ -269,7 +270,11 @@ class SessionLog:
                 with self._shared.changed:
                     if waiter in waiters:
                         waiters.remove(waiter)
-        if self.failure is not None and not is_done():
+        if not is_done():
+            self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if self.failure is not None:
             raise LogFailed(str(self.failure)) from self.failure
 
     def _enlist(self, waiters: list[_Waiter], is_done: Callable[[], bool]) -> _Waiter | None:

@@ -258,3 +258,4 @@ class LogFile:
             if not 1 <= count <= len(rest):
                 raise OSError(f"write(2) took {count} of {len(rest)} bytes")
             rest = rest[count:]
+        self.is_dirty = True  # again: a sync meanwhile knew of a part of it at most

@@ -234,9 +234,8 @@ class Recorder:
         try:
             if log.failure is None:
                 self._write(log, records)
-            else:
-                with contextlib.suppress(OSError):  # it has failed already
-                    self._drop(log)
+            else:  # in the syncer's turn: it may be syncing just this file
+                self._syncer.ask(partial(self._drop_failed, log))
         except Exception as error:  # whatever it is, it must not reach other logs
             self._fail(log, error)
         finally:
@@ -291,6 +290,10 @@ class Recorder:
         failure = LogFailed(f"{log.path.name} failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         log.fail(failure, tell=True)
+
+    def _drop_failed(self, log: SessionLog) -> None:
+        with contextlib.suppress(OSError):  # it has failed already
+            self._drop(log)
 
     def _drop(self, log: SessionLog) -> None:
         with self._shared.changed:

@@ -103,6 +103,7 @@ class Inspector:
             states=tuple(self._states),
             frames_received=self._received,
             frames_sent=self._sent,
+            fields_ignored=0 if session is None else session.counts["fields_ignored"],
             units=tuple(self._units.values()),
             drops=tuple(self._drops),
             errors=tuple(self._errors),

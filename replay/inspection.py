@@ -115,6 +115,7 @@ class Inspection:
         states: in order, from QUEUED on.
         frames_received: from the client.
         frames_sent: to the client.
+        fields_ignored: fields that the client sent and that mean nothing in its dialect.
         units: in order.
         drops: in order.
         errors: in order.
@@ -134,6 +135,7 @@ class Inspection:
     states: tuple[StateSpan, ...]
     frames_received: int
     frames_sent: int
+    fields_ignored: int
     units: tuple[UnitStory, ...]
     drops: tuple[Drop, ...]
     errors: tuple[ErrorSent, ...]

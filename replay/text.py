@@ -21,7 +21,7 @@ from .difference import NOTHING, label, show
 from .inspection import Inspection, UnitStory
 from .report import Divergence, FullReport, ReplayReport
 
-DAMAGE_SHOWN_MAX: Final = 5
+SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
 ROWS_MAX: Final = 40
 """Rows of the table of units; the rest is counted, and in JSON."""
@@ -138,10 +138,10 @@ def verify_lines(report: Report) -> list[RenderableType]:
 
 def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    for item in damage[:DAMAGE_SHOWN_MAX]:
+    for item in damage[:SHOWN_MAX]:
         lost = f", {item.records} records lost from {item.first_seq}" if item.records else ""
         lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
-    more = count - DAMAGE_SHOWN_MAX
+    more = count - SHOWN_MAX
     return [*lines, f"  and {more} more damages"] if more > 0 else lines
 
 
@@ -163,15 +163,25 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
         lines.append(f"damaged   {told.damage_count} times: what is told here has gaps")
     if told.diverged_seq is not None:
         lines.append(f"diverged  at record {told.diverged_seq}: no states are known from there on")
-    lines += [
-        f"error     {_seconds(error.at_ns)} {error.code}: {show(error.message)}"
-        for error in told.errors[:DAMAGE_SHOWN_MAX]
-    ]
-    lines += [
-        f"dropped   {_seconds(drop.at_ns)} second {drop.ordinal} of the input"
-        for drop in told.drops[:DAMAGE_SHOWN_MAX]
-    ]
+    if told.fields_ignored:
+        lines.append(
+            f"ignored   {told.fields_ignored} fields of the client's that mean nothing here"
+        )
+    lines += _first(
+        "error    ",
+        [f"{_seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in told.errors],
+    )
+    lines += _first(
+        "dropped  ", [f"{_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops]
+    )
     return [*lines, _unit_table(told.units)] if told.units else lines
+
+
+def _first(name: str, told: Sequence[str]) -> list[RenderableType]:
+    """Show the first of what there is, and say how many more there are."""
+    shown = [f"{name} {text}" for text in told[:SHOWN_MAX]]
+    more = len(told) - SHOWN_MAX
+    return [*shown, f"{name} and {more} more, see --json"] if more > 0 else [*shown]
 
 
 def _end(told: Inspection) -> str:

@@ -73,6 +73,7 @@ class _Waiting:
     on_leased: Callable[[Lease], None]
     on_moved: Callable[[QueuePlace], None]
     on_cancelled: Callable[[], None]
+    on_refused: Callable[[ErrorCode], None]
     told: QueuePlace | None = None
 
 
@@ -116,6 +117,7 @@ class Admission:
         on_leased: Callable[[Lease], None],
         on_moved: Callable[[QueuePlace], None],
         on_cancelled: Callable[[], None],
+        on_refused: Callable[[ErrorCode], None],
     ) -> Ticket:
         """Ask for a slot.
 
@@ -127,6 +129,7 @@ class Admission:
                 `release`.
             on_moved: called with each new place.
             on_cancelled: called at most once, when an operator deletes the ticket.
+            on_refused: called at most once, when the last slot is condemned: none will come.
 
         Returns:
             The ticket, for `leave`.
@@ -137,7 +140,11 @@ class Admission:
         self._refuse_where_full()
         ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode)
         self._waiting[ticket.ticket_id] = _Waiting(
-            ticket=ticket, on_leased=on_leased, on_moved=on_moved, on_cancelled=on_cancelled
+            ticket=ticket,
+            on_leased=on_leased,
+            on_moved=on_moved,
+            on_cancelled=on_cancelled,
+            on_refused=on_refused,
         )
         self._hand_out()
         return ticket
@@ -166,6 +173,11 @@ class Admission:
         """
         self._pool.give_back(lease, condemned=condemned)
         self._took_ns.append(self._clock_ns() - self._leased_at_ns.pop(lease))
+        counts = self._pool.counts
+        if counts.condemned == counts.slots:
+            for waiting in self._waiting.values():
+                self._untold.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
+            self._waiting.clear()
         self._hand_out()
 
     # -- for operators and the server -----------------------------------------------------------
@@ -180,7 +192,10 @@ class Admission:
         return True
 
     def refresh(self) -> None:
-        """Tell those whose estimate has changed; a task of the server calls it now and then."""
+        """Tell all who wait their place; a task of the server calls it now and then.
+
+        Also those whose estimate is as it was told: their session may have kept it to itself then.
+        """
         self._tell(estimates=True)
 
     def open(self) -> None:
@@ -279,6 +294,6 @@ class Admission:
 
 
 def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
-    if told is None or (estimates and told != place):
+    if told is None or estimates:
         return True
     return (told.position, told.queue_length) != (place.position, place.queue_length)

@@ -62,6 +62,9 @@ class Calls:
         self._tasks = tasks
         self._lease: Lease | None = None
         self._held: BackendSession | None = None
+        self._in_flight = 0
+        self._settled = anyio.Event()
+        self._releasing = False
 
     @property
     def lease(self) -> Lease | None:
@@ -95,12 +98,20 @@ class Calls:
         self._start(self._roll_back, effect)
 
     def release(self, *, condemn: bool) -> None:
-        """Give the slot back once it is clean; `condemn`: its call hangs, it never will be."""
-        self._start(self._release, condemn)
+        """Give the slot back once it is clean; asked twice, do it once (B5).
+
+        Args:
+            condemn: its call hangs, so it never will be clean. Otherwise a call that is still under
+                way, as after a bug of ours, is waited for: at most `RELEASE_WAIT_S` (B4).
+        """
+        if not self._releasing:
+            self._releasing = True
+            self._tasks.start_soon(self._release, condemn)
 
     # -- the tasks ------------------------------------------------------------------------------
 
     def _start(self, call: Callable[[Argument], Awaitable[None]], argument: Argument) -> None:
+        self._in_flight += 1
         self._tasks.start_soon(self._contain, call, argument)
 
     async def _contain(
@@ -111,6 +122,10 @@ class Calls:
         except Exception:
             _logger.exception("the backend broke in %s", getattr(call, "__name__", "a call"))
             self._lost()
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._settled.set()
 
     def _lost(self) -> None:
         if self._lease is not None:
@@ -171,17 +186,41 @@ class Calls:
             self._post(ev.RollbackDone, index=effect.index)
 
     async def _release(self, condemn: bool) -> None:
-        lease, held = self._lease, self._held
+        lease = self._lease
         assert lease is not None
-        cleaned = held is None
+        clean = False
         try:
-            if held is not None and not condemn:
+            if not condemn:
                 with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                    await held.release()
-                    cleaned = True
+                    clean = await self._clean_up()
         finally:  # B5: it always returns, if only to be condemned
-            if condemn or not cleaned:
+            if not clean:
                 _logger.error("slot %d is condemned: its worker hangs or broke", lease.slot)
             self._lease = self._held = None
-            self._admission.release(lease, condemned=condemn or not cleaned)
+            self._releasing = False
+            self._admission.release(lease, condemned=not clean)
             self._post(ev.BackendReleased, lease=lease.generation)
+
+    async def _clean_up(self) -> bool:
+        """Wait for the call under way, then have the backend forget the session; True once it has.
+
+        The release is a task of its own: a thread that hangs in it could not be waited for in
+        bounded time.
+        """
+        while self._in_flight:
+            self._settled = anyio.Event()
+            await self._settled.wait()
+        held = self._held
+        if held is None:
+            return True
+        released = anyio.Event()
+
+        async def release(_: None) -> None:
+            await held.release()
+            released.set()
+
+        self._start(release, None)
+        while self._in_flight:
+            self._settled = anyio.Event()
+            await self._settled.wait()
+        return released.is_set()

@@ -25,7 +25,6 @@ from anyio.abc import TaskGroup
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.session import Session
-from protocol.unit_loop import Phase
 
 from .admission import Admission, Refused, Ticket
 from .calls import Calls
@@ -80,7 +79,6 @@ class Driver:
         clock_ns: Callable[[], int],
     ) -> None:
         self._opened = opened
-        self._journal = Journal(open_log, on_failure=self._recording_failed)
         self._admission = admission
         self._calls = make_calls(self.post)
         self._decode_media = decode_media
@@ -97,6 +95,7 @@ class Driver:
         self._outlet: Outlet | None = None
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
+        self._journal = Journal(open_log, on_failure=self._recording_failed)
 
     # -- facts come in --------------------------------------------------------------------------
 
@@ -179,8 +178,7 @@ class Driver:
         if self._ticket is not None:
             self._admission.leave(self._ticket)
         if self._calls.lease is not None:
-            idle = self.session is not None and self.session.phase is Phase.IDLE
-            self._calls.release(condemn=not idle)
+            self._calls.release(condemn=False)
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         assert self.session is not None
@@ -220,7 +218,8 @@ class Driver:
             case ef.CancelTimer():
                 self._cancel_timer(effect)
             case ef.DropUnit():
-                _logger.info("second %d of the input was dropped (B7)", effect.ordinal)
+                recording_id = self._opened.recording_id
+                _logger.info("session %s: second %d is dropped", recording_id, effect.ordinal)
 
     # -- the queue ------------------------------------------------------------------------------
 
@@ -231,6 +230,7 @@ class Driver:
                 on_leased=self._leased,
                 on_moved=lambda place: self.post(ev.TicketMoved, place=place),
                 on_cancelled=lambda: self.post(ev.TicketCancelled),
+                on_refused=lambda code: self.post(ev.AdmissionRefused, code=code),
             )
         except Refused as refused:
             self.post(ev.AdmissionRefused, code=refused.code)
@@ -258,7 +258,7 @@ class Driver:
 
     async def _run_timer(self, effect: ef.SetTimer, scope: anyio.CancelScope) -> None:
         with scope:
-            await anyio.sleep((self._began_ns + effect.at_ns - self._clock_ns()) / 1e9)
+            await anyio.sleep(max(0, effect.at_ns - self._now_ns()) / 1e9)
             if self._timers.get(effect.name) is not scope:
                 return  # it was cancelled in the moment in which it fired
             del self._timers[effect.name]

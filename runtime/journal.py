@@ -22,7 +22,7 @@ from protocol.effects import Close, Effect, Send
 from protocol.events import Event, FinalizeDone
 from protocol.limits import STATE_HASH_UNITS
 from protocol.session import Session
-from recorder.errors import LogFailed, LogFull
+from recorder.errors import LogFailed, LogFull, RecorderError
 from recorder.log import SessionLog
 from recorder.mapping import effect_record, event_record
 from recorder.records import Fields, Record
@@ -56,7 +56,10 @@ class Journal:
         self._seq = 1
         self._log: SessionLog | None = None
         if open_log is not None:
-            self._log = open_log(lambda _failure: self._lose())
+            try:
+                self._log = open_log(lambda _failure: self._lose())
+            except RecorderError:
+                on_failure()
 
     def append_event(self, event: Event) -> None:
         """Append a fact, before it is stepped."""
@@ -125,7 +128,7 @@ class Journal:
         log, self._log = self._log, None
         if log is None:
             return
-        with anyio.move_on_after(FIN_WAIT_S, shield=True), suppress(LogFailed):
+        with anyio.move_on_after(FIN_WAIT_S, shield=True), suppress(RecorderError):
             await log.finish(fields, at_ns=at_ns)
 
 

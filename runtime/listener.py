@@ -67,6 +67,10 @@ WEBSOCKET_KEY_BYTES: Final = 16
 _LOG: Final = logging.getLogger("antiphon.listener")
 
 
+SocketListener = trio.SocketListener
+"""A bound port, for those who hold one without knowing its event loop."""
+
+
 class Address(NamedTuple):
     """Where a listener is bound, the port as the kernel gave it."""
 

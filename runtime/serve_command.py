@@ -23,7 +23,7 @@ from .settings import DEFAULT_PORT, MODES, Settings
 
 RECORDINGS: Final = Path("recordings")
 """Where logs go unless told otherwise: every session is recorded."""
-EXIT_WAIT_S: Final = 10.0
+EXIT_WAIT_S: Final = 15.0
 """A unit that runs is over by then, and logs are closed; a hanging one is not waited for."""
 
 
@@ -144,15 +144,16 @@ def serve_command(
 
 
 def _serve(settings: Settings) -> None:
-    from .serving import run
+    from .serving import CannotServeError, run
 
     try:
         serve = partial(
             run, settings, on_bound=_say_bound, on_ready=_say_ready, on_stopping=_exit_soon
         )
         anyio.run(serve, backend="trio")
-    except OSError as error:
+    except CannotServeError as error:
         raise click.ClickException(str(error)) from error
+    click.echo("stopped")
 
 
 def _exit_soon() -> None:

@@ -33,8 +33,8 @@ from .pool import Pool
 from .settings import Settings
 from .websocket import WebSocket
 
-REFRESH_S: Final = 1.0
-"""How often estimates are looked at again; a session tells its client at most every 3 s."""
+REFRESH_S: Final = 3.0
+"""How often estimates are told again; a session tells its client at most every 3 s."""
 LOG_SCHEMA: Final = 1
 """The version of the events and effects in a log; a later one is upcast on reading."""
 
@@ -91,13 +91,14 @@ class Server:
 
     @property
     def readiness(self) -> str:
-        """Say `ready`, or why not: `loading`, `full` or `draining`."""
+        """Say `ready`, or why not: `full`, `draining`, or `condemned`, where every slot is."""
         if self.admission.state != "open":
             return self.admission.state
-        full = self._pool.counts.free == 0 and (
-            self.admission.queue_length >= self._settings.queue_max
-        )
-        return "full" if full else "ready"
+        counts = self._pool.counts
+        if counts.condemned == counts.slots:
+            return "condemned"
+        waiting = self.admission.queue_length
+        return "full" if counts.free == 0 and waiting >= self._settings.queue_max else "ready"
 
     async def handle(self, websocket: WebSocket, mode: Mode) -> None:
         """Run one session to its end; it never raises but for cancellation.
@@ -115,6 +116,7 @@ class Server:
             on_send_failed=partial(driver.post, ev.SendFailed),
         )
         self._drivers[driver] = None
+        _logger.info("session %s: opened, mode %s", identity.recording_id, mode)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(connection.run)
@@ -123,6 +125,8 @@ class Server:
             _logger.exception("session %s broke", identity.recording_id)
         finally:
             del self._drivers[driver]
+            reason = None if driver.session is None else driver.session.end_reason
+            _logger.info("session %s: over, %s", identity.recording_id, reason or "broken off")
             if not self._drivers:
                 self._nobody_left.set()
 

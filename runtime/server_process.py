@@ -19,7 +19,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 READY_WAIT_S: Final = 120.0
 """Loading torch and a model from a cold disk of a busy machine takes a part of it."""
-STOP_WAIT_S: Final = 45.0
+STOP_WAIT_S: Final = 60.0
 """Longer than the server itself waits for its sessions; then it is killed."""
 LINE_BYTES_MAX: Final = 4096
 """The server's two lines are short."""

@@ -34,8 +34,8 @@ from .server import Server
 from .settings import MODES, Settings
 
 REALTIME_PATH: Final = "/v1/realtime"
-SHUTDOWN_WAIT_S: Final = 20.0
-"""Longer than a hanging model call is waited for and a slow client's close; then it is cut off."""
+SHUTDOWN_WAIT_S: Final = 40.0
+"""Longer than a hanging call, its release and a slow disk are waited for, one after the other."""
 
 _logger = logging.getLogger("antiphon.server")
 
@@ -80,6 +80,29 @@ class Gateway:
         return next((mode for mode in MODES if asked == (mode,)), None)
 
 
+class CannotServeError(Exception):
+    """The port, the folder or the model cannot be had; the text says which, in one line."""
+
+
+async def _bind(settings: Settings) -> list[listener.SocketListener]:
+    """Take the port, then make the folder: a server that cannot start leaves nothing behind."""
+    try:
+        listeners = await listener.bind(settings.host, settings.port)
+    except OSError as error:
+        address = f"{settings.host} port {settings.port}"
+        raise CannotServeError(f"cannot listen on {address}: {error.strerror}") from error
+    try:
+        if settings.record_to is not None:
+            settings.record_to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        for bound in listeners:
+            await bound.aclose()
+        raise CannotServeError(
+            f"cannot record to {settings.record_to}: {error.strerror}"
+        ) from error
+    return listeners
+
+
 async def run(
     settings: Settings,
     *,
@@ -99,14 +122,12 @@ async def run(
             in the model, is no session's any more.
 
     Raises:
-        OSError: the port or the folder of the logs cannot be had.
-        ModelUnknownError: there is no such model.
+        CannotServeError: the port, the folder of the logs or the model cannot be had.
     """
-    if settings.record_to is not None:
-        settings.record_to.mkdir(parents=True, exist_ok=True)
-    listeners = await listener.bind(settings.host, settings.port)
+    listeners = await _bind(settings)
     gateway = Gateway(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
+    failure: CannotServeError | None = None
     try:
         async with anyio.create_task_group() as tasks:
             serve = partial(
@@ -117,7 +138,12 @@ async def run(
             )
             on_bound(await tasks.start(serve))
             tasks.start_soon(_watch_signals, gateway, tasks, on_stopping)
-            backend = await anyio.to_thread.run_sync(load, settings.model, settings.slots)
+            try:
+                backend = await anyio.to_thread.run_sync(load, settings.model, settings.slots)
+            except (OSError, ValueError, RuntimeError) as error:
+                failure = CannotServeError(f"cannot load the model {settings.model}: {error}")
+                tasks.cancel_scope.cancel()
+                return
             gateway.server = Server(
                 settings,
                 backend,
@@ -131,6 +157,8 @@ async def run(
     finally:
         with anyio.CancelScope(shield=True):
             await recorder.aclose()
+        if failure is not None:
+            raise failure
 
 
 async def _watch_signals(

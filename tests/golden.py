@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
+import attrs
 import numpy as np
 import simplejpeg
 
@@ -113,8 +114,11 @@ def record(scene: Callable[[World], Awaitable[None]], folder: Path) -> Path:
     """Run a scene; returns the log of its last session."""
 
     async def body() -> None:
-        slots = 1 if scene is duplex_v1_audio else 2
-        async with world(ScriptedBackend(eventful, slots=slots), record_to=folder) as server:
+        backend = ScriptedBackend(eventful, slots=1 if scene is duplex_v1_audio else 2)
+        # Not the script that `--model scripted` plays: a full replay must say so.
+        fingerprint = {**backend.info.fingerprint, "script": eventful.__name__}
+        backend.info = attrs.evolve(backend.info, fingerprint=fingerprint)
+        async with world(backend, record_to=folder) as server:
             await scene(server)
 
     on_virtual_time(body)

@@ -79,6 +79,7 @@ class Peer:
         self.aborted = False
         self._to_server: list[str | bytes | None] = []
         self._gone = False
+        self._broken = False
         self._reads = True
         self._changed = anyio.Event()
 
@@ -92,6 +93,11 @@ class Peer:
     def vanish(self) -> None:
         """Be gone, without a close."""
         self._gone = True
+        self._notify()
+
+    def break_down(self) -> None:
+        """Fail as a bug in the transport would: what the server receives next raises."""
+        self._broken = True
         self._notify()
 
     def stall(self) -> None:
@@ -134,6 +140,8 @@ class Peer:
     async def receive(self) -> str | bytes | None:
         """Give the server the next frame."""
         while not self._to_server:
+            if self._broken:
+                raise RuntimeError("the transport broke")
             if self.is_over:
                 raise WebSocketClosed(1006, "")
             changed = self._changed

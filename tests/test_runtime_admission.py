@@ -48,6 +48,9 @@ class Guest:
         self.cancelled = True
         self.diary.append((self.name, "cancelled"))
 
+    def on_refused(self, code: ErrorCode) -> None:
+        self.diary.append((self.name, code.value))
+
 
 class House:
     """An admission with its guests, a clock that is set by hand and ids that count."""
@@ -74,6 +77,7 @@ class House:
             on_leased=guest.on_leased,
             on_moved=guest.on_moved,
             on_cancelled=guest.on_cancelled,
+            on_refused=guest.on_refused,
         )
         return guest
 
@@ -165,6 +169,16 @@ def test_admits_nobody_while_loading_or_draining() -> None:
     assert house.leave(bob)
 
 
+def test_tells_those_who_wait_for_a_slot_that_will_not_come() -> None:
+    """A client waits out its whole time for a server whose last worker is gone (B4)."""
+    house = House()
+    ann = house.enter("ann")
+    house.enter("bob")
+    house.release(ann, condemned=True)
+    assert house.diary[-1] == ("bob", "service_unavailable")
+    assert house.admission.queue_length == 0
+
+
 def test_refuses_where_every_slot_is_condemned() -> None:
     """A client would wait for a worker that will never come back."""
     house = House()
@@ -197,19 +211,19 @@ def test_estimates_from_what_sessions_took() -> None:
     assert bob.lease is not None
 
 
-def test_refresh_tells_an_estimate_that_changed_and_only_then() -> None:
-    """A client's countdown would stand still, or be sent again without news."""
+def test_refresh_tells_everybody_also_what_they_know() -> None:
+    """A session that kept an estimate to itself, as it came too soon, would never tell it."""
     house = House()
     house.enter("ann")
     bob = house.enter("bob")
     told = len(house.diary)
     house.admission.refresh()
-    assert len(house.diary) == told
+    assert len(house.diary) == told + 1
     house.now_ns = 30 * NS_PER_S
     house.admission.refresh()
     assert bob.place is not None
     assert bob.place.estimated_wait_s == SESSION_S_ASSUMED - 30
-    assert len(house.diary) == told + 1
+    assert len(house.diary) == told + 2
 
 
 def test_survives_a_callback_that_releases_at_once() -> None:
@@ -223,7 +237,9 @@ def test_survives_a_callback_that_releases_at_once() -> None:
         house.admission.release(lease)
 
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    house.admission.enter("audio", on_leased=bury, on_moved=nothing, on_cancelled=nothing)
+    house.admission.enter(
+        "audio", on_leased=bury, on_moved=nothing, on_cancelled=nothing, on_refused=nothing
+    )
     cid = house.enter("cid")
     house.release(ann)
     assert dead == [Lease(slot=0, generation=2)]
@@ -278,6 +294,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert not self.house.leave(guest)
         self.house.release(guest, condemned=condemned)
         self.slots -= condemned
+        if self.slots == 0:
+            self.waiting.clear()  # they are refused
         self.serve()
 
     @rule(seconds=st.integers(0, 200))

@@ -16,7 +16,7 @@ from recorder.reader import LogReader, read
 from recorder.verify import verify
 from replay.logic import replay
 from runtime.backends.scripted import Call, ScriptedBackend, Speaks, Step, tone
-from tests.helpers import append_frame, close_frame, on_virtual_time, world
+from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time, world
 
 pytestmark = pytest.mark.anyio
 
@@ -132,6 +132,45 @@ async def test_a_bug_in_a_session_costs_that_session_alone(
     ends = [list(read(path))[-1] for path in logs(tmp_path)]
     assert [end.kind for end in ends] == ["fin"] * 3
     assert [end.fields["reason"] for end in ends].count("broken_off") == 1
+
+
+def test_a_connection_that_breaks_while_the_model_opens_lends_no_unclean_slot() -> None:
+    """The next client gets a slot on which the last one's model is still being opened (B4)."""
+
+    async def body() -> None:
+        backend = ScriptedBackend(slots=1, opening=lambda _: Call(duration_s=5))
+        async with world(backend) as server:
+            broken = server.connect()
+            await broken.heard("session.queue_done")
+            broken.send(init_frame())
+            await anyio.sleep(1)
+            broken.break_down()
+            await broken.over()
+            peer = await server.activate()
+            assert anyio.current_time() >= 10
+            peer.send(close_frame())
+            await peer.over()
+        assert not backend.violations
+
+    on_virtual_time(body)
+
+
+def test_a_release_that_hangs_condemns_its_slot_and_tells_who_waits() -> None:
+    """A client waits for a slot that never comes, and the server says that it is ready."""
+
+    async def body() -> None:
+        backend = ScriptedBackend(slots=1, release=Call(fault="hang"))
+        async with world(backend) as server:
+            peer = await server.activate()
+            waiting = server.connect()
+            await waiting.heard("session.queued")
+            peer.vanish()
+            await waiting.over()
+            assert anyio.current_time() < 12
+            assert waiting.closed == (1013, "service_unavailable")
+            assert server.server.readiness == "condemned"
+
+    on_virtual_time(body)
 
 
 def test_a_flood_is_bounded() -> None:
