@@ -67,7 +67,9 @@ def test_its_client_works() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     with live_server("--no-record") as server:
         printed: list[str] = []
-        exec(snippet, {"URL": server.url, "print": printed.append})
+        here = snippet.replace("ws://127.0.0.1:8006/v1/realtime", server.url)
+        assert here != snippet
+        exec(here, {"print": printed.append})
     assert printed == ["listen", "client_closed"]
 
 
