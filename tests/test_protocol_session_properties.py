@@ -318,7 +318,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 BUDGET = settings(
-    max_examples=250, stateful_step_count=50, deadline=None,
+    max_examples=330, stateful_step_count=50, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 NO_SHRINKING = settings(BUDGET, phases=[hypothesis.Phase.generate])
