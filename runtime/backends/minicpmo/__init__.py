@@ -1,10 +1,1 @@
-"""The embedded model: our own modules for the MiniCPM-o architecture.
-
-`DuplexModel.load(folder)` gives a model, `DuplexModel.open` a blocking `ModelSession`; the async
-backend around them (`threaded.py`) runs each call in a thread.
-"""
-
-from .model import DuplexModel
-from .session import ModelSession
-
-__all__ = ["DuplexModel", "ModelSession"]
+"""MiniCPM-o 4.5 as our own modules; see `model.py` for how they fit together."""

@@ -1,196 +1,187 @@
-"""The streaming audio encoder: one second of 16 kHz sound to ten embeddings.
+"""The streaming audio encoder: mel frames of one unit to ten embeddings.
 
-log-mel (100 frames a second) -> two convolutions (50 a second) -> a causal tower -> mean of 5 ->
-two linear layers. Everything looks to the left only, over at most `tower.window` frames a layer, so
-a second needs no more than the carry of the seconds before: the last 15 ms of sound, three mel
-frames, and the keys and values of two seconds a layer. The carry is a value: `encode` takes one and
-returns the next, and never changes it in place.
-
-Keys are carried unrotated and the span is rotated anew from position 0, so that what a second gives
-depends on the sound before it and not on how long the session has run.
+Whisper's encoder with keys and values: two convolutions (100 -> 50 frames a second), blocks that see
+the unit's frames both ways and all earlier ones, a projection, and a mean over five. Positions are
+absolute and added before the first block, so what is remembered stays as it is; after 29 units the
+whole of it is dropped (model.md).
 """
 
 from __future__ import annotations
 
-import math
-from typing import Final
+from collections.abc import Sequence
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES
-
-from .config import AudioConfig
-from .layers import Tower, attend, rope_table, rotate, window_mask
-
-FFT_SAMPLES: Final = 400
-HOP_SAMPLES: Final = 160
-PCM_CARRY: Final = FFT_SAMPLES - HOP_SAMPLES
-"""Sound before a unit that its first mel frame still covers: 15 ms."""
-MEL_CARRY: Final = 3
-"""Mel frames before a unit that the two convolutions still see."""
-FRAMES: Final = 50
-"""Frames a unit after the convolutions."""
-EMBEDDINGS: Final = 10
-"""Embeddings a unit."""
-POOL: Final = FRAMES // EMBEDDINGS
-MEL_FLOOR: Final = 1e-7
-"""Power below which a band counts as silent: about the noise of 16-bit sound."""
+from .attention import KvSlots, Row, SlotCache, attend_rows
+from .config import UNIT_FRAMES, AudioConfig
+from .mel import CONTEXT
 
 
-@attrs.frozen(kw_only=True)
-class AudioCarry:
-    """What the encoder remembers between units.
+class AudioAttention(nn.Module):
+    """Whisper's attention: biases on all but the keys."""
+
+    def __init__(self, config: AudioConfig) -> None:
+        super().__init__()
+        width = config.d_model
+        self.heads = config.encoder_attention_heads
+        self.scale = (width // self.heads) ** -0.5
+        self.k_proj = nn.Linear(width, width, bias=False)
+        self.v_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, width) to queries, keys and values, (B, H, T, D) each."""
+        b, t, _ = x.shape
+        shape = (b, t, self.heads, -1)
+        q: Tensor = self.q_proj(x).view(shape).transpose(1, 2)
+        k: Tensor = self.k_proj(x).view(shape).transpose(1, 2)
+        v: Tensor = self.v_proj(x).view(shape).transpose(1, 2)
+        return q, k, v
+
+    def join(self, attended: Tensor) -> Tensor:
+        """(B, T, H, D) to (B, T, width)."""
+        out: Tensor = self.out_proj(attended.flatten(2))
+        return out
+
+
+class AudioLayer(nn.Module):
+    """One block of Whisper's encoder, normalised before attention and MLP."""
+
+    def __init__(self, config: AudioConfig) -> None:
+        super().__init__()
+        self.self_attn = AudioAttention(config)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
+        self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the normalised stream."""
+        return self.self_attn.split(self.self_attn_layer_norm(x))
+
+    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add what attention found, then the MLP; (B, T, width) stays."""
+        x = x + self.self_attn.join(attended)
+        mixed: Tensor = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+        return x + mixed
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Hearing:
+    """One unit's frames of one session.
 
     Attributes:
-        pcm: the last `PCM_CARRY` samples, (240,).
-        mel: the last `MEL_CARRY` mel frames, (mels, 3).
-        keys: unrotated keys a layer, (1, K, past, D) each.
-        values: values a layer, shaped as `keys`.
+        mel: (bands, 102) for the first unit of a session, else (bands, 104).
+        slot: the session's.
+        units: units that the slot holds, 0 to 28; this one becomes the next.
     """
 
-    pcm: Tensor
     mel: Tensor
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-
-
-def mel_filters(mels: int) -> Tensor:
-    """Triangular mel filters between 40 Hz and 8 kHz, shape (201, mels)."""
-
-    def hertz(mel: float) -> float:
-        return 700.0 * (math.exp(mel / 1127.0) - 1.0)
-
-    low, high = (1127.0 * math.log1p(f / 700.0) for f in (40.0, INPUT_RATE_HZ / 2))
-    edges = [hertz(low + (high - low) * i / (mels + 1)) for i in range(mels + 2)]
-    bins = torch.linspace(0.0, INPUT_RATE_HZ / 2, FFT_SAMPLES // 2 + 1)
-    bands = []
-    for left, middle, right in zip(edges, edges[1:], edges[2:], strict=False):
-        rising = (bins - left) / (middle - left)
-        falling = (right - bins) / (right - middle)
-        bands.append(torch.minimum(rising, falling).clamp_min(0.0))
-    return torch.stack(bands, dim=1)
+    slot: int
+    units: int
 
 
 class AudioEncoder(nn.Module):
-    """Sound to embeddings of the language model's width."""
+    """The encoder; its weights have the published names under `apm`."""
 
-    def __init__(self, config: AudioConfig, width: int) -> None:
+    def __init__(self, config: AudioConfig) -> None:
         super().__init__()
         self.config = config
-        hidden = config.tower.hidden
-        self.past = -(-(config.tower.window - 1) // FRAMES) * FRAMES
-        self.conv1 = nn.Conv1d(config.mels, hidden, 3)
-        self.conv2 = nn.Conv1d(hidden, hidden, 3, stride=2)
-        self.tower = Tower(config.tower)
-        self.linear1 = nn.Linear(hidden, width)
-        self.linear2 = nn.Linear(width, width)
-        self.register_buffer("filters", mel_filters(config.mels), persistent=False)
-        self.register_buffer("hann", torch.hann_window(FFT_SAMPLES), persistent=False)
-        span = torch.arange(self.past + FRAMES)
-        mask = window_mask(span[self.past :], span, config.tower.window)
-        self.register_buffer("mask", mask, persistent=False)
+        width = config.d_model
+        self.conv1 = nn.Conv1d(config.num_mel_bins, width, 3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, 3, stride=2, padding=1)
+        self.embed_positions = nn.Embedding(config.max_source_positions, width)
+        self.layers = nn.ModuleList(AudioLayer(config) for _ in range(config.encoder_layers))
+        self.layer_norm = nn.LayerNorm(width)
 
-    def mel(self, pcm: Tensor) -> Tensor:
-        """Log-mel frames.
+    def blocks(self) -> list[AudioLayer]:
+        """The blocks, typed."""
+        return [layer for layer in self.layers if isinstance(layer, AudioLayer)]
+
+    def convolve(self, mel: Tensor, context: int) -> Tensor:
+        """Frames to rows.
 
         Args:
-            pcm: (B, 240 + 160 * N), 16 kHz, in [-1, 1].
+            mel: (B, bands, context + 100 * U + 2).
+            context: frames before the first unit's own, 0 or 2.
 
         Returns:
-            (B, mels, N), about -1 to 1.5; a silent band is -1.
+            (B, 50 * U, width).
         """
-        frames = pcm.unfold(1, FFT_SAMPLES, HOP_SAMPLES) * self.get_buffer("hann")  # (B, N, 400)
-        power = torch.fft.rfft(frames).abs().square()  # (B, N, 201)
-        bands = (power @ self.get_buffer("filters")).clamp_min(MEL_FLOOR)  # (B, N, mels)
-        mel: Tensor = bands.log10() / 3.5 + 1.0  # (B, N, mels)
-        return mel.transpose(1, 2)
+        x = F.gelu(self.conv1(mel))
+        x = F.gelu(self.conv2(x)).transpose(1, 2)  # (B, context / 2 + 50 * U + 1, width)
+        return x[:, context // 2 : -(CONTEXT // 2)]
 
-    def convolve(self, mel: Tensor) -> Tensor:
-        """(B, mels, 3 + 2 * N) -> (B, N, hidden)."""
-        x = F.gelu(self.conv1(mel))  # (B, hidden, 1 + 2 * N)
-        x = F.gelu(self.conv2(x))  # (B, hidden, N)
-        return x.transpose(1, 2)
+    def hear(self, hearings: Sequence[Hearing], store: KvSlots) -> Tensor:
+        """Encode one unit of each of several sessions.
 
-    def project(self, frames: Tensor) -> Tensor:
-        """Pool and project, (B, N, hidden) -> (B, N / 5, width)."""
-        b, n, hidden = frames.shape
-        pooled = frames.reshape(b, n // POOL, POOL, hidden).mean(dim=2)  # (B, N/5, hidden)
-        out: Tensor = self.linear2(F.gelu(self.linear1(pooled)))
+        Args:
+            hearings: one for each session.
+            store: keys and values; the unit's are written behind the slot's others.
+
+        Returns:
+            (B, 50, width).
+        """
+        rows = [Row(slot=item.slot, start=item.units * UNIT_FRAMES) for item in hearings]
+        frames = []
+        for item, row in zip(hearings, rows, strict=True):
+            context = item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT
+            places = self.embed_positions.weight[row.start : row.start + UNIT_FRAMES]
+            frames.append(self.convolve(item.mel[None], context)[0] + places)  # (50, width)
+        x = torch.stack(frames)
+        cache = SlotCache(store, rows, UNIT_FRAMES, groups=1, causal=False)
+        for index, block in enumerate(self.blocks()):
+            q, k, v = block.split(x)
+            reaches, _ = cache.update(k, v, index)
+            x = block.join(x, attend_rows(q, reaches, block.self_attn.scale))
+        out: Tensor = self.layer_norm(x)
         return out
 
-    def attention_frames(self, x: Tensor, carry: AudioCarry) -> tuple[Tensor, AudioCarry]:
-        """The tower over one unit's frames (1, 50, hidden) after the carried keys."""
-        tower = self.config.tower
-        cos, sin = rope_table(torch.arange(self.past + FRAMES), tower.head_dim, tower.rope_theta)
-        keys, values = [], []
-        for index, block in enumerate(self.tower.blocks()):
-            q, k, v = block.project(x)
-            k = torch.cat((carry.keys[index], k), dim=2)  # (1, K, past + 50, D)
-            v = torch.cat((carry.values[index], v), dim=2)
-            q = rotate(q, cos[self.past :], sin[self.past :])
-            x = block.join(x, attend(q, rotate(k, cos, sin), v, self.get_buffer("mask")))
-            keys.append(k[:, :, FRAMES:].clone())
-            values.append(v[:, :, FRAMES:].clone())
-        return self.tower.norm(x), attrs.evolve(carry, keys=tuple(keys), values=tuple(values))
-
-    def start(self) -> AudioCarry:
-        """The carry before the first unit: silence."""
-        tower = self.config.tower
-        empty = torch.zeros(1, tower.kv_heads, self.past, tower.head_dim)
-        return AudioCarry(
-            pcm=torch.zeros(PCM_CARRY),
-            mel=self.mel(torch.zeros(1, PCM_CARRY + MEL_CARRY * HOP_SAMPLES))[0],
-            keys=(empty,) * tower.layers,
-            values=(empty,) * tower.layers,
-        )
-
-    def encode(self, pcm: Tensor, carry: AudioCarry) -> tuple[Tensor, AudioCarry]:
-        """Encode one unit.
-
-        Args:
-            pcm: (16000,), 16 kHz, in [-1, 1].
-            carry: from the unit before, or `start()`.
-
-        Returns:
-            Embeddings (10, width), and the carry for the next unit.
-        """
-        assert pcm.shape == (UNIT_SAMPLES,), pcm.shape
-        sound = torch.cat((carry.pcm, pcm))
-        mel = torch.cat((carry.mel, self.mel(sound[None])[0]), dim=1)  # (mels, 103)
-        frames, after = self.attention_frames(self.convolve(mel[None]), carry)  # (1, 50, hidden)
-        after = attrs.evolve(after, pcm=sound[-PCM_CARRY:].clone(), mel=mel[:, -MEL_CARRY:].clone())
-        return self.project(frames)[0], after  # (10, width)
-
-    def whole(self, pcm: Tensor) -> Tensor:
+    def whole(self, mel: Tensor) -> Tensor:
         """Encode whole sessions at once, as training does.
 
         Args:
-            pcm: (B, 16000 * U).
+            mel: (B, bands, 100 * U + 2).
 
         Returns:
-            (B, 10 * U, width); equal to `encode` unit by unit up to rounding.
+            (B, 50 * U, width); equal to `hear` unit by unit up to rounding.
         """
-        b, u = pcm.shape[0], pcm.shape[1] // UNIT_SAMPLES
-        sound = F.pad(pcm, (PCM_CARRY + MEL_CARRY * HOP_SAMPLES, 0))
-        x = self.convolve(self.mel(sound))  # (B, 50 * U, hidden)
-        tower, before = self.config.tower, self.past // FRAMES
-        cos, sin = rope_table(torch.arange(u * FRAMES), tower.head_dim, tower.rope_theta)
-        cos, sin = (table.reshape(u, 1, FRAMES, -1).repeat(b, 1, 1, 1) for table in (cos, sin))
+        x = self.convolve(mel, 0)
+        span = self.config.units * UNIT_FRAMES
+        runs = x.split(span, dim=1)  # Nothing is remembered from one run to the next.
+        return torch.cat([self._run(run) for run in runs], dim=1)
 
-        def spread(y: Tensor) -> Tensor:
-            shape = (b, u, tower.kv_heads, FRAMES, tower.head_dim)
-            y = F.pad(y.reshape(shape), (0, 0, 0, 0, 0, 0, before, 0))
-            y = torch.cat([y[:, i : i + u] for i in range(before + 1)], dim=3)
-            return y.reshape(b * u, tower.kv_heads, self.past + FRAMES, tower.head_dim)
+    def reference(self, mel: Tensor) -> Tensor:
+        """Encode reference audio, whole (`MelFrontEnd.clip`): (1, bands, N) -> (1, N / 2, width)."""
+        x = F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2)
+        return self._run(x)
 
-        x = x.reshape(b * u, FRAMES, -1)  # A unit is a row; its past is spread beside it.
-        for block in self.tower.blocks():
-            q, k, v = block.project(x)
-            k = spread(rotate(k, cos, sin))
-            mixed = attend(rotate(q, cos, sin), k, spread(v), self.get_buffer("mask"))
-            x = block.join(x, mixed)
-        x = self.tower.norm(x)
-        return self.project(x.reshape(b, u * FRAMES, -1))
+    def _run(self, x: Tensor) -> Tensor:
+        x = x + self.embed_positions.weight[: x.shape[1]]
+        unit = torch.arange(x.shape[1]) // UNIT_FRAMES
+        mask = unit[None, :] <= unit[:, None]  # (T, T): its own unit, and all before
+        for block in self.blocks():
+            q, k, v = block.split(x)
+            seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            x = block.join(x, seen.transpose(1, 2))
+        out: Tensor = self.layer_norm(x)
+        return out
+
+
+class AudioProjection(nn.Module):
+    """Rows to embeddings of the language model's width: two layers, then the mean of five."""
+
+    def __init__(self, config: AudioConfig, width: int) -> None:
+        super().__init__()
+        self.pool = config.pool
+        self.linear1 = nn.Linear(config.encoder_ffn_dim // 4, width)
+        self.linear2 = nn.Linear(width, width)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, T, d_model) -> (B, T / 5, width)."""
+        x: Tensor = self.linear2(F.relu(self.linear1(rows)))
+        return F.avg_pool1d(x.transpose(1, 2), self.pool).transpose(1, 2)

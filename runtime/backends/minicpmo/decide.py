@@ -1,13 +1,14 @@
-"""The rules that turn logits into the next token of a unit (model.md, "generate").
+"""The rules that turn logits into the next token of a unit, and the next code of its speech.
 
-Pure: the session feeds what is decided here. The order is the public code's: a sample of the
-untempered softmax may end the chunk; then ids are forbidden, repetition and length are penalised,
-listening is scaled, and the rest is sampled with temperature, top-k and top-p.
+Pure: `unit.py` feeds what is decided here. The order is the public code's (model.md, "generate"): a
+sample of the untempered softmax may end the chunk; then ids are forbidden, repetition and length
+are penalised, listening is scaled, and the rest is sampled with temperature, top-k and top-p.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,22 +17,24 @@ from numpy.typing import NDArray
 
 from protocol.model import DuplexConfig
 
-from .sampling import choose, penalise, untempered
+from .sampling import choose, untempered
 from .tokens import Tokens
 
 REPETITION_PENALTY: Final = 1.05
 REPETITION_WINDOW: Final = 512
-CHUNK_CHARACTERS_MAX: Final = 28
-"""A unit says no more: about two seconds of speech."""
+CHUNK_CHARACTERS: Final = 28
+"""A token that would bring a unit's text to so many characters ends it: two seconds of speech."""
 DRAWS_A_STEP: Final = 2
+
+CODE_TEMPERATURE: Final = 0.8
+CODE_PENALTY: Final = 1.05
+CODE_WINDOW: Final = 16
+
+Logits = NDArray[np.float64]
 
 
 def decide(
-    logits: NDArray[np.float64],
-    history: Sequence[int],
-    draws: NDArray[np.float64],
-    config: DuplexConfig,
-    tokens: Tokens,
+    logits: Logits, history: Sequence[int], draws: Logits, config: DuplexConfig, tokens: Tokens
 ) -> int:
     """Choose the next token.
 
@@ -39,19 +42,23 @@ def decide(
         logits: (V,); changed in place.
         history: the session's decided ids; the last 512 are penalised.
         draws: two uniform numbers, for the untempered and for the tempered sample.
-        config: the session's.
+        config: the session's; a temperature of 0 takes the most likely token in both.
         tokens: the tokenizer.
 
     Returns:
         The id, of a control token or of text.
     """
     ids = tokens.ids
-    if untempered(logits, float(draws[0])) == ids.chunk_eos:
+    greedy = config.temperature == 0
+    first = int(logits.argmax()) if greedy else untempered(logits, float(draws[0]))
+    if first == ids.chunk_eos:
         return ids.chunk_eos
     logits[[*tokens.forbidden, ids.chunk_eos]] = -np.inf
     logits[tokens.size :] = -np.inf
-    penalise(logits, history[-REPETITION_WINDOW:], REPETITION_PENALTY)
-    logits[ids.turn_eos] *= config.length_penalty
+    # Divided whatever the sign, as the public code has it.
+    logits[sorted(set(history[-REPETITION_WINDOW:]))] /= REPETITION_PENALTY
+    turn_eos = logits[ids.turn_eos]
+    logits[ids.turn_eos] *= 1 / config.length_penalty if turn_eos > 0 else config.length_penalty
     scale = config.listen_prob_scale
     logits[ids.listen] += math.log(scale) if scale > 0 else -math.inf
     return choose(logits, float(draws[1]), config.temperature, config.top_k, config.top_p)
@@ -60,3 +67,26 @@ def decide(
 def fed_max(config: DuplexConfig) -> int:
     """Most tokens that a unit feeds in generate; its last iteration forces `chunk_eos`."""
     return max(1, config.max_new_speak_tokens_per_chunk - 1)
+
+
+def decide_code(
+    logits: Logits, chunk: Sequence[int], draw: float, eos: int, *, may_end: bool
+) -> int:
+    """Choose the next speech code.
+
+    Args:
+        logits: (codes,); changed in place.
+        chunk: the unit's codes so far; the last 16 are penalised, as often as they occur.
+        draw: a uniform number.
+        eos: the code that ends speech.
+        may_end: speech may end here.
+
+    Returns:
+        The code.
+    """
+    logits /= CODE_TEMPERATURE
+    for code, count in Counter(chunk[-CODE_WINDOW:]).items():
+        logits[code] *= CODE_PENALTY ** (count if logits[code] < 0 else -count)
+    if not may_end:
+        logits[eos] = -np.inf
+    return untempered(logits, draw)

@@ -1,8 +1,8 @@
-"""A model in memory: its weights, what it is, and the sessions it opens.
+"""A model in memory: its weights, what it is, and the sessions on it.
 
-`DuplexModel.load` reads a folder with `config.json`, `tokenizer.json` and `model.safetensors`. One
-model serves any number of sessions; they share the weights and nothing else (B8), so a session
-gives the same bytes whatever the others do.
+`DuplexModel.load` reads a folder in the published layout: `config.json`, `tokenizer.json`,
+safetensors, and the vocoder's assets. One model serves as many sessions as it has slots; they share
+the weights and nothing else (B8), so a session gives the same bytes whatever the others do.
 
 Loading sets torch to one thread for the whole process: the sum of a row is then always added in the
 same order, and the server keeps the other core.
@@ -11,26 +11,30 @@ same order, and the server keeps the other core.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from protocol.model import Opening
+from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 
-from ..base import BackendInfo
+from ..base import BackendError, BackendInfo
+from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
-from .parts import Parts, load_parts
+from .machine import ROWS_MIN, Machine, rows_are_independent
 from .session import ModelSession
 from .tokens import Tokens
 from .vocoder import PieceVocoder
+from .work import Work, alone
 
 THREADS: Final = 1
 SLOTS: Final = 8
 """Sessions that one core of a common machine serves at one unit a second, with room to spare."""
 LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
+VOCODER: Final = Path("assets/token2wav")
+"""Where a checkpoint keeps its vocoder."""
 
 
 def fingerprint(folder: Path, config: ModelConfig) -> Mapping[str, str]:
@@ -44,80 +48,145 @@ def fingerprint(folder: Path, config: ModelConfig) -> Mapping[str, str]:
         Hashes of the files, versions, and how this process computes.
     """
     files = {
-        name: hashlib.sha256((folder / file).read_bytes()).hexdigest()
-        for name, file in (
-            ("weights", "model.safetensors"),
-            ("config", "config.json"),
-            ("tokenizer", "tokenizer.json"),
-        )
+        "weights": weight_files(folder),
+        "config": [folder / "config.json"],
+        "tokenizer": [folder / "tokenizer.json", folder / "tokenizer_config.json"],
+        "vocoder": sorted((folder / VOCODER).glob("*")),
     }
+    hashes = {}
+    for name, paths in files.items():
+        digest = hashlib.sha256()
+        for path in paths:
+            if path.exists():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        hashes[name] = digest.hexdigest()
     return {
         "model": config.name,
-        **files,
+        **hashes,
         **{name: version(name) for name in LIBRARIES},
         "device": "cpu",
         "dtype": "float32",
-        "attention": "sdpa",
-        "batch": "1",
+        "attention": "sdpa, row by row",
+        "batch": f"{ROWS_MIN} rows at least",
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
 
 
 class DuplexModel:
-    """One set of weights and the sessions on it."""
+    """One set of weights and the sessions on it.
 
-    def __init__(
-        self, config: ModelConfig, parts: Parts, tokens: Tokens, info: BackendInfo
-    ) -> None:
-        """Take what `load` has read."""
-        self.config = config
-        self.info = info
-        self._parts = parts
-        self._tokens = tokens
-        self._vocoder = PieceVocoder(config.vocoder, parts.get_buffer("pieces"))
+    Args:
+        machine: the weights and the slots.
+        tokens: the tokenizer.
+        info: what it is.
+    """
+
+    def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
+        self.machine, self.tokens, self.info = machine, tokens, info
+        self._taken: set[int] = set()
 
     @classmethod
-    def load(cls, folder: Path) -> DuplexModel:
+    def load(cls, folder: Path, *, slots: int = SLOTS) -> DuplexModel:
         """Load a model.
 
         Args:
-            folder: holds `config.json`, `tokenizer.json` and `model.safetensors`.
+            folder: holds the checkpoint.
+            slots: sessions at once; the memory of all is made now.
 
         Returns:
             The model, ready to open sessions.
 
         Raises:
             OSError: a file is missing.
-            ValueError: the config or the tokenizer does not fit.
-            RuntimeError: a weight is missing, left over or of another shape.
+            ValueError: the config, the tokenizer or the weights do not fit each other.
         """
         torch.set_num_threads(THREADS)
         config = load_config(folder / "config.json")
-        tokens = Tokens(folder / "tokenizer.json")
-        if tokens.size > config.vocabulary:
-            raise ValueError(f"tokenizer has {tokens.size} ids, the model {config.vocabulary}")
-        parts = load_parts(config, folder / "model.safetensors")
+        tokens = Tokens(folder)
+        vocabulary = int(config.llm.vocab_size)
+        if tokens.size > vocabulary:
+            raise ValueError(f"tokenizer has {tokens.size} ids, the model {vocabulary}")
+        parts = load_parts(config, folder)
+        machine = Machine(parts, PieceVocoder.load(folder / VOCODER), slots)
         info = BackendInfo(
             name=config.name,
             modes=("audio", "video"),
-            slots=SLOTS,
+            slots=slots,
             context_limit=config.context_limit,
-            sliding_windows=("off",),
+            sliding_windows=("off", "basic", "context"),
             can_rollback=True,
-            deterministic=True,
+            deterministic=rows_are_independent(parts),
             fingerprint=fingerprint(folder, config),
         )
-        return cls(config, parts, tokens, info)
+        return cls(machine, tokens, info)
 
-    def open(self, opening: Opening) -> ModelSession:
-        """Open a session and prefill its prompt.
+    def compute(self, works: Sequence[Work]) -> list[Any]:
+        """Answer requests of one bucket, in their order; see `Machine.compute`."""
+        return self.machine.compute(works)
+
+    def session(self, opening: Opening, *, slot: int) -> ModelSession:
+        """A session whose generators the caller drives; see `ModelSession`.
 
         Args:
             opening: the same values give the same session, whatever else runs.
+            slot: 0 to `info.slots` - 1; nobody else's.
+        """
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return ModelSession(self.machine, self.tokens, opening, slot)
+
+    def open(self, opening: Opening) -> BlockingSession:
+        """Open a session in a free slot, to be called step by step and alone.
 
         Raises:
             ContextFull: the prompt does not fit.
-            BackendError: the reference audio is malformed.
+            BackendError: the reference audio is malformed, or no slot is free.
         """
-        return ModelSession(self._parts, self._tokens, self._vocoder, opening)
+        free = [slot for slot in range(self.info.slots) if slot not in self._taken]
+        if not free:
+            raise BackendError(f"all {self.info.slots} slots are taken")
+        session = BlockingSession(self, self.session(opening, slot=free[0]))
+        self._taken.add(free[0])
+        session.slot = free[0]
+        return session
+
+    def give_back(self, slot: int) -> None:
+        """A session of `open` was released."""
+        self._taken.discard(slot)
+
+
+class BlockingSession:
+    """A session driven alone: each call computes to its end."""
+
+    def __init__(self, model: DuplexModel, session: ModelSession) -> None:
+        self._model, self._session = model, session
+        self.slot = -1
+        try:
+            self.opened: Opened = alone(session.open(), model.compute)
+        except BaseException:
+            session.release()
+            raise
+
+    def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """See `ModelSession.unit`."""
+        steps = self._session.unit(unit, self._session.look(unit), cut)
+        return alone(steps, self._model.compute)
+
+    def interrupt(self, index: int) -> None:
+        """See `ModelSession.interrupt`."""
+        self._session.interrupt(index)
+
+    def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """See `ModelSession.finalize`."""
+        steps = self._session.finalize(index, interrupted=interrupted)
+        return alone(steps, self._model.compute)
+
+    def rollback(self, index: int) -> None:
+        """See `ModelSession.rollback`."""
+        self._session.rollback(index)
+
+    def release(self) -> None:
+        """See `ModelSession.release`."""
+        self._session.release()
+        self._model.give_back(self.slot)

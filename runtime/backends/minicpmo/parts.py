@@ -1,52 +1,51 @@
-"""All modules of a model under one roof, so that one state dict holds its weights.
+"""All modules of a model under one roof, with the names of the published checkpoint.
 
-The vocoder's pieces are a buffer beside the modules: they are learned, but not by gradients.
+So the state dict of `Parts` is the checkpoint, key by key; `checkpoint.py` loads it.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+from transformers import Qwen3ForCausalLM
 
-from .audio import AudioEncoder
+from .audio import AudioEncoder, AudioProjection
 from .config import ModelConfig
-from .llm import LanguageModel
+from .mel import MelFrontEnd
 from .tts import SpeechDecoder
-from .vision import VisionTower
+from .vision import Resampler, VisionTower
 
 
 class Parts(nn.Module):
-    """Language model, audio encoder, vision tower, speech decoder and the vocoder's pieces."""
+    """Language model, vision tower and resampler, audio encoder and projection, speech decoder.
+
+    Attributes:
+        config: the shapes.
+        llm: stock Qwen3 with its head.
+        vpm: pictures to patches.
+        resampler: patches to embeddings.
+        apm: sound to rows.
+        audio_projection_layer: rows to embeddings.
+        tts: text and hidden states to speech codes.
+        front_end: sound to mel frames; tables only, always on the host.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.llm = LanguageModel(config.llm, config.vocabulary)
-        self.apm = AudioEncoder(config.audio, config.llm.hidden)
-        self.vpm = VisionTower(config.vision, config.llm.hidden)
-        self.tts = SpeechDecoder(config.tts, config.vocabulary, config.llm.hidden)
-        vocoder = config.vocoder
-        samples = vocoder.search + vocoder.frame + vocoder.overlap
-        self.register_buffer("pieces", torch.zeros(config.tts.codes, samples, dtype=torch.int16))
+        width = int(config.llm.hidden_size)
+        self.llm = Qwen3ForCausalLM(config.llm)
+        self.vpm = VisionTower(config.vision)
+        self.resampler = Resampler(config.vision, width)
+        self.apm = AudioEncoder(config.audio)
+        self.audio_projection_layer = AudioProjection(config.audio, width)
+        self.tts = SpeechDecoder(config.tts)
+        self.front_end = MelFrontEnd(config.audio.num_mel_bins)
 
-
-def load_parts(config: ModelConfig, path: Path) -> Parts:
-    """Build the modules and load every weight.
-
-    Args:
-        config: the shapes.
-        path: a safetensors file.
-
-    Returns:
-        The modules, for inference only.
-
-    Raises:
-        RuntimeError: a weight is missing, left over or of another shape.
-    """
-    parts = Parts(config)
-    parts.load_state_dict(load_file(path), strict=True)
-    parts.requires_grad_(False)
-    return parts.eval()
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Token ids to embeddings, (T, width)."""
+        table = self.llm.model.embed_tokens
+        out: Tensor = table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device))
+        return out

@@ -2,89 +2,93 @@
 
 `<|im_start|>system`, the instructions, the reference audio between its markers at ten embeddings a
 second, then `<|im_end|>`, and no newline after (model.md). Without reference audio the markers are
-left out.
+left out. What follows the instructions or the audio is the suffix: the window `context` puts what
+was said before in front of it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
+import attrs
 import torch
 from torch import Tensor
 
-from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, Opening
+from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening
 
 from ..base import BackendError, ContextFull
-from .audio import EMBEDDINGS, AudioEncoder
-from .layers import KvCache
 from .parts import Parts
 from .sound import read_pcm
+from .state import Layout
 from .tokens import Tokens
+from .work import Feed, Recall, Steps
 
 BLOCK: Final = 256
 """A long prompt is fed in blocks of so many tokens: bounded memory, and always the same split."""
 EMBEDDED: Final = -1
 """Stands in `fed_ids` where an embedding was fed (see `Opened`)."""
+REFERENCE_MAX: Final = 30 * INPUT_RATE_HZ
+"""Samples of reference audio that the encoder takes."""
 
 
-def encode_reference(encoder: AudioEncoder, pcm: bytes) -> Tensor:
-    """Reference audio to embeddings, in a stream of its own.
+@attrs.frozen(kw_only=True)
+class Prefilled:
+    """A prompt in a slot.
 
-    Args:
-        encoder: the audio encoder.
-        pcm: float32 LE at 16 kHz.
-
-    Returns:
-        (10 a second, rounded up, width).
-
-    Raises:
-        BackendError: it is not whole finite samples.
+    Attributes:
+        layout: what lies where.
+        fed_ids: the ids fed, with `EMBEDDED` where an embedding was.
     """
+
+    layout: Layout
+    fed_ids: tuple[int, ...]
+
+
+def _reference(pcm: bytes) -> Tensor:
+    """Reference audio as samples; malformed audio is a `BackendError`."""
     try:
         samples = read_pcm(pcm)
     except ValueError as error:
         raise BackendError(f"malformed reference audio: {error}") from error
-    rows = -(-len(samples) * EMBEDDINGS // INPUT_RATE_HZ)
-    padded = np.pad(samples, (0, -len(samples) % UNIT_SAMPLES))
-    carry, out = encoder.start(), []
-    for second in torch.split(torch.from_numpy(padded), UNIT_SAMPLES):
-        embeddings, carry = encoder.encode(second, carry)  # (10, width)
-        out.append(embeddings)
-    return torch.cat(out)[:rows]
+    if len(samples) > REFERENCE_MAX:
+        raise BackendError(f"reference audio has {len(samples)} samples, more than {REFERENCE_MAX}")
+    return torch.from_numpy(samples)
 
 
-def prefill_prompt(
-    parts: Parts, tokens: Tokens, opening: Opening
-) -> tuple[KvCache, tuple[int, ...]]:
-    """Feed the prompt into a new cache.
+def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
+    """Feed the prompt into an empty slot.
 
     Args:
         parts: the weights.
         tokens: the tokenizer.
         opening: instructions and reference audio.
+        slot: where to.
 
     Returns:
-        The cache, and the ids fed with `EMBEDDED` where an embedding was.
+        What the slot holds then.
 
     Raises:
         ContextFull: the prompt does not fit; nothing was fed.
         BackendError: the reference audio is malformed.
     """
-    ids = tokens.ids
-    head = [ids.im_start, *tokens.encode(f"system\n{opening.instructions}\n")]
-    limit, seconds = parts.config.context_limit, len(opening.voice.llm_pcm) // SAMPLE_BYTES
-    if len(head) + seconds * EMBEDDINGS // INPUT_RATE_HZ + 4 > limit:
+    ids, embed = tokens.ids, parts.embed
+    voice = opening.voice.llm_pcm
+    head = (ids.im_start, *tokens.encode(f"system\n{opening.instructions}\n"))
+    pooled = len(voice) // SAMPLE_BYTES * parts.config.audio.embeddings // INPUT_RATE_HZ
+    limit = parts.config.context_limit
+    if len(head) + pooled + 4 > limit:
         raise ContextFull(f"the prompt does not fit {limit} tokens")
-    rows, fed = [parts.llm.embed(head)], list(head)
-    if opening.voice.llm_pcm:
-        voice = encode_reference(parts.apm, opening.voice.llm_pcm)
-        marks = parts.llm.embed((ids.audio_start, ids.audio_end))
-        rows += [marks[:1], voice, marks[1:]]
-        fed += [ids.audio_start, *[EMBEDDED] * len(voice), ids.audio_end]
-    rows.append(parts.llm.embed((ids.im_end,)))
-    fed.append(ids.im_end)
-    cache = KvCache(parts.config.llm)
+    suffix: tuple[int, ...] = (ids.im_end,)
+    rows, fed = [embed(head)], [*head]
+    if voice:
+        heard = yield Recall(pcm=_reference(voice))  # (10 a second, width)
+        rows += [embed((ids.audio_start,)), heard]
+        fed += [ids.audio_start, *[EMBEDDED] * len(heard)]
+        suffix = (ids.audio_end, ids.im_end)
+    rows.append(embed(suffix))
+    start = 0
     for block in torch.split(torch.cat(rows), BLOCK):
-        parts.llm.feed(block, cache)
-    return cache, tuple(fed)
+        yield Feed(slot=slot, start=start, rows=block)
+        start += len(block)
+    layout = Layout(prefix=start - len(suffix), suffix=suffix)
+    return Prefilled(layout=layout, fed_ids=(*fed, *suffix))

@@ -8,7 +8,6 @@ broken by the lower id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +32,6 @@ def draws(seed: int, unit: int, stage: Stage, count: int) -> NDArray[np.float64]
     return np.random.Generator(np.random.Philox(key=key)).random(count)
 
 
-def penalise(logits: NDArray[np.float64], ids: Iterable[int], penalty: float) -> None:
-    """Divide the logits of ids by a penalty, whatever their sign, once each, in place."""
-    chosen = sorted(set(ids))
-    if chosen:
-        logits[chosen] /= penalty
-
-
 def _inverse(probabilities: NDArray[np.float64], draw: float) -> int:
     total = np.cumsum(probabilities)
     return int(min(np.searchsorted(total, draw * total[-1], side="right"), len(total) - 1))
@@ -49,13 +41,32 @@ def untempered(logits: NDArray[np.float64], draw: float) -> int:
     """Sample from the plain softmax.
 
     Args:
-        logits: (V,).
+        logits: (V,); -inf is never chosen.
         draw: in [0, 1).
 
     Returns:
         The id.
     """
     return _inverse(np.exp(logits - logits.max()), draw)
+
+
+def best(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The ids of the highest logits, highest first; of equal ones the lower id first.
+
+    Args:
+        logits: (V,).
+        count: how many, at least 1.
+
+    Returns:
+        (count,), or all ids where there are fewer.
+    """
+    if count < len(logits):
+        edge = np.partition(logits, -count)[-count]
+        kept = np.flatnonzero(logits >= edge)  # Ties at the edge may make it more than `count`.
+    else:
+        kept = np.arange(len(logits))
+    order = np.argsort(-logits[kept], kind="stable")
+    return kept[order][:count]
 
 
 def choose(
@@ -73,10 +84,9 @@ def choose(
     Returns:
         The id.
     """
-    order = np.argsort(-logits, kind="stable")
     if temperature == 0:
-        return int(order[0])
-    order = order[:top_k]
+        return int(logits.argmax())
+    order = best(logits, top_k)
     scaled = (logits[order] - logits[order[0]]) / temperature
     probabilities = np.exp(scaled)
     probabilities /= probabilities.sum()

@@ -1,12 +1,14 @@
-"""One session of a duplex model, blocking: open, run a unit, finalize, roll back, release.
+"""One session of the duplex model: open, run a unit, finalize, roll back, release.
 
 What the session is stands in `state.py`; what a unit does to it stands in `unit.py`. This file
-keeps the order of calls and the state from the unit's start, so that `rollback` restores it
-exactly.
+keeps the order of calls, and the state from the unit's start, which `rollback` goes back to.
+
+Opening, units and finalizing are generators of requests (`work.py`): whoever drives them computes
+alone or in batches, with the same result.
 
 `interrupt` may come from any thread: it names a unit, and that unit stops before its next step
 of the language model, the speech decoder or the vocoder. Where it stopped is in the result, and
-`run_unit(unit, cut)` stops there again. An interrupt that comes before its unit has begun waits for
+`unit(unit, cut)` stops there again. An interrupt that comes before its unit has begun waits for
 it, since whoever sends it believes the unit to be running.
 """
 
@@ -15,59 +17,100 @@ from __future__ import annotations
 import time
 from typing import Final, Literal
 
-import torch
+import attrs
+import simplejpeg
 
 from protocol.model import UNIT_BYTES, Cut, Finalized, Opened, Opening, Stage, Unit, UnitResult
 
 from ..base import BackendError, ContextFull
-from .audio import EMBEDDINGS
 from .decide import fed_max
-from .parts import Parts
-from .prompt import prefill_prompt
-from .state import SessionState, Speech, feed
+from .machine import Machine
+from .prompt import Prefilled, prefill
+from .slices import Slicing
+from .sound import read_pcm
+from .state import SessionState, Span, Speech
 from .tokens import Tokens
-from .unit import UnitRun
-from .vision import QUERIES
-from .vocoder import Vocoder
+from .tts import CODES_A_UNIT
+from .unit import Pictures, Setting, UnitRun
+from .window import slide
+from .work import Feed, Steps
 
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
 
-Phase = Literal["ready", "ran", "failed", "released"]
+Phase = Literal["new", "ready", "ran", "failed", "released"]
 
 
 class ModelSession:
-    """One session; calls never overlap, but for `interrupt`."""
+    """One session in one slot; its generators never overlap.
 
-    def __init__(self, parts: Parts, tokens: Tokens, vocoder: Vocoder, opening: Opening) -> None:
+    Args:
+        machine: the model at work.
+        tokens: the tokenizer; shared.
+        opening: the session's settings.
+        slot: where its keys and values lie; empty.
+    """
+
+    def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
+        self._machine, self._tokens, self._opening = machine, tokens, opening
+        self._slot = slot
+        vision = machine.config.vision
+        self._slicing = Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
+        self._setting: Setting
+        self._state: SessionState
+        self._before: SessionState
+        self._phase: Phase = "new"
+        self._terminator = tokens.ids.listen
+        self._running = -1
+        self._interrupted = -1
+        self.opened: Opened
+
+    def open(self) -> Steps[Opened]:
         """Prefill the prompt.
-
-        Args:
-            parts: the weights; shared, never changed.
-            tokens: the tokenizer; shared.
-            vocoder: shared; what it keeps between calls is in the session's state.
-            opening: the session's settings.
 
         Raises:
             ContextFull: the prompt does not fit.
             BackendError: the reference audio is malformed.
         """
-        self._parts, self._tokens, self._vocoder, self._opening = parts, tokens, vocoder, opening
-        with torch.inference_mode():
-            cache, fed = prefill_prompt(parts, tokens, opening)
-            self._state = SessionState(audio=parts.apm.start(), cache=cache, length=cache.length)
-        self._before = self._state
-        self._phase: Phase = "ready"
-        self._terminator = tokens.ids.listen
-        self._running = -1
-        self._interrupted = -1
-        self.opened = Opened(prompt_length=cache.length, fed_ids=fed)
+        self._require("new")
+        try:
+            reference = read_pcm(self._opening.voice.tts_pcm)
+        except ValueError as error:
+            raise BackendError(f"malformed reference audio: {error}") from error
+        self._setting = Setting(
+            parts=self._machine.parts,
+            tokens=self._tokens,
+            vocoder=self._machine.vocoder,
+            opening=self._opening,
+            slot=self._slot,
+            voice=self._machine.vocoder.open(reference),
+        )
+        filled: Prefilled = yield from prefill(
+            self._machine.parts, self._tokens, self._opening, self._slot
+        )
+        self._state = SessionState(layout=filled.layout, length=filled.layout.length)
+        self._before, self._phase = self._state, "ready"
+        self.opened = Opened(prompt_length=self._state.length, fed_ids=filled.fed_ids)
+        return self.opened
 
-    def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    def look(self, unit: Unit) -> Pictures:
+        """Decode and cut a unit's frames; changes nothing, and may be called from any thread.
+
+        Raises:
+            BackendError: a frame cannot be decoded.
+        """
+        try:
+            pixels = [simplejpeg.decode_jpeg(jpeg, colorspace="RGB") for jpeg in unit.frames]
+        except ValueError as error:
+            raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
+        return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]
+
+    def unit(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> Steps[UnitResult]:
         """Prefill and generate one unit; see `BackendSession.run_unit`.
 
         Args:
             unit: one second of sound and its pictures.
+            pictures: what `look` made of these.
             cut: stop just there, whatever `interrupt` says.
 
         Returns:
@@ -78,26 +121,25 @@ class ModelSession:
             BackendError: it failed, or was called out of order.
         """
         self._require("ready")
-        self._check(unit, cut)
+        self._check(unit, pictures, cut)
 
         def stop(stage: Stage, step: int) -> bool:
             if cut is not None:
                 return cut == Cut(stage=stage, step=step)
             return self._interrupted == unit.index
 
-        self._running, self._phase, self._before = unit.index, "failed", self._state
+        self._running, self._phase = unit.index, "failed"
+        if self._state.heard == self._machine.config.audio.units:
+            block = self._machine.first_block(self._slot)
+            self._state = self._state.but(overwritten=block)
+        self._before = self._state
         run = UnitRun(
-            parts=self._parts,
-            tokens=self._tokens,
-            vocoder=self._vocoder,
-            opening=self._opening,
-            unit=unit,
-            state=self._state,
-            stop=stop,
+            setting=self._setting, unit=unit, pictures=pictures, state=self._state, stop=stop
         )
         try:
-            with torch.inference_mode():
-                result = run.run()
+            result = yield from run.run()
+        except BackendError:
+            raise
         except Exception as error:
             raise BackendError(f"unit {unit.index} failed: {error}") from error
         self._state, self._terminator, self._phase = run.state, run.terminator, "ran"
@@ -107,8 +149,8 @@ class ModelSession:
         """Cut unit `index` before its next step; safe from any thread."""
         self._interrupted = index
 
-    def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Feed the terminator and `</unit>`; see `BackendSession.finalize`.
+    def finalize(self, index: int, *, interrupted: bool) -> Steps[Finalized]:
+        """Feed the terminator and `</unit>`, then slide; see `BackendSession.finalize`.
 
         An interrupted unit ends with `chunk_eos`, and what its turn was saying aloud is forgotten.
 
@@ -116,11 +158,22 @@ class ModelSession:
             BackendError: called out of order.
         """
         self._require("ran", index)
-        began, ids = time.perf_counter_ns(), self._tokens.ids
+        began, ids, state = time.perf_counter_ns(), self._tokens.ids, self._state
         fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
-        state = self._state.but(speech=Speech()) if interrupted else self._state
-        with torch.inference_mode():
-            self._state, _ = feed(self._parts.llm, state, self._parts.llm.embed(fed))
+        self._phase = "failed"
+        yield Feed(slot=self._slot, start=state.length, rows=self._machine.parts.embed(fed))
+        length = state.length + len(fed)
+        text = tuple(index for index in state.said if index not in self._tokens.control)
+        span = Span(length=length - state.layout.length, text_ids=text)
+        state = state.but(
+            layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
+            length=length,
+            speech=Speech() if interrupted else state.speech,
+            overwritten=None,
+            said=(),
+        )
+        window = self._opening.config.sliding_window
+        self._state = yield from slide(self._machine, self._tokens, self._slot, state, window)
         self._phase = "ready"
         cost_us = (time.perf_counter_ns() - began) // 1000
         return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
@@ -132,16 +185,16 @@ class ModelSession:
             BackendError: called out of order.
         """
         self._require("failed" if self._phase == "failed" else "ran", index)
-        self._state = self._before
-        with torch.inference_mode():
-            self._state.restore()
+        if self._before.overwritten is not None:
+            self._machine.put_back(self._slot, self._before.overwritten)
+        self._state = self._before.but(overwritten=None)
         self._interrupted, self._phase = -1, "ready"
 
     def release(self) -> None:
-        """Give the caches back; releasing again does nothing, any other call fails."""
+        """Wipe the slot; releasing again does nothing, any other call fails."""
         if self._phase != "released":
             self._phase = "released"
-            del self._state, self._before
+            self._machine.clear(self._slot)
 
     def _require(self, phase: Phase, index: int | None = None) -> None:
         if self._phase != phase or (index is not None and index != self._running):
@@ -151,16 +204,19 @@ class ModelSession:
                 f"not {wanted}"
             )
 
-    def _check(self, unit: Unit, cut: Cut | None) -> None:
+    def _check(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> None:
         if len(unit.pcm) != UNIT_BYTES:
             raise BackendError(f"unit {unit.index} has {len(unit.pcm)} bytes, not {UNIT_BYTES}")
         if cut is not None and cut.stage == "prefill":
             raise BackendError("prefill is one step here, and a unit is never cut in it")
-        pictures = len(unit.frames) * (QUERIES + 2)
-        most = 1 + pictures + EMBEDDINGS + fed_max(self._opening.config) + FINALIZE_TOKENS
-        limit = self._parts.config.context_limit
-        if self._state.length + most > limit:
+        config, fed = self._machine.config, fed_max(self._opening.config)
+        slices = sum(len(picture) for picture in pictures) * (config.vision.queries + 2)
+        most = 1 + slices + config.audio.embeddings + fed + FINALIZE_TOKENS
+        if self._state.length + most > config.context_limit:
             raise ContextFull(
                 f"unit {unit.index} may need {most} tokens; "
-                f"{self._state.length} of {limit} are used"
+                f"{self._state.length} of {config.context_limit} are used"
             )
+        spoken = self._state.speech.length + fed + 1 + CODES_A_UNIT
+        if spoken > self._machine.tts.capacity:
+            raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")

@@ -1,23 +1,20 @@
-"""The state of one session as an explicit value, and how it goes back to a unit's start.
+"""The state of one session as an explicit value; going back to a unit's start is keeping the old one.
 
-Everything but the two caches is immutable and replaced as the session goes on; the caches only
-grow, so their lengths restore them. A turn that starts gets a cache of its own, so the one before
-is still whole when a unit is rolled back across the border.
+Keys and values lie in the slot (`KvSlots`); the state holds how much of each counts. What is behind
+a length is never read, so an older state is whole as long as nothing before its lengths was
+overwritten. That happens in one place, where the audio encoder starts over; `Overwritten` keeps what
+was there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 from torch import Tensor
 
-from .audio import AudioCarry
-from .config import TtsConfig
-from .layers import KvCache
-from .llm import LanguageModel
-from .vocoder import Pcm
+from .mel import MelCarry
+from .vocoder import Voicing
 
 
 @attrs.frozen(kw_only=True)
@@ -25,30 +22,65 @@ class Speech:
     """The speaking side of a turn; a turn that has not spoken has none of it.
 
     Attributes:
-        cache: the speech decoder's, made when the turn first speaks.
-        length: of that cache.
-        codes: the turn's codes so far.
-        tail: what the vocoder keeps.
+        length: positions in the speech decoder's slot.
+        voicing: what the vocoder was handed; None before the turn's first codes.
     """
 
-    cache: KvCache | None = None
     length: int = 0
-    codes: tuple[int, ...] = ()
-    tail: Pcm | None = attrs.field(default=None, eq=False)
+    voicing: Voicing | None = None
 
-    def begun(self, config: TtsConfig) -> Speech:
-        """The same, with a cache to speak into."""
-        return self if self.cache is not None else Speech(cache=KvCache(config.tower))
 
-    def after(self, codes: Sequence[int], tail: Pcm | None) -> Speech:
-        """What it is once more codes were spoken into its cache."""
-        assert self.cache is not None
-        return Speech(
-            cache=self.cache,
-            length=self.cache.length,
-            codes=(*self.codes, *codes),
-            tail=tail,
-        )
+@attrs.frozen(kw_only=True)
+class Span:
+    """One finalized unit in the language model's slot.
+
+    Attributes:
+        length: tokens.
+        text_ids: the text that it said.
+    """
+
+    length: int
+    text_ids: tuple[int, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """How the language model's slot is laid out; the windows move things by it.
+
+    Attributes:
+        prefix: tokens of the prompt before its suffix.
+        previous: ids of what older units said, marker included (window `context`).
+        suffix: ids that close the prompt.
+        spans: the finalized units, oldest first.
+    """
+
+    prefix: int
+    suffix: tuple[int, ...]
+    previous: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def prompt(self) -> int:
+        """Tokens before the first unit."""
+        return self.prefix + len(self.previous) + len(self.suffix)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of all finalized units."""
+        return self.prompt + sum(span.length for span in self.spans)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Overwritten:
+    """The first unit of the audio encoder's slot, from before it started over.
+
+    Attributes:
+        keys: (layers, heads, 50, width).
+        values: as `keys`.
+    """
+
+    keys: Tensor
+    values: Tensor
 
 
 @attrs.frozen(kw_only=True)
@@ -56,44 +88,27 @@ class SessionState:
     """A session between two steps.
 
     Attributes:
-        audio: the encoder's carry.
-        cache: the language model's.
-        length: of that cache.
+        layout: of the language model's slot, up to the last finalized unit.
+        length: tokens in the slot.
+        mel: the front end's carry.
+        heard: units in the audio encoder's slot, 0 to 29.
+        overwritten: what this unit overwrote there.
         history: decided ids, for the repetition penalty.
         turn_open: the model has begun a turn and not ended it.
         speech: the turn's speaking side.
+        said: text ids of the unit that runs or ran last.
     """
 
-    audio: AudioCarry
-    cache: KvCache
+    layout: Layout
     length: int
+    mel: MelCarry = attrs.field(factory=MelCarry.start)
+    heard: int = 0
+    overwritten: Overwritten | None = attrs.field(default=None, eq=False)
     history: tuple[int, ...] = ()
     turn_open: bool = False
     speech: Speech = Speech()
+    said: tuple[int, ...] = ()
 
     def but(self, **changes: Any) -> SessionState:
         """The same state with some attributes replaced."""
         return attrs.evolve(self, **changes)
-
-    def restore(self) -> None:
-        """Set the caches back to this state's lengths."""
-        self.cache.truncate(self.length)
-        if self.speech.cache is not None:
-            self.speech.cache.truncate(self.speech.length)
-
-
-def feed(
-    llm: LanguageModel, state: SessionState, embeddings: Tensor
-) -> tuple[SessionState, Tensor]:
-    """Feed the language model.
-
-    Args:
-        llm: the weights.
-        state: the session's.
-        embeddings: (T, width).
-
-    Returns:
-        The state after it, and the hidden states (T, width).
-    """
-    hidden = llm.feed(embeddings, state.cache)
-    return state.but(length=state.cache.length), hidden

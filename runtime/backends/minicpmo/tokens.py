@@ -2,11 +2,15 @@
 
 The names are the published tokenizer's; ids are looked up, never written down. Text from outside
 (instructions) never yields a control token, whatever it spells.
+
+Files: `tokenizer.json`, and `tokenizer_config.json` for the ids that a model must not decide
+(`bad_token_ids`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -57,35 +61,42 @@ NAMES: dict[str, str] = {
 }
 """The field of `ControlIds` to the token's name in the tokenizer."""
 
-GENERATED = ("tts_bos", "listen", "speak", "turn_eos", "chunk_eos", "chunk_tts_eos")
-"""The control tokens that a model may decide; all others are forbidden."""
-
-
 class Tokens:
-    """A tokenizer with the control ids at hand."""
+    """A tokenizer with the control ids at hand.
 
-    def __init__(self, path: Path) -> None:
-        """Load `tokenizer.json`.
+    Attributes:
+        ids: the control tokens.
+        size: ids of the tokenizer; a model's vocabulary may be larger.
+        control: the ids of `ids`.
+        forbidden: ids that are never decided, but for `chunk_eos`, which has a draw of its own.
+        terminators: ids that end a unit.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Load the tokenizer of a checkpoint.
 
         Args:
-            path: the file.
+            folder: holds the files.
 
         Raises:
-            ValueError: a control token is missing.
+            OSError: `tokenizer.json` is missing.
+            ValueError: a file is malformed, or a control token is missing.
         """
-        self._tokenizer = Tokenizer.from_file(str(path))
+        raw = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        try:
+            self._tokenizer = Tokenizer.from_str(raw)
+        except Exception as error:  # The library raises plain `Exception`.
+            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.encode_special_tokens = True
-        ids: dict[str, int] = {}
-        for field, name in NAMES.items():
-            index = self._tokenizer.token_to_id(name)
-            if index is None:
-                raise ValueError(f"{path}: control token {name} is missing")
-            ids[field] = index
-        self.ids = ControlIds(**ids)
+        found = {field: self._tokenizer.token_to_id(name) for field, name in NAMES.items()}
+        missing = [NAMES[field] for field, index in found.items() if index is None]
+        if missing:
+            raise ValueError(f"tokenizer.json has no control tokens {missing}")
+        self.ids = ControlIds(**found)
         self.size: int = self._tokenizer.get_vocab_size()
-        self.control: frozenset[int] = frozenset(ids.values())
-        allowed = {ids[name] for name in GENERATED}
-        self.forbidden: tuple[int, ...] = tuple(sorted(self.control - allowed))
+        self.control: frozenset[int] = frozenset(found.values())
+        bad = _bad_ids(folder / "tokenizer_config.json")
+        self.forbidden: tuple[int, ...] = tuple(sorted({self.ids.tts_pad, *bad}))
         self.terminators: frozenset[int] = frozenset(
             (self.ids.listen, self.ids.chunk_eos, self.ids.chunk_tts_eos)
         )
@@ -96,11 +107,16 @@ class Tokens:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text; control tokens are left out."""
-        kept = [index for index in ids if index not in self.control]
-        text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+        """Ids to text; special tokens are left out."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def text_ids(self, ids: Iterable[int]) -> tuple[int, ...]:
-        """The ids that stand for text."""
-        return tuple(index for index in ids if index not in self.control)
+
+def _bad_ids(path: Path) -> list[int]:
+    """The ids that a tokenizer's config forbids; none where there is no such file."""
+    if not path.exists():
+        return []
+    bad = json.loads(path.read_text(encoding="utf-8")).get("bad_token_ids", [])
+    if not isinstance(bad, list) or not all(type(index) is int for index in bad):
+        raise ValueError(f"{path.name}: bad_token_ids is not a list of integers")
+    return bad

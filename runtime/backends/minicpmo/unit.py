@@ -5,14 +5,14 @@ until `turn_eos` is fed; a listen decided inside an open turn becomes `tts_bos`,
 inside one feeds `turn_eos` first. The token of step 0 is neither text nor speech. `chunk_eos` and
 the other terminators are not fed here: finalize feeds them.
 
-A run replaces `state` as it goes; the caches it writes to are restored by their lengths.
+A run is a generator of requests (`work.py`) and replaces `state` as it goes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -22,15 +22,47 @@ from torch import Tensor
 
 from protocol.model import Costs, Cut, Opening, Stage, Unit, UnitResult
 
-from .decide import CHUNK_CHARACTERS_MAX, DRAWS_A_STEP, REPETITION_WINDOW, decide, fed_max
+from .audio import Hearing
+from .decide import (
+    CHUNK_CHARACTERS,
+    DRAWS_A_STEP,
+    REPETITION_WINDOW,
+    decide,
+    decide_code,
+    fed_max,
+)
 from .parts import Parts
 from .sampling import draws
 from .sound import read_pcm
-from .state import SessionState, Speech, feed
+from .state import SessionState, Speech
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
-from .vision import QUERIES
-from .vocoder import Vocoder
+from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
+from .work import Fed, Feed, Hear, See, Sound, Speak, Steps
+
+Pictures = Sequence[Sequence[Tensor]]
+"""The slices of each frame of a unit, the whole picture first."""
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """What the units of one session have in common.
+
+    Attributes:
+        parts: the weights; shared, never changed.
+        tokens: the tokenizer; shared.
+        vocoder: codes to sound; shared.
+        opening: the session's settings.
+        slot: where its keys and values lie.
+        voice: what the vocoder made of its reference audio.
+    """
+
+    parts: Parts
+    tokens: Tokens
+    vocoder: Vocoder
+    opening: Opening
+    slot: int
+    voice: object = attrs.field(default=None, eq=False)
 
 
 def input_hash(unit: Unit) -> str:
@@ -48,172 +80,199 @@ class UnitRun:
     """A unit while it runs.
 
     Attributes:
-        parts: the weights.
-        tokens: the tokenizer.
-        vocoder: codes to sound.
-        opening: the session's settings.
+        setting: the session's.
         unit: what is heard and seen.
+        pictures: its frames, decoded and cut.
         state: the session's, replaced step by step.
         stop: asked before each step; True cuts the unit there.
         terminator: what finalize is to feed.
         decided: ids decided.
         fed: ids fed in generate.
         spoken: text tokens for the speech decoder, each with its hidden state (width,).
-        text: the unit's text.
         codes: speech codes.
-        pcm: sound, float32 LE at 24 kHz.
+        sound: the unit's sound, piece by piece.
         cut: where the unit was cut.
         spent_ns: time by stage.
     """
 
-    parts: Parts
-    tokens: Tokens
-    vocoder: Vocoder
-    opening: Opening
+    setting: Setting
     unit: Unit
+    pictures: Pictures
     state: SessionState
     stop: Callable[[Stage, int], bool]
     terminator: int = -1
     decided: list[int] = attrs.field(factory=list)
     fed: list[int] = attrs.field(factory=list)
     spoken: list[tuple[int, Tensor]] = attrs.field(factory=list)
-    text: str = ""
     codes: list[int] = attrs.field(factory=list)
-    pcm: bytes = b""
+    sound: list[NDArray[np.float32]] = attrs.field(factory=list)
     cut: Cut | None = None
     spent_ns: dict[Stage, int] = attrs.field(factory=dict)
 
-    def run(self) -> UnitResult:
+    def run(self) -> Steps[UnitResult]:
         """Run the unit to its end or its cut."""
-        began = time.perf_counter_ns()
-        hidden = self._prefill()
-        first: NDArray[np.float32] = self.parts.llm.logits(hidden).numpy()  # (V,)
-        self._spend("prefill", began)
-        config = self.opening.config
+        began, config = time.perf_counter_ns(), self.setting.opening.config
+        first: Fed = yield from self._prefill()
+        middle = self._spend("prefill", began)
         forced = self.unit.force_listen or self.unit.index < config.force_listen_count
-        middle = time.perf_counter_ns()
-        is_listen = self._listen_by_force() if forced else self._generate(first)
-        self._spend("llm", middle)
-        ended = bool(self.fed) and self.fed[-1] == self.tokens.ids.turn_eos
+        if forced:
+            is_listen = yield from self._listen_by_force()
+        else:
+            is_listen = yield from self._generate(first)
+        spoken = self._spend("llm", middle)
+        ended = bool(self.fed) and self.fed[-1] == self.setting.tokens.ids.turn_eos
+        self.state = self.state.but(said=tuple(index for index, _ in self.spoken))
         if not is_listen and self.cut is None and config.generate_audio:
-            self._vocalise(last=ended)
+            yield from self._speak(last=ended)
+            vocal = self._spend("tts", spoken)
+            if self.cut is None:
+                yield from self._voice(last=ended)
+                self._spend("token2wav", vocal)
         if ended:
             self.state = self.state.but(turn_open=False, speech=Speech())
-        return self._result(first, is_listen=is_listen, ended=ended, began=began, middle=middle)
+        return self._result(first, is_listen=is_listen, ended=ended, began=began)
 
-    def _spend(self, stage: Stage, began: int) -> None:
-        self.spent_ns[stage] = time.perf_counter_ns() - began
+    def _spend(self, stage: Stage, began: int) -> int:
+        now = time.perf_counter_ns()
+        self.spent_ns[stage] = now - began
+        return now
 
     def _cut_at(self, stage: Stage, step: int) -> bool:
         if self.stop(stage, step):
             self.cut = Cut(stage=stage, step=step)
         return self.cut is not None
 
-    def _feed(self, embeddings: Tensor) -> Tensor:
-        self.state, hidden = feed(self.parts.llm, self.state, embeddings)
-        return hidden
+    def _feed(self, rows: Tensor) -> Steps[Fed]:
+        """Feed the language model, (T, width)."""
+        fed: Fed = yield Feed(slot=self.setting.slot, start=self.state.length, rows=rows)
+        self.state = self.state.but(length=self.state.length + len(rows))
+        return fed
 
-    def _prefill(self) -> Tensor:
-        """Feed `<unit>`, the pictures and the sound; gives the last hidden state, (width,)."""
-        parts, ids = self.parts, self.tokens.ids
-        rows = [parts.llm.embed((ids.unit,))]
-        for jpeg in self.unit.frames:
-            marks = parts.llm.embed((ids.image, ids.image_end))
-            rows += [marks[:1], parts.vpm.embed(jpeg), marks[1:]]  # 1 + 64 + 1
+    def _prefill(self) -> Steps[Fed]:
+        """Feed `<unit>`, the pictures and the sound, in one forward."""
+        ids, embed = self.setting.tokens.ids, self.setting.parts.embed
+        rows = [embed((ids.unit,))]
+        for slices in self.pictures:
+            for index, picture in enumerate(slices):
+                marks = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
+                seen = yield See(picture=picture)  # (64, width)
+                rows += [embed(marks[:1]), seen, embed(marks[1:])]
+        rows.append((yield from self._hear()))
+        return (yield from self._feed(torch.cat(rows)))
+
+    def _hear(self) -> Steps[Tensor]:
+        parts, state = self.setting.parts, self.state
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
-        sound, carry = parts.apm.encode(pcm, self.state.audio)  # (10, width)
-        self.state = self.state.but(audio=carry)
-        return self._feed(torch.cat([*rows, sound]))[-1]
+        mel, carry = parts.front_end.next_frames(pcm, state.mel)
+        units = 0 if state.heard == parts.config.audio.units else state.heard
+        hearing = Hearing(mel=mel, slot=self.setting.slot, units=units)
+        heard: Tensor = yield Hear(hearing=hearing)  # (10, width)
+        self.state = state.but(mel=carry, heard=units + 1)
+        return heard
 
-    def _listen_by_force(self) -> bool:
-        ids = self.tokens.ids
+    def _listen_by_force(self) -> Steps[bool]:
+        ids = self.setting.tokens.ids
         self.terminator = ids.listen
         self.decided.append(ids.listen)
         if self.state.turn_open:
-            self._feed(self.parts.llm.embed((ids.turn_eos,)))
+            yield from self._feed(self.setting.parts.embed((ids.turn_eos,)))
             self.fed.append(ids.turn_eos)
         return True
 
-    def _generate(self, first: NDArray[np.float32]) -> bool:
+    def _generate(self, first: Fed) -> Steps[bool]:
         """Decide and feed tokens until a terminator; True where the unit listens."""
-        ids, config = self.tokens.ids, self.opening.config
-        most = fed_max(config)
-        numbers = draws(self.opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
+        setting, opening = self.setting, self.setting.opening
+        tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
+        numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
         numbers = numbers.reshape(-1, DRAWS_A_STEP)
-        logits, self.terminator = first.astype(np.float64), ids.chunk_eos
+        logits, self.terminator = first.logits.numpy().astype(np.float64), ids.chunk_eos
         for step in range(most + 1):
             if self._cut_at("llm", step):
                 return False
             if step == most:
                 self.decided.append(ids.chunk_eos)
                 return False
-            token = decide(logits, self.state.history, numbers[step], config, self.tokens)
+            token = decide(logits, self.state.history, numbers[step], opening.config, tokens)
             self.decided.append(token)
             if token == ids.chunk_eos:
                 return False
             self._remember(token)
             if token == ids.listen and self.state.turn_open:
                 token = ids.tts_bos
-            if token in self.tokens.terminators:
+            if token in tokens.terminators:
                 self.terminator = token
                 return token == ids.listen and not self.fed
-            if self._overflows(token, step):
+            if step and self._overflows(token):
                 return False
-            hidden = self._feed(self.parts.llm.embed((token,)))[0]  # (width,)
-            self._say(token, hidden, step)
-            logits = self.parts.llm.logits(hidden).numpy().astype(np.float64)
+            fed: Fed = yield from self._feed(setting.parts.embed((token,)))
+            self.fed.append(token)
+            self.state = self.state.but(turn_open=token != ids.turn_eos)
+            if step:
+                self.spoken.append((token, fed.hidden))
+            logits = fed.logits.numpy().astype(np.float64)
         raise AssertionError("the last iteration returns")
 
     def _remember(self, token: int) -> None:
         history = (*self.state.history, token)[-REPETITION_WINDOW:]
         self.state = self.state.but(history=history)
 
-    def _overflows(self, token: int, step: int) -> bool:
-        if step == 0 or token in self.tokens.control:
-            return False
-        return len(self.text) + len(self.tokens.decode((token,))) > CHUNK_CHARACTERS_MAX
+    def _text(self, *more: int) -> str:
+        return self.setting.tokens.decode([*(index for index, _ in self.spoken), *more])
 
-    def _say(self, token: int, hidden: Tensor, step: int) -> None:
-        turn_eos = token == self.tokens.ids.turn_eos
-        self.fed.append(token)
-        self.state = self.state.but(turn_open=not turn_eos)
-        if step > 0 and not turn_eos:
-            self.spoken.append((token, hidden))
-            self.text = self.tokens.decode([index for index, _ in self.spoken])
+    def _overflows(self, token: int) -> bool:
+        return len(self._text(token)) >= CHUNK_CHARACTERS
 
-    def _vocalise(self, *, last: bool) -> None:
-        """Text to codes to sound."""
-        began = time.perf_counter_ns()
-        speech = self.state.speech.begun(self.parts.config.tts)
-        numbers = draws(self.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
-        assert speech.cache is not None
-        self.codes = self.parts.tts.speak(
-            self.spoken,
-            speech.cache,
-            speech.codes,
-            numbers,
-            last=last,
-            stop=lambda step: self._cut_at("tts", step),
-        )
-        self._spend("tts", began)
-        began, tail = time.perf_counter_ns(), speech.tail
-        if self.cut is None and not self._cut_at("token2wav", 0):
-            sound, tail = self.vocoder.synthesise(self.codes, tail)
-            self.pcm = sound.astype("<f4").tobytes()
-            self._spend("token2wav", began)
-        self.state = self.state.but(speech=speech.after(self.codes, tail))
+    def _speak(self, *, last: bool) -> Steps[None]:
+        """Text to codes."""
+        setting, speech = self.setting, self.state.speech
+        tts, eos = setting.parts.tts, setting.parts.config.tts.eos
+        numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
+        may_end = last or speech.length == 0
+        rows, length = tts.opening(self.spoken), speech.length
+        for step in range(CODES_A_UNIT + 1):
+            if self._cut_at("tts", step):
+                break
+            answer: Tensor = yield Speak(slot=setting.slot, start=length, rows=rows)
+            length += len(rows)
+            if step == CODES_A_UNIT:
+                break
+            logits = answer.numpy().astype(np.float64)
+            code = decide_code(logits, self.codes, float(numbers[step]), eos, may_end=may_end)
+            if code == eos:
+                break
+            self.codes.append(code)
+            rows = tts.codes((code,))
+        self.state = self.state.but(speech=attrs.evolve(speech, length=length))
 
-    def _result(
-        self, first: NDArray[np.float32], *, is_listen: bool, ended: bool, began: int, middle: int
-    ) -> UnitResult:
-        second, best = np.sort(first)[-2:]
+    def _voice(self, *, last: bool) -> Steps[None]:
+        """Codes to sound."""
+        if self._cut_at("token2wav", 0):
+            return
+        setting, speech = self.setting, self.state.speech
+        silence = (setting.vocoder.silent_code,) * LOOKAHEAD
+        voicing = speech.voicing or Voicing(buffer=silence)
+        portions, waiting = voicing.portions(self.codes, last=last)
+        state = voicing.state
+        for index, codes in enumerate(portions):
+            flush = last and index == len(portions) - 1
+            sounding = Sounding(codes=codes, state=state, last=flush, voice=setting.voice)
+            pcm, state = yield Sound(sounding=sounding)
+            self.sound.append(pcm)
+        voicing = Voicing(buffer=waiting, state=state)
+        self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
+
+    def _result(self, first: Fed, *, is_listen: bool, ended: bool, began: int) -> UnitResult:
+        logits = first.logits.numpy()
+        second, best = np.sort(np.partition(logits, -2)[-2:])
         spent = {stage: ns // 1000 for stage, ns in self.spent_ns.items()}
-        now, pictures = time.perf_counter_ns(), len(self.unit.frames)
+        wall = (time.perf_counter_ns() - began) // 1000
+        slices = sum(len(picture) for picture in self.pictures)
+        sound = np.concatenate(self.sound) if self.sound else np.zeros(0)
         return UnitResult(
             index=self.unit.index,
             is_listen=is_listen,
-            text=self.text,
-            pcm=self.pcm,
+            text=self._text(),
+            pcm=sound.astype("<f4").tobytes(),
             end_of_turn=ended,
             kv_length=self.state.length,
             decided_ids=tuple(self.decided),
@@ -221,16 +280,16 @@ class UnitRun:
             codec_ids=tuple(self.codes),
             cut=self.cut,
             input_hash=input_hash(self.unit),
-            logits_hash=hashlib.blake2b(first.tobytes(), digest_size=16).hexdigest(),
+            logits_hash=hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest(),
             margin=float(best - second),
-            vision_slices=pictures,
-            vision_tokens=QUERIES * pictures,
+            vision_slices=slices,
+            vision_tokens=self.setting.parts.config.vision.queries * slices,
             costs=Costs(
                 prefill_us=spent["prefill"],
-                generate_us=(now - middle) // 1000,
+                generate_us=wall - spent["prefill"],
                 llm_us=spent["llm"],
                 tts_us=spent.get("tts", 0),
                 token2wav_us=spent.get("token2wav", 0),
-                wall_us=(now - began) // 1000,
+                wall_us=wall,
             ),
         )

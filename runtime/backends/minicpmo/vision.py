@@ -1,100 +1,125 @@
-"""The vision tower: a JPEG to 64 embeddings.
+"""The vision tower and the resampler: a slice of a picture to 64 embeddings.
 
-A picture is scaled to at most 448 x 448 with its shape kept, cut into patches, run through a small
-tower that sees all patches at once, and read out by 64 queries. One picture is one slice, whatever
-`max_slice_nums` allows. In `tiny` the tower is real and deterministic but keeps its first random
-weights: pictures take their place in the context and mean nothing yet.
+SigLIP over the slice's patches at their own shape (NaViT: the position table is read at fractions
+of the slice's sides), then one cross attention of learned queries over the patches.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
-import simplejpeg
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from .config import VisionConfig
-from .layers import RMSNorm, Tower, attend
 
-QUERIES: Final = 64
-"""Embeddings a slice."""
+FREQUENCY_BASE = 10_000.0
 
 
-def decode_picture(jpeg: bytes, side: int, patch: int) -> Tensor:
-    """Decode and scale a JPEG.
+class PatchEmbedding(nn.Module):
+    """Patches to rows, with their places."""
 
-    Args:
-        jpeg: the file.
-        side: pixels of the longer side at most.
-        patch: both sides become multiples of it.
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        siglip = config.siglip
+        self.side = siglip.image_size // siglip.patch_size
+        self.patch_embedding = nn.Conv2d(
+            3, siglip.hidden_size, siglip.patch_size, stride=siglip.patch_size
+        )
+        self.position_embedding = nn.Embedding(self.side**2, siglip.hidden_size)
 
-    Returns:
-        (3, height, width) in [-1, 1].
+    def _places(self, count: int) -> Tensor:
+        """Which of the table's places `count` patches of a side take."""
+        borders = torch.arange(1 / self.side, 1.0, 1 / self.side)
+        step = (1 / torch.tensor(count, dtype=torch.float32)).item()
+        # The step is rounded to float32, as in training: a fraction may lie on a border.
+        return torch.bucketize(torch.arange(0, 1 - 1e-6, step), borders, right=True)
 
-    Raises:
-        ValueError: it cannot be decoded.
-    """
-    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-        jpeg, colorspace="RGB", min_height=side, min_width=side
-    )
-    height, width = pixels.shape[:2]
-    scale = min(1.0, side / max(height, width))
-    target = [max(1, round(n * scale / patch)) * patch for n in (height, width)]
-    picture = torch.from_numpy(pixels).permute(2, 0, 1).to(torch.float32)[None]  # (1, 3, h, w)
-    picture = F.interpolate(picture, size=target, mode="bilinear", antialias=True)
-    return picture[0] / 127.5 - 1.0
+    def forward(self, slices: Tensor) -> Tensor:
+        """(B, 3, h, w) -> (B, patches, hidden)."""
+        patches: Tensor = self.patch_embedding(slices)  # (B, hidden, rows, columns)
+        rows, columns = patches.shape[2:]
+        places = self._places(rows)[:, None] * self.side + self._places(columns)
+        where: Tensor = self.position_embedding(places.flatten().to(slices.device))
+        return patches.flatten(2).transpose(1, 2) + where
+
+
+class VisionEncoder(nn.Module):
+    """The blocks, under the published name."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        layers = config.siglip.num_hidden_layers
+        self.layers = nn.ModuleList(SiglipEncoderLayer(config.siglip) for _ in range(layers))
 
 
 class VisionTower(nn.Module):
-    """Patches, blocks without a mask, and a resampler."""
+    """SigLIP; its weights have the published names under `vpm`."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.embeddings = PatchEmbedding(config)
+        self.encoder = VisionEncoder(config)
+        self.post_layernorm = nn.LayerNorm(
+            config.siglip.hidden_size, eps=config.siglip.layer_norm_eps
+        )
+
+    def forward(self, slices: Tensor) -> Tensor:
+        """Encode slices of one size.
+
+        Args:
+            slices: (B, 3, h, w) in [-1, 1]; sides are multiples of a patch.
+
+        Returns:
+            (B, patches, hidden), row by row.
+        """
+        x: Tensor = self.embeddings(slices)
+        for layer in self.encoder.layers:
+            x = layer(x, None)
+        out: Tensor = self.post_layernorm(x)
+        return out
+
+
+def places_2d(rows: int, columns: int, width: int) -> Tensor:
+    """Sines and cosines of each patch's column and row, (rows * columns, width)."""
+    quarter = width // 4
+    frequencies = FREQUENCY_BASE ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
+    across = torch.arange(columns, dtype=torch.float32)[:, None] * frequencies  # (columns, D/4)
+    down = torch.arange(rows, dtype=torch.float32)[:, None] * frequencies
+    across = torch.cat((across.sin(), across.cos()), dim=1)  # (columns, D/2)
+    down = torch.cat((down.sin(), down.cos()), dim=1)
+    shape = (rows, columns, width // 2)
+    both = (across[None].expand(shape), down[:, None].expand(shape))
+    return torch.cat(both, dim=2).flatten(0, 1)
+
+
+class Resampler(nn.Module):
+    """Learned queries over a slice's patches; its weights have the published names."""
 
     def __init__(self, config: VisionConfig, width: int) -> None:
         super().__init__()
-        self.config = config
-        hidden, rows = config.tower.hidden, config.side // config.patch
-        self.patch_embedding = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
-        self.row_embedding = nn.Embedding(rows, hidden)
-        self.column_embedding = nn.Embedding(rows, hidden)
-        self.tower = Tower(config.tower)
-        self.query = nn.Parameter(torch.zeros(QUERIES, hidden))
-        self.kv_proj = nn.Linear(hidden, 2 * hidden, bias=False)
-        self.proj = nn.Linear(hidden, width, bias=False)
-        self.ln_post = RMSNorm(width)
+        heads = max(1, width // 128)
+        self.query = nn.Parameter(torch.zeros(config.queries, width))
+        self.kv_proj = nn.Linear(config.siglip.hidden_size, width, bias=False)
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.ln_q = nn.LayerNorm(width, eps=1e-6)
+        self.ln_kv = nn.LayerNorm(width, eps=1e-6)
+        self.ln_post = nn.LayerNorm(width, eps=1e-6)
+        self.proj = nn.Parameter(torch.zeros(width, width))
 
-    def forward(self, picture: Tensor) -> Tensor:
-        """Embed one picture.
+    def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """Read slices of one shape.
 
         Args:
-            picture: (3, height, width) in [-1, 1], sides multiples of `patch`.
+            patches: (B, rows * columns, hidden).
+            rows: patches down.
+            columns: patches across.
 
         Returns:
-            (64, width).
+            (B, queries, width).
         """
-        patches = self.patch_embedding(picture[None])[0]  # (hidden, rows, columns)
-        _, rows, columns = patches.shape
-        places = self.config.side // self.config.patch
-        row = self.row_embedding(torch.arange(rows) * places // rows)  # (rows, hidden)
-        column = self.column_embedding(torch.arange(columns) * places // columns)
-        x: Tensor = patches.permute(1, 2, 0) + row[:, None] + column[None]
-        x = x.reshape(1, rows * columns, -1)  # (1, patches, hidden)
-        for block in self.tower.blocks():
-            q, k, v = block.project(x)
-            x = block.join(x, attend(q, k, v, None))
-        keys, values = self.kv_proj(self.tower.norm(x)).chunk(2, dim=-1)
-        read = attend(self.query[None, None], keys[:, None], values[:, None], None)
-        out: Tensor = self.ln_post(self.proj(read[0]))  # (64, width)
-        return out
-
-    def embed(self, jpeg: bytes) -> Tensor:
-        """JPEG to (64, width).
-
-        Raises:
-            ValueError: it cannot be decoded.
-        """
-        picture = decode_picture(jpeg, self.config.side, self.config.patch)
-        out: Tensor = self(picture)
+        x: Tensor = self.ln_kv(self.kv_proj(patches))  # (B, P, width)
+        places = places_2d(rows, columns, x.shape[2]).to(x)
+        query = self.ln_q(self.query).expand(len(x), -1, -1)
+        read: Tensor = self.attn(query, x + places, x, need_weights=False)[0]
+        out: Tensor = self.ln_post(read) @ self.proj
         return out

@@ -1,0 +1,207 @@
+"""Attention over slots: one set of keys and values for all sessions, and the function that reads it.
+
+`KvSlots` holds what a decoder remembers of every session, made once and never grown. `SlotCache` is
+the view of it that one forward pass needs: it is handed to the stock models as their
+`past_key_values` and writes each row's new keys behind the old ones of its slot.
+
+The attention function is registered under the name `ATTENTION`. With a `SlotCache` it computes each
+row by itself over exactly the positions which that row sees: no padding, no mask over what is not
+there, no keys repeated for the groups. So what a row gets does not depend on its neighbours. Without
+a cache it is plain causal attention over whole sequences, as training needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import AttentionInterface
+
+ATTENTION: Final = "antiphon"
+
+
+class KvSlots:
+    """Keys and values of one decoder, for all slots: (layers, slots, heads, capacity, width).
+
+    Args:
+        layers: of the decoder.
+        slots: sessions at once.
+        heads: key and value heads.
+        capacity: positions of a slot.
+        width: of a head.
+        window: positions that a query sees, itself included; None sees all.
+        dtype: of the values.
+        device: where they lie.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        slots: int,
+        heads: int,
+        capacity: int,
+        width: int,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (layers, slots, heads, capacity, width)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.capacity = capacity
+        self.window = window
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot."""
+        return 2 * self.keys[:, 0].numel() * self.keys.element_size()
+
+    def clear(self, slot: int, start: int, stop: int) -> None:
+        """Wipe positions `start` to `stop` of a slot."""
+        self.keys[:, slot, :, start:stop] = 0
+        self.values[:, slot, :, start:stop] = 0
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One row of a batch: which slot it feeds, and from which position on."""
+
+    slot: int
+    start: int
+
+
+@attrs.frozen(eq=False)
+class Reach:
+    """What one row of a forward pass sees in one layer.
+
+    Attributes:
+        keys: (K, S, D), a view into the slot; the last T positions are the row's own.
+        values: as `keys`.
+        mask: (G * T, S), True where seen; None sees all.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+
+
+def causal_mask(queries: int, seen: int, window: int | None, device: torch.device) -> Tensor:
+    """Who sees whom: (queries, seen), True where seen; the last `queries` positions ask."""
+    at = torch.arange(seen - queries, seen, device=device)[:, None]
+    of = torch.arange(seen, device=device)[None]
+    mask = of <= at
+    return mask if window is None else mask & (at - of < window)
+
+
+class SlotCache:
+    """The cache of one forward pass; the stock models call `update` once a layer.
+
+    Args:
+        store: the slots.
+        rows: the rows of the batch that are real; any rows beyond are padding, computed for
+            nobody: they write nothing and see nothing.
+        count: positions that each row feeds.
+        groups: query heads a key head.
+        causal: False lets the new positions see each other both ways (audio).
+    """
+
+    def __init__(
+        self, store: KvSlots, rows: Sequence[Row], count: int, groups: int, *, causal: bool = True
+    ) -> None:
+        self._store, self._rows, self._count = store, rows, count
+        self._spans = []
+        for row in rows:
+            end = row.start + count
+            assert end <= store.capacity, (end, store.capacity)
+            low = 0 if store.window is None else max(0, end - count + 1 - store.window)
+            mask = None
+            if causal and (count > 1):
+                window = store.window
+                mask = causal_mask(count, end - low, window, store.keys.device)
+                mask = mask.repeat(groups, 1)  # (G * T, S)
+            self._spans.append((low, end, mask))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Never needed: positions are handed over, and no mask is made from it."""
+        return 0
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[list[Reach], None]:
+        """Write a layer's new keys and values.
+
+        Args:
+            key: (B, K, T, D), rotated.
+            value: as `key`.
+            layer_idx: which layer.
+            args: ignored, as are `kwargs`.
+
+        Returns:
+            What each real row sees, in place of keys; and None in place of values.
+        """
+        keys, values = self._store.keys[layer_idx], self._store.values[layer_idx]
+        reaches = []
+        for index, (row, (low, end, mask)) in enumerate(zip(self._rows, self._spans, strict=True)):
+            keys[row.slot, :, row.start : end] = key[index]
+            values[row.slot, :, row.start : end] = value[index]
+            reaches.append(Reach(keys[row.slot, :, low:end], values[row.slot, :, low:end], mask))
+        return reaches, None
+
+
+def attend_rows(query: Tensor, reaches: Sequence[Reach], scale: float) -> Tensor:
+    """Attention of each row over what it sees.
+
+    Args:
+        query: (B, H, T, D); rows beyond `reaches` are padding.
+        reaches: what the rows see.
+        scale: of the scores.
+
+    Returns:
+        (B, T, H, D); zero for padding.
+    """
+    b, h, t, d = query.shape
+    out = query.new_zeros(b, h, t, d)
+    for index, reach in enumerate(reaches):
+        k = reach.keys.shape[0]
+        folded = query[index].reshape(1, k, h // k * t, d)  # A group's queries lie in its time.
+        seen = F.scaled_dot_product_attention(
+            folded, reach.keys[None], reach.values[None], attn_mask=reach.mask, scale=scale
+        )
+        out[index] = seen.reshape(h, t, d)
+    return out.transpose(1, 2)
+
+
+def attend_whole(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """Causal attention over whole sequences, (B, H, T, D) and (B, K, T, D) -> (B, T, H, D)."""
+    b, h, t, d = query.shape
+    groups = h // key.shape[1]
+    mask = causal_mask(t, t, window, query.device).repeat(groups, 1)  # (G * T, T)
+    folded = query.reshape(b, key.shape[1], groups * t, d)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(b, h, t, d).transpose(1, 2)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor | Sequence[Reach],
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function that the stock models call; see the top of this file."""
+    if isinstance(key, Tensor):
+        return attend_whole(query, key, value, scaling, sliding_window), None
+    return attend_rows(query, key, scaling), None
+
+
+AttentionInterface.register(ATTENTION, _attention)

@@ -1,0 +1,186 @@
+"""The model at work: weights, the memory of all slots, and answers to batches of requests.
+
+All memory is made here, once. What a request gets does not depend on what it is computed with:
+
+- attention is computed row by row (`attention.py`), convolutions picture by picture and unit by
+  unit;
+- what is computed for all rows together is matrix products and functions of single rows. A product
+  gives each row the same bits however many others there are, as long as there are at least
+  `ROWS_MIN`: below that the CPU's libraries take other kernels. So smaller batches are padded.
+
+`rows_are_independent` tries just that with the weights at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from .attention import KvSlots, Row, SlotCache
+from .audio import Hearing
+from .config import UNIT_FRAMES, ModelConfig
+from .parts import Parts
+from .state import Overwritten
+from .vocoder import Vocoder
+from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
+
+ROWS_MIN: Final = 16
+"""Rows of a matrix product from which on each row's bits are its own; see above."""
+PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """Rows (B, ...) with zeros behind them, `count` at least."""
+    lacking = max(0, count - len(rows))
+    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, lacking)) if lacking else rows
+
+
+def _kv(config: Any, slots: int, capacity: int, window: int | None, weight: Tensor) -> KvSlots:
+    heads = config.num_attention_heads
+    return KvSlots(
+        layers=config.num_hidden_layers,
+        slots=slots,
+        heads=config.num_key_value_heads,
+        capacity=capacity,
+        width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        window=window,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+class Machine:
+    """Answers requests; see `work.py`.
+
+    Args:
+        parts: the weights.
+        vocoder: codes to sound.
+        slots: sessions at once.
+
+    Attributes:
+        llm: keys and values of the language model.
+        audio: of the audio encoder.
+        tts: of the speech decoder.
+    """
+
+    def __init__(self, parts: Parts, vocoder: Vocoder, slots: int) -> None:
+        config, weight = parts.config, parts.llm.lm_head.weight
+        self.parts, self.vocoder, self.slots = parts, vocoder, slots
+        window = config.llm.sliding_window if config.llm.use_sliding_window else None
+        self.llm = _kv(config.llm, slots, config.context_limit, window, weight)
+        llama = config.tts.llama
+        self.tts = _kv(llama, slots, llama.max_position_embeddings, None, weight)
+        self.audio = KvSlots(
+            layers=config.audio.encoder_layers,
+            slots=slots,
+            heads=config.audio.encoder_attention_heads,
+            capacity=config.audio.units * UNIT_FRAMES,
+            width=config.audio.d_model // config.audio.encoder_attention_heads,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shapes."""
+        return self.parts.config
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that each slot takes."""
+        return sum(store.slot_bytes for store in (self.llm, self.tts, self.audio))
+
+    def compute(self, works: Sequence[Work]) -> list[Any]:
+        """Answer requests of one bucket, in their order; answering again gives the same."""
+        with torch.inference_mode():
+            first = works[0]
+            if isinstance(first, Feed):
+                return self._feed([work for work in works if isinstance(work, Feed)])
+            if isinstance(first, Speak):
+                return self._speak([work for work in works if isinstance(work, Speak)])
+            if isinstance(first, Hear):
+                return self._hear([work.hearing for work in works if isinstance(work, Hear)])
+            if isinstance(first, Sound):
+                soundings = [work.sounding for work in works if isinstance(work, Sound)]
+                return list(self.vocoder.sound(soundings))
+            return [self._one(work) for work in works]
+
+    def _one(self, work: Work) -> Tensor:
+        if isinstance(work, See):
+            picture = work.picture.to(self.llm.keys)[None]
+            patch = self.config.vision.patch_size
+            rows, columns = (side // patch for side in picture.shape[2:])
+            seen: Tensor = self.parts.resampler(self.parts.vpm(picture), rows, columns)
+            return seen[0]
+        assert isinstance(work, Recall), work
+        mel = self.parts.front_end.clip(work.pcm).to(self.llm.keys)
+        heard: Tensor = self.parts.audio_projection_layer(self.parts.apm.reference(mel[None]))
+        return heard[0]
+
+    def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
+        rows = self.parts.apm.hear(hearings, self.audio)  # (B, 50, d_model)
+        return list(self.parts.audio_projection_layer(rows))  # (10, width) each
+
+    def _decode(self, decoder: nn.Module, store: KvSlots, works: Sequence[Feed | Speak]) -> Tensor:
+        """Run a decoder over rows of one length; gives the last hidden states, (B, width)."""
+        count = len(works[0].rows)
+        rows = [Row(slot=work.slot, start=work.start) for work in works]
+        x = _padded(torch.stack([work.rows for work in works]), -(-ROWS_MIN // count))
+        starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
+        positions = (starts[:, None] + torch.arange(count)).to(x.device)
+        heads = int(decoder.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+        cache = SlotCache(store, rows, count, heads // store.keys.shape[2])
+        out = decoder(
+            inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        hidden: Tensor = out.last_hidden_state[: len(works), -1]
+        return hidden
+
+    def _feed(self, works: Sequence[Feed]) -> list[Fed]:
+        hidden = self._decode(self.parts.llm.model, self.llm, works)  # (B, width)
+        logits = self.parts.llm.lm_head(_padded(hidden, ROWS_MIN)).float().cpu()  # (B, V)
+        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, logits, strict=False)]
+
+    def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
+        hidden = self._decode(self.parts.tts.model, self.tts, works)  # (B, hidden)
+        logits = self.parts.tts.logits(_padded(hidden, ROWS_MIN)).float().cpu()
+        return list(logits[: len(works)])
+
+    def first_block(self, slot: int) -> Overwritten:
+        """A copy of the first unit in the audio encoder's slot."""
+        block = slice(0, UNIT_FRAMES)
+        return Overwritten(
+            keys=self.audio.keys[:, slot, :, block].clone(),
+            values=self.audio.values[:, slot, :, block].clone(),
+        )
+
+    def put_back(self, slot: int, block: Overwritten) -> None:
+        """Undo what was written over the first unit."""
+        self.audio.keys[:, slot, :, :UNIT_FRAMES] = block.keys
+        self.audio.values[:, slot, :, :UNIT_FRAMES] = block.values
+
+    def clear(self, slot: int) -> None:
+        """Wipe a slot: nothing of a session is left for the next one."""
+        for store in (self.llm, self.tts, self.audio):
+            store.clear(slot, 0, store.capacity)
+
+
+def rows_are_independent(parts: Parts) -> bool:
+    """Whether a row's bits are its own from `ROWS_MIN` rows on, tried with the weights at hand."""
+    seen: set[tuple[int, ...]] = set()
+    with torch.inference_mode():
+        for module in parts.modules():
+            if not isinstance(module, nn.Linear) or tuple(module.weight.shape) in seen:
+                continue
+            seen.add(tuple(module.weight.shape))
+            generator = torch.Generator().manual_seed(0)
+            x = torch.randn(PROBE_ROWS[-1], module.in_features, generator=generator)
+            x = x.to(module.weight)
+            whole = module(x)
+            if not all(torch.equal(module(x[:count]), whole[:count]) for count in PROBE_ROWS):
+                return False
+    return True

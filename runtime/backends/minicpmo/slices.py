@@ -1,0 +1,108 @@
+"""A picture to slices: how many, of which size, and their patches.
+
+Big pictures are seen twice: whole, scaled down to about one slice's area, and cut into a grid of
+slices that is nearest to the picture's shape, each scaled to about one slice's area. The first slice
+is always the whole picture. Sides are multiples of a patch. (model.md, "slices"; the rules are the
+public image processor's.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+Pixels = NDArray[np.uint8]
+"""(height, width, 3), RGB."""
+SLICES_MAX: Final = 9
+
+
+@attrs.frozen(kw_only=True)
+class Slicing:
+    """How pictures are cut.
+
+    Attributes:
+        resolution: side of a square with one slice's area, in pixels.
+        patch: pixels of a patch's side.
+    """
+
+    resolution: int
+    patch: int
+
+    def grid(self, width: int, height: int, slices_max: int) -> tuple[int, int] | None:
+        """Columns and rows of slices for a picture, or None where it stays whole.
+
+        Args:
+            width: in pixels.
+            height: in pixels.
+            slices_max: most slices of the grid, 1 to 9.
+        """
+        wanted = min(math.ceil(width * height / self.resolution**2), slices_max)
+        if wanted <= 1:
+            return None
+        counts = [n for n in (wanted - 1, wanted, wanted + 1) if 1 < n <= slices_max]
+        shapes = [(m, n // m) for n in counts for m in range(1, n + 1) if n % m == 0]
+        shape = math.log(width / height)
+        return min(shapes, key=lambda s: abs(shape - math.log(s[0] / s[1])), default=(1, 1))
+
+    def count(self, width: int, height: int, slices_max: int) -> int:
+        """Slices of a picture, the whole one included."""
+        grid = self.grid(width, height, slices_max)
+        return 1 if grid is None else 1 + grid[0] * grid[1]
+
+    def _round(self, length: float, step: int) -> int:
+        return max(round(length / step) * step, step)
+
+    def _fit(self, width: float, height: float, *, upscale: bool) -> tuple[int, int]:
+        """The size nearest to one slice's area with the shape kept."""
+        if upscale or width * height > self.resolution**2:
+            shape = width / height
+            height = int(self.resolution / math.sqrt(shape))
+            width = int(height * shape)
+        return self._round(width, self.patch), self._round(height, self.patch)
+
+    def cut(self, pixels: Pixels, slices_max: int) -> list[Tensor]:
+        """Cut a picture.
+
+        Args:
+            pixels: (height, width, 3), RGB.
+            slices_max: most slices of the grid, 1 to 9.
+
+        Returns:
+            The whole picture, then the grid's slices row by row; each (3, h, w) in [-1, 1], with
+            sides that are multiples of a patch.
+        """
+        height, width = pixels.shape[:2]
+        grid = self.grid(width, height, slices_max)
+        if grid is None:
+            return [scale(pixels, self._fit(width, height, upscale=True))]
+        columns, rows = grid
+        one = self._fit(
+            self._round(width, columns) / columns, self._round(height, rows) / rows, upscale=True
+        )
+        fine = scale(pixels, (one[0] * columns, one[1] * rows))  # (3, rows * h, columns * w)
+        cells = [cell for band in fine.split(one[1], dim=1) for cell in band.split(one[0], dim=2)]
+        return [scale(pixels, self._fit(width, height, upscale=False)), *cells]
+
+
+def scale(pixels: Pixels, size: tuple[int, int]) -> Tensor:
+    """Scale by bicubic interpolation to whole colour values.
+
+    Args:
+        pixels: (height, width, 3).
+        size: width and height in pixels.
+
+    Returns:
+        (3, height, width) in [-1, 1].
+    """
+    picture = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+    if (size[1], size[0]) != tuple(picture.shape[2:]):
+        # Bytes, not floats: columns are scaled and clipped to whole values before rows, as Pillow does.
+        picture = F.interpolate(picture, size=(size[1], size[0]), mode="bicubic", antialias=True)
+    return picture[0].float() / 127.5 - 1.0

@@ -1,0 +1,122 @@
+"""The sliding windows: what finalize drops from the language model's slot (model.md, "finalize").
+
+`basic`: above 8000 tokens the oldest units go until 6000 are left; the prompt stays.
+`context`: above 24 units the oldest go one by one; what they said moves into the prompt, behind
+`previous: `, at most 500 tokens of it, in front of the prompt's suffix.
+
+What stays is moved down, and its keys are rotated to their new positions: a key at position p was
+rotated by p, so turning it by the distance moved makes it the key of its new place.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from protocol.model import SlidingWindow
+
+from .attention import KvSlots
+from .machine import Machine
+from .state import Layout, SessionState, Span
+from .tokens import Tokens
+from .work import Feed, Steps
+
+BASIC_HIGH: Final = 8000
+BASIC_LOW: Final = 6000
+CONTEXT_UNITS: Final = 24
+PREVIOUS_TOKENS: Final = 500
+MARKER: Final = "\n\nprevious: "
+
+
+def rotate(keys: Tensor, distance: int, frequencies: Tensor) -> Tensor:
+    """Rotate keys by a distance.
+
+    Args:
+        keys: (..., D), rotated to some position.
+        distance: added to that position; negative moves towards the start.
+        frequencies: of the rotary embedding, (D / 2,).
+
+    Returns:
+        As `keys`.
+    """
+    angles = torch.cat((frequencies, frequencies)).float() * distance  # (D,)
+    low, high = keys.float().chunk(2, dim=-1)
+    turned = keys.float() * angles.cos() + torch.cat((-high, low), dim=-1) * angles.sin()
+    return turned.to(keys)
+
+
+def take(store: KvSlots, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Copies of a slot's keys and values at `start` to `stop`, (layers, heads, T, D) each."""
+    keys, values = store.keys[:, slot, :, start:stop], store.values[:, slot, :, start:stop]
+    return keys.clone(), values.clone()
+
+
+def slide(
+    machine: Machine, tokens: Tokens, slot: int, state: SessionState, window: SlidingWindow
+) -> Steps[SessionState]:
+    """Apply a window after a unit was finalized.
+
+    Args:
+        machine: holds the slots.
+        tokens: the tokenizer.
+        slot: the session's.
+        state: the session's; its layout covers the whole slot.
+        window: which one.
+
+    Returns:
+        The state after it.
+    """
+    layout = state.layout
+    assert layout.length == state.length, (layout.length, state.length)
+    if window == "basic":
+        after = _basic(layout)
+    elif window == "context":
+        after = _context(layout, tokens)
+    else:
+        after = layout
+    if after is layout:
+        return state
+    yield from _move(machine, slot, layout, after)
+    return state.but(layout=after, length=after.length)
+
+
+def _basic(layout: Layout) -> Layout:
+    if layout.length <= BASIC_HIGH:
+        return layout
+    spans = list(layout.spans)
+    length = layout.length
+    while spans and length > BASIC_LOW:
+        length -= spans.pop(0).length
+    return attrs.evolve(layout, spans=tuple(spans))
+
+
+def _context(layout: Layout, tokens: Tokens) -> Layout:
+    extra = len(layout.spans) - CONTEXT_UNITS
+    if extra <= 0:
+        return layout
+    dropped: tuple[Span, ...] = layout.spans[:extra]
+    said = [index for span in dropped for index in span.text_ids]
+    previous = layout.previous
+    if said:
+        marker = tuple(tokens.encode(MARKER))
+        content = (*previous[len(marker) :], *said)[-PREVIOUS_TOKENS:]
+        previous = (*marker, *content)
+    return attrs.evolve(layout, previous=previous, spans=layout.spans[extra:])
+
+
+def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[None]:
+    """Make the slot hold `after`, whose units are the last ones of `before`."""
+    store, parts = machine.llm, machine.parts
+    kept = after.length - after.prompt
+    old, new = before.length - kept, after.prompt
+    keys, values = take(store, slot, old, before.length)
+    if after.previous != before.previous:
+        rows = parts.embed((*after.previous, *after.suffix))
+        yield Feed(slot=slot, start=after.prefix, rows=rows)
+    frequencies: Tensor = parts.llm.model.rotary_emb.inv_freq
+    store.keys[:, slot, :, new : new + kept] = rotate(keys, new - old, frequencies)
+    store.values[:, slot, :, new : new + kept] = values
+    store.clear(slot, after.length, max(after.length, before.length))

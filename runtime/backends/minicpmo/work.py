@@ -1,0 +1,171 @@
+"""What a session asks of the model, step by step: plain requests that can be computed together.
+
+A unit, an opening or a finalize is a generator of requests (`Steps`): it yields one, is sent the
+answer, and goes on. Whoever drives generators decides which requests are computed together: one at
+a time, or those of many sessions as a batch (`runtime.engine`). Only requests of one `bucket` go
+together. Requests can be computed again with the same result: what they write, they write to the
+same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import attrs
+from torch import Tensor
+
+from .audio import Hearing
+from .vocoder import Sounding
+
+Result = TypeVar("Result")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class See:
+    """One slice of a picture; the answer is its embeddings, (queries, width).
+
+    Attributes:
+        picture: (3, h, w) in [-1, 1].
+    """
+
+    picture: Tensor
+
+    stage: ClassVar[int] = 0
+
+    @property
+    def bucket(self) -> Hashable:
+        """Slices of one size."""
+        return ("see", *self.picture.shape[1:])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Hear:
+    """One unit of sound; the answer is its embeddings, (10, width)."""
+
+    hearing: Hearing
+
+    stage: ClassVar[int] = 1
+
+    @property
+    def bucket(self) -> Hashable:
+        """All units."""
+        return ("hear",)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Recall:
+    """Reference audio, whole; the answer is its embeddings, (10 a second, width).
+
+    Attributes:
+        pcm: (samples,), 16 kHz, at most 30 s.
+    """
+
+    pcm: Tensor
+
+    stage: ClassVar[int] = 0
+
+    @property
+    def bucket(self) -> Hashable:
+        """By itself: no other is of just this length."""
+        return ("recall", id(self))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Feed:
+    """Rows for the language model; the answer is `Fed`.
+
+    Attributes:
+        slot: the session's.
+        start: tokens that the slot holds.
+        rows: embeddings, (T, width).
+    """
+
+    slot: int
+    start: int
+    rows: Tensor
+
+    @property
+    def stage(self) -> int:
+        """Prefill, before the tokens of others are decoded."""
+        return 2 if len(self.rows) > 1 else 3
+
+    @property
+    def bucket(self) -> Hashable:
+        """Rows of one length."""
+        return ("llm", len(self.rows))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Fed:
+    """What the language model made of rows.
+
+    Attributes:
+        hidden: of the last row, (width,).
+        logits: of the last row, float32 on the host, (vocabulary,).
+    """
+
+    hidden: Tensor
+    logits: Tensor
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Speak:
+    """Rows for the speech decoder; the answer is its logits, float32 on the host, (codes,).
+
+    Attributes:
+        slot: the session's.
+        start: positions that the slot holds.
+        rows: embeddings, (T, hidden).
+    """
+
+    slot: int
+    start: int
+    rows: Tensor
+
+    stage: ClassVar[int] = 4
+
+    @property
+    def bucket(self) -> Hashable:
+        """Rows of one length."""
+        return ("tts", len(self.rows))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Sound:
+    """Codes for the vocoder; the answer is its sound and state (see `Vocoder.sound`)."""
+
+    sounding: Sounding
+
+    stage: ClassVar[int] = 5
+
+    @property
+    def bucket(self) -> Hashable:
+        """All codes."""
+        return ("sound",)
+
+
+Work = See | Hear | Recall | Feed | Speak | Sound
+Steps = Generator[Work, Any, Result]
+Compute = Callable[[Sequence[Work]], list[Any]]
+"""Answers requests of one bucket, in their order."""
+
+
+def alone(steps: Steps[Result], compute: Compute) -> Result:
+    """Drive a generator to its end, one request at a time.
+
+    Args:
+        steps: the generator.
+        compute: answers requests of one bucket.
+
+    Returns:
+        What the generator returns.
+    """
+    answer: Any = None
+    try:
+        while True:
+            work = steps.send(answer)
+            (answer,) = compute((work,))
+    except StopIteration as end:
+        result: Result = end.value
+        return result

@@ -1,0 +1,204 @@
+"""A model on an engine as an async `Backend`: its sessions' units run together.
+
+Rules:
+
+- A call has a deadline: a unit is due a second after it was asked for, and so is the rest; what is
+  due first goes first. A unit that ends later is counted (`Engine.statistics`).
+- What one unit needs of the host alone (decoding and cutting its pictures) is done in a thread of
+  its own, before it is handed to the engine.
+- `interrupt` takes effect before the unit's next step. Where it comes while its unit still waits for
+  the engine, the unit is cut before its first step, as the log can then tell and a replay repeat.
+- A call that has begun is never abandoned: cancelling waits for it, so that nothing of it can run
+  beside what comes next (B4). One that never ends is its worker's end: the driver condemns it.
+- What a model raises by mistake is logged here and becomes a `BackendError` without its text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from typing import Any, Final, Protocol, TypeVar
+
+import attrs
+import anyio
+from anyio import to_thread
+
+from protocol.errors import LocalProtocolError
+from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+
+from ..backends.base import BackendError, BackendInfo
+from .engine import Engine
+
+Result = TypeVar("Result")
+
+DUE_NS: Final = 1_000_000_000
+"""A unit is due when the next second of sound has come."""
+BATCH_MAX: Final = 64
+"""Requests answered together; more sessions than one engine is expected to hold."""
+THREADS_A_SLOT: Final = 2
+"""Calls of a session that wait at once: one, and a release that waits behind it."""
+
+_log = logging.getLogger(__name__)
+
+
+class SteppedSession(Protocol):
+    """One session's state, whose calls are generators of requests."""
+
+    @property
+    def opened(self) -> Opened:
+        """What opening gave."""
+        ...
+
+    def open(self) -> Generator[Any, Any, Opened]:
+        """Prefill the prompt."""
+        ...
+
+    def look(self, unit: Unit) -> Any:
+        """Prepare a unit's pictures; called from any thread, changes nothing."""
+        ...
+
+    def unit(self, unit: Unit, pictures: Any, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
+        """Prefill and generate one unit."""
+        ...
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index`; called from any thread, also before the unit has begun."""
+        ...
+
+    def finalize(self, index: int, *, interrupted: bool) -> Generator[Any, Any, Finalized]:
+        """Feed the terminator and `</unit>`, then slide the window."""
+        ...
+
+    def rollback(self, index: int) -> None:
+        """Restore the state from before unit `index`."""
+        ...
+
+    def release(self) -> None:
+        """Give back everything the session holds."""
+        ...
+
+
+class SteppedModel(Protocol):
+    """A model whose sessions are generators of requests, and that answers requests in batches."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """What it is; constant while it runs."""
+        ...
+
+    def compute(self, works: Any) -> list[Any]:
+        """Answer requests of one bucket, in their order."""
+        ...
+
+    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
+        """A session in an empty slot."""
+        ...
+
+
+def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
+    """A call without requests, as a generator: it runs in the engine's thread, between batches."""
+    return call()
+    yield
+
+
+class EngineBackend:
+    """A model behind the `Backend` protocol.
+
+    Args:
+        model: shared by all sessions.
+        batch_max: most requests answered together; 1 runs one at a time.
+    """
+
+    def __init__(self, model: SteppedModel, *, batch_max: int = BATCH_MAX) -> None:
+        self._model = model
+        self.engine = Engine(model.compute, batch_max=batch_max)
+        self._threads = anyio.CapacityLimiter(THREADS_A_SLOT * model.info.slots)
+
+    @property
+    def info(self) -> BackendInfo:
+        """What it is; constant while it runs."""
+        return self._model.info
+
+    async def open(self, opening: Opening, *, slot: int) -> EngineSession:
+        """Open a session, as `Backend.open` says.
+
+        Cancelled while the model opens it, it is opened nevertheless, returned, and the caller's.
+        """
+        if not 0 <= slot < self.info.slots:
+            raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
+        session = EngineSession(self._model.session(opening, slot=slot), self)
+        try:
+            await self.call("open", session.stepped.open)
+        except BackendError:
+            await session.release()
+            raise
+        return session
+
+    async def call(self, name: str, steps: Callable[[], Generator[Any, Any, Result]]) -> Result:
+        """Run a generator on the engine.
+
+        Args:
+            name: of the call, for the log and the error.
+            steps: makes the generator, in a thread of its own.
+
+        Raises:
+            BackendError: it failed: as the model raised it, or in place of its mistake.
+        """
+
+        def work() -> Result:
+            return self.engine.submit(steps(), due_ns=DUE_NS).result()
+
+        try:
+            return await to_thread.run_sync(work, limiter=self._threads)
+        except BackendError:
+            raise
+        except Exception as mistake:
+            _log.exception("the model's %s failed", name)
+            raise BackendError(f"{name} failed") from mistake
+
+
+@attrs.define(eq=False)
+class EngineSession:
+    """One session on an engine.
+
+    Attributes:
+        stepped: its state.
+    """
+
+    stepped: SteppedSession
+    _backend: EngineBackend
+
+    @property
+    def opened(self) -> Opened:
+        """What opening gave."""
+        return self.stepped.opened
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Prefill and generate one unit, as `BackendSession.run_unit` says."""
+
+        def steps() -> Generator[Any, Any, UnitResult]:
+            return self.stepped.unit(unit, self.stepped.look(unit), cut)
+
+        return await self._backend.call("run_unit", steps)
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index`, whether it runs or waits for the engine; never blocks."""
+        self.stepped.interrupt(index)
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Close the unit, as `BackendSession.finalize` says."""
+        return await self._backend.call(
+            "finalize", lambda: self.stepped.finalize(index, interrupted=interrupted)
+        )
+
+    async def rollback(self, index: int) -> None:
+        """Undo the failed unit, as `BackendSession.rollback` says."""
+        await self._backend.call("rollback", lambda: _at_once(lambda: self.stepped.rollback(index)))
+
+    async def release(self) -> None:
+        """Give back everything the session holds.
+
+        Raises:
+            BackendError: it failed; what it held may still be held, so the slot is not safe to use.
+        """
+        await self._backend.call("release", lambda: _at_once(self.stepped.release))

@@ -1,0 +1,132 @@
+"""One thread per device that runs the steps of all sessions together.
+
+Whoever wants something done submits a generator of requests and waits for its result; the thread
+takes submissions in between batches and lets the scheduler choose. The thread lives while there is
+work and ends a while after: nobody has to stop it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from .scheduler import Scheduler, Task
+
+Result = TypeVar("Result")
+
+IDLE_S: Final = 1.0
+"""The thread ends after so long without work: more than the pause between two units."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatistics:
+    """What an engine has done since it was made.
+
+    Attributes:
+        tasks: generators run to their end.
+        missed: tasks that ended after their deadline.
+        turns: batches computed.
+        answers: requests answered; over `turns` it is the mean batch.
+        largest: most requests in one batch.
+    """
+
+    tasks: int
+    missed: int
+    turns: int
+    answers: int
+    largest: int
+
+
+class Engine:
+    """Runs generators of requests together.
+
+    Args:
+        compute: answers requests of one bucket, in their order.
+        batch_max: most requests answered together; 1 runs one at a time.
+        clock: nanoseconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[Any]], list[Any]],
+        *,
+        batch_max: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._scheduler = Scheduler(compute, batch_max=batch_max)
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._tasks = self._missed = 0
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """What it has done so far."""
+        tally = self._scheduler.tally
+        return EngineStatistics(
+            tasks=self._tasks, missed=self._missed, **attrs.asdict(tally, recurse=False)
+        )
+
+    def submit(
+        self, steps: Generator[Any, Any, Result], *, due_ns: float
+    ) -> Future[Result]:
+        """Have a generator run.
+
+        Args:
+            steps: the generator; it runs in the engine's thread from now on.
+            due_ns: nanoseconds from now until its result is due; `BACKGROUND` for never.
+
+        Returns:
+            Its result to come, or what it raised. Cancelling it does nothing.
+        """
+        future: Future[Result] = Future()
+        future.set_running_or_notify_cancel()
+        deadline = self._clock() + due_ns
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._tasks += 1
+            self._missed += self._clock() > deadline
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        task = Task(steps=steps, deadline_ns=deadline, done=done)
+        with self._lock:
+            self._inbox.put(task)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="engine", daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while self._take():
+            while not self._scheduler.is_idle:
+                self._scheduler.turn(self._clock())
+                self._take_all()
+
+    def _take(self) -> bool:
+        """Wait for work; False where none came for a while, and the thread is to end."""
+        try:
+            self._scheduler.add(self._inbox.get(timeout=IDLE_S))
+        except queue.Empty:
+            with self._lock:
+                self._is_running = not self._inbox.empty()
+                return self._is_running
+        self._take_all()
+        return True
+
+    def _take_all(self) -> None:
+        """Take what was submitted meanwhile."""
+        while True:
+            try:
+                self._scheduler.add(self._inbox.get_nowait())
+            except queue.Empty:
+                return
