@@ -17,7 +17,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -66,6 +66,9 @@ _MARK_START: Final = MARK[:-1]
 _STUFFING: Final = b"\x00"
 """It neither completes the mark nor starts one, nor does a mark hold it after its own end."""
 _SEQ_MAX: Final = (1 << 63) - 1
+
+Piece: TypeAlias = bytes | memoryview
+"""Some bytes of a payload, all of one kind: text, a JPEG, the noise of samples."""
 
 
 @attrs.frozen(kw_only=True)
@@ -190,9 +193,9 @@ def unstuff(payload: bytes) -> bytes:
     return payload.replace(_MARK_START + _STUFFING, _MARK_START)
 
 
-def frame_record(header: bytes, blobs: bytes) -> bytes:
-    """Frame one record: two lengths, its JSON header, its blob area."""
-    return _FRAMING.pack(len(header), len(blobs)) + header + blobs
+def frame_record(header: bytes, blob_bytes: int) -> bytes:
+    """Start one record: two lengths and its JSON header; as many bytes of blobs must follow."""
+    return _FRAMING.pack(len(header), blob_bytes) + header
 
 
 def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memoryview]]:

@@ -17,27 +17,22 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-import zstandard
 
+from .compression import Compressor
 from .disk import Disk
 from .errors import LogMisuse, RecordInvalid
 from .format import (
     BLOCK_BYTES,
     CHAIN_START,
     HEAD_BYTES_MAX,
-    MARK,
     PAYLOAD_BYTES_MAX,
     BlockHeader,
+    Piece,
     chain_of,
     pack_header,
-    stuff,
 )
-from .records import Fields, Record, RecordEncoder
+from .records import Fields, Framed, Record, RecordEncoder
 
-LEVEL: Final = 3
-"""zstd's level while live: half a millisecond for a second of speech, in and out."""
-LEVELS_INSTEAD: Final = (1, 2, 4, 5, 6)
-"""Tried in turn where even a stuffed payload's frame at `LEVEL` holds the mark: one in 2**96."""
 FIN_FIELDS: Final = frozenset({"blocks", "chain", "counts"})
 """What `fin` says beside the caller's fields."""
 _ALONE: Final = frozenset({"session", "fin"})
@@ -58,47 +53,24 @@ class Written:
     file_bytes: int
 
 
-class Compressor:
-    """zstd frames for any number of logs; one thread only."""
-
-    def __init__(self) -> None:
-        self._main = _zstd(LEVEL)
-
-    def compress(self, payload: bytes) -> tuple[bytes, bytes, bool]:
-        """Return a zstd frame without the block mark in it, what it holds, and if that is stuffed.
-
-        Raises:
-            RecordInvalid: no level of zstd gives such a frame.
-        """
-        frame = self._main.compress(payload)
-        if frame.rfind(MARK) < 0:  # half the cost of `in`
-            return frame, payload, False
-        stuffed = stuff(payload)
-        for level in (LEVEL, *LEVELS_INSTEAD):
-            frame = _zstd(level).compress(stuffed)
-            if frame.rfind(MARK) < 0:
-                return frame, stuffed, True
-        raise RecordInvalid("no level of zstd gives a frame without the block mark")
-
-
-def _zstd(level: int) -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
-
-
 @attrs.define(kw_only=True)
 class _Batch:
     """The records of a block that is being filled."""
 
     first: Record
-    framed: list[bytes] = attrs.field(factory=list)
+    pieces: list[Piece] = attrs.field(factory=list)
+    has_samples: bool = False
     kinds: set[str] = attrs.field(factory=set)
     payload_bytes: int = 0
+    records: int = 0
     last_seq: int = 0
 
-    def add(self, record: Record, framed: bytes) -> None:
-        self.framed.append(framed)
+    def add(self, record: Record, framed: Framed) -> None:
+        self.pieces += framed.pieces
+        self.has_samples |= framed.has_samples
         self.kinds.add(record.kind)
-        self.payload_bytes += len(framed)
+        self.payload_bytes += framed.framed_bytes
+        self.records += 1
         self.last_seq = record.seq
 
 
@@ -156,7 +128,7 @@ class LogFile:
                 yield self._write_batch(batch)
                 batch = None
             framed = self._encode(record)
-            if batch is not None and batch.payload_bytes + len(framed) > BLOCK_BYTES:
+            if batch is not None and batch.payload_bytes + framed.framed_bytes > BLOCK_BYTES:
                 yield self._write_batch(batch)
                 batch, framed = None, self._encoder.encode(record)  # it may name blobs left behind
             if batch is None:
@@ -201,15 +173,17 @@ class LogFile:
             raise LogMisuse(f"{self.path.name} is not open")
         return self._descriptor
 
-    def _encode(self, record: Record) -> bytes:
+    def _encode(self, record: Record) -> Framed:
         if record.kind == "fin":
             record = attrs.evolve(record, fields={**record.fields, **self._fin_fields()})
         framed = self._encoder.encode(record)
         self._counts[record.kind] += 1
         if record.kind == "session":
-            if len(framed) > HEAD_BYTES_MAX:
-                raise RecordInvalid(f"session of {len(framed)} bytes, at most {HEAD_BYTES_MAX}")
-            self._head = framed
+            if framed.framed_bytes > HEAD_BYTES_MAX:
+                raise RecordInvalid(
+                    f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}"
+                )
+            self._head = b"".join(framed.pieces)
         return framed
 
     def _fin_fields(self) -> Fields:
@@ -221,32 +195,32 @@ class LogFile:
 
     def _write_batch(self, batch: _Batch) -> Written:
         has_copy = self._blocks == 1
-        pieces = [self._head, *batch.framed] if has_copy else batch.framed
-        file_bytes = self._write_block(batch.first, pieces, has_copy)
+        if has_copy:
+            batch.pieces.insert(0, self._head)
+            self._head = b""
+        file_bytes = self._write_block(batch, has_copy)
         self._encoder.forget()  # so that a lost block costs no record of another
         return Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
 
-    def _write_block(self, first: Record, framed: list[bytes], has_copy: bool) -> int:
-        compressed, payload, is_stuffed = self._compressor.compress(b"".join(framed))
-        if len(payload) > PAYLOAD_BYTES_MAX:
-            raise RecordInvalid(f"payload of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX}")
+    def _write_block(self, batch: _Batch, has_copy: bool) -> int:
+        frame = self._compressor.compress(batch.pieces, has_samples=batch.has_samples)
+        if frame.payload_bytes > PAYLOAD_BYTES_MAX:
+            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
         header = BlockHeader(
-            first_seq=first.seq,
-            mono_ns=first.at_ns,
-            n_records=len(framed),
-            compressed_len=len(compressed),
-            uncompressed_len=len(payload),
-            payload_crc=zlib.crc32(compressed),
+            first_seq=batch.first.seq,
+            mono_ns=batch.first.at_ns,
+            n_records=batch.records + has_copy,
+            compressed_len=len(frame.data),
+            uncompressed_len=frame.payload_bytes,
+            payload_crc=zlib.crc32(frame.data),
             has_head_copy=has_copy,
-            is_stuffed=is_stuffed,
+            is_stuffed=frame.is_stuffed,
         )
-        chain = chain_of(self._chain, header, compressed)
-        block = pack_header(attrs.evolve(header, chain=chain)) + compressed
+        chain = chain_of(self._chain, header, frame.data)
+        block = pack_header(attrs.evolve(header, chain=chain)) + frame.data
         self._write_bytes(block)
         self._chain = chain
         self._blocks += 1
-        if has_copy:
-            self._head = b""
         return len(block)
 
     def _write_bytes(self, block: bytes) -> None:

@@ -32,11 +32,12 @@ from typing import Final, Literal, Self
 import attrs
 from anyio import to_thread
 
+from .compression import Compressor
 from .disk import Disk, LocalDisk
 from .errors import LogFailed, LogMisuse
 from .format import MIB
 from .log import OnFailure, SessionLog, Shared
-from .logfile import Compressor, LogFile
+from .logfile import LogFile
 from .records import Fields, Record
 from .store import recording_id_of
 from .syncer import Syncer

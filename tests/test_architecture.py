@@ -52,7 +52,7 @@ TRIO_ALLOWED: Final = frozenset(
     {"runtime/listener.py", "runtime/websocket.py", "runtime/client.py"}
 )
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
-TORCH_ALLOWED: Final = ("runtime/backends/minicpmo/", "runtime/backends/threaded.py")
+TORCH_ALLOWED: Final = ("runtime/backends/minicpmo/",)
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
 HEAVY: Final = frozenset({"torch", "transformers"})
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pybase64
 
+from recorder.compression import Compressor
 from recorder.format import HEADER_BYTES, unpack_header
-from recorder.logfile import Compressor, LogFile
+from recorder.logfile import LogFile
 from recorder.records import Fields, Record
 
 PATH = Path("/logs/sample.session.zst")
