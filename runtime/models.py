@@ -1,23 +1,38 @@
-"""Which models there are, by name, and how each is loaded.
+"""Which models there are, by name or by folder, and how each is loaded.
 
 The name is an operator's word (`--model`) or a log's; it never comes from a client. Torch is
 imported only when a model that needs it is loaded.
+
+A folder holds a checkpoint in the published layout: `config.json`, `tokenizer.json`, safetensors,
+and `assets/token2wav` where it can speak. Whatever is wrong with it is one error that says what,
+and `antiphon doctor --model FOLDER` says it at length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from .backends.base import Backend
+from .backends.llama_omni import LlamaOmniBackend
 from .backends.scripted import ScriptedBackend
 
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
+LLAMA_OMNI: Final = "llama_omni:"
+"""Before the URL of a llama.cpp-omni server, `ws://host:port`."""
+DEVICES: Final = ("cpu", "cuda")
+DTYPES: Final = ("fp32", "fp16", "bf16")
 
 
 class ModelUnknownError(ValueError):
-    """There is no model of that name."""
+    """There is no model of that name, and no such folder."""
+
+
+class ModelUnusableError(ValueError):
+    """The folder holds no checkpoint that can be served here; the text says why."""
 
 
 def tiny_path() -> Path:
@@ -26,23 +41,96 @@ def tiny_path() -> Path:
     return installed if installed.exists() else Path(__file__).parents[1] / "fixtures" / "tiny"
 
 
-def load_backend(name: str, slots: int | None = None) -> Backend:
+def model_folder(name: str) -> Path:
+    """The folder of a model that is a checkpoint.
+
+    Args:
+        name: `tiny`, or the folder's path.
+
+    Raises:
+        ModelUnknownError: there is no such folder.
+    """
+    folder = tiny_path() if name == "tiny" else Path(name).expanduser()
+    if not folder.is_dir():
+        raise ModelUnknownError(
+            f"unknown model {name!r}: choose from {', '.join(MODELS)}, or name the folder of a "
+            "checkpoint"
+        )
+    return folder
+
+
+def load_backend(
+    name: str, slots: int | None = None, *, device: str | None = None, dtype: str | None = None
+) -> Backend:
     """Load a model.
 
     Args:
-        name: one of `MODELS`.
-        slots: sessions at once; None takes the model's own number.
+        name: one of `MODELS`, `llama_omni:` and a URL, or the folder of a checkpoint.
+        slots: sessions at once; None takes the model's own number, and for a folder as many as
+            fit into memory.
+        device: one of `DEVICES`; None takes the CPU for `tiny`, and for a folder a GPU where
+            there is one.
+        dtype: one of `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
 
     Raises:
         ModelUnknownError: there is none of that name.
+        ModelUnusableError: the folder cannot be served here.
+        ValueError: the device or the format cannot be had here, or the URL is none.
     """
     if name == "scripted":
-        backend = ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
-    elif name == "tiny":
-        from .backends.minicpmo.model import DuplexModel
-        from .backends.threaded import ThreadedBackend
+        return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
+    if name.startswith(LLAMA_OMNI):
+        if slots not in {None, 1}:
+            raise ValueError("llama_omni serves one session at a time: --slots is 1")
+        return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
+    return _checkpoint(name, slots, device, dtype)
 
-        return ThreadedBackend(DuplexModel.load(tiny_path()), slots=slots)
-    else:
-        raise ModelUnknownError(f"unknown model {name!r}: choose from {', '.join(MODELS)}")
-    return backend
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a checkpoint into one line.
+
+    Args:
+        folder: the checkpoint's.
+
+    Raises:
+        ModelUnusableError: in place of what was raised.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or ''}: {error.strerror}" if error.strerror else str(error)
+        raise ModelUnusableError(f"{folder}: {what.removeprefix(f'{folder}/')}") from error
+    except ValueError as error:
+        raise ModelUnusableError(f"{folder}: {error}") from error
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        # A file that is no checkpoint of ours trips a library in ways that nobody lists.
+        raise ModelUnusableError(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+def _checkpoint(name: str, slots: int | None, device: str | None, dtype: str | None) -> Backend:
+    from .backends.minicpmo.device import free_bytes, pick_device, pick_dtype
+
+    folder = model_folder(name)
+    where = pick_device(device, prefer_cuda=name != "tiny")
+    what = pick_dtype(dtype, where)
+    with explained(folder):
+        from .backends.minicpmo.config import load_config
+        from .backends.minicpmo.model import SLOTS, VOCODER, DuplexModel
+        from .backends.minicpmo.plan import SLOTS_MAX, plan, vocoder_bytes
+        from .engine.backend import EngineBackend
+
+        if slots is None and name == "tiny":
+            slots = SLOTS
+        elif slots is None:
+            config = load_config(folder / "config.json")
+            needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
+            slots = min(SLOTS_MAX, needs.slots_that_fit(free_bytes(where), where))
+            if slots == 0:
+                raise ModelUnusableError(
+                    f"not one session fits into the memory of the {where.type}: the weights take "
+                    f"{needs.model_bytes / 1e9:.1f} GB, a session "
+                    f"{needs.each_bytes(where) / 1e9:.2f} GB; there are "
+                    f"{free_bytes(where) / 1e9:.1f} GB (see `antiphon doctor`)"
+                )
+        return EngineBackend(DuplexModel.load(folder, slots=slots, device=where, dtype=what))

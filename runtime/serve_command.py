@@ -18,7 +18,7 @@ from protocol.messages import Mode
 
 from .admission import QUEUE_MAX
 from .listener import Address
-from .models import MODELS
+from .models import DEVICES, DTYPES
 from .settings import DEFAULT_PORT, MODES, Settings
 
 RECORDINGS: Final = Path("recordings")
@@ -38,13 +38,29 @@ EXIT_WAIT_S: Final = 15.0
 )
 @click.option(
     "--model",
-    type=click.Choice(MODELS),
     default="tiny",
     show_default=True,
-    help="tiny: the embedded trained model. scripted: plays a fixed script, hears nothing.",
+    help="tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
+    "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session at a time. Otherwise the "
+    "folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and "
+    "assets/token2wav for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
 )
 @click.option(
-    "--slots", type=click.IntRange(1, 1024), help="Sessions at once [default: the model's own]."
+    "--slots",
+    type=click.IntRange(1, 1024),
+    help="Sessions at once; the memory of all is taken at the start [default: tiny's own 8; of a "
+    "folder as many as fit into memory, at most 64].",
+)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    help="Where the model computes [default: cpu for tiny; of a folder cuda where there is one].",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Format of weights and caches [default: fp32 on cpu, bf16 on cuda]. Full replay is "
+    "promised on cpu only.",
 )
 @click.option(
     "--record",
@@ -105,6 +121,8 @@ def serve_command(
     port: int,
     model: str,
     slots: int | None,
+    device: str | None,
+    dtype: str | None,
     record_to: Path,
     no_record: bool,
     durability: Literal["none", "interval", "unit"],
@@ -132,6 +150,8 @@ def serve_command(
         port=port,
         model=model,
         slots=slots,
+        device=device,
+        dtype=dtype,
         record_to=None if no_record else record_to,
         durability=durability,
         on_recording_failure=on_recording_failure,

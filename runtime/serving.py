@@ -25,7 +25,7 @@ from protocol.messages import ErrorReport, Mode
 from recorder.writer import Recorder, RecorderPolicy
 
 from . import listener, media
-from .backends.base import Backend
+from .backends.base import Backend, BackendError, Remote
 from .http import error_body, make_app
 from .identity import SystemIdentities
 from .listener import Address, WebSocketRequest
@@ -54,6 +54,10 @@ class Gateway:
     def readiness(self) -> str:
         """Say what `/ready` says."""
         return "loading" if self.server is None else self.server.readiness
+
+    def speech(self) -> str | None:
+        """Say what `/health` says of the model's speech."""
+        return None if self.server is None else self.server.speech
 
     async def on_websocket(self, request: WebSocketRequest) -> None:
         """Serve one WebSocket request to its end."""
@@ -106,7 +110,7 @@ async def _bind(settings: Settings) -> list[listener.SocketListener]:
 async def run(
     settings: Settings,
     *,
-    load: Callable[[str, int | None], Backend] = load_backend,
+    load: Callable[..., Backend] = load_backend,
     on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
     on_ready: Callable[[], None] = lambda: None,
     on_stopping: Callable[[], None] = lambda: None,
@@ -115,7 +119,7 @@ async def run(
 
     Args:
         settings: the operator's.
-        load: loads the model by name, in a thread.
+        load: loads the model, called as `load_backend` is, in a thread.
         on_bound: told the addresses, before the model is loaded.
         on_ready: told that sessions are taken.
         on_stopping: told that all sessions are over, or are cut off; what still hangs now, a thread
@@ -134,13 +138,19 @@ async def run(
                 listener.serve,
                 listeners,
                 on_websocket=gateway.on_websocket,
-                app=make_app(gateway.readiness),
+                app=make_app(gateway.readiness, speech=gateway.speech),
             )
             on_bound(await tasks.start(serve))
             tasks.start_soon(_watch_signals, gateway, tasks, on_stopping)
             try:
-                backend = await anyio.to_thread.run_sync(load, settings.model, settings.slots)
-            except (OSError, ValueError, RuntimeError) as error:
+                backend = await anyio.to_thread.run_sync(
+                    partial(load, device=settings.device, dtype=settings.dtype),
+                    settings.model,
+                    settings.slots,
+                )
+                if isinstance(backend, Remote):
+                    await backend.check()
+            except (OSError, ValueError, RuntimeError, BackendError) as error:
                 failure = CannotServeError(f"cannot load the model {settings.model}: {error}")
                 tasks.cancel_scope.cancel()
                 return

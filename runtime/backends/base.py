@@ -11,7 +11,7 @@ Times are real for a real model and virtual for the scripted one; nothing here a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -43,6 +43,7 @@ class BackendInfo:
         can_rollback: a failed unit can be undone exactly (B3).
         deterministic: the same inputs and seed give the same bytes in the same environment.
         fingerprint: what a full replay must find equal: weights, versions, device, threads.
+        speaks: it gives speech; else text alone. The one thing here that may change while it runs.
     """
 
     name: str
@@ -53,6 +54,7 @@ class BackendInfo:
     can_rollback: bool
     deterministic: bool
     fingerprint: Mapping[str, str]
+    speaks: bool = True
 
 
 class BackendSession(Protocol):
@@ -114,7 +116,7 @@ class Backend(Protocol):
 
     @property
     def info(self) -> BackendInfo:
-        """What it is; constant while it runs."""
+        """What it is; constant while it runs, but for `speaks`."""
         ...
 
     async def open(self, opening: Opening, *, slot: int) -> BackendSession:
@@ -123,5 +125,18 @@ class Backend(Protocol):
         Raises:
             ContextFull: the prompt does not fit.
             BackendError: it failed; the slot is as empty as before.
+        """
+        ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A backend on another machine, which may be away when the server starts."""
+
+    async def check(self) -> None:
+        """Ask whether it serves, before anybody waits for it.
+
+        Raises:
+            BackendError: it does not, or not yet.
         """
         ...

@@ -6,7 +6,7 @@ tools/server/ws_handler.cpp; its pull requests 54 and 61), and what follows from
 
 How the end of a unit's answer is recognised:
 
-1. `listen` ends it: the model has decided. What was said in the unit before it is the end of a turn.
+1. `listen` ends it: the model has decided. What it said before that in the unit ends a turn.
 2. `response.done` ends it: the server sends one after each unit in which it spoke. It bears
    `turn_end` even amid a turn, so it ends the unit, not the turn; the next `listen` does that.
 3. After a `listen` the server sends `response.done`, and perhaps the last bytes of a broken
@@ -39,8 +39,18 @@ from protocol.digest import digest
 from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Unit, UnitResult
 
 from .base import BackendError, BackendGone
-from .llama_omni_wire import TEXT_CHARS_MAX, Audio, Closed, Created, Done, Listen, Metrics
-from .llama_omni_wire import RemoteEvent, Text, shown
+from .llama_omni_wire import (
+    TEXT_CHARS_MAX,
+    Audio,
+    Closed,
+    Created,
+    Done,
+    Listen,
+    Metrics,
+    RemoteEvent,
+    Text,
+    shown,
+)
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 VOICE_BYTES_MAX: Final = 60 * SECOND_BYTES
@@ -81,13 +91,11 @@ class Answers:
         elif not self._trails(event):
             raise BackendError(f"expected nothing between units, got {_name(event)}")
 
-    def begin(self, unit: Unit) -> None:
+    def begin(self) -> None:
         """Begin a unit, before its append is sent."""
         self._text = ""
         self._is_turn_over = False
         self._metrics = Metrics()
-        if unit.force_listen:
-            self._mute()
 
     def take(self, event: RemoteEvent) -> bool:
         """Take an event of the unit.

@@ -1,0 +1,157 @@
+"""Where a remote backend is, and single HTTP requests to it: h11 on AnyIO's streams.
+
+A request has a connection of its own, is bounded in time and bytes, and is not repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import ssl
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import anyio
+import attrs
+import h11
+from anyio.abc import ByteStream
+
+from .base import BackendError, BackendGone
+
+READ_BYTES: Final = 262_144
+"""A second of speech in one read (design.md, "Transport facts"); the next one is made once all that
+came with it was taken, so that it bounds what waits."""
+BODY_BYTES_MAX: Final = 64 * 1024
+"""What `/health` and a close answer fits in a line."""
+
+
+@attrs.frozen(kw_only=True)
+class Address:
+    """Where a remote backend is; `base` goes before every path, and is mostly empty."""
+
+    host: str
+    port: int
+    is_tls: bool
+    base: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read `ws://host:port` or `wss://host:port`, with a path before it where a proxy has one.
+
+        Raises:
+            ValueError: it is no such URL; the text says what one looks like.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "wss" else 80)
+            is_address = parts.scheme in ("ws", "wss") and parts.port != 0 and url.isascii()
+            has_more = "@" in parts.netloc or bool(parts.query or parts.fragment)
+        except ValueError:
+            is_address = has_more = False
+        if not is_address or has_more or parts.hostname is None:
+            raise ValueError("the remote's address is not like ws://127.0.0.1:22500")
+        base = quote(parts.path.rstrip("/"), safe="/%")
+        return cls(host=parts.hostname, port=port, is_tls=parts.scheme == "wss", base=base)
+
+    @property
+    def netloc(self) -> str:
+        """The host and port, as a `Host` header has them."""
+        return f"[{self.host}]:{self.port}" if _is_ipv6(self.host) else f"{self.host}:{self.port}"
+
+    async def dial(self) -> ByteStream:
+        """Open a connection; the caller closes it.
+
+        Raises:
+            BackendGone: nobody answers there.
+        """
+        try:
+            if self.is_tls:
+                return await anyio.connect_tcp(
+                    self.host, self.port, tls=True, tls_standard_compatible=False
+                )
+            return await anyio.connect_tcp(self.host, self.port)
+        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
+            raise BackendGone(f"cannot connect to {self.netloc}: {_reason_of(error)}") from None
+
+
+async def request(address: Address, method: str, path: str, *, wait_s: float) -> tuple[int, bytes]:
+    """Make one HTTP request, on a connection of its own.
+
+    Args:
+        address: of the server.
+        method: `GET`, or `POST`, which carries an empty JSON object.
+        path: below the address's base, percent-encoded.
+        wait_s: how long it may take.
+
+    Returns:
+        The status and the body.
+
+    Raises:
+        BackendGone: there is no answer, or none in time.
+        BackendError: what answers does not speak HTTP, or says too much.
+    """
+    what = f"{method} {path.partition('?')[0]}"
+    stream: ByteStream | None = None
+    try:
+        with anyio.fail_after(wait_s):
+            stream = await address.dial()
+            return await _exchange(stream, address, method, path)
+    except TimeoutError:
+        raise BackendGone(f"expected an answer in {wait_s:g} s, got none") from None
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        raise BackendGone("the connection was lost before its answer") from None
+    except h11.RemoteProtocolError:
+        raise BackendError(f"expected HTTP to {what}, got something else") from None
+    finally:
+        if stream is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(stream)
+
+
+async def _exchange(
+    stream: ByteStream, address: Address, method: str, path: str
+) -> tuple[int, bytes]:
+    connection = h11.Connection(h11.CLIENT)
+    body = b"{}" if method == "POST" else b""
+    headers = [("Host", address.netloc), ("Connection", "close")]
+    headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    head = h11.Request(method=method, target=address.base + path, headers=headers)
+    said = [head, h11.Data(data=body), h11.EndOfMessage()]
+    await stream.send(b"".join(connection.send(part) or b"" for part in said))
+    status, received = 0, bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            try:
+                connection.receive_data(await stream.receive(READ_BYTES))
+            except anyio.EndOfStream:
+                connection.receive_data(b"")
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            received += event.data
+            if len(received) > BODY_BYTES_MAX:
+                raise BackendError(f"expected at most {BODY_BYTES_MAX} bytes, got more")
+        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+            return status, bytes(received)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _reason_of(error: Exception) -> str:
+    """Say it in the system's own words, where AnyIO wraps them."""
+    cause: BaseException | None = error.__cause__ or error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, ssl.SSLError):  # its errno is none of the system's
+        return (cause.reason or "no TLS there").replace("_", " ").lower()
+    number = cause.errno if isinstance(cause, OSError) else None
+    if number is not None and number in errno.errorcode:
+        return os.strerror(number).lower()
+    return (str(error) or "no TLS there").lower()
