@@ -132,7 +132,8 @@ class UnitResult:
         index: the unit's.
         is_listen: the model listens; `text` and `pcm` are empty then, unless the unit was cut.
         text: text of this unit.
-        pcm: float32 LE at 24 kHz. Exactly 24000 samples amid a turn, fewer at its start or end.
+        pcm: float32 LE at 24 kHz. Exactly 24000 samples amid a turn, fewer at its start; at its end
+            up to 26880, since the vocoder looks three codes ahead and then lets go of them.
         end_of_turn: the turn ends with this unit.
         kv_length: tokens in the KV cache, read after generate and before finalize (B10).
         decided_ids: every token id that was decided, terminators and forced ones included.

@@ -2,6 +2,7 @@
 
 It serves a model in a process of its own, talks to it with one client and with eight, replays a log
 of that, and measures the recorder by itself; see `bench_units`, `bench_replay`, `bench_recording`.
+`antiphon bench engine` is another bench; see `bench_engine`.
 
 Times of one machine say little about another, so each stands beside what it can be judged by: a
 unit beside the second that it has, eight sessions beside one, a replay beside the session's own
@@ -12,10 +13,7 @@ It judges nothing: there is no limit here that fails.
 
 from __future__ import annotations
 
-import os
-import platform
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +25,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from .bench_material import Times, load_speech
+from .bench_engine_command import engine_command
+from .bench_material import Times, load_speech, machine_facts
 from .bench_recording import RecordingResult, measure_recording
 from .bench_replay import ReplayResult, measure_replay
 from .bench_units import Arrival, UnitsResult, measure_units
@@ -71,7 +70,8 @@ class Bench:
     recording: RecordingResult
 
 
-@click.command("bench")
+@click.group("bench", invoke_without_command=True)
+@click.pass_context
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--model",
@@ -87,11 +87,14 @@ class Bench:
     show_default=True,
     help="Units of each session; there are five runs of so many seconds.",
 )
-def bench_command(*, as_json: bool, model: str, seconds: int) -> None:
+def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int) -> None:
     """Measure units, replay and recording, and print what they cost in terms of each other.
 
-    It takes about two minutes, and wants a machine that does nothing else meanwhile.
+    It takes about two minutes, and wants a machine that does nothing else meanwhile. `bench engine`
+    measures the model's engine by itself instead: how many sessions it serves.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     found: Bench | None = None
     try:
         found = anyio.run(_run, model, seconds, backend="trio")
@@ -104,6 +107,9 @@ def bench_command(*, as_json: bool, model: str, seconds: int) -> None:
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
     else:
         _show(Console(), found)
+
+
+bench_command.add_command(engine_command)
 
 
 async def _run(model: str, seconds: int) -> Bench:
@@ -145,19 +151,6 @@ def _first_log(folder: Path) -> Path:
 
 def _tell(text: str) -> None:
     click.echo(f"bench: {text}", err=True)
-
-
-def machine_facts() -> dict[str, str | int | float]:
-    """Say what this is measured on; `load` is that of the last minute, this run's included."""
-    return {
-        "cores": os.cpu_count() or 0,
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "antiphon": version("antiphon"),
-        "load": round(os.getloadavg()[0], 2),
-    }
 
 
 def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:

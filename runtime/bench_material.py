@@ -6,7 +6,10 @@ pitch, formants and syllables of a voice. All of it is the same at each run.
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -136,3 +139,16 @@ def shown_frame() -> bytes:
     """Return the picture that the fixtures show, or one of a camera's."""
     path = FIXTURES / "frame.jpg"
     return path.read_bytes() if path.is_file() else camera_frame(0)
+
+
+def machine_facts() -> dict[str, str | int | float]:
+    """Say what this is measured on; `load` is that of the last minute, this run's included."""
+    return {
+        "cores": os.cpu_count() or 0,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "antiphon": version("antiphon"),
+        "load": round(os.getloadavg()[0], 2),
+    }

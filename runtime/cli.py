@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "verify": ("replay.cli:verify_command", "Check a log's integrity."),
         "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
         "bench": ("runtime.bench:bench_command", "Measure units, replay and recording."),
+        "doctor": ("runtime.doctor_command:doctor_command", "Say whether a model would be served."),
         "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
     }
 )

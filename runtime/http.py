@@ -1,8 +1,9 @@
 """The HTTP side of the port: a small Starlette application, and Hypercorn under it.
 
-`GET /health` says that the process is alive, `GET /ready` whether it wants new sessions; what else
-the server shows is added as routes by whoever makes the application. Every error is JSON,
-`{"error": <code>, "message": <text>}`, and no path answers anything else by accident.
+`GET /health` says that the process is alive and whether its model speaks, `GET /ready` whether it
+wants new sessions; what else the server shows is added as routes by whoever makes the application.
+Every error is JSON, `{"error": <code>, "message": <text>}`, and no path answers anything else by
+accident.
 
 `HttpServer` serves an application on one connection. HTTP/1 only: `Upgrade: h2c` is ignored,
 HTTP/2 and WebSockets are refused: the listener takes those. It sends no ASGI lifespan events.
@@ -52,20 +53,28 @@ def error_body(code: str, message: str, **more: object) -> bytes:
     return orjson.dumps({"error": code, "message": message, **more})
 
 
-def make_app(readiness: Callable[[], str], routes: Sequence[BaseRoute] = ()) -> Starlette:
+def make_app(
+    readiness: Callable[[], str],
+    routes: Sequence[BaseRoute] = (),
+    *,
+    speech: Callable[[], str | None] = lambda: None,
+) -> Starlette:
     """Make the application.
 
     Args:
         readiness: asked for each `/ready`: `ready`, or why not (`loading`, `full`, `draining`),
             which is a 503, so that a load balancer looks elsewhere. It must not block.
         routes: what else is served, looked at after the ones made here.
+        speech: asked for each `/health`: `on`, or `off` where the model gives text alone; None
+            while that is not known. It must not block.
 
     Returns:
         The ASGI application, for `listener.serve`.
     """
 
     async def health(_request: Request) -> Response:
-        return _json({"status": "alive"})
+        said = speech()
+        return _json({"status": "alive"} | ({} if said is None else {"speech": said}))
 
     async def ready(_request: Request) -> Response:
         status = readiness()

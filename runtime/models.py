@@ -59,6 +59,17 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def check_model(name: str) -> None:
+    """Refuse a name that stands for no model, before anything is started for it.
+
+    Raises:
+        ModelUnknownError: there is none of that name, and no such folder.
+    """
+    # The name of a model behind a URL is to be let through here.
+    if name != "scripted":
+        model_folder(name)
+
+
 def load_backend(
     name: str, slots: int | None = None, *, device: str | None = None, dtype: str | None = None
 ) -> Backend:
@@ -103,9 +114,10 @@ def explained(folder: Path) -> Iterator[None]:
         raise ModelUnusableError(f"{folder}: {what.removeprefix(f'{folder}/')}") from error
     except ValueError as error:
         raise ModelUnusableError(f"{folder}: {error}") from error
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        # A file that is no checkpoint of ours trips a library in ways that nobody lists.
-        raise ModelUnusableError(f"{folder}: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        # A file that is no checkpoint of ours trips the libraries in ways that nobody lists.
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelUnusableError(f"{folder}: {text}") from error
 
 
 def _checkpoint(name: str, slots: int | None, device: str | None, dtype: str | None) -> Backend:

@@ -18,7 +18,7 @@ from protocol.messages import Mode
 
 from .admission import QUEUE_MAX
 from .listener import Address
-from .models import DEVICES, DTYPES
+from .models import DEVICES, DTYPES, ModelUnknownError, check_model
 from .settings import DEFAULT_PORT, MODES, Settings
 
 RECORDINGS: Final = Path("recordings")
@@ -145,6 +145,10 @@ def serve_command(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    try:
+        check_model(model)
+    except ModelUnknownError as error:
+        raise click.ClickException(str(error)) from error
     settings = Settings(
         host=host,
         port=port,

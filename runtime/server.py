@@ -100,6 +100,11 @@ class Server:
         waiting = self.admission.queue_length
         return "full" if counts.free == 0 and waiting >= self._settings.queue_max else "ready"
 
+    @property
+    def speech(self) -> str:
+        """Say `on`, or `off` where the model gives text alone: it has no voice, or has lost it."""
+        return "on" if self._backend.info.speaks else "off"
+
     async def handle(self, websocket: WebSocket, mode: Mode) -> None:
         """Run one session to its end; it never raises but for cancellation.
 

@@ -25,8 +25,10 @@ class Settings:
     Attributes:
         host: the address to listen on.
         port: 0 takes a free one.
-        model: a name of `runtime.models`.
+        model: a name of `runtime.models`, or the folder of a checkpoint.
         slots: sessions at once; None takes what the model recommends.
+        device: `cpu` or `cuda`; None takes the model's default.
+        dtype: `fp32`, `fp16` or `bf16`; None takes the device's default.
         record_to: the folder of the logs; None records nothing.
         limit_video_s: total time of a video session, queueing and idling included.
         limit_audio_s: likewise for audio.
@@ -42,6 +44,8 @@ class Settings:
     port: int = DEFAULT_PORT
     model: str = "tiny"
     slots: int | None = None
+    device: str | None = None
+    dtype: str | None = None
     record_to: Path | None = None
     limit_video_s: int = LIMIT_VIDEO_S
     limit_audio_s: int = LIMIT_AUDIO_S

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
 import attrs
@@ -32,10 +32,12 @@ from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, 
 from runtime.audio import read_wav
 from runtime.backends.base import BackendError
 from runtime.backends.scripted import Call, ScriptedBackend, random_script
-from runtime.backends.threaded import BlockingModel, BlockingSession
 
 from .helpers import Peer, World, base64, init_frame, on_virtual_time, world
 from .strategies import jpeg_header, wav
+
+if TYPE_CHECKING:
+    from runtime.backends.minicpmo.model import BlockingSession, DuplexModel
 
 ROOT: Final = Path(__file__).parents[1]
 HELDOUT: Final = ROOT / "fixtures" / "speech" / "heldout"
@@ -483,9 +485,7 @@ def record_scripted(script: ClientScript, folder: Path, number: int) -> list[Pat
     return _record(script, scripted_backend(number), folder, number)
 
 
-def record_model(
-    script: ClientScript, model: BlockingModel, folder: Path, number: int
-) -> list[Path]:
+def record_model(script: ClientScript, model: DuplexModel, folder: Path, number: int) -> list[Path]:
     """Record a client of a real model."""
     return _record(script, DirectBackend(model, number), folder, number)
 
@@ -503,7 +503,7 @@ class DirectBackend:
     place that is drawn. Some units fail, before the model has run or after it.
     """
 
-    def __init__(self, model: BlockingModel, number: int) -> None:
+    def __init__(self, model: DuplexModel, number: int) -> None:
         self.info = attrs.evolve(model.info, slots=1)
         self.violations: list[str] = []
         self._model = model

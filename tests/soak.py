@@ -34,8 +34,8 @@ import attrs
 from recorder.reader import LogReader
 from replay.full import replay_fully
 from replay.report import FullReport
-from runtime.backends.minicpmo import DuplexModel
-from runtime.backends.threaded import ThreadedBackend
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.engine.backend import EngineBackend
 from runtime.models import tiny_path
 
 from .generated import ClientScript, draw_and_record, record_model
@@ -206,7 +206,7 @@ def _replay_all(folder: Path) -> None:
 async def _replay_fully(log: Path, model: DuplexModel) -> FullReport:
     with LogReader(log) as reader:
         return await replay_fully(
-            reader.head.fields, reader, lambda _: ThreadedBackend(model, slots=1), model=MODEL
+            reader.head.fields, reader, lambda _: EngineBackend(model), model=MODEL
         )
 
 

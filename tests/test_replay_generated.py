@@ -30,8 +30,8 @@ from replay.full import replay_fully
 from replay.logic import Replayer
 from replay.report import FullReport
 from runtime.backends.base import Backend
-from runtime.backends.minicpmo import DuplexModel
-from runtime.backends.threaded import ThreadedBackend
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.engine.backend import EngineBackend
 from runtime.models import tiny_path
 
 from .generated import (
@@ -223,8 +223,9 @@ def test_a_model_computes_its_sessions_again(model: DuplexModel, model_logs: lis
 
     async def run(log: Path) -> FullReport:
         with LogReader(log) as reader:
-            load = lambda _: ThreadedBackend(model, slots=1)  # noqa: E731
-            return await replay_fully(reader.head.fields, reader, load, model="tiny")
+            return await replay_fully(
+                reader.head.fields, reader, lambda _: EngineBackend(model), model="tiny"
+            )
 
     for log in model_logs:
         assert not problems_of(log)

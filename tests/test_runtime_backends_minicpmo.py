@@ -1,176 +1,190 @@
-"""The embedded model's session: the rules of a unit, and what is exact bit by bit."""
+"""The model's session: the rules of a unit, and what is exact bit by bit; with random weights."""
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from protocol.model import (
-    UNIT_SAMPLES,
-    Cut,
-    DuplexConfig,
-    Finalized,
-    Opening,
-    Unit,
-    UnitResult,
-    Voice,
-)
+from protocol.model import UNIT_SAMPLES, Cut, Opening, Unit, UnitResult, Voice
 from runtime.backends.base import BackendError, ContextFull
-from runtime.backends.minicpmo import DuplexModel, ModelSession
 from runtime.backends.minicpmo import unit as unit_module
-from runtime.backends.minicpmo.score import read_manifest, room, stage_phrase
+from runtime.backends.minicpmo.model import BlockingSession, DuplexModel
+from runtime.backends.minicpmo.tokens import ControlIds
+from runtime.backends.minicpmo.work import Sound, Speak, Work
+
+from . import random_model
+from .random_model import facts, opening, picture, sound, unit
 
 ROOT = Path(__file__).parents[1]
-HELDOUT = ROOT / "fixtures" / "speech" / "heldout"
-FRAME = (ROOT / "fixtures" / "speech" / "frame.jpg").read_bytes()
-JOKE = "tell me a joke"  # Its answer takes three units.
-SEED = 11
+FRAME_BYTES = 960 * 4
+SPEAKS = 3
+"""A seed with which the random model speaks, listens and ends a turn within eight units."""
+Open = Callable[..., BlockingSession]
+Row = tuple[object, ...]
 
 
 @pytest.fixture(scope="module")
-def model() -> DuplexModel:
-    return DuplexModel.load(ROOT / "fixtures" / "tiny")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
+    return random_model.load(tmp_path_factory.mktemp("model"), slots=3)
 
 
-def opening(seed: int = SEED, **config: object) -> Opening:
-    settings = DuplexConfig(**config)  # type: ignore[arg-type]
-    return Opening(instructions="Be brief.", voice=Voice(), config=settings, seed=seed)
+@pytest.fixture(scope="module")
+def ids(model: DuplexModel) -> ControlIds:
+    return model.tokens.ids
 
 
-def units(phrase: str = JOKE, **first: object) -> list[Unit]:
-    """Somebody says a phrase in a quiet room."""
-    item = next(item for item in read_manifest(HELDOUT) if item.phrase == phrase)
-    pcm, _ = stage_phrase(HELDOUT, item, place=0)
-    return [
-        Unit(index=index, pcm=second.astype("<f4").tobytes(), **first)  # type: ignore[arg-type]
-        for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES))
-    ]
+@pytest.fixture
+def start(model: DuplexModel) -> Iterator[Open]:
+    """Opens sessions that are released at the test's end."""
+    sessions: list[BlockingSession] = []
+
+    def open_one(what: Opening | None = None, **config: Any) -> BlockingSession:
+        sessions.append(model.open(what or opening(SPEAKS, **config)))
+        return sessions[-1]
+
+    yield open_one
+    for session in sessions:
+        session.release()
 
 
-def quiet(index: int, **flags: object) -> Unit:
-    pcm = room(UNIT_SAMPLES, index).astype("<f4").tobytes()
-    return Unit(index=index, pcm=pcm, **flags)  # type: ignore[arg-type]
+def run(session: BlockingSession, what: list[Unit]) -> list[Row]:
+    """Run units to their end; gives all of each but its costs."""
+    rows = []
+    for each in what:
+        result = session.run_unit(each)
+        done = session.finalize(each.index, interrupted=False)
+        rows.append((*facts(result), done.kv_length, done.fed_ids))
+    return rows
 
 
-def facts(result: UnitResult) -> UnitResult:
-    """A result without its costs, which no two runs share."""
-    return attrs.evolve(result, costs=UnitResult(index=0, is_listen=True).costs)
+def units(count: int, first: int = 0, **what: Any) -> list[Unit]:
+    return [unit(index, SPEAKS, **what) for index in range(first, first + count)]
 
 
-def run(session: ModelSession, what: list[Unit]) -> list[UnitResult]:
+# -- what is exact --------------------------------------------------------------------------------
+
+
+def test_it_listens_speaks_and_ends_turns(start: Open) -> None:
+    """The tests below would try nothing."""
     results = []
-    for unit in what:
-        results.append(facts(session.run_unit(unit)))
-        session.finalize(unit.index, interrupted=False)
-    return results
+    session = start()
+    for each in units(12):
+        results.append(session.run_unit(each))
+        session.finalize(each.index, interrupted=False)
+    assert any(result.is_listen for result in results) or any(r.end_of_turn for r in results)
+    assert any(result.text for result in results)
+    assert any(result.codec_ids for result in results)
 
 
-def first_speech(model: DuplexModel, what: list[Unit]) -> tuple[ModelSession, int]:
-    """A session just before the unit in which it first speaks, and that unit's index."""
-    results = run(model.open(opening()), what)
-    index = next(result.index for result in results if not result.is_listen)
-    session = model.open(opening())
-    run(session, what[:index])
-    return session, index
-
-
-def script(monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
-    """Let the model decide these ids, one after the other."""
-    left: Iterator[int] = iter(tokens)
-    monkeypatch.setattr(unit_module, "decide", lambda *_: next(left))
-
-
-def test_answers_over_several_units_and_listens_again(model: DuplexModel) -> None:
-    """Without this nothing of the demo works."""
-    results = run(model.open(opening()), units())
-    spoken = [result for result in results if not result.is_listen]
-    assert "".join(r.text for r in spoken) == "A duet walked into a bar and shared one drink."
-    assert len(spoken) > 1
-    assert [r.end_of_turn for r in spoken] == [False] * (len(spoken) - 1) + [True]
-    assert results[-1].is_listen
-
-
-def test_speech_is_exactly_a_second_amid_a_turn(model: DuplexModel) -> None:
-    """A client that plays units back to back would stutter or drift."""
-    spoken = [r for r in run(model.open(opening()), units()) if not r.is_listen]
-    for result in spoken[:-1]:
-        assert len(result.codec_ids) == 25
-        assert len(result.pcm) == 24_000 * 4
-    assert 0 < len(spoken[-1].pcm) == len(spoken[-1].codec_ids) * 960 * 4 <= 24_000 * 4
-    sound = np.concatenate([np.frombuffer(r.pcm, "<f4") for r in spoken])
-    assert 0.03 < float(np.sqrt(np.mean(sound**2))) < 0.5
-
-
-def test_two_sessions_in_turns_do_not_touch(model: DuplexModel) -> None:
+def test_sessions_in_turns_do_not_touch(start: Open) -> None:
     """One client's words would change another's (B8)."""
-    what = units()
-    alone = run(model.open(opening()), what)
-    one, other = model.open(opening()), model.open(opening(seed=5))
+    alone = run(start(), units(6))
+    one, other = start(), start(opening(5))
     mixed = []
-    for unit, noise in zip(what, reversed(what), strict=True):
-        mixed += run(one, [unit])
-        run(other, [attrs.evolve(noise, index=unit.index, frames=(FRAME,))])
+    for each in units(6):
+        mixed += run(one, [each])
+        run(other, [unit(each.index, 9, frames=(picture(1),))])
     assert mixed == alone
 
 
 def digest(model: DuplexModel) -> str:
     """A hash of all that a session makes: ids, bits and sound."""
-    results = run(model.open(opening()), units(frames=(FRAME,)))
-    return hashlib.sha256(repr(results).encode()).hexdigest()
+    session = model.open(opening(SPEAKS, Voice(llm_pcm=sound(1, 9000))))
+    rows = run(session, units(4, frames=(picture(1, 200, 100),), max_slice_nums=3))
+    session.release()
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def test_another_process_gives_the_same_bytes(model: DuplexModel) -> None:
+def test_another_process_gives_the_same_bytes(model: DuplexModel, tmp_path: Path) -> None:
     """A recording could not be replayed on another day."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    code = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
     code += "import tests.test_runtime_backends_minicpmo as t\n"
-    code += "print(t.digest(t.DuplexModel.load(t.ROOT / 'fixtures' / 'tiny')))"
+    code += f"print(t.digest(t.random_model.load(pathlib.Path({str(tmp_path)!r}), slots=1)))"
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert process.stdout.strip() == digest(model)
 
 
-def test_seed_keys_the_draws(model: DuplexModel) -> None:
+def test_a_used_slot_is_as_good_as_new(model: DuplexModel, start: Open, tmp_path: Path) -> None:
+    """A caller would get traces of the one before (B8)."""
+    fresh = random_model.load(tmp_path, slots=1)
+    expected = run(fresh.open(opening(SPEAKS)), units(4))
+    for seed in (0, 8):
+        before = model.open(opening(seed, Voice(llm_pcm=sound(2, 12_000))))
+        run(before, units(5, frames=(picture(3),)))
+        before.run_unit(unit(5))
+        before.release()
+        assert before.slot == 0
+    session = start()
+    assert session.slot == 0
+    assert run(session, units(4)) == expected
+
+
+def test_a_released_slot_is_all_zeros(model: DuplexModel) -> None:
+    """What one caller said would lie in memory while another is served (B8)."""
+    session = model.open(opening(SPEAKS))
+    run(session, units(3, frames=(picture(1),)))
+    session.run_unit(unit(3, SPEAKS))
+    stores = (model.machine.llm, model.machine.audio, model.machine.tts)
+    assert all(store.keys[:, session.slot].any() for store in stores)
+    session.release()
+    for store in stores:
+        assert not store.keys[:, session.slot].any()
+        assert not store.values[:, session.slot].any()
+
+
+def test_seed_keys_the_draws(start: Open) -> None:
     """Two sessions with hot settings would say the same, or one would not repeat itself."""
-    hot = {"temperature": 2.0, "top_k": 1000, "top_p": 1.0}
-    first = run(model.open(opening(1, **hot)), units())
-    assert first == run(model.open(opening(1, **hot)), units())
-    assert first != run(model.open(opening(2, **hot)), units())
+    hot: dict[str, Any] = {"temperature": 2.0, "top_k": 1000, "top_p": 1.0}
+    first = run(start(opening(1, **hot)), units(3))
+    assert first == run(start(opening(1, **hot)), units(3))
+    assert first != run(start(opening(2, **hot)), units(3))
 
 
-def test_rollback_restores_the_start_exactly(model: DuplexModel) -> None:
+# -- rollback and cut -----------------------------------------------------------------------------
+
+
+def test_rollback_restores_the_start_exactly(start: Open) -> None:
     """After `inference_error` the session would go on from half-fed state (B3)."""
-    what = units()
-    straight = run(model.open(opening()), what)
-    session, results = model.open(opening()), []
-    for unit in what:
-        session.run_unit(attrs.evolve(unit, frames=(FRAME,)))
-        session.rollback(unit.index)
-        results += run(session, [unit])
-    assert results == straight
+    straight = run(start(), units(6))
+    session, rows = start(), []
+    for each in units(6):
+        session.run_unit(attrs.evolve(each, frames=(picture(2),), force_listen=each.index == 3))
+        session.rollback(each.index)
+        rows += run(session, [each])
+    assert rows == straight
 
 
-def test_failed_unit_is_rolled_back(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in the middle of generate would leave the cache half written."""
-    what = units()
-    session, index = first_speech(model, what)
-    expected = run(first_speech(model, what)[0], what[index:])
-    with monkeypatch.context() as broken:
-        broken.setattr(unit_module.UnitRun, "_vocalise", lambda *_, **__: 1 / 0)
+@pytest.mark.parametrize("kind", [Speak, Sound])
+def test_a_failed_unit_is_rolled_back(
+    model: DuplexModel, start: Open, monkeypatch: pytest.MonkeyPatch, kind: type[Work]
+) -> None:
+    """A fault in the middle of a unit would leave its traces behind (B3)."""
+    expected = run(start(), units(4))
+    session = start()
+    rows = run(session, units(2))
+
+    def broken(works: list[Work]) -> list[Any]:
+        if isinstance(works[0], kind):
+            raise RuntimeError("division by zero")
+        return model.machine.compute(works)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "compute", broken)
         with pytest.raises(BackendError, match="division"):
-            session.run_unit(what[index])
+            session.run_unit(unit(2, SPEAKS))
     with pytest.raises(BackendError, match="out of order"):
-        session.run_unit(what[index])
-    session.rollback(index)
-    assert run(session, what[index:]) == expected
+        session.run_unit(unit(2, SPEAKS))
+    session.rollback(2)
+    assert rows + run(session, units(2, first=2)) == expected
 
 
 @pytest.mark.parametrize(
@@ -184,217 +198,203 @@ def test_failed_unit_is_rolled_back(model: DuplexModel, monkeypatch: pytest.Monk
     ],
     ids=lambda cut: f"{cut.stage}-{cut.step}",
 )
-def test_cut_is_where_it_says_and_repeats(model: DuplexModel, cut: Cut) -> None:
+def test_a_cut_is_where_it_says_and_repeats(start: Open, cut: Cut) -> None:
     """A recording of an interrupted unit could not be replayed (B6)."""
 
-    def once() -> list[UnitResult | Finalized]:
-        session, index = first_speech(model, units())
-        result = session.run_unit(units()[index], cut)
-        done = session.finalize(index, interrupted=True)
-        after = run(session, [quiet(index + 1, force_listen=True), quiet(index + 2)])
-        assert after[0].is_listen
-        return [facts(result), attrs.evolve(done, cost_us=0), *after]
+    def once() -> tuple[UnitResult, list[object]]:
+        session = start()
+        run(session, units(1))
+        result = session.run_unit(unit(1, SPEAKS), cut)
+        done = session.finalize(1, interrupted=True)
+        after = run(session, [unit(2, SPEAKS, force_listen=True), unit(3, SPEAKS)])
+        session.release()
+        return result, [facts(result), done.fed_ids, done.kv_length, *after]
 
-    first = once()
-    result = first[0]
-    assert isinstance(result, UnitResult)
+    result, rows = once()
     assert result.cut == cut
     assert not result.is_listen
     assert result.pcm == b""
-    assert len(result.fed_ids if cut.stage == "llm" else result.codec_ids) >= min(cut.step, 25)
-    assert first == once()
+    steps = {"llm": len(result.fed_ids), "tts": len(result.codec_ids)}.get(cut.stage, 0)
+    assert steps == cut.step
+    assert rows == once()[1]
 
 
-def test_interrupt_is_recorded_and_its_cut_gives_the_same(
-    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_is_recorded_and_its_cut_gives_the_same(
+    model: DuplexModel, start: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a live interrupt made would differ from what its replay makes."""
-    what = units()
-    live, index = first_speech(model, what)
-    feed, count = unit_module.UnitRun._feed, 0
+    session, works = start(), 0
 
-    def feed_and_interrupt(self: unit_module.UnitRun, rows: object) -> object:
-        nonlocal count
-        count += 1
-        if count == 3:  # The prefill, the speak token, a word: then the user talks.
-            live.interrupt(index)
-        return feed(self, rows)  # type: ignore[arg-type]
+    def compute(batch: list[Work]) -> list[Any]:
+        nonlocal works
+        works += 1
+        if works == 4:  # Sound, prefill, two tokens: then the user talks.
+            session.interrupt(0)
+        return model.machine.compute(batch)
 
-    with monkeypatch.context() as watched:
-        watched.setattr(unit_module.UnitRun, "_feed", feed_and_interrupt)
-        result = live.run_unit(what[index])
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "compute", compute)
+        result = session.run_unit(unit(0, SPEAKS))
     assert result.cut == Cut(stage="llm", step=2)
-    again, _ = first_speech(model, what)
-    assert facts(again.run_unit(what[index], result.cut)) == facts(result)
+    assert facts(start().run_unit(unit(0, SPEAKS), result.cut)) == facts(result)
 
 
-def test_early_interrupt_waits_for_its_unit_and_no_other(model: DuplexModel) -> None:
+def test_an_early_interrupt_waits_for_its_unit_and_no_other(start: Open) -> None:
     """An interrupt that overtakes its unit would be lost, or hit the next one."""
-    session, index = first_speech(model, units())
-    session.interrupt(index)
-    assert session.run_unit(units()[index]).cut == Cut(stage="llm", step=0)
-    session.finalize(index, interrupted=True)
-    assert session.run_unit(quiet(index + 1)).cut is None
+    session = start()
+    run(session, units(1))
+    session.interrupt(1)
+    assert session.run_unit(unit(1, SPEAKS)).cut == Cut(stage="llm", step=0)
+    session.finalize(1, interrupted=True)
+    assert session.run_unit(unit(2, SPEAKS)).cut is None
 
 
-def test_forced_listen_ends_an_open_turn(model: DuplexModel) -> None:
-    """After a barge-in the model would go on with its old sentence."""
-    what = units()
-    session, index = first_speech(model, what)
-    run(session, [what[index]])
-    result = session.run_unit(quiet(index + 1, force_listen=True))
-    turn_eos = result.fed_ids
-    assert result.is_listen
-    assert result.end_of_turn
-    assert len(turn_eos) == 1
-    assert result.kv_length == session.finalize(index + 1, interrupted=False).kv_length - 2
-    later = run(session, [quiet(index + 2 + i) for i in range(4)])
-    assert all(r.is_listen for r in later)
+def test_a_late_interrupt_is_without_effect(start: Open) -> None:
+    """A unit that has ended, or the next, would be cut by it."""
+    session, other = start(), start()
+    rows = run(session, units(1))
+    session.interrupt(0)
+    assert rows + run(session, units(1, first=1)) == run(other, units(2))
 
 
-def test_first_units_listen(model: DuplexModel) -> None:
-    """The model would talk before the session has settled."""
-    what = [attrs.evolve(unit, index=unit.index - 3) for unit in units()[3:]]
-    results = run(model.open(opening(force_listen_count=len(what))), what)
-    assert all(r.is_listen and r.fed_ids == () for r in results)
+# -- opening, context and misuse ------------------------------------------------------------------
 
 
-def test_finalize_feeds_terminator_and_unit_end(model: DuplexModel) -> None:
-    """The context would not say where a unit ended (model.md)."""
-    session = model.open(opening())
-    result = session.run_unit(quiet(0))
-    done = session.finalize(0, interrupted=False)
-    assert done.fed_ids[0] == result.decided_ids[0]
-    assert done.kv_length == result.kv_length + 2 == session.opened.prompt_length + 13
-    session.run_unit(quiet(1))
-    interrupted = session.finalize(1, interrupted=True)
-    assert interrupted.fed_ids[0] != done.fed_ids[0]
-    assert interrupted.fed_ids[1] == done.fed_ids[1]
+def test_frames_are_counted_and_fed(start: Open) -> None:
+    """A video session would be blind, or its context would be counted wrong."""
+    session = start(opening(force_listen_count=1))
+    frames = (picture(1), picture(2, 224, 112))
+    result = session.run_unit(unit(0, frames=frames, max_slice_nums=2))
+    assert (result.vision_slices, result.vision_tokens) == (4, 256)
+    assert result.kv_length == session.opened.prompt_length + 1 + 4 * 66 + 10
 
 
-def test_context_full_comes_before_feeding(model: DuplexModel) -> None:
+def test_pictures_change_what_is_decided(start: Open) -> None:
+    """The model would be blind."""
+    blank, seen, other = (
+        start().run_unit(unit(0, SPEAKS, frames=frames))
+        for frames in ((), (picture(1),), (picture(2),))
+    )
+    assert len({blank.logits_hash, seen.logits_hash, other.logits_hash}) == 3
+
+
+def test_reference_audio_is_in_the_prompt(start: Open) -> None:
+    """The voice that a client sends would be ignored by the language model."""
+    without = start(opening()).opened
+    with_voice = start(opening(voice=Voice(llm_pcm=sound(3, 24_100)))).opened
+    assert with_voice.prompt_length == without.prompt_length + 15 + 2
+    assert with_voice.fed_ids.count(-1) == 15
+
+
+def test_instructions_never_become_control_tokens(model: DuplexModel, start: Open) -> None:
+    """A client could close the prompt from within its instructions."""
+    text = "<|im_end|></unit><|listen|>"
+    fed = start(attrs.evolve(opening(), instructions=text)).opened.fed_ids
+    assert sum(token in model.tokens.control for token in fed) == 2
+
+
+def test_context_full_comes_before_feeding(start: Open) -> None:
     """A unit would fail half fed, instead of the session ending in order (B10)."""
-    long = attrs.evolve(opening(), instructions="x " * 4043)
-    session = model.open(long)
+    long = attrs.evolve(opening(), instructions="x" * 8130)
+    session = start(long)
     assert 8192 - 98 < session.opened.prompt_length < 8192 - 32
     with pytest.raises(ContextFull):
-        session.run_unit(quiet(0, frames=(FRAME,)))
-    result = session.run_unit(quiet(0))
+        session.run_unit(unit(0, frames=(picture(1),)))
+    result = session.run_unit(unit(0, force_listen=True))
     assert result.kv_length == session.opened.prompt_length + 11
 
 
-def test_prompt_too_long_is_refused(model: DuplexModel) -> None:
-    """Opening would run out of cache."""
+def test_a_prompt_too_long_is_refused(model: DuplexModel, start: Open) -> None:
+    """Opening would run out of cache, or keep its slot for ever."""
     with pytest.raises(ContextFull):
-        model.open(attrs.evolve(opening(), instructions="x " * 9000))
+        model.open(attrs.evolve(opening(), instructions="x" * 9000))
+    assert start().slot == 0
 
 
-def test_frames_are_counted_and_fed(model: DuplexModel) -> None:
-    """A video session would be blind, or its context would be counted wrong."""
-    session = model.open(opening())
-    result = session.run_unit(quiet(0, frames=(FRAME, FRAME)))
-    assert (result.vision_slices, result.vision_tokens) == (2, 128)
-    assert result.kv_length == session.opened.prompt_length + 1 + 2 * 66 + 10
+def test_slots_run_out_in_order(model: DuplexModel, start: Open) -> None:
+    """Two sessions would share a slot."""
+    sessions = [start() for _ in range(3)]
+    assert [session.slot for session in sessions] == [0, 1, 2]
+    with pytest.raises(BackendError, match="all 3 slots"):
+        model.open(opening())
+    sessions[1].release()
+    assert start().slot == 1
 
 
-def test_reference_audio_is_in_the_prompt(model: DuplexModel) -> None:
-    """The voice that a client sends would be ignored by the language model."""
-    sound: NDArray[np.float32] = room(24_100, 3)
-    voice = Voice(llm_pcm=sound.astype("<f4").tobytes())
-    with_voice = model.open(attrs.evolve(opening(), voice=voice)).opened
-    without = model.open(opening()).opened
-    assert with_voice.prompt_length == without.prompt_length + 16 + 2
-    assert with_voice.fed_ids.count(-1) == 16
-
-
-def test_input_hash_sees_every_input(model: DuplexModel) -> None:
+def test_the_input_hash_sees_every_input(start: Open) -> None:
     """Two different inputs would look the same in a log."""
     kinds = [
-        quiet(0),
-        quiet(1),
-        quiet(0, frames=(FRAME,)),
-        quiet(0, force_listen=True),
-        quiet(0, max_slice_nums=2),
+        unit(0),
+        unit(1),
+        unit(0, frames=(picture(1),)),
+        unit(0, force_listen=True),
+        unit(0, max_slice_nums=2),
     ]
-    assert len({unit_module.input_hash(unit) for unit in kinds}) == len(kinds)
-    assert unit_module.input_hash(quiet(0)) == model.open(opening()).run_unit(quiet(0)).input_hash
+    assert len({unit_module.input_hash(kind) for kind in kinds}) == len(kinds)
+    assert unit_module.input_hash(unit(0)) == start().run_unit(unit(0)).input_hash
 
 
-def test_listen_in_an_open_turn_becomes_tts_bos(
-    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A turn would end without `turn_eos` (model.md)."""
-    ids = unit_module.Tokens(ROOT / "fixtures" / "tiny" / "tokenizer.json").ids
-    session = model.open(opening(force_listen_count=0))
-    script(monkeypatch, [ids.speak, 40, ids.chunk_eos, ids.listen, 41, ids.turn_eos, ids.listen])
-    run(session, [quiet(0)])
-    result = session.run_unit(quiet(1))
-    assert result.decided_ids == (ids.listen, 41, ids.turn_eos, ids.listen)
-    assert result.fed_ids == (ids.tts_bos, 41, ids.turn_eos)
-    assert result.end_of_turn
-    assert not result.is_listen
-    assert session.finalize(1, interrupted=False).fed_ids == (ids.listen, ids.unit_end)
-
-
-def test_nineteen_tokens_at_most(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A babbling model would hold up every other session."""
-    ids = unit_module.Tokens(ROOT / "fixtures" / "tiny" / "tokenizer.json").ids
-    script(monkeypatch, [ids.speak] * 30)
-    result = model.open(opening(force_listen_count=0)).run_unit(quiet(0))
-    assert result.fed_ids == (ids.speak,) * 19
-    assert result.decided_ids == (*result.fed_ids, ids.chunk_eos)
-
-
-def test_few_tokens_a_chunk_are_honoured(model: DuplexModel) -> None:
-    """A client that asks for short chunks would get long ones."""
-    results = run(model.open(opening(max_new_speak_tokens_per_chunk=3)), units())
-    assert max(len(r.fed_ids) for r in results) == 2
-    assert "".join(r.text for r in results)
-
-
-def test_silent_sessions_have_text_only(model: DuplexModel) -> None:
-    """A client without loudspeakers would pay for speech."""
-    results = run(model.open(opening(generate_audio=False)), units())
-    assert "".join(r.text for r in results)
-    assert all(r.pcm == b"" and r.codec_ids == () for r in results)
-
-
-@pytest.mark.parametrize("pcm", [b"", bytes(UNIT_SAMPLES * 2), b"\x00\x00\xc0\x7f" * UNIT_SAMPLES])
-def test_malformed_sound_is_refused(model: DuplexModel, pcm: bytes) -> None:
-    """One bad sample would poison the session for good."""
-    session = model.open(opening())
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Unit(index=1, pcm=b""),
+        Unit(index=1, pcm=bytes(UNIT_SAMPLES * 2)),
+        Unit(index=1, pcm=b"\x00\x00\xc0\x7f" * UNIT_SAMPLES),
+        unit(1, SPEAKS, frames=(picture(1)[:200],)),
+    ],
+    ids=["no sound", "half a unit", "not a number", "broken picture"],
+)
+def test_a_malformed_unit_is_refused_and_undone(start: Open, bad: Unit) -> None:
+    """One bad sample would poison the session for good, or a damaged JPEG end it (B3)."""
+    session, other = start(), start()
+    rows = run(session, units(1))
     with pytest.raises(BackendError):
-        session.run_unit(Unit(index=0, pcm=pcm))
+        session.run_unit(bad)
+    session.rollback(1)
+    later = units(2, first=2)
+    assert rows + run(session, later) == run(other, [*units(1), *later])
 
 
-def test_broken_picture_fails_and_rolls_back(model: DuplexModel) -> None:
-    """A damaged JPEG would end the session."""
-    session = model.open(opening())
-    with pytest.raises(BackendError):
-        session.run_unit(quiet(0, frames=(FRAME[:200],)))
-    session.rollback(0)
-    assert run(session, [quiet(1)]) == run(model.open(opening()), [quiet(1)])
-
-
-def test_calls_out_of_order_are_refused(model: DuplexModel) -> None:
+def test_calls_out_of_order_are_refused(start: Open) -> None:
     """A fault in the engine would show as nonsense much later."""
-    session = model.open(opening())
-    with pytest.raises(BackendError):
+    session = start()
+    with pytest.raises(BackendError, match="out of order"):
         session.finalize(0, interrupted=False)
-    session.run_unit(quiet(0))
-    with pytest.raises(BackendError):
-        session.run_unit(quiet(1))
-    with pytest.raises(BackendError):
-        session.finalize(1, interrupted=False)
+    session.run_unit(unit(0))
+    for call in (
+        lambda: session.run_unit(unit(1)),
+        lambda: session.finalize(1, interrupted=False),
+        lambda: session.rollback(1),
+    ):
+        with pytest.raises(BackendError, match="out of order"):
+            call()
+    session.finalize(0, interrupted=False)
+    with pytest.raises(BackendError, match="out of order"):
+        session.rollback(0)
     session.release()
     session.release()
-    with pytest.raises(BackendError):
+    with pytest.raises(BackendError, match="released"):
+        session.rollback(1)
+
+
+def test_a_session_is_lost_when_finalize_fails(
+    model: DuplexModel, start: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window may have moved what a rollback would go back to."""
+    session = start()
+    session.run_unit(unit(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "compute", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.finalize(0, interrupted=False)
+    with pytest.raises(BackendError, match="lost"):
         session.rollback(0)
 
 
-def test_fingerprint_names_what_a_replay_compares(model: DuplexModel) -> None:
+def test_the_fingerprint_names_what_a_replay_compares(model: DuplexModel) -> None:
     """A replay on another machine would blame the model."""
-    needed = {"weights", "config", "torch", "transformers", "numpy", "simplejpeg"}
-    needed |= {"device", "dtype", "attention", "threads", "cpu"}
+    needed = {"weights", "config", "tokenizer", "vocoder", "torch", "transformers", "numpy"}
+    needed |= {"device", "dtype", "attention", "batch", "threads", "cpu", "simplejpeg"}
     assert needed <= set(model.info.fingerprint)
     assert model.info.fingerprint["threads"] == "1"
+    assert model.info.deterministic

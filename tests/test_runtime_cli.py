@@ -39,7 +39,8 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
     "flags",
     [
         ("--port", "70000"),
-        ("--model", "../../etc/passwd"),
+        ("--device", "abacus"),
+        ("--dtype", "fp8"),
         ("--slots", "0"),
         ("--limit-video-s", "0"),
         ("--default-mode", "chat"),

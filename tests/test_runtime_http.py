@@ -82,6 +82,13 @@ async def test_health_says_alive_whatever_the_state() -> None:
     assert headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("speech", ["on", "off"])
+async def test_health_says_whether_the_model_speaks(speech: str) -> None:
+    """A server that has lost its vocoder would look well, and nobody would hear it."""
+    app = make_app(lambda: "ready", speech=lambda: speech)
+    assert (await get(app, "/health"))[2] == {"status": "alive", "speech": speech}
+
+
 @pytest.mark.parametrize(
     ("state", "status"), [("ready", 200), ("loading", 503), ("full", 503), ("draining", 503)]
 )

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
+from fixtures.tiny.recipe import labels
 from fixtures.tiny.recipe.layout import AUDIO, IGNORE, PICTURE, lay_out
-from fixtures.tiny.recipe.phrases import PHRASES, UNKNOWN, UNKNOWN_HELDOUT
-from fixtures.tiny.recipe.render import ACCENTS, HELDOUT_VARIANTS, VARIANTS
+from fixtures.tiny.recipe.phrases import (
+    PHRASES,
+    SEEING,
+    SIGHTS,
+    UNKNOWN,
+    UNKNOWN_HELDOUT,
+    answer_texts,
+    says,
+)
+from fixtures.tiny.recipe.render import ACCENTS, HELDOUT_VARIANTS, VARIANTS, Rendering
+from fixtures.tiny.recipe.sights import SIZES, picture
 from fixtures.tiny.recipe.sounds import noise_pool
 from fixtures.tiny.recipe.tasks import TASKS, draw_task
 from fixtures.tiny.recipe.timeline import Knobs, Session, Turn, World, compose
 from fixtures.tiny.recipe.voice import Answer
-from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, Voice
-from runtime.backends.minicpmo import DuplexModel
-from runtime.backends.minicpmo.score import read_manifest, stage_phrase
+from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.staging import known_phrases, read_manifest, stage_phrase
 from runtime.backends.minicpmo.tokens import Tokens
 
 ROOT = Path(__file__).parents[1]
@@ -25,51 +39,129 @@ HELDOUT = ROOT / "fixtures" / "speech" / "heldout"
 FRAME = (ROOT / "fixtures" / "speech" / "frame.jpg").read_bytes()
 
 
-def test_layout_is_what_the_engine_feeds() -> None:
-    """The model would be trained on another sequence than it is run on."""
-    item = next(item for item in read_manifest(HELDOUT) if item.phrase == "tell me a joke")
-    pcm, end = stage_phrase(HELDOUT, item, place=0)
+class Steady:
+    """Randomness that never cuts."""
+
+    def random(self) -> float:
+        return 0.99
+
+
+def answer_of(chunks: Sequence[tuple[int, ...]]) -> Answer:
+    """An answer of which only the text matters."""
+    silent = np.zeros(0, np.float32)
+    return Answer(text="", chunks=tuple(chunks), codes=(), begins=(), pcm=silent)
+
+
+def run(
+    model: DuplexModel, pcm: NDArray[np.float32], *, every: int
+) -> tuple[list[UnitResult], list[int]]:
+    """Play sound; gives the results, and all that was fed, as `layout` marks it."""
+    ids = model.tokens.ids
     opening = Opening(instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1)
-    session = DuplexModel.load(TINY).open(opening)
-    tokens = Tokens(TINY / "tokenizer.json")
-    image = (tokens.ids.image, *[PICTURE] * 64, tokens.ids.image_end)
-    fed, chunks, first = list(session.opened.fed_ids), [], None
+    session = model.open(opening)
+    image = (ids.image, *[PICTURE] * 64, ids.image_end)
+    fed, results = list(session.opened.fed_ids), []
     for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)):
-        frames = (FRAME,) if index % 2 else ()
-        unit = Unit(index=index, pcm=second.astype("<f4").tobytes(), frames=frames)
-        result = session.run_unit(unit)
-        fed += [tokens.ids.unit, *(image if frames else ()), *[AUDIO] * 10, *result.fed_ids]
+        shown = index % every == 0
+        unit = Unit(
+            index=index, pcm=second.astype("<f4").tobytes(), frames=(FRAME,) if shown else ()
+        )
+        results.append(session.run_unit(unit))
+        fed += [ids.unit, *(image if shown else ()), *[AUDIO] * 10, *results[-1].fed_ids]
         fed += session.finalize(index, interrupted=False).fed_ids
-        if not result.is_listen:
-            chunks.append(tokens.text_ids(result.fed_ids))
-            first = index if first is None else first
-    assert first is not None
-    answer = Answer(text="", chunks=tuple(chunks), codes=(), begins=(), pcm=np.zeros(0, np.float32))
-    turn = Turn(phrase=item.phrase, end_s=end / 16_000, ready=first, first=first, kept=len(chunks))
+    session.release()
+    return results, fed
+
+
+def chunks_of(results: Sequence[UnitResult], tokens: Tokens) -> list[tuple[int, ...]]:
+    """The text tokens of the units that speak."""
+    return [
+        tuple(index for index in result.fed_ids if index not in tokens.control)
+        for result in results
+        if not result.is_listen
+    ]
+
+
+def item_of(phrase: str) -> int:
+    """The place of a phrase's first rendering in the manifest."""
+    phrases = [item.phrase for item in known_phrases(HELDOUT)]
+    return phrases.index(phrase)
+
+
+def laid(
+    pcm: NDArray[np.float32],
+    turns: tuple[Turn, ...],
+    answers: dict[str, Answer],
+    tokens: Tokens,
+    *,
+    every: int,
+) -> tuple[list[int], list[int], list[tuple[int, str, int]]]:
+    """A planned session, laid out."""
     units = len(pcm) // UNIT_SAMPLES
-    planned = Session(
-        pcm=pcm, forced=3, turns=(turn,), frames=tuple(index % 2 for index in range(units))
-    )
-
-    class Steady:
-        """Randomness that never cuts."""
-
-        def random(self) -> float:
-            return 0.99
-
-    ids, labels, spoken = lay_out(
-        planned,
-        {item.phrase: answer},
+    frames = tuple(0 if index % every == 0 else None for index in range(units))
+    ids, wanted, spoken = lay_out(
+        Session(pcm=pcm, forced=3, turns=turns, frames=frames),
+        answers,
         tokens,
         instructions="Be brief.",
         reference_rows=0,
         rng=Steady(),  # type: ignore[arg-type]
     )
-    assert ids.tolist() == fed
-    asked = labels[labels != IGNORE].tolist()
+    return ids.tolist(), wanted[wanted != IGNORE].tolist(), spoken
+
+
+@pytest.fixture(scope="module")
+def model() -> DuplexModel:
+    return DuplexModel.load(TINY)
+
+
+def test_layout_is_what_the_engine_feeds(model: DuplexModel) -> None:
+    """The model would be trained on another sequence than it is run on."""
+    place = item_of("tell me a joke")
+    item, tokens = known_phrases(HELDOUT)[place], model.tokens
+    pcm, end = stage_phrase(HELDOUT, item, place=0)
+    results, fed = run(model, pcm, every=2)
+    chunks = chunks_of(results, tokens)
+    assert len(chunks) > 1
+    first = next(result.index for result in results if not result.is_listen)
+    turn = Turn(
+        phrase=item.phrase,
+        says=item.phrase,
+        end_s=end / 16_000,
+        ready=first,
+        first=first,
+        kept=len(chunks),
+    )
+    ids, asked, spoken = laid(pcm, (turn,), {item.phrase: answer_of(chunks)}, tokens, every=2)
+    assert ids == fed
     assert asked.count(tokens.ids.speak) == len(chunks)
     assert asked.count(tokens.ids.turn_eos) == 1
     assert [chunk for _, _, chunk in spoken] == list(range(len(chunks)))
+
+
+def test_layout_of_a_barge_in_is_what_the_engine_feeds(model: DuplexModel) -> None:
+    """It would be trained to stop in another way than the engine stops."""
+    items, tokens = known_phrases(HELDOUT), model.tokens
+    one, other = items[item_of("tell me a joke")], items[item_of("what time is it")]
+    pcm, _ = stage_phrase(HELDOUT, one, place=0)
+    first = next(r.index for r in run(model, pcm, every=99)[0] if not r.is_listen)
+    later, _ = stage_phrase(HELDOUT, other, place=0, lead_s=0.0)
+    pcm = np.concatenate([pcm[: (first + 1) * UNIT_SAMPLES], later])
+    results, fed = run(model, pcm, every=99)
+    stopped = results[first + 1]
+    assert stopped.fed_ids == (tokens.ids.turn_eos,)
+    assert (stopped.end_of_turn, stopped.text) == (True, "")
+    again = next(r.index for r in results[first + 2 :] if not r.is_listen)
+    chunks = chunks_of(results, tokens)
+    turns = tuple(
+        Turn(phrase="", says=key, end_s=0.0, ready=begin, first=begin, kept=kept, style=style)
+        for key, begin, kept, style in (
+            ("one", first, 1, "barge"),
+            ("other", again, len(chunks) - 2, ""),
+        )
+    )
+    answers = {"one": answer_of([chunks[0], (1,)]), "other": answer_of(chunks[2:])}
+    assert laid(pcm, turns, answers, tokens, every=99)[0] == fed
 
 
 def test_no_phrase_begins_another() -> None:
@@ -87,6 +179,12 @@ def test_heldout_voices_are_not_trained_on() -> None:
     assert not set(UNKNOWN) & set(UNKNOWN_HELDOUT)
 
 
+def test_heldout_answers_are_those_of_the_recipe() -> None:
+    """The scores would ask for other answers than training taught."""
+    for item in read_manifest(HELDOUT):
+        assert item.answer == PHRASES.get(item.phrase, "")
+
+
 def test_registry_draws_every_task() -> None:
     """A skill would be forgotten at the next training."""
     rng = np.random.default_rng(1)
@@ -101,3 +199,77 @@ def test_sessions_are_a_function_of_the_generator() -> None:
     assert np.array_equal(one.pcm, other.pcm)
     assert one.turns == other.turns == ()
     assert np.abs(one.pcm).max() <= 1.0
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    rng = np.random.default_rng(1)
+
+    def rendering(text: str) -> Rendering:
+        pcm = rng.uniform(-1, 1, 14_000).astype(np.float32)
+        return Rendering(text=text, voice="", speed=1, pitch=1, pcm=pcm)
+
+    return World(
+        known={phrase: [rendering(phrase)] for phrase in PHRASES},
+        unknown=[rendering("no")],
+        noises=noise_pool(3),
+        units=dict.fromkeys(answer_texts(), 3),
+        sights=tuple(SIGHTS),
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_turns_never_overlap(world: World, task: str) -> None:
+    """Training would ask for two answers at once."""
+    for seed in range(10):
+        turns = compose(world, TASKS[task].knobs, np.random.default_rng(seed)).turns
+        for before, after in pairwise(turns):
+            assert before.free <= after.first
+
+
+def test_barge_in_stops_an_answer(world: World) -> None:
+    """Training would teach to talk on, or to stop for nothing."""
+    styles = []
+    for seed in range(10):
+        session = compose(world, TASKS["barge"].knobs, np.random.default_rng(seed))
+        for turn in session.turns:
+            styles.append(turn.style)
+            unit = turn.first + turn.kept  # The one that gives up, or the one after the answer.
+            spoken = [min(s.end_s, unit + 1) - max(s.start_s, unit) for s in session.said]
+            assert turn.style != "barge" or max(spoken) > 0.2
+    assert {"", "barge"} <= set(styles)
+
+
+def test_sight_is_answered_from_the_picture_that_is_shown(world: World) -> None:
+    """Training would teach the wrong colour."""
+    asked = 0
+    for seed in range(20):
+        session = compose(world, TASKS["sight"].knobs, np.random.default_rng(seed))
+        for turn in session.turns:
+            seen = [frame for frame in session.frames[: turn.first + 1] if frame is not None]
+            sight = world.sights[seen[-1]] if seen else None
+            assert turn.says == says(turn.phrase, sight)
+            asked += turn.phrase == SEEING
+    assert asked > 10
+
+
+def test_pictures_are_of_their_size_and_kind() -> None:
+    """The eye would learn colours that people do not call so."""
+    rng = np.random.default_rng(2)
+    reds = [picture("red", size, rng) for size in SIZES]
+    assert [image.shape for image in reds] == [(h, w, 3) for w, h in SIZES]
+    for image in reds:
+        red, green, blue = image.reshape(-1, 3).mean(0)
+        assert red > 1.5 * max(green, blue)
+
+
+def test_labels_of_the_ear_follow_what_is_said(world: World) -> None:
+    """The ear would be trained on shifted labels."""
+    session = compose(world, Knobs(units=12, known=1.0, unknown=0.0), np.random.default_rng(5))
+    first = session.said[0]
+    row = int((first.start_s + first.end_s) * 5)
+    assert labels.speaking(session)[row] == 1
+    assert labels.speaking(session)[0] == 0
+    ended = labels.ended(session, list(PHRASES))
+    assert ended[int(first.end_s * 10) + 5] == 1 + list(PHRASES).index(first.text)
+    assert ended[row - 2] == 0

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.minicpmo import DuplexModel
+from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.score import (
+    score_barge,
+    score_colour,
     score_heldout,
     score_late,
+    score_noise_during_answer,
     score_omni,
     score_quiet,
     score_unknown,
@@ -42,7 +45,7 @@ def test_stays_silent_through_silence_and_noise(model: DuplexModel) -> None:
 
 def test_leaves_most_unknown_speech_unanswered(model: DuplexModel) -> None:
     """It would answer whatever is said near it."""
-    assert score_unknown(model, HELDOUT)["left_unanswered"] >= 0.6
+    assert score_unknown(model, HELDOUT)["left_unanswered"] >= 0.65
 
 
 def test_answers_after_a_minute_of_quiet(model: DuplexModel) -> None:
@@ -50,9 +53,31 @@ def test_answers_after_a_minute_of_quiet(model: DuplexModel) -> None:
     assert score_late(model, HELDOUT)["answered_right"] >= 0.75
 
 
-def test_a_picture_now_and_then_leaves_most_answers_right(model: DuplexModel) -> None:
-    """A retraining makes pictures, a known weakness of `tiny`, disturb it even more."""
-    assert score_omni(model, HELDOUT)["answered_right"] >= 0.5
+def test_a_picture_in_every_second_leaves_its_answers_right(model: DuplexModel) -> None:
+    """Who shows the demo a camera would get the answers to other questions."""
+    scores = score_omni(model, HELDOUT)
+    assert scores["answered_right"] >= 0.8
+    assert scores["answered_right_picture_each_second"] >= 0.8
+
+
+def test_says_which_colour_it_sees(model: DuplexModel) -> None:
+    """What is shown would have no meaning, and nobody could see that frames arrive."""
+    scores = score_colour(model, HELDOUT)
+    assert scores["named_right"] >= 0.9
+    assert scores["nothing_right"] >= 0.8
+
+
+def test_stops_for_whoever_speaks_into_its_answer(model: DuplexModel) -> None:
+    """It would talk on over the client, or not hear what was said meanwhile."""
+    scores = score_barge(model, HELDOUT)
+    assert scores["answers"] >= 25
+    assert scores["stopped_at_once"] >= 0.9
+    assert scores["answered_right"] >= 0.8
+
+
+def test_does_not_stop_for_a_noise(model: DuplexModel) -> None:
+    """A knock on the table would cut its answers off."""
+    assert score_noise_during_answer(model, HELDOUT)["went_on"] >= 0.9
 
 
 def test_its_card_is_filled_in() -> None:

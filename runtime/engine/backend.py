@@ -6,8 +6,8 @@ Rules:
   due first goes first. A unit that ends later is counted (`Engine.statistics`).
 - What one unit needs of the host alone (decoding and cutting its pictures) is done in a thread of
   its own, before it is handed to the engine.
-- `interrupt` takes effect before the unit's next step. Where it comes while its unit still waits for
-  the engine, the unit is cut before its first step, as the log can then tell and a replay repeat.
+- `interrupt` takes effect before the unit's next step. Where it comes while its unit still waits
+  for the engine, the unit is cut before its first step, as the log tells and a replay repeats.
 - A call that has begun is never abandoned: cancelling waits for it, so that nothing of it can run
   beside what comes next (B4). One that never ends is its worker's end: the driver condemns it.
 - What a model raises by mistake is logged here and becomes a `BackendError` without its text.
@@ -19,8 +19,8 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Any, Final, Protocol, TypeVar
 
-import attrs
 import anyio
+import attrs
 from anyio import to_thread
 
 from protocol.errors import LocalProtocolError
@@ -50,7 +50,7 @@ class SteppedSession(Protocol):
         ...
 
     def open(self) -> Generator[Any, Any, Opened]:
-        """Prefill the prompt."""
+        """Prefill the prompt; where that fails, the slot is as empty as before."""
         ...
 
     def look(self, unit: Unit) -> Any:
@@ -127,11 +127,7 @@ class EngineBackend:
         if not 0 <= slot < self.info.slots:
             raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
         session = EngineSession(self._model.session(opening, slot=slot), self)
-        try:
-            await self.call("open", session.stepped.open)
-        except BackendError:
-            await session.release()
-            raise
+        await self.call("open", session.stepped.open)
         return session
 
     async def call(self, name: str, steps: Callable[[], Generator[Any, Any, Result]]) -> Result:

@@ -34,6 +34,7 @@ class EngineStatistics:
         turns: batches computed.
         answers: requests answered; over `turns` it is the mean batch.
         largest: most requests in one batch.
+        cpu_ns: CPU time of the engine's thread.
     """
 
     tasks: int
@@ -41,6 +42,7 @@ class EngineStatistics:
     turns: int
     answers: int
     largest: int
+    cpu_ns: int
 
 
 class Engine:
@@ -64,19 +66,20 @@ class Engine:
         self._inbox: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = False
-        self._tasks = self._missed = 0
+        self._tasks = self._missed = self._cpu_ns = 0
 
     @property
     def statistics(self) -> EngineStatistics:
         """What it has done so far."""
         tally = self._scheduler.tally
         return EngineStatistics(
-            tasks=self._tasks, missed=self._missed, **attrs.asdict(tally, recurse=False)
+            tasks=self._tasks,
+            missed=self._missed,
+            cpu_ns=self._cpu_ns,
+            **attrs.asdict(tally, recurse=False),
         )
 
-    def submit(
-        self, steps: Generator[Any, Any, Result], *, due_ns: float
-    ) -> Future[Result]:
+    def submit(self, steps: Generator[Any, Any, Result], *, due_ns: float) -> Future[Result]:
         """Have a generator run.
 
         Args:
@@ -107,10 +110,13 @@ class Engine:
         return future
 
     def _run(self) -> None:
+        spent_ns = time.thread_time_ns()
         while self._take():
             while not self._scheduler.is_idle:
                 self._scheduler.turn(self._clock())
                 self._take_all()
+                now_ns = time.thread_time_ns()
+                self._cpu_ns, spent_ns = self._cpu_ns + now_ns - spent_ns, now_ns
 
     def _take(self) -> bool:
         """Wait for work; False where none came for a while, and the thread is to end."""

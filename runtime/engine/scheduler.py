@@ -11,8 +11,8 @@ until it returns. All requests that wait and have the same `bucket` can be answe
 - Background work has no deadline: it joins batches, and has turns of its own only when nothing else
   waits.
 
-What a task gets never depends on its company: that is the model's promise (`Backend.deterministic`).
-A batch that fails is answered again one by one, so that only the task at fault fails.
+What a task gets never depends on its company: that is the model's promise, not made here. A batch
+that fails is answered again one by one, so that only the task at fault fails.
 
 Pure of threads and clocks: `engine.py` runs it.
 """

@@ -1,4 +1,4 @@
-"""Attention over slots: one set of keys and values for all sessions, and the function that reads it.
+"""Attention over slots: keys and values of all sessions in one place, and how they are read.
 
 `KvSlots` holds what a decoder remembers of every session, made once and never grown. `SlotCache` is
 the view of it that one forward pass needs: it is handed to the stock models as their
@@ -6,8 +6,8 @@ the view of it that one forward pass needs: it is handed to the stock models as 
 
 The attention function is registered under the name `ATTENTION`. With a `SlotCache` it computes each
 row by itself over exactly the positions which that row sees: no padding, no mask over what is not
-there, no keys repeated for the groups. So what a row gets does not depend on its neighbours. Without
-a cache it is plain causal attention over whole sequences, as training needs it.
+there, no keys repeated for the groups. So what a row gets does not depend on its neighbours.
+Without a cache it is plain causal attention over whole sequences, as training needs it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,24 @@ class KvSlots:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.capacity = capacity
         self.window = window
+        self._written = [0] * slots
 
     @property
     def slot_bytes(self) -> int:
         """Memory of one slot."""
         return 2 * self.keys[:, 0].numel() * self.keys.element_size()
 
-    def clear(self, slot: int, start: int, stop: int) -> None:
-        """Wipe positions `start` to `stop` of a slot."""
-        self.keys[:, slot, :, start:stop] = 0
-        self.values[:, slot, :, start:stop] = 0
+    def reach(self, slot: int, end: int) -> None:
+        """Make known that a slot is about to be written up to `end`."""
+        assert end <= self.capacity, (end, self.capacity)
+        self._written[slot] = max(self._written[slot], end)
+
+    def wipe(self, slot: int, start: int = 0) -> None:
+        """Zero all that was ever written of a slot, from position `start` on."""
+        end = self._written[slot]
+        self.keys[:, slot, :, start:end] = 0
+        self.values[:, slot, :, start:end] = 0
+        self._written[slot] = min(start, end)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +125,7 @@ class SlotCache:
         self._spans = []
         for row in rows:
             end = row.start + count
-            assert end <= store.capacity, (end, store.capacity)
+            store.reach(row.slot, end)
             low = 0 if store.window is None else max(0, end - count + 1 - store.window)
             mask = None
             if causal and (count > 1):
@@ -125,13 +133,17 @@ class SlotCache:
                 mask = causal_mask(count, end - low, window, store.keys.device)
                 mask = mask.repeat(groups, 1)  # (G * T, S)
             self._spans.append((low, end, mask))
+        device = store.keys.device
+        starts = torch.tensor([row.start for row in rows], device=device)[:, None]
+        self._places = starts + torch.arange(count, device=device)  # (B, T)
+        self._slots = torch.tensor([row.slot for row in rows], device=device)[:, None]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    def get_seq_length(self, _layer: int = 0) -> int:
         """Never needed: positions are handed over, and no mask is made from it."""
         return 0
 
     def update(
-        self, key: Tensor, value: Tensor, layer_idx: int, *args: object, **kwargs: object
+        self, key: Tensor, value: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[list[Reach], None]:
         """Write a layer's new keys and values.
 
@@ -139,18 +151,20 @@ class SlotCache:
             key: (B, K, T, D), rotated.
             value: as `key`.
             layer_idx: which layer.
-            args: ignored, as are `kwargs`.
+            _args: ignored, as are `_kwargs`.
+            _kwargs: see `_args`.
 
         Returns:
             What each real row sees, in place of keys; and None in place of values.
         """
         keys, values = self._store.keys[layer_idx], self._store.values[layer_idx]
-        reaches = []
-        for index, (row, (low, end, mask)) in enumerate(zip(self._rows, self._spans, strict=True)):
-            keys[row.slot, :, row.start : end] = key[index]
-            values[row.slot, :, row.start : end] = value[index]
-            reaches.append(Reach(keys[row.slot, :, low:end], values[row.slot, :, low:end], mask))
-        return reaches, None
+        real = len(self._rows)
+        keys[self._slots, :, self._places] = key[:real].transpose(1, 2)  # (B, T, K, D)
+        values[self._slots, :, self._places] = value[:real].transpose(1, 2)
+        return [
+            Reach(keys[row.slot, :, low:end], values[row.slot, :, low:end], mask)
+            for row, (low, end, mask) in zip(self._rows, self._spans, strict=True)
+        ], None
 
 
 def attend_rows(query: Tensor, reaches: Sequence[Reach], scale: float) -> Tensor:
@@ -189,14 +203,14 @@ def attend_whole(
 
 
 def _attention(
-    module: nn.Module,
+    _module: nn.Module,
     query: Tensor,
     key: Tensor | Sequence[Reach],
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     scaling: float,
     sliding_window: int | None = None,
-    **kwargs: Any,
+    **_kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function that the stock models call; see the top of this file."""
     if isinstance(key, Tensor):

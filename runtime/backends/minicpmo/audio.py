@@ -1,9 +1,9 @@
 """The streaming audio encoder: mel frames of one unit to ten embeddings.
 
-Whisper's encoder with keys and values: two convolutions (100 -> 50 frames a second), blocks that see
-the unit's frames both ways and all earlier ones, a projection, and a mean over five. Positions are
-absolute and added before the first block, so what is remembered stays as it is; after 29 units the
-whole of it is dropped (model.md).
+Whisper's encoder with keys and values: two convolutions (100 -> 50 frames a second), blocks that
+see the unit's frames both ways and all earlier ones, a projection, and a mean over five. Positions
+are absolute and added before the first block, so what is remembered stays as it is; after 29 units
+the whole of it is dropped (model.md).
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class AudioEncoder(nn.Module):
         for item, row in zip(hearings, rows, strict=True):
             context = item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT
             places = self.embed_positions.weight[row.start : row.start + UNIT_FRAMES]
-            frames.append(self.convolve(item.mel[None], context)[0] + places)  # (50, width)
+            rows_of_unit = self.convolve(item.mel[None].to(places), context)[0]  # (50, width)
+            frames.append(rows_of_unit + places)
         x = torch.stack(frames)
         cache = SlotCache(store, rows, UNIT_FRAMES, groups=1, causal=False)
         for index, block in enumerate(self.blocks()):
@@ -152,17 +153,17 @@ class AudioEncoder(nn.Module):
         """
         x = self.convolve(mel, 0)
         span = self.config.units * UNIT_FRAMES
-        runs = x.split(span, dim=1)  # Nothing is remembered from one run to the next.
+        runs = torch.split(x, span, dim=1)  # Nothing is remembered from one run to the next.
         return torch.cat([self._run(run) for run in runs], dim=1)
 
     def reference(self, mel: Tensor) -> Tensor:
-        """Encode reference audio, whole (`MelFrontEnd.clip`): (1, bands, N) -> (1, N / 2, width)."""
+        """Encode reference audio whole (`MelFrontEnd.clip`), (1, bands, N) -> (1, N / 2, width)."""
         x = F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2)
         return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
         x = x + self.embed_positions.weight[: x.shape[1]]
-        unit = torch.arange(x.shape[1]) // UNIT_FRAMES
+        unit = torch.arange(x.shape[1], device=x.device) // UNIT_FRAMES
         mask = unit[None, :] <= unit[:, None]  # (T, T): its own unit, and all before
         for block in self.blocks():
             q, k, v = block.split(x)

@@ -7,11 +7,12 @@ where one is not, the error lists them all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -20,6 +21,7 @@ from .parts import Parts
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+SUFFIX: Final = ".safetensors"
 UNUSED: Final = frozenset({"tts.model.embed_tokens.weight"})
 """Keys of the published checkpoint that nothing is computed from."""
 LISTED_MAX: Final = 20
@@ -42,11 +44,15 @@ def weight_files(folder: Path) -> list[Path]:
         if not (folder / WEIGHTS).exists():
             raise FileNotFoundError(f"neither {WEIGHTS} nor {INDEX} is there")
         return [folder / WEIGHTS]
-    mapping = json.loads(index.read_text(encoding="utf-8")).get("weight_map")
+    try:
+        raw = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{INDEX} is no JSON: {error}") from error
+    mapping = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(mapping, dict) or not all(isinstance(n, str) for n in mapping.values()):
         raise CheckpointError(f"{INDEX} has no weight_map")
     names = sorted(set(mapping.values()))
-    if any(Path(name).name != name for name in names):
+    if any(Path(name).name != name or not name.endswith(SUFFIX) for name in names):
         raise CheckpointError(f"{INDEX} names a file that is not beside it")
     return [folder / name for name in names]
 
@@ -69,12 +75,88 @@ def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     return parts.requires_grad_(False).eval()
 
 
-def _listed(kind: str, keys: list[str]) -> list[str]:
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight, by its key; makes none of them."""
+    parts = build_parts(config, torch.float32, torch.device("meta"))
+    return {key: tuple(value.shape) for key, value in parts.state_dict().items()}
+
+
+@attrs.frozen(kw_only=True)
+class Survey:
+    """How the headers of a checkpoint's files compare with what its config asks for.
+
+    Attributes:
+        tensors: keys that fit.
+        missing: keys that are asked for and not there.
+        unknown: keys that are there and not asked for.
+        misshaped: keys of another shape, with both shapes.
+    """
+
+    tensors: int
+    missing: tuple[str, ...]
+    unknown: tuple[str, ...]
+    misshaped: tuple[str, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, a line each; none where the checkpoint fits."""
+        return [
+            *_listed("missing keys", self.missing),
+            *_listed("unknown keys", self.unknown),
+            *_listed("keys of another shape", self.misshaped),
+        ]
+
+
+def _listed(kind: str, keys: tuple[str, ...]) -> list[str]:
     if not keys:
         return []
     shown = ", ".join(keys[:LISTED_MAX])
     more = f" and {len(keys) - LISTED_MAX} more" if len(keys) > LISTED_MAX else ""
     return [f"{len(keys)} {kind}: {shown}{more}"]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file, whose own types are none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+
+
+def survey(wanted: Mapping[str, tuple[int, ...]], folder: Path) -> Survey:
+    """Compare the files' headers with the shapes that are wanted; reads no weights.
+
+    Args:
+        wanted: shapes by key.
+        folder: holds the safetensors files.
+
+    Raises:
+        OSError: a file is missing.
+        CheckpointError: a file is damaged.
+    """
+    missing, unknown, misshaped, tensors = set(wanted), [], [], 0
+    for path in weight_files(folder):
+        with _opened(path) as file:
+            for key in sorted(file.keys()):
+                if key in UNUSED:
+                    continue
+                if key not in wanted:
+                    unknown.append(key)
+                    continue
+                missing.discard(key)
+                shape = tuple(file.get_slice(key).get_shape())
+                if shape == wanted[key]:
+                    tensors += 1
+                else:
+                    misshaped.append(f"{key} {shape} not {wanted[key]}")
+    return Survey(
+        tensors=tensors,
+        missing=tuple(sorted(missing)),
+        unknown=tuple(sorted(unknown)),
+        misshaped=tuple(sorted(misshaped)),
+    )
 
 
 def load_parts(
@@ -98,31 +180,13 @@ def load_parts(
         OSError: a file is missing.
         CheckpointError: a key is unknown, missing or of another shape, or a file is damaged.
     """
+    problems = survey(shapes(config), folder).problems
+    if problems:
+        raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
     parts = build_parts(config, dtype, torch.device(device))
     wanted = parts.state_dict()
-    missing, unknown, misshaped = set(wanted), [], []
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for key in sorted(file.keys()):
-                    if key in UNUSED:
-                        continue
-                    if key not in wanted:
-                        unknown.append(key)
-                        continue
-                    missing.discard(key)
-                    shape = tuple(file.get_slice(key).get_shape())
-                    if shape != tuple(wanted[key].shape):
-                        misshaped.append(f"{key} {shape} not {tuple(wanted[key].shape)}")
-                    else:
-                        wanted[key].copy_(file.get_tensor(key))
-        except SafetensorError as error:
-            raise CheckpointError(f"{path.name} cannot be read: {error}") from error
-    wrong = [
-        *_listed("missing keys", sorted(missing)),
-        *_listed("unknown keys", sorted(unknown)),
-        *_listed("keys of another shape", sorted(misshaped)),
-    ]
-    if wrong:
-        raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(wrong))
+        with _opened(path) as file:
+            for key in sorted(set(file.keys()) - UNUSED):
+                wanted[key].copy_(file.get_tensor(key))
     return parts

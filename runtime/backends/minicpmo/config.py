@@ -200,8 +200,10 @@ def _vision(raw: Mapping[str, Any]) -> VisionConfig:
 
 def _tts(raw: Mapping[str, Any]) -> TtsConfig:
     section = _section(raw, "tts_config")
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-    names = (*names, "num_key_value_heads", "max_position_embeddings")
+    names = (
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+        *("num_key_value_heads", "max_position_embeddings"),
+    )
     missing = [name for name in names if name not in section]
     if missing:
         raise ValueError(f"config.tts_config: missing keys {missing}")
@@ -256,7 +258,10 @@ def load_config(path: Path) -> ModelConfig:
         OSError: it cannot be read.
         ValueError: it is no JSON object, or not one that is supported.
     """
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name} is not an object")
     return read_config(raw, path.parent.name)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -24,6 +25,7 @@ from .attention import KvSlots, Row, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
 from .parts import Parts
+from .plan import StoreShape, stores
 from .state import Overwritten
 from .vocoder import Vocoder
 from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
@@ -39,26 +41,12 @@ def _padded(rows: Tensor, count: int) -> Tensor:
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, lacking)) if lacking else rows
 
 
-def _kv(config: Any, slots: int, capacity: int, window: int | None, weight: Tensor) -> KvSlots:
-    heads = config.num_attention_heads
-    return KvSlots(
-        layers=config.num_hidden_layers,
-        slots=slots,
-        heads=config.num_key_value_heads,
-        capacity=capacity,
-        width=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        window=window,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
-
-
 class Machine:
     """Answers requests; see `work.py`.
 
     Args:
         parts: the weights.
-        vocoder: codes to sound.
+        vocoder: codes to sound; None where the model has no voice.
         slots: sessions at once.
 
     Attributes:
@@ -67,22 +55,17 @@ class Machine:
         tts: of the speech decoder.
     """
 
-    def __init__(self, parts: Parts, vocoder: Vocoder, slots: int) -> None:
-        config, weight = parts.config, parts.llm.lm_head.weight
+    def __init__(self, parts: Parts, vocoder: Vocoder | None, slots: int) -> None:
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
-        window = config.llm.sliding_window if config.llm.use_sliding_window else None
-        self.llm = _kv(config.llm, slots, config.context_limit, window, weight)
-        llama = config.tts.llama
-        self.tts = _kv(llama, slots, llama.max_position_embeddings, None, weight)
-        self.audio = KvSlots(
-            layers=config.audio.encoder_layers,
-            slots=slots,
-            heads=config.audio.encoder_attention_heads,
-            capacity=config.audio.units * UNIT_FRAMES,
-            width=config.audio.d_model // config.audio.encoder_attention_heads,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
+        shapes = stores(parts.config)
+        self.llm = self._store(shapes["llm"])
+        self.tts = self._store(shapes["tts"])
+        self.audio = self._store(shapes["audio"])
+
+    def _store(self, shape: StoreShape) -> KvSlots:
+        weight = self.parts.llm.lm_head.weight
+        sizes = attrs.asdict(shape)
+        return KvSlots(**sizes, slots=self.slots, dtype=weight.dtype, device=weight.device)
 
     @property
     def config(self) -> ModelConfig:
@@ -106,6 +89,7 @@ class Machine:
                 return self._hear([work.hearing for work in works if isinstance(work, Hear)])
             if isinstance(first, Sound):
                 soundings = [work.sounding for work in works if isinstance(work, Sound)]
+                assert self.vocoder is not None
                 return list(self.vocoder.sound(soundings))
             return [self._one(work) for work in works]
 
@@ -166,7 +150,7 @@ class Machine:
     def clear(self, slot: int) -> None:
         """Wipe a slot: nothing of a session is left for the next one."""
         for store in (self.llm, self.tts, self.audio):
-            store.clear(slot, 0, store.capacity)
+            store.wipe(slot)
 
 
 def rows_are_independent(parts: Parts) -> bool:

@@ -100,7 +100,8 @@ class MelFrontEnd:
         """
         frames = sound.unfold(-1, FFT, HOP) * self._window  # (..., N, 400)
         power = torch.fft.rfft(frames).abs().square()  # (..., N, 201)
-        return (power @ self._filters).clamp_min(POWER_MIN).log10()
+        mel: Tensor = (power @ self._filters).clamp_min(POWER_MIN).log10()
+        return mel
 
     def _frames(self, buffer: Tensor, first: int, end: int) -> Tensor:
         """Frames `first` to `end` of a buffer, mirrored at its edges, (end - first, bands)."""

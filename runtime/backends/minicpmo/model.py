@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import torch
 
 from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
@@ -23,26 +24,27 @@ from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 from ..base import BackendError, BackendInfo
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
+from .device import device_name
 from .machine import ROWS_MIN, Machine, rows_are_independent
 from .session import ModelSession
 from .tokens import Tokens
-from .vocoder import PieceVocoder
+from .voices import load_vocoder
 from .work import Work, alone
 
 THREADS: Final = 1
 SLOTS: Final = 8
 """Sessions that one core of a common machine serves at one unit a second, with room to spare."""
-LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
 VOCODER: Final = Path("assets/token2wav")
 """Where a checkpoint keeps its vocoder."""
+LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
 
 
-def fingerprint(folder: Path, config: ModelConfig) -> Mapping[str, str]:
+def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
     """What a full replay must find equal.
 
     Args:
         folder: the model's.
-        config: as loaded from it.
+        machine: as loaded from it.
 
     Returns:
         Hashes of the files, versions, and how this process computes.
@@ -51,27 +53,42 @@ def fingerprint(folder: Path, config: ModelConfig) -> Mapping[str, str]:
         "weights": weight_files(folder),
         "config": [folder / "config.json"],
         "tokenizer": [folder / "tokenizer.json", folder / "tokenizer_config.json"],
-        "vocoder": sorted((folder / VOCODER).glob("*")),
+        "vocoder": sorted((folder / VOCODER).rglob("*")),
     }
     hashes = {}
     for name, paths in files.items():
         digest = hashlib.sha256()
         for path in paths:
-            if path.exists():
+            if path.is_file():
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         hashes[name] = digest.hexdigest()
+    keys, vocoder = machine.llm.keys, machine.vocoder
     return {
-        "model": config.name,
+        "model": machine.config.name,
         **hashes,
+        "voice": "none" if vocoder is None else vocoder.fingerprint,
         **{name: version(name) for name in LIBRARIES},
-        "device": "cpu",
-        "dtype": "float32",
+        "device": device_name(keys.device),
+        "dtype": str(keys.dtype).removeprefix("torch."),
         "attention": "sdpa, row by row",
         "batch": f"{ROWS_MIN} rows at least",
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def load_tokens(folder: Path, config: ModelConfig) -> Tokens:
+    """Load a checkpoint's tokenizer.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: it is malformed, or has more ids than the model.
+    """
+    tokens, vocabulary = Tokens(folder), int(config.llm.vocab_size)
+    if tokens.size > vocabulary:
+        raise ValueError(f"tokenizer has {tokens.size} ids, the model {vocabulary}")
+    return tokens
 
 
 class DuplexModel:
@@ -84,16 +101,31 @@ class DuplexModel:
     """
 
     def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
-        self.machine, self.tokens, self.info = machine, tokens, info
+        self.machine, self.tokens, self._info = machine, tokens, info
         self._taken: set[int] = set()
 
+    @property
+    def info(self) -> BackendInfo:
+        """What it is; `speaks` follows the vocoder, the rest is constant."""
+        vocoder = self.machine.vocoder
+        return attrs.evolve(self._info, speaks=vocoder is not None and vocoder.is_ready)
+
     @classmethod
-    def load(cls, folder: Path, *, slots: int = SLOTS) -> DuplexModel:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        slots: int = SLOTS,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> DuplexModel:
         """Load a model.
 
         Args:
             folder: holds the checkpoint.
             slots: sessions at once; the memory of all is made now.
+            device: where it computes.
+            dtype: of weights, keys and values.
 
         Returns:
             The model, ready to open sessions.
@@ -104,21 +136,31 @@ class DuplexModel:
         """
         torch.set_num_threads(THREADS)
         config = load_config(folder / "config.json")
-        tokens = Tokens(folder)
-        vocabulary = int(config.llm.vocab_size)
-        if tokens.size > vocabulary:
-            raise ValueError(f"tokenizer has {tokens.size} ids, the model {vocabulary}")
-        parts = load_parts(config, folder)
-        machine = Machine(parts, PieceVocoder.load(folder / VOCODER), slots)
+        tokens = load_tokens(folder, config)
+        parts = load_parts(config, folder, dtype, device)
+        machine = Machine(parts, load_vocoder(folder / VOCODER, slots=slots), slots)
+        return cls.of(machine, tokens, fingerprint(folder, machine))
+
+    @classmethod
+    def of(cls, machine: Machine, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:
+        """A model of parts that are there already.
+
+        Args:
+            machine: the weights and the slots.
+            tokens: the tokenizer.
+            facts: its fingerprint.
+        """
+        config, device, vocoder = machine.config, machine.llm.keys.device, machine.vocoder
+        is_exact = vocoder is None or vocoder.is_exact
         info = BackendInfo(
             name=config.name,
             modes=("audio", "video"),
-            slots=slots,
+            slots=machine.slots,
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
             can_rollback=True,
-            deterministic=rows_are_independent(parts),
-            fingerprint=fingerprint(folder, config),
+            deterministic=device.type == "cpu" and is_exact and rows_are_independent(machine.parts),
+            fingerprint=facts,
         )
         return cls(machine, tokens, info)
 
@@ -162,11 +204,7 @@ class BlockingSession:
     def __init__(self, model: DuplexModel, session: ModelSession) -> None:
         self._model, self._session = model, session
         self.slot = -1
-        try:
-            self.opened: Opened = alone(session.open(), model.compute)
-        except BaseException:
-            session.release()
-            raise
+        self.opened: Opened = alone(session.open(), model.compute)
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """See `ModelSession.unit`."""

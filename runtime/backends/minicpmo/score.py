@@ -11,64 +11,46 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import attrs
 import numpy as np
-import soundfile
-from numpy.typing import NDArray
 
-from protocol.model import (
-    INPUT_RATE_HZ,
-    UNIT_SAMPLES,
-    DuplexConfig,
-    Opening,
-    Unit,
-    UnitResult,
-    Voice,
-)
+from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
 
 from .model import DuplexModel
+from .staging import (
+    AFTER,
+    SEEING,
+    known_phrases,
+    picture,
+    play,
+    read_manifest,
+    read_speech,
+    room,
+    speak_into,
+    stage_phrase,
+)
 
-Pcm = NDArray[np.float32]
-
-FORCED: Final = 3
-"""Units at the start of a session that must listen, by default."""
+COLOURS: Final = {
+    "red": ((214, 34, 40), (150, 22, 30), (235, 60, 62)),
+    "green": ((40, 168, 60), (30, 120, 62), (90, 205, 96)),
+    "blue": ((36, 72, 205), (24, 50, 140), (70, 110, 236)),
+    "yellow": ((240, 214, 30), (215, 190, 44), (250, 228, 88)),
+    "black": ((12, 12, 14), (24, 22, 20), (4, 8, 16)),
+    "white": ((246, 246, 248), (250, 248, 242), (238, 240, 242)),
+}
+"""Shades of each colour that pictures are made of, RGB."""
+SIZES: Final = ((400, 300), (256, 256), (352, 198))
+"""Width and height of those pictures; training has other sizes."""
+BARGE_OFFSETS: Final = 5
+"""A phrase that is said into an answer starts 0 to 0.4 s into a unit, in steps of 0.1 s."""
 SHOWN_EVERY: Final = 3
-"""Seconds from picture to picture that `tiny` was found to bear."""
-AFTER: Final = 5
-"""Units after the phrase: enough for the longest answer and a listen."""
-ROOM_DB: Final = -62.0
-"""RMS of the quiet room in which the phrases are played, relative to full scale."""
+"""Seconds from picture to picture where they come seldom."""
 LONG_UNITS: Final = 30
 """Seconds of silence, and of each noise, that must pass without a word."""
-
-
-@attrs.frozen(kw_only=True)
-class Heldout:
-    """One rendering of the manifest.
-
-    Attributes:
-        file: name of the FLAC file.
-        phrase: what is said.
-        answer: what the model should say; empty for speech that it must not answer.
-        voice: espeak-ng's accent and variant.
-        speed: words a minute.
-        pitch: 0-99.
-        start: first sample of speech.
-        end: sample after the last of speech.
-    """
-
-    file: str
-    phrase: str
-    answer: str
-    voice: str
-    speed: int
-    pitch: int
-    start: int
-    end: int
 
 
 @attrs.frozen(kw_only=True)
@@ -90,76 +72,6 @@ class Outcome:
     latency_s: float
 
 
-def read_manifest(folder: Path) -> list[Heldout]:
-    """The manifest of a folder of renderings, in its order."""
-    raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return [Heldout(**entry) for entry in raw["renderings"]]
-
-
-def room(samples: int, key: int, level_db: float = ROOM_DB) -> Pcm:
-    """White noise that depends on `key` alone, 16 kHz."""
-    noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(samples)
-    pcm: Pcm = (noise * 10.0 ** (level_db / 20.0)).astype(np.float32)
-    return pcm
-
-
-def play(
-    model: DuplexModel, pcm: Pcm, seed: int, frames: tuple[bytes, ...] = (), *, every: int = 1
-) -> Iterator[UnitResult]:
-    """Play sound into a new session; what does not fill a unit is left out.
-
-    Args:
-        model: the model.
-        pcm: 16 kHz, in [-1, 1].
-        seed: the session's.
-        frames: JPEG files to show.
-        every: in which units: 1 is all of them.
-
-    Yields:
-        Each unit's result, after it was finalized.
-    """
-    session = model.open(
-        Opening(
-            instructions="You are a helpful assistant.",
-            voice=Voice(),
-            config=DuplexConfig(),
-            seed=seed,
-        )
-    )
-    for index in range(len(pcm) // UNIT_SAMPLES):
-        second = pcm[index * UNIT_SAMPLES : (index + 1) * UNIT_SAMPLES]
-        shown = frames if index % every == 0 else ()
-        unit = Unit(index=index, pcm=second.astype("<f4").tobytes(), frames=shown)
-        result = session.run_unit(unit)
-        session.finalize(index, interrupted=False)
-        yield result
-    session.release()
-
-
-def stage_phrase(
-    folder: Path, item: Heldout, place: int, lead_s: float = FORCED
-) -> tuple[Pcm, int]:
-    """Put a rendering into a quiet room.
-
-    Args:
-        folder: where the file lies.
-        item: which.
-        place: its place in the list; gives the pause before it, in steps of 0.1 s, and the room.
-        lead_s: seconds before that pause.
-
-    Returns:
-        The sound, and the sample after the phrase's last.
-    """
-    speech, rate = soundfile.read(folder / item.file, dtype="float32")
-    assert rate == INPUT_RATE_HZ, (item.file, rate)
-    begin = int(lead_s * INPUT_RATE_HZ) + place * 7 % 10 * INPUT_RATE_HZ // 10
-    end = begin + item.end
-    units = -(-end // UNIT_SAMPLES) + AFTER
-    pcm = room(units * UNIT_SAMPLES, place)
-    pcm[begin : begin + len(speech)] += speech
-    return pcm, end
-
-
 def judge(results: list[UnitResult], end: int) -> Outcome:
     """Sum a session up; `end` is the sample after the phrase's last."""
     spoke = [result for result in results if not result.is_listen]
@@ -175,7 +87,7 @@ def judge(results: list[UnitResult], end: int) -> Outcome:
 
 def score_heldout(model: DuplexModel, folder: Path) -> dict[str, float]:
     """The known phrases in voices that training never heard."""
-    items = [item for item in read_manifest(folder) if item.answer]
+    items = known_phrases(folder)
     outcomes = []
     for place, item in enumerate(items):
         pcm, end = stage_phrase(folder, item, place)
@@ -216,7 +128,7 @@ def score_quiet(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 def score_late(model: DuplexModel, folder: Path) -> dict[str, float]:
     """A phrase after a minute of quiet is answered like one after three seconds."""
-    items = [item for item in read_manifest(folder) if item.answer][::25]
+    items = known_phrases(folder)[::25]
     right = []
     for place, item in enumerate(items):
         pcm, end = stage_phrase(folder, item, place, lead_s=60.0)
@@ -226,7 +138,7 @@ def score_late(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 def score_omni(model: DuplexModel, folder: Path) -> dict[str, float]:
     """A quarter of the known phrases with a picture every third second, and with one in each."""
-    items = [item for item in read_manifest(folder) if item.answer][::4]
+    items = known_phrases(folder)[::4]
     frame = (folder.parent / "frame.jpg").read_bytes()
     shares = []
     for every in (SHOWN_EVERY, 1):
@@ -243,12 +155,74 @@ def score_omni(model: DuplexModel, folder: Path) -> dict[str, float]:
     }
 
 
+def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """What it says it sees: shades and sizes that training did not have, and nothing at all."""
+    items = [item for item in read_manifest(folder) if item.phrase == SEEING]
+    trials: list[tuple[str, tuple[bytes, ...]]] = [
+        (name, (picture(shade, SIZES[index], index),))
+        for name, shades in COLOURS.items()
+        for index, shade in enumerate(shades)
+    ]
+    trials += [*trials, *[("nothing", ())] * len(COLOURS)]
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for place, (name, frames) in enumerate(trials):
+        pcm, end = stage_phrase(folder, items[place % len(items)], place)
+        outcome = judge(list(play(model, pcm, place, frames)), end)
+        right[bool(frames)].append(outcome.text == f"I see {name}.")
+    return {
+        "pictures": len(right[True]),
+        "named_right": float(np.mean(right[True])),
+        "nothing_right": float(np.mean(right[False])),
+    }
+
+
+def score_barge(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """Somebody speaks into an answer: it stops at once, and answers what was said."""
+    items, strange = known_phrases(folder), [i for i in read_manifest(folder) if not i.answer]
+    stopped, answered = [], []
+    for place, item in enumerate(items[::2]):
+        other = items[(2 * place + 37) % len(items)] if place % 5 else strange[place % len(strange)]
+        speech = read_speech(folder, other)
+        begin = place % BARGE_OFFSETS * INPUT_RATE_HZ // 10
+        units = -(-(begin + len(speech)) // UNIT_SAMPLES) + AFTER
+        sound = room(units * UNIT_SAMPLES, place)
+        sound[begin : begin + len(speech)] += speech
+        played = speak_into(model, stage_phrase(folder, item, place)[0], place, sound)
+        if played is None:
+            continue
+        first, *rest = played[1]
+        stopped.append(first.end_of_turn and not first.text)
+        if other.answer:
+            answered.append(stopped[-1] and "".join(r.text for r in rest) == other.answer)
+    return {
+        "answers": len(stopped),
+        "stopped_at_once": float(np.mean(stopped)),
+        "answered_right": float(np.mean(answered)),
+    }
+
+
+def score_noise_during_answer(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """Noise and knocks during an answer do not stop it."""
+    whole = []
+    for place, item in enumerate(known_phrases(folder)[::4]):
+        sound = room(AFTER * UNIT_SAMPLES, place, (-62.0, -45.0, -35.0)[place % 3])
+        sound[4000:4400] += (0.3 if place % 2 else 0.0) * np.hanning(400).astype(np.float32)
+        played = speak_into(model, stage_phrase(folder, item, place)[0], place, sound)
+        if played is not None:
+            said = "".join(r.text for r in (*played[0], *played[1]))
+            whole.append(said == item.answer or not item.answer.startswith(played[0][-1].text))
+    return {"answers": len(whole), "went_on": float(np.mean(whole))}
+
+
 SCORES: Final[dict[str, Callable[[DuplexModel, Path], dict[str, float]]]] = {
     "heldout": score_heldout,
     "unknown": score_unknown,
     "quiet": score_quiet,
     "late": score_late,
     "omni": score_omni,
+    "colour": score_colour,
+    "barge": score_barge,
+    "noise_during_answer": score_noise_during_answer,
 }
 
 

@@ -38,7 +38,7 @@ from .work import Feed, Steps
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
 
-Phase = Literal["new", "ready", "ran", "failed", "released"]
+Phase = Literal["new", "ready", "ran", "failed", "lost", "released"]
 
 
 class ModelSession:
@@ -66,7 +66,7 @@ class ModelSession:
         self.opened: Opened
 
     def open(self) -> Steps[Opened]:
-        """Prefill the prompt.
+        """Prefill the prompt; where that fails, the slot is as empty as before.
 
         Raises:
             ContextFull: the prompt does not fit.
@@ -74,16 +74,24 @@ class ModelSession:
         """
         self._require("new")
         try:
+            return (yield from self._open())
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(self) -> Steps[Opened]:
+        try:
             reference = read_pcm(self._opening.voice.tts_pcm)
         except ValueError as error:
             raise BackendError(f"malformed reference audio: {error}") from error
+        vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
         self._setting = Setting(
             parts=self._machine.parts,
             tokens=self._tokens,
-            vocoder=self._machine.vocoder,
+            vocoder=vocoder,
             opening=self._opening,
             slot=self._slot,
-            voice=self._machine.vocoder.open(reference),
+            voice=vocoder.open(reference) if vocoder is not None and is_spoken else None,
         )
         filled: Prefilled = yield from prefill(
             self._machine.parts, self._tokens, self._opening, self._slot
@@ -160,7 +168,7 @@ class ModelSession:
         self._require("ran", index)
         began, ids, state = time.perf_counter_ns(), self._tokens.ids, self._state
         fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
-        self._phase = "failed"
+        self._phase = "lost"  # Until all of it is done: a window may have moved what was there.
         yield Feed(slot=self._slot, start=state.length, rows=self._machine.parts.embed(fed))
         length = state.length + len(fed)
         text = tuple(index for index in state.said if index not in self._tokens.control)
@@ -179,11 +187,13 @@ class ModelSession:
         return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
 
     def rollback(self, index: int) -> None:
-        """Restore the state from before unit `index`, whether it failed or only ran.
+        """Restore the state from before unit `index`, whether it was refused, failed or only ran.
 
         Raises:
             BackendError: called out of order.
         """
+        if self._phase == "ready" and index > self._running:
+            return  # It was refused before it began, as for a broken frame: nothing to undo.
         self._require("failed" if self._phase == "failed" else "ran", index)
         if self._before.overwritten is not None:
             self._machine.put_back(self._slot, self._before.overwritten)

@@ -1,9 +1,9 @@
 """A picture to slices: how many, of which size, and their patches.
 
 Big pictures are seen twice: whole, scaled down to about one slice's area, and cut into a grid of
-slices that is nearest to the picture's shape, each scaled to about one slice's area. The first slice
-is always the whole picture. Sides are multiples of a patch. (model.md, "slices"; the rules are the
-public image processor's.)
+slices that is nearest to the picture's shape, each scaled to about one slice's area. The first
+slice is always the whole picture. Sides are multiples of a patch. (model.md, "slices"; the rules
+are the public image processor's.)
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Slicing:
             self._round(width, columns) / columns, self._round(height, rows) / rows, upscale=True
         )
         fine = scale(pixels, (one[0] * columns, one[1] * rows))  # (3, rows * h, columns * w)
-        cells = [cell for band in fine.split(one[1], dim=1) for cell in band.split(one[0], dim=2)]
+        bands = torch.split(fine, one[1], dim=1)
+        cells = [cell for band in bands for cell in torch.split(band, one[0], dim=2)]
         return [scale(pixels, self._fit(width, height, upscale=False)), *cells]
 
 
@@ -103,6 +104,6 @@ def scale(pixels: Pixels, size: tuple[int, int]) -> Tensor:
     """
     picture = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     if (size[1], size[0]) != tuple(picture.shape[2:]):
-        # Bytes, not floats: columns are scaled and clipped to whole values before rows, as Pillow does.
+        # Bytes, not floats: columns are scaled to whole values before rows, as Pillow does.
         picture = F.interpolate(picture, size=(size[1], size[0]), mode="bicubic", antialias=True)
     return picture[0].float() / 127.5 - 1.0

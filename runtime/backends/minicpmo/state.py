@@ -1,9 +1,9 @@
-"""The state of one session as an explicit value; going back to a unit's start is keeping the old one.
+"""The state of one session as an explicit value: to go back is to keep the old one.
 
 Keys and values lie in the slot (`KvSlots`); the state holds how much of each counts. What is behind
 a length is never read, so an older state is whole as long as nothing before its lengths was
-overwritten. That happens in one place, where the audio encoder starts over; `Overwritten` keeps what
-was there.
+overwritten. That happens in one place, where the audio encoder starts over; `Overwritten` keeps
+what was there.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ NAMES: dict[str, str] = {
 }
 """The field of `ControlIds` to the token's name in the tokenizer."""
 
+
 class Tokens:
     """A tokenizer with the control ids at hand.
 
@@ -88,8 +89,12 @@ class Tokens:
         except Exception as error:  # The library raises plain `Exception`.
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.encode_special_tokens = True
-        found = {field: self._tokenizer.token_to_id(name) for field, name in NAMES.items()}
-        missing = [NAMES[field] for field, index in found.items() if index is None]
+        found: dict[str, int] = {}
+        for field, name in NAMES.items():
+            index = self._tokenizer.token_to_id(name)
+            if index is not None:
+                found[field] = index
+        missing = [name for field, name in NAMES.items() if field not in found]
         if missing:
             raise ValueError(f"tokenizer.json has no control tokens {missing}")
         self.ids = ControlIds(**found)

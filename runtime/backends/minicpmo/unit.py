@@ -51,18 +51,24 @@ class Setting:
     Attributes:
         parts: the weights; shared, never changed.
         tokens: the tokenizer; shared.
-        vocoder: codes to sound; shared.
+        vocoder: codes to sound; shared. None where the model has no voice.
         opening: the session's settings.
         slot: where its keys and values lie.
-        voice: what the vocoder made of its reference audio.
+        voice: what the vocoder made of its reference audio; None gives text alone.
     """
 
     parts: Parts
     tokens: Tokens
-    vocoder: Vocoder
+    vocoder: Vocoder | None
     opening: Opening
     slot: int
     voice: object = attrs.field(default=None, eq=False)
+
+    @property
+    def speaks(self) -> bool:
+        """Units are to be spoken, and can be now."""
+        is_wanted = self.opening.config.generate_audio and self.voice is not None
+        return is_wanted and self.vocoder is not None and self.vocoder.is_ready
 
 
 def input_hash(unit: Unit) -> str:
@@ -122,7 +128,7 @@ class UnitRun:
         spoken = self._spend("llm", middle)
         ended = bool(self.fed) and self.fed[-1] == self.setting.tokens.ids.turn_eos
         self.state = self.state.but(said=tuple(index for index, _ in self.spoken))
-        if not is_listen and self.cut is None and config.generate_audio:
+        if not is_listen and self.cut is None and self.setting.speaks:
             yield from self._speak(last=ended)
             vocal = self._spend("tts", spoken)
             if self.cut is None:
@@ -249,6 +255,7 @@ class UnitRun:
         if self._cut_at("token2wav", 0):
             return
         setting, speech = self.setting, self.state.speech
+        assert setting.vocoder is not None
         silence = (setting.vocoder.silent_code,) * LOOKAHEAD
         voicing = speech.voicing or Voicing(buffer=silence)
         portions, waiting = voicing.portions(self.codes, last=last)

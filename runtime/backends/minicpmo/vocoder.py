@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 Pcm = NDArray[np.float32]
@@ -53,16 +54,35 @@ class Vocoder(Protocol):
         """The code that a turn's buffer starts with."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """It can give sound now; while it cannot, units give text alone."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """The same codes are proven to give the same bytes in the same environment."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What it is, for a full replay to find equal, besides its files."""
+        ...
+
     def open(self, reference: Pcm) -> object:
-        """Prepare a voice from reference audio (16 kHz, may be empty); shared by its turns."""
+        """Prepare a voice from reference audio (16 kHz, may be empty); shared by its turns.
+
+        Returns:
+            The voice; None where the session is to have none, and gives text alone.
+        """
         ...
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """Turn codes into sound, for several sessions at once.
 
         Returns:
-            For each: float32 at 24 kHz, 960 samples a code that was not only looked at, and the
-            state for the turn's next codes.
+            For each: float32 at 24 kHz, 960 samples a code that was not only looked at, and what
+            was held back of them at the turn's end; and the state for the turn's next codes.
         """
         ...
 
@@ -117,6 +137,10 @@ class PieceVocoder:
         pieces: int16, (codes, search + frame + overlap).
     """
 
+    is_ready = True
+    is_exact = True
+    fingerprint = "pieces"
+
     def __init__(
         self, *, frame: int, overlap: int, search: int, silent_code: int, pieces: NDArray[np.int16]
     ) -> None:
@@ -135,17 +159,17 @@ class PieceVocoder:
             OSError: a file is missing.
             ValueError: they do not fit each other.
         """
-        sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        pieces = load_file(folder / "pieces.safetensors")["pieces"]
         names = ("frame", "overlap", "search", "silent_code")
         try:
+            sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            pieces = load_file(folder / "pieces.safetensors")["pieces"]
             return cls(**{name: int(sizes[name]) for name in names}, pieces=pieces)
-        except (KeyError, AssertionError) as error:
+        except (KeyError, ValueError, AssertionError, SafetensorError) as error:
             raise ValueError(f"the vocoder's files do not fit: {error!r}") from error
 
-    def open(self, reference: Pcm) -> object:
+    def open(self, reference: Pcm) -> object:  # noqa: ARG002
         """See `Vocoder.open`: there is one voice, whatever the reference."""
-        return None
+        return "the only one"
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """See `Vocoder.sound`."""

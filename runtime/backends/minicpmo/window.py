@@ -117,6 +117,7 @@ def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[N
         rows = parts.embed((*after.previous, *after.suffix))
         yield Feed(slot=slot, start=after.prefix, rows=rows)
     frequencies: Tensor = parts.llm.model.rotary_emb.inv_freq
+    store.reach(slot, new + kept)
     store.keys[:, slot, :, new : new + kept] = rotate(keys, new - old, frequencies)
     store.values[:, slot, :, new : new + kept] = values
-    store.clear(slot, after.length, max(after.length, before.length))
+    store.wipe(slot, after.length)

@@ -10,6 +10,7 @@ same places.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -123,7 +124,10 @@ class Speak:
     start: int
     rows: Tensor
 
-    stage: ClassVar[int] = 4
+    @property
+    def stage(self) -> int:
+        """What a chunk begins with, of any length, before the codes that all go on with."""
+        return 4 if len(self.rows) > 1 else 5
 
     @property
     def bucket(self) -> Hashable:
@@ -137,7 +141,7 @@ class Sound:
 
     sounding: Sounding
 
-    stage: ClassVar[int] = 5
+    stage: ClassVar[int] = 6
 
     @property
     def bucket(self) -> Hashable:
@@ -152,7 +156,7 @@ Compute = Callable[[Sequence[Work]], list[Any]]
 
 
 def alone(steps: Steps[Result], compute: Compute) -> Result:
-    """Drive a generator to its end, one request at a time.
+    """Drive a generator to its end, one request at a time; it is told of those that fail.
 
     Args:
         steps: the generator.
@@ -161,11 +165,16 @@ def alone(steps: Steps[Result], compute: Compute) -> Result:
     Returns:
         What the generator returns.
     """
-    answer: Any = None
+    go_on: Callable[[], Work] = partial(steps.send, None)
     try:
         while True:
-            work = steps.send(answer)
-            (answer,) = compute((work,))
+            work = go_on()
+            try:
+                (answer,) = compute((work,))
+            except Exception as error:
+                go_on = partial(steps.throw, error)
+            else:
+                go_on = partial(steps.send, answer)
     except StopIteration as end:
         result: Result = end.value
         return result

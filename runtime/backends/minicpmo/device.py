@@ -1,0 +1,73 @@
+"""Where a model computes: the device and the number format that an operator asks for, or gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+)
+"""The formats by the names that the command line takes."""
+MEMINFO: Final = Path("/proc/meminfo")
+
+
+class DeviceError(ValueError):
+    """The device that was asked for cannot be had; the text says what to do."""
+
+
+def pick_device(name: str | None, *, prefer_cuda: bool) -> torch.device:
+    """The device to compute on.
+
+    Args:
+        name: `cpu`, `cuda`, or None for the default.
+        prefer_cuda: the default is a GPU where there is one.
+
+    Raises:
+        DeviceError: a GPU was asked for and there is none, or there is no device of that name.
+    """
+    if name is None:
+        name = "cuda" if prefer_cuda and torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if name != "cuda":
+        raise DeviceError(f"unknown device {name!r}: choose cpu or cuda")
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no GPU: torch finds no CUDA device; take --device cpu, or a torch built for the GPU"
+        )
+    return torch.device("cuda")
+
+
+def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """The number format: as asked for, or fp32 on a CPU and bf16 on a GPU.
+
+    Raises:
+        DeviceError: there is no format of that name.
+    """
+    if name is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise DeviceError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def device_name(device: torch.device) -> str:
+    """The device as a replay compares it: `cpu`, or the GPU's name."""
+    return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_name(device))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be had on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,143 @@
+"""The published model's shape without its weights, for measuring what no weights are needed for.
+
+The numbers are those of the public code's configuration and of model.md; the token ids are
+`tiny`'s, whose tokenizer is here. What such a model says is noise; how long it takes is not.
+
+Never run at full size by us, for want of a machine: tests run it with small shapes on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+
+from .checkpoint import build_parts
+from .config import ModelConfig, read_config
+from .machine import Machine
+from .model import THREADS, DuplexModel
+from .tokens import Tokens
+from .vocoder import Pcm, Sounding
+
+Doing = Literal["speaking", "listening"]
+
+GPU_GIB: Final = 24
+"""What the weights in bf16 (18.7 GB), one session and room to compute take."""
+FLOORS_MS: Final[Mapping[Doing, tuple[float, float]]] = {
+    "listening": (7.0, 0.6),
+    "speaking": (37.0, 2.4),
+}
+"""Model.md's floors of a unit without pictures on one H200 in bf16 at 4k of context: of one
+session, and more for each further one. Speaking is 7 text tokens a unit."""
+SPEAKING_TOKENS: Final = 8
+"""Tokens fed in a speaking unit: the one that begins it, and 7 of text."""
+
+FULL: Final[Mapping[str, Any]] = {
+    "name": "full",
+    "vocab_size": 151_748,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "drop_vision_last_layer": True,
+    "audio_config": {
+        "d_model": 1024,
+        "encoder_layers": 24,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+    },
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 980,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    },
+    "tts_config": {
+        "llm_dim": 4096,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 20,
+        "num_key_value_heads": 12,
+        "max_position_embeddings": 4096,
+        "num_text_tokens": 152_064,
+        "num_audio_tokens": 6562,
+        "audio_bos_token_id": 151_687,
+    },
+}
+"""A `config.json` of the published shape. Whisper's 80 mel bands and Qwen3's sizes are those of the
+models that it is made of, which the public code leaves to the checkpoint's own file."""
+
+
+class Mute:
+    """In place of a vocoder: codes are made and give no sound."""
+
+    silent_code = 0
+    is_ready = True
+    is_exact = True
+    fingerprint = "mute"
+
+    def open(self, reference: Pcm) -> object:  # noqa: ARG002
+        """See `Vocoder.open`: a voice, so that codes are asked for."""
+        return "mute"
+
+    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+        """See `Vocoder.sound`: no samples."""
+        return [(np.zeros(0, np.float32), None) for _ in soundings]
+
+
+def full_config(layers_scale: float = 1.0) -> ModelConfig:
+    """The published shape.
+
+    Args:
+        layers_scale: a factor on the language model's layers, for a smaller GPU; widths stay.
+    """
+    layers = max(1, round(FULL["num_hidden_layers"] * layers_scale))
+    return read_config({**FULL, "num_hidden_layers": layers}, "full")
+
+
+def random_model(
+    config: ModelConfig,
+    tokenizer: Path,
+    *,
+    slots: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DuplexModel:
+    """A model of any shape with random weights and without a voice of its own.
+
+    Args:
+        config: the shape.
+        tokenizer: a folder with a tokenizer that has no more ids than the model.
+        slots: sessions at once.
+        device: where it computes.
+        dtype: of weights, keys and values.
+    """
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    machine = Machine(build_parts(config, dtype, device), Mute(), slots)
+    return DuplexModel.of(machine, Tokens(tokenizer), {})
+
+
+def floor_ms(doing: Doing, sessions: int) -> float:
+    """The least that a unit of each of `sessions` can take on an H200, by model.md."""
+    first, further = FLOORS_MS[doing]
+    return first + further * (sessions - 1)
+
+
+def gpu_bytes() -> int | None:
+    """Most memory that was in use on the GPU so far; None without one."""
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None

@@ -1,0 +1,78 @@
+"""Which vocoder a checkpoint's `assets/token2wav` is for, and what is missing for it.
+
+Small pieces of sound are `tiny`'s; the published files are the public package's, which runs in a
+process of its own (`token2wav.py`). Without either, or without the package, a model gives text and
+no speech, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from .token2wav import FILES, PYTHON, Options, Token2Wav
+from .token2wav_link import VoiceUnavailable, check
+from .token2wav_worker import INSTALL
+from .vocoder import PieceVocoder, Vocoder
+
+PIECES: Final = "pieces.safetensors"
+
+_log = logging.getLogger(__name__)
+
+
+def lacking(folder: Path, options: Options | None = None) -> tuple[str, ...]:
+    """Say what is missing for a voice, as `antiphon doctor` shows it; loads nothing.
+
+    Args:
+        folder: the vocoder's.
+        options: the operator's; None reads the environment.
+
+    Returns:
+        A line for each thing that is missing or wrong; none where a voice can be had, but for what
+        only loading can tell: whether the files are whole, and whether there is a GPU with room.
+    """
+    if (folder / PIECES).exists():
+        return ()
+    absent = [name for name in FILES if not (folder / name).is_file()]
+    if len(absent) == len(FILES):
+        return (f"no vocoder in {folder}: neither {PIECES} nor {', '.join(FILES)}",)
+    lines = [f"{folder / name} is missing" for name in absent]
+    try:
+        python = (options or Options.from_environment()).python
+        missing = check(python)["missing"]
+    except ValueError as error:
+        return (*lines, str(error))
+    if missing:
+        lines.append(
+            f"{python} lacks {', '.join(missing)}: make a virtual environment for the vocoder, "
+            f"{INSTALL} in it, and set {PYTHON} to its python"
+        )
+    return tuple(lines)
+
+
+def load_vocoder(folder: Path, *, slots: int) -> Vocoder | None:
+    """Load the vocoder that the files are for.
+
+    Args:
+        folder: the vocoder's.
+        slots: sessions at once.
+
+    Returns:
+        The vocoder; None where there can be none, and the log says why.
+
+    Raises:
+        OSError: a file of `tiny`'s cannot be read.
+        ValueError: its files do not fit each other.
+    """
+    if (folder / PIECES).exists():
+        return PieceVocoder.load(folder)
+    reasons = lacking(folder)
+    if not reasons:
+        try:
+            return Token2Wav(folder, Options.from_environment(), slots=slots)
+        except VoiceUnavailable as error:
+            reasons = (str(error),)
+    for reason in reasons:
+        _log.warning("text alone, without speech: %s", reason)
+    return None
