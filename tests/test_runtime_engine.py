@@ -394,6 +394,20 @@ def test_the_thread_ends_when_idle_and_starts_again(monkeypatch: pytest.MonkeyPa
         assert not thread.is_alive()
 
 
+def test_a_bug_in_the_engine_hangs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Every session would wait for ever, and so would the shutdown."""
+    broken: list[list[str]] = [[]]  # No answer to one request: the scheduler trips over it.
+
+    def compute(works: Sequence[Ask]) -> list[str]:
+        return broken.pop() if broken else [work.what for work in works]
+
+    engine = Engine(compute, batch_max=4)
+    with pytest.raises(ValueError, match="zip"):
+        engine.submit(ask("lost"), due_ns=SECOND_NS).result(WAIT_S)
+    assert "the engine's thread failed" in caplog.text
+    assert engine.submit(ask("again"), due_ns=SECOND_NS).result(WAIT_S) == ["again"]
+
+
 def test_submissions_from_many_threads_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that comes just as the thread ends would wait for ever."""
     monkeypatch.setattr(engine_module, "IDLE_S", 0.0)

@@ -36,9 +36,10 @@ def resident_bytes() -> int:
 async def talk(backend: EngineBackend, number: int, slot: int) -> None:
     """One session: its opening, a unit or two, its end."""
     voice = Voice(llm_pcm=sound(number % 5, 8000) if number % 7 == 0 else b"")
-    what = opening(number, voice, generate_audio=number % 3 == 0)
+    speaks = number % 8 == 0
+    what = opening(number, voice, generate_audio=speaks, max_new_speak_tokens_per_chunk=4)
     session = await backend.open(what, slot=slot)
-    for index in range(1 + number % 2):
+    for index in range(1 + speaks):
         frames = (picture(number % 3),) if number % 5 == 0 else ()
         result = await session.run_unit(unit(index, number % 5, frames=frames))
         if number % 11 == 0:

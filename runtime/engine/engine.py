@@ -7,6 +7,7 @@ work and ends a while after: nobody has to stop it.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ import attrs
 from .scheduler import Scheduler, Task
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 IDLE_S: Final = 1.0
 """The thread ends after so long without work: more than the pause between two units."""
@@ -110,6 +113,17 @@ class Engine:
         return future
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as mistake:
+            # A bug of ours: whoever waits is told, and the next submission starts a new thread.
+            _log.exception("the engine's thread failed")
+            with self._lock:
+                self._is_running = False
+                self._take_all()
+            self._scheduler.abandon(mistake)
+
+    def _serve(self) -> None:
         spent_ns = time.thread_time_ns()
         while self._take():
             while not self._scheduler.is_idle:

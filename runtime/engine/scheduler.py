@@ -123,6 +123,13 @@ class Scheduler:
         for task, answer in zip(batch, answers, strict=True):
             self._advance(task, answer)
 
+    def abandon(self, error: BaseException) -> None:
+        """End all tasks with an error; their generators are closed where they stand."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.steps.close()
+            task.done(None, error)
+
     def _choose(self, now_ns: float) -> list[Task]:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: then first come.
         leader = ordered[0]
