@@ -32,7 +32,7 @@ class DuplexConfig:
     Attributes:
         generate_audio: whether speaking units carry PCM.
         force_listen_count: how many units at the start must listen, 0-100.
-        max_new_speak_tokens_per_chunk: tokens a unit may decide, 1-20.
+        max_new_speak_tokens_per_chunk: tokens a unit may decide, 2-20; the last one ends it.
         temperature: sampling temperature, 0-2; 0 takes the most likely token.
         top_k: candidates kept, 1-1000.
         top_p: probability mass kept, above 0 and up to 1.

@@ -39,8 +39,6 @@ from .talk_view import JsonView, LineView, View, summarize
 SPEECH: Final = Path("fixtures") / "speech"
 SOURCE_TREE: Final = Path(__file__).parents[1]
 INSTRUCTIONS: Final = "Answer what you hear and see."
-FRAME_EVERY_S: Final = 3
-"""What `tiny` bears: a picture in every second leads its answers astray (its model card)."""
 SILENCE_S: Final = 8
 """With the seconds that end the file and the close, within ten seconds of the file's own end."""
 CHECK_WAIT_S: Final = 600.0
@@ -155,15 +153,10 @@ def _plan(
         units=read_speech(speech),
         instructions=INSTRUCTIONS,
         frame=None if frame is None else read_frame(frame),
-        frame_every_s=FRAME_EVERY_S,
         silence_s_max=SILENCE_S,
         fast=fast,
     )
-    told = (
-        speech.name
-        if frame is None
-        else f"{speech.name}, showing {frame.name} every {FRAME_EVERY_S} s"
-    )
+    told = speech.name if frame is None else f"{speech.name}, showing {frame.name}"
     return Demo(model=model, folder=folder, plan=plan, speech=speech, told=told, as_json=as_json)
 
 

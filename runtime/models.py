@@ -53,8 +53,8 @@ def model_folder(name: str) -> Path:
     folder = tiny_path() if name == "tiny" else Path(name).expanduser()
     if not folder.is_dir():
         raise ModelUnknownError(
-            f"unknown model {name!r}: choose from {', '.join(MODELS)}, or name the folder of a "
-            "checkpoint"
+            f"unknown model {name!r}: choose from {', '.join(MODELS)}, {LLAMA_OMNI}URL, or name "
+            "the folder of a checkpoint"
         )
     return folder
 
@@ -65,8 +65,7 @@ def check_model(name: str) -> None:
     Raises:
         ModelUnknownError: there is none of that name, and no such folder.
     """
-    # The name of a model behind a URL is to be let through here.
-    if name != "scripted":
+    if name != "scripted" and not name.startswith(LLAMA_OMNI):
         model_folder(name)
 
 

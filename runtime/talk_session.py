@@ -47,8 +47,7 @@ class Plan:
     Attributes:
         units: the file, float32 LE 16 kHz mono, cut by `cut_units`.
         instructions: the system prompt.
-        frame: a JPEG that is shown, in mode=video; None: none is.
-        frame_every_s: how often it is shown; 1 is with each second.
+        frame: a JPEG that is shown with each second, in mode=video; None: none is.
         silence_s_max: whole seconds of silence after the file, at most.
         fast: a second as soon as the one before it was answered, and not in real time.
     """
@@ -56,7 +55,6 @@ class Plan:
     units: tuple[bytes, ...]
     instructions: str = ""
     frame: bytes | None = None
-    frame_every_s: int = 1
     silence_s_max: int = 10
     fast: bool = False
 
@@ -261,10 +259,9 @@ class _Conversation:
 
     def _append(self, number: int, unit: bytes) -> Append:
         names_units = self._session.dialect == "realtime"  # 000 has no field for an id
-        shows = number % self._plan.frame_every_s == 0
         return Append(
             pcm=unit,
-            frames=(self._plan.frame,) if self._plan.frame is not None and shows else (),
+            frames=() if self._plan.frame is None else (self._plan.frame,),
             input_id=f"{UNIT_ID}{number}" if names_units else None,
         )
 

@@ -304,7 +304,7 @@ def _inits(dice: Dice, dialect: str) -> tuple[str, ...]:
             "force_listen_count": dice.below(4),
             "temperature": pick(dice, 0, 0.7, 1.5),
             "top_k": 1 + dice.below(40),
-            "max_new_speak_tokens_per_chunk": 1 + dice.below(20),
+            "max_new_speak_tokens_per_chunk": 2 + dice.below(19),
             "generate_audio": dice.below(6) != 5,
             "listen_prob_scale": pick(dice, 1, 0, 0.3),
         }

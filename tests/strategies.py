@@ -106,7 +106,7 @@ configs = st.builds(
     DuplexConfig,
     generate_audio=st.booleans(),
     force_listen_count=st.integers(0, 100),
-    max_new_speak_tokens_per_chunk=st.integers(1, 20),
+    max_new_speak_tokens_per_chunk=st.integers(2, 20),
     temperature=st.floats(0, 2),
     top_k=st.integers(1, 1000),
     top_p=st.floats(0, 1, exclude_min=True),

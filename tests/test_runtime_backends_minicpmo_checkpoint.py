@@ -320,7 +320,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
         DuplexModel.load(folder, slots=1)
 
 
-@pytest.mark.parametrize("spoilt", ["sizes", "width", "key", "damage"])
+@pytest.mark.parametrize("spoilt", ["sizes", "width", "key", "codes", "damage"])
 def test_a_vocoder_that_does_not_fit_is_refused(folder: Path, spoilt: str) -> None:
     """The first words of a session would fail it, or be noise."""
     path = folder / VOCODER / "pieces.safetensors"
@@ -330,7 +330,7 @@ def test_a_vocoder_that_does_not_fit_is_refused(folder: Path, spoilt: str) -> No
         path.write_bytes(path.read_bytes()[:50])
     else:
         pieces = load_file(path)["pieces"]
-        name = "pieces" if spoilt == "width" else "other"
-        save_file({name: pieces[:, 1:].contiguous()}, path)
+        pieces = pieces[:-1] if spoilt == "codes" else pieces[:, 1:]
+        save_file({"other" if spoilt == "key" else "pieces": pieces.contiguous()}, path)
     with pytest.raises(ValueError, match="vocoder"):
         DuplexModel.load(folder, slots=1)

@@ -168,7 +168,7 @@ def test_forbidden_tokens_are_never_decided(tokens: Tokens) -> None:
     assert decided(tokens, {**values, 5: 1.0}) == 5
 
 
-@pytest.mark.parametrize(("asked", "fed"), [(1, 1), (2, 1), (20, 19)])
+@pytest.mark.parametrize(("asked", "fed"), [(2, 1), (20, 19)])
 def test_the_last_iteration_feeds_nothing(asked: int, fed: int) -> None:
     """A chunk would be one token too long."""
     assert fed_max(DuplexConfig(max_new_speak_tokens_per_chunk=asked)) == fed

@@ -79,13 +79,22 @@ def test_a_part_gives_what_it_gave(
     assert max(far.values()) <= TOLERANCE, far
 
 
+@pytest.mark.parametrize(("samples", "embeddings"), [(1, 0), (1280, 0), (1281, 1), (12_345, 7)])
+def test_reference_audio_gives_whole_embeddings_only(
+    parts: Parts, samples: int, embeddings: int
+) -> None:
+    """A click for reference audio must not fail, and a clip has as many rows as it was trained."""
+    mel = parts.front_end.clip(torch.zeros(samples))
+    assert parts.audio_projection_layer(parts.apm.reference(mel[None])).shape[1] == embeddings
+
+
 def test_the_comparison_sees_a_changed_weight(expected: dict[str, Tensor]) -> None:
     """Outputs that do not depend on the weights would prove nothing about them."""
     parts = load_parts(load_config(FOLDER / "config.json"), FOLDER)
     with torch.no_grad():
         for name, weight in parts.named_parameters():
             if "projector_spk" not in name:
-                weight *= 1.01
+                weight.mul_(1.01)
     for name, value in part_outputs(parts).items():
         moved = float((value - expected[name]).abs().max()) > TOLERANCE
         assert moved != name.startswith(("mel", "slice")), name

@@ -84,6 +84,19 @@ def test_basic_drops_the_oldest_down_to_six_thousand(model: DuplexModel, machine
     assert after.spans == full.spans[-len(after.spans) :]
 
 
+@pytest.mark.parametrize("policy", ["basic", "context"])
+def test_room_is_made_for_a_unit_as_large_as_the_largest(
+    model: DuplexModel, machine: Machine, policy: SlidingWindow
+) -> None:
+    """A session with large pictures would end, though its client asked for a window."""
+    full = layout(*[640] * 12, 13)
+    assert full.length <= 8000
+    assert full.length + 640 > model.info.context_limit
+    after = slid(model, full, policy)
+    assert after.length + 640 <= model.info.context_limit
+    assert after.spans == full.spans[-len(after.spans) :]
+
+
 def test_context_keeps_twenty_four_units(model: DuplexModel, machine: Machine) -> None:
     """The window would be of another length than the model knows."""
     full = layout(*range(13, 13 + 24))
@@ -285,6 +298,28 @@ def test_rollback_is_exact_where_starting_over_failed_midway(
     rows += run(session, 29, 31)
     session.release()
     assert rows == straight
+
+
+def test_rollback_is_exact_where_the_copy_failed(
+    model: DuplexModel, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unit before, which was finished, would be undone too, without a word."""
+    session = model.open(opening(3, force_listen_count=100))
+    run(session, 0, 29)
+
+    def fail(slot: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "first_block", fail)
+        with pytest.raises(MemoryError):
+            session.run_unit(unit(29, 9))
+    session.rollback(29)
+    rows = run(session, 29, 30)
+    session.release()
+    session = model.open(opening(3, force_listen_count=100))
+    assert run(session, 0, 30)[-1:] == rows
+    session.release()
 
 
 def test_the_encoder_forgets_after_twenty_nine_units(model: DuplexModel, machine: Machine) -> None:

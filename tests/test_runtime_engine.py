@@ -402,10 +402,38 @@ def test_a_bug_in_the_engine_hangs_nobody(caplog: pytest.LogCaptureFixture) -> N
         return broken.pop() if broken else [work.what for work in works]
 
     engine = Engine(compute, batch_max=4)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(RuntimeError, match="the engine failed"):
         engine.submit(ask("lost"), due_ns=SECOND_NS).result(WAIT_S)
     assert "the engine's thread failed" in caplog.text
     assert engine.submit(ask("again"), due_ns=SECOND_NS).result(WAIT_S) == ["again"]
+
+
+def test_a_thread_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine short of threads for a moment would have a dead engine for ever."""
+    engine = Engine(FakeModel().compute, batch_max=1)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            engine.submit(ask("never"), due_ns=SECOND_NS)
+    assert engine.submit(ask("now"), due_ns=SECOND_NS).result(WAIT_S) == ["now"]
+    assert engine.statistics.tasks == 1
+
+
+def test_a_panic_below_fails_its_own_task_only() -> None:
+    """A library's panic, which is no `Exception`, would hang every session."""
+    engine = Engine(FakeModel().compute, batch_max=1)
+
+    def panic() -> Generator[Ask, str, None]:
+        yield Ask("first")
+        raise SystemExit("panic")
+
+    with pytest.raises(RuntimeError, match="panic"):
+        engine.submit(panic(), due_ns=SECOND_NS).result(WAIT_S)
+    assert engine.submit(ask("on"), due_ns=SECOND_NS).result(WAIT_S) == ["on"]
 
 
 def test_submissions_from_many_threads_all_end(monkeypatch: pytest.MonkeyPatch) -> None:

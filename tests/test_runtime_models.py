@@ -99,8 +99,18 @@ def test_a_model_without_a_vocoder_gives_text(copied: Path) -> None:
 def test_a_name_that_is_none_names_those_there_are() -> None:
     """A typing error sends its author into the source."""
     for call in (load_backend, check_model, model_folder):
-        with pytest.raises(ModelUnknownError, match=r"'tinny': choose from tiny, scripted, or"):
+        with pytest.raises(
+            ModelUnknownError, match=r"'tinny': choose from tiny, scripted, llama_omni:URL, or"
+        ):
             call("tinny")
+
+
+def test_a_server_elsewhere_is_a_model_too() -> None:
+    """`antiphon serve --model llama_omni:...` would be refused before anything was tried."""
+    check_model("llama_omni:ws://127.0.0.1:22500")
+    assert load_backend("llama_omni:ws://127.0.0.1:22500").info.slots == 1
+    with pytest.raises(ValueError, match="one session at a time"):
+        load_backend("llama_omni:ws://127.0.0.1:22500", 2)
 
 
 def _spoil_config(folder: Path) -> None:
@@ -131,7 +141,7 @@ BREAKS: list[tuple[Callable[[Path], None], str]] = [
     (_wrong_type, "hidden_size"),
     (_other_shape, "keys of another shape: llm.model.layers.0.mlp"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: No such file"),
-    (_bad_ids, "AttributeError"),
+    (_bad_ids, "bad_token_ids is not a list of ids"),
     (lambda folder: (folder / WEIGHTS).unlink(), "neither model.safetensors nor"),
     (_cut_weights, "model.safetensors cannot be read"),
 ]

@@ -44,7 +44,7 @@ def read_config(fields: Fields | None, context: Context) -> tuple[DuplexConfig, 
         force_listen_count=read("force_listen_count", _integer(0, 100), default.force_listen_count),
         max_new_speak_tokens_per_chunk=read(
             "max_new_speak_tokens_per_chunk",
-            _integer(1, 20),
+            _integer(2, 20),
             default.max_new_speak_tokens_per_chunk,
         ),
         temperature=read("temperature", _number(0, 2), default.temperature),

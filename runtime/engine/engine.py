@@ -96,7 +96,7 @@ class Engine:
         future.set_running_or_notify_cancel()
         deadline = self._clock() + due_ns
 
-        def done(result: Any, error: BaseException | None) -> None:
+        def done(result: Any, error: Exception | None) -> None:
             self._tasks += 1
             self._missed += self._clock() > deadline
             if error is None:
@@ -106,22 +106,23 @@ class Engine:
 
         task = Task(steps=steps, deadline_ns=deadline, done=done)
         with self._lock:
-            self._inbox.put(task)
             if not self._is_running:
-                self._is_running = True
                 threading.Thread(target=self._run, name="engine", daemon=True).start()
+                self._is_running = True
+            self._inbox.put(task)
         return future
 
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as mistake:
+        except BaseException as mistake:
             # A bug of ours: whoever waits is told, and the next submission starts a new thread.
             _log.exception("the engine's thread failed")
             with self._lock:
+                while not self._inbox.empty():
+                    self._scheduler.take(self._inbox.get())
+                self._scheduler.abandon(mistake)
                 self._is_running = False
-                self._take_all()
-            self._scheduler.abandon(mistake)
 
     def _serve(self) -> None:
         spent_ns = time.thread_time_ns()

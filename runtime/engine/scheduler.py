@@ -59,7 +59,7 @@ class Task:
 
     steps: Generator[Any, Any, Any]
     deadline_ns: float
-    done: Callable[[Any, BaseException | None], None]
+    done: Callable[[Any, Exception | None], None]
     request: Any = None
 
 
@@ -99,8 +99,12 @@ class Scheduler:
 
     def add(self, task: Task) -> None:
         """Take a task up to its first request."""
-        self._tasks.append(task)
+        self.take(task)
         self._advance(task, None)
+
+    def take(self, task: Task) -> None:
+        """Take a task without beginning it."""
+        self._tasks.append(task)
 
     def turn(self, now_ns: float) -> None:
         """Answer one batch; there is at least one task.
@@ -124,11 +128,10 @@ class Scheduler:
             self._advance(task, answer)
 
     def abandon(self, error: BaseException) -> None:
-        """End all tasks with an error; their generators are closed where they stand."""
+        """End all tasks with an error; their generators are left where they stand."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            task.steps.close()
-            task.done(None, error)
+            task.done(None, RuntimeError(f"the engine failed: {error!r}"))
 
     def _choose(self, now_ns: float) -> list[Task]:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: then first come.
@@ -161,5 +164,7 @@ class Scheduler:
             result, failure = end.value, None
         except Exception as raised:
             result, failure = None, raised
+        except BaseException as raised:  # A panic of a library below; nobody here was told to stop.
+            result, failure = None, RuntimeError(repr(raised))
         self._tasks.remove(task)
         task.done(result, failure)

@@ -183,6 +183,8 @@ class AudioProjection(nn.Module):
         self.linear2 = nn.Linear(width, width)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, T, d_model) -> (B, T / 5, width)."""
+        """(B, T, d_model) -> (B, T / 5, width), rounded down; fewer than 5 rows give none."""
         x: Tensor = self.linear2(F.relu(self.linear1(rows)))
+        if x.shape[1] < self.pool:
+            return x[:, :0]
         return F.avg_pool1d(x.transpose(1, 2), self.pool).transpose(1, 2)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 UNIT_FRAMES: Final = 50
 """Audio frames a second after the convolutions; the encoder pools them to embeddings."""
 REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "config": {"attention_bias": False, "hidden_act": "silu"},
+    "config": {"attention_bias": False, "hidden_act": "silu", "rope_scaling": None},
     "config.audio_config": {"activation_function": "gelu"},
     "config.vision_config": {"hidden_act": "gelu_pytorch_tanh"},
     "config.tts_config": {

@@ -66,7 +66,7 @@ def decide(
 
 def fed_max(config: DuplexConfig) -> int:
     """Most tokens that a unit feeds in generate; its last iteration forces `chunk_eos`."""
-    return max(1, config.max_new_speak_tokens_per_chunk - 1)
+    return config.max_new_speak_tokens_per_chunk - 1
 
 
 def decide_code(

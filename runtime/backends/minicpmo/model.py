@@ -28,6 +28,7 @@ from .device import device_name
 from .machine import ROWS_MIN, Machine, rows_are_independent
 from .session import ModelSession
 from .tokens import Tokens
+from .vocoder import PieceVocoder
 from .voices import load_vocoder
 from .work import Work, alone
 
@@ -138,7 +139,10 @@ class DuplexModel:
         config = load_config(folder / "config.json")
         tokens = load_tokens(folder, config)
         parts = load_parts(config, folder, dtype, device)
-        machine = Machine(parts, load_vocoder(folder / VOCODER, slots=slots), slots)
+        vocoder = load_vocoder(folder / VOCODER, slots=slots)
+        if isinstance(vocoder, PieceVocoder) and vocoder.codes < config.tts.eos:
+            raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
+        machine = Machine(parts, vocoder, slots)
         return cls.of(machine, tokens, fingerprint(folder, machine))
 
     @classmethod

@@ -156,7 +156,7 @@ def score_omni(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 
 def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """What it says it sees: shades and sizes that training did not have, and nothing at all."""
+    """What it says it sees: fixed shades, in sizes new to it; and nothing at all."""
     items = [item for item in read_manifest(folder) if item.phrase == SEEING]
     trials: list[tuple[str, tuple[bytes, ...]]] = [
         (name, (picture(shade, SIZES[index], index),))
@@ -170,7 +170,7 @@ def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
         outcome = judge(list(play(model, pcm, place, frames)), end)
         right[bool(frames)].append(outcome.text == f"I see {name}.")
     return {
-        "pictures": len(right[True]),
+        "questions": len(right[True]),
         "named_right": float(np.mean(right[True])),
         "nothing_right": float(np.mean(right[False])),
     }

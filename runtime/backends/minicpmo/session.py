@@ -136,11 +136,11 @@ class ModelSession:
                 return cut == Cut(stage=stage, step=step)
             return self._interrupted == unit.index
 
+        before = self._state
+        if before.heard == self._machine.config.audio.units:
+            before = before.but(overwritten=self._machine.first_block(self._slot))
+        self._state = self._before = before
         self._running, self._phase = unit.index, "failed"
-        if self._state.heard == self._machine.config.audio.units:
-            block = self._machine.first_block(self._slot)
-            self._state = self._state.but(overwritten=block)
-        self._before = self._state
         run = UnitRun(
             setting=self._setting, unit=unit, pictures=pictures, state=self._state, stop=stop
         )
@@ -171,7 +171,8 @@ class ModelSession:
         self._phase = "lost"  # Until all of it is done: a window may have moved what was there.
         yield Feed(slot=self._slot, start=state.length, rows=self._machine.parts.embed(fed))
         length = state.length + len(fed)
-        text = tuple(index for index in state.said if index not in self._tokens.control)
+        said = () if interrupted else state.said  # What was withheld was never said.
+        text = tuple(index for index in said if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
         state = state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
@@ -205,6 +206,9 @@ class ModelSession:
         if self._phase != "released":
             self._phase = "released"
             self._machine.clear(self._slot)
+            self.__dict__.pop("_state", None)
+            self.__dict__.pop("_before", None)
+            self.__dict__.pop("_setting", None)
 
     def _require(self, phase: Phase, index: int | None = None) -> None:
         if self._phase != phase or (index is not None and index != self._running):
@@ -213,6 +217,9 @@ class ModelSession:
                 f"call out of order: session is {self._phase} with unit {self._running}, "
                 f"not {wanted}"
             )
+
+    def _is_forced(self, unit: Unit) -> bool:
+        return unit.force_listen or unit.index < self._opening.config.force_listen_count
 
     def _check(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> None:
         if len(unit.pcm) != UNIT_BYTES:
@@ -228,5 +235,9 @@ class ModelSession:
                 f"{self._state.length} of {config.context_limit} are used"
             )
         spoken = self._state.speech.length + fed + 1 + CODES_A_UNIT
-        if spoken > self._machine.tts.capacity:
+        if (
+            self._setting.speaks
+            and not self._is_forced(unit)
+            and spoken > self._machine.tts.capacity
+        ):
             raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")

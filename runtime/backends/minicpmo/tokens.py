@@ -67,7 +67,7 @@ class Tokens:
 
     Attributes:
         ids: the control tokens.
-        size: ids of the tokenizer; a model's vocabulary may be larger.
+        size: one more than the highest id of the tokenizer; a model's vocabulary may be larger.
         control: the ids of `ids`.
         forbidden: ids that are never decided, but for `chunk_eos`, which has a draw of its own.
         terminators: ids that end a unit.
@@ -98,9 +98,9 @@ class Tokens:
         if missing:
             raise ValueError(f"tokenizer.json has no control tokens {missing}")
         self.ids = ControlIds(**found)
-        self.size: int = self._tokenizer.get_vocab_size()
+        self.size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.control: frozenset[int] = frozenset(found.values())
-        bad = _bad_ids(folder / "tokenizer_config.json")
+        bad = _bad_ids(folder / "tokenizer_config.json", self.size)
         self.forbidden: tuple[int, ...] = tuple(sorted({self.ids.tts_pad, *bad}))
         self.terminators: frozenset[int] = frozenset(
             (self.ids.listen, self.ids.chunk_eos, self.ids.chunk_tts_eos)
@@ -117,11 +117,12 @@ class Tokens:
         return text
 
 
-def _bad_ids(path: Path) -> list[int]:
+def _bad_ids(path: Path, size: int) -> list[int]:
     """The ids that a tokenizer's config forbids; none where there is no such file."""
     if not path.exists():
         return []
-    bad = json.loads(path.read_text(encoding="utf-8")).get("bad_token_ids", [])
-    if not isinstance(bad, list) or not all(type(index) is int for index in bad):
-        raise ValueError(f"{path.name}: bad_token_ids is not a list of integers")
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    bad = raw.get("bad_token_ids", []) if isinstance(raw, dict) else None
+    if not isinstance(bad, list) or not all(type(i) is int and 0 <= i < size for i in bad):
+        raise ValueError(f"{path.name}: bad_token_ids is not a list of ids below {size}")
     return bad

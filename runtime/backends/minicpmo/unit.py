@@ -81,6 +81,18 @@ def input_hash(unit: Unit) -> str:
     return digest.hexdigest()
 
 
+def numbers_of(logits: Tensor) -> NDArray[np.float64]:
+    """Logits as float64.
+
+    Raises:
+        ValueError: they are not all finite: half precision overflowed, and any choice would do.
+    """
+    numbers = logits.numpy().astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise ValueError("the model's logits are not all finite")
+    return numbers
+
+
 @attrs.define(kw_only=True)
 class UnitRun:
     """A unit while it runs.
@@ -191,7 +203,7 @@ class UnitRun:
         tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
         numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
         numbers = numbers.reshape(-1, DRAWS_A_STEP)
-        logits, self.terminator = first.logits.numpy().astype(np.float64), ids.chunk_eos
+        logits, self.terminator = numbers_of(first.logits), ids.chunk_eos
         for step in range(most + 1):
             if self._cut_at("llm", step):
                 return False
@@ -215,7 +227,7 @@ class UnitRun:
             self.state = self.state.but(turn_open=token != ids.turn_eos)
             if step:
                 self.spoken.append((token, fed.hidden))
-            logits = fed.logits.numpy().astype(np.float64)
+            logits = numbers_of(fed.logits)
         raise AssertionError("the last iteration returns")
 
     def _remember(self, token: int) -> None:
@@ -242,7 +254,7 @@ class UnitRun:
             length += len(rows)
             if step == CODES_A_UNIT:
                 break
-            logits = answer.numpy().astype(np.float64)
+            logits = numbers_of(answer)
             code = decide_code(logits, self.codes, float(numbers[step]), eos, may_end=may_end)
             if code == eos:
                 break

@@ -151,6 +151,11 @@ class PieceVocoder:
         ramp = (np.arange(overlap, dtype=np.float32) + 0.5) / np.float32(overlap)
         self._ramp: Pcm = ramp.astype(np.float32)
 
+    @property
+    def codes(self) -> int:
+        """Codes that it has a piece for."""
+        return len(self._pieces)
+
     @classmethod
     def load(cls, folder: Path) -> PieceVocoder:
         """Load `config.json` and `pieces.safetensors`.

@@ -4,6 +4,9 @@
 `context`: above 24 units the oldest go one by one; what they said moves into the prompt, behind
 `previous: `, at most 500 tokens of it, in front of the prompt's suffix.
 
+Both also slide, earlier than that, where another unit as large as the largest so far would not fit:
+units with many slices take hundreds of tokens.
+
 What stays is moved down, and its keys are rotated to their new positions: a key at position p was
 rotated by p, so turning it by the distance moved makes it the key of its new place.
 """
@@ -20,7 +23,7 @@ from protocol.model import SlidingWindow
 
 from .attention import KvSlots
 from .machine import Machine
-from .state import Layout, SessionState, Span
+from .state import Layout, SessionState
 from .tokens import Tokens
 from .work import Feed, Steps
 
@@ -28,6 +31,8 @@ BASIC_HIGH: Final = 8000
 BASIC_LOW: Final = 6000
 CONTEXT_UNITS: Final = 24
 PREVIOUS_TOKENS: Final = 500
+GENERATED_MAX: Final = 19
+"""Tokens that a unit may generate beyond those of one that listened."""
 MARKER: Final = "\n\nprevious: "
 
 
@@ -71,10 +76,12 @@ def slide(
     """
     layout = state.layout
     assert layout.length == state.length, (layout.length, state.length)
+    largest = max(span.length for span in layout.spans) + GENERATED_MAX
+    room = machine.config.context_limit - largest
     if window == "basic":
-        after = _basic(layout)
+        after = _basic(layout, room)
     elif window == "context":
-        after = _context(layout, tokens)
+        after = _context(layout, room, tokens)
     else:
         after = layout
     if after is layout:
@@ -83,8 +90,8 @@ def slide(
     return state.but(layout=after, length=after.length)
 
 
-def _basic(layout: Layout) -> Layout:
-    if layout.length <= BASIC_HIGH:
+def _basic(layout: Layout, room: int) -> Layout:
+    if layout.length <= min(BASIC_HIGH, room):
         return layout
     spans = list(layout.spans)
     length = layout.length
@@ -93,18 +100,15 @@ def _basic(layout: Layout) -> Layout:
     return attrs.evolve(layout, spans=tuple(spans))
 
 
-def _context(layout: Layout, tokens: Tokens) -> Layout:
-    extra = len(layout.spans) - CONTEXT_UNITS
-    if extra <= 0:
-        return layout
-    dropped: tuple[Span, ...] = layout.spans[:extra]
-    said = [index for span in dropped for index in span.text_ids]
-    previous = layout.previous
-    if said:
-        marker = tuple(tokens.encode(MARKER))
-        content = (*previous[len(marker) :], *said)[-PREVIOUS_TOKENS:]
-        previous = (*marker, *content)
-    return attrs.evolve(layout, previous=previous, spans=layout.spans[extra:])
+def _context(layout: Layout, room: int, tokens: Tokens) -> Layout:
+    marker = tuple(tokens.encode(MARKER))
+    while len(layout.spans) > CONTEXT_UNITS or (layout.spans and layout.length > room):
+        said, previous = layout.spans[0].text_ids, layout.previous
+        if said:
+            content = (*previous[len(marker) :], *said)[-PREVIOUS_TOKENS:]
+            previous = (*marker, *content)
+        layout = attrs.evolve(layout, previous=previous, spans=layout.spans[1:])
+    return layout
 
 
 def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[None]:
