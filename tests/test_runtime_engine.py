@@ -379,7 +379,7 @@ def test_a_missed_deadline_is_counted() -> None:
 
 
 def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "engine"]
+    return [thread for thread in threading.enumerate() if thread.name == "antiphon-engine"]
 
 
 def test_the_thread_ends_when_idle_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ class Engine:
         task = Task(steps=steps, deadline_ns=deadline, done=done)
         with self._lock:
             if not self._is_running:
-                threading.Thread(target=self._run, name="engine", daemon=True).start()
+                threading.Thread(target=self._run, name="antiphon-engine", daemon=True).start()
                 self._is_running = True
             self._inbox.put(task)
         return future
