@@ -59,6 +59,8 @@ FRAME_JPEG_BYTES_MAX: Final = 4 * 1024 * 1024
 """A 20 megapixel JPEG of good quality."""
 FRAME_PIXELS_MAX: Final = 20_000_000
 """Decoding allocates 3 bytes a pixel: 60 MB is the most that one frame may cost."""
+FRAME_SIDES_RATIO_MAX: Final = 50
+"""One side to the other: a strip would be scaled to patches by the thousand, while others wait."""
 SLICES_MAX: Final = 9
 """The model's own limit (000, max_slice_nums)."""
 

@@ -19,6 +19,7 @@ from .codec import check_pcm, invalid
 from .limits import (
     FRAME_JPEG_BYTES_MAX,
     FRAME_PIXELS_MAX,
+    FRAME_SIDES_RATIO_MAX,
     REFERENCE_S_MAX,
     REFERENCE_S_MIN,
     WAV_BYTES_MAX,
@@ -66,6 +67,11 @@ def check_jpeg(path: str, data: bytes) -> tuple[int, int]:
         raise invalid(path, f"a JPEG of {width} x {height} pixels")
     if width * height > FRAME_PIXELS_MAX:
         text = f"a JPEG of {width} x {height} pixels, at most {FRAME_PIXELS_MAX} are allowed"
+        raise invalid(path, text)
+    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
+        text = (
+            f"a JPEG of {width} x {height} pixels, at most {FRAME_SIDES_RATIO_MAX} to 1 is allowed"
+        )
         raise invalid(path, text)
     return width, height
 

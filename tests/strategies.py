@@ -89,7 +89,7 @@ def pcm(samples_min: int, samples_max: int) -> st.SearchStrategy[bytes]:
 
 
 jpegs = st.builds(
-    jpeg_header, st.integers(1, 4000), st.integers(1, 4000), st.sampled_from([0xC0, 0xC1, 0xC2])
+    jpeg_header, st.integers(80, 4000), st.integers(80, 4000), st.sampled_from([0xC0, 0xC1, 0xC2])
 )
 reference_audios = st.one_of(
     st.builds(lambda data: ReferenceAudio(data=data, is_wav=False), pcm(8000, 8003)),

@@ -44,6 +44,7 @@ BAD_JPEGS = {
     "png": (PNG, "72 bytes that are not a JPEG"),
     "bomb": (jpeg_header(65500, 65500), "65500 x 65500 pixels, at most 20000000 are allowed"),
     "a pixel too many": (jpeg_header(5000, 4001), "at most 20000000 are allowed"),
+    "a strip": (jpeg_header(1, 51), "1 x 51 pixels, at most 50 to 1 is allowed"),
     "no height": (jpeg_header(640, 0), "a JPEG of 640 x 0 pixels"),
     "no width": (jpeg_header(0, 480), "a JPEG of 0 x 480 pixels"),
     "only a start": (b"\xff\xd8", "truncated before its frame header"),

@@ -204,6 +204,7 @@ def test_a_damaged_file_is_refused(folder: Path, keep: int) -> None:
     [
         ({"hidden_act": "gelu"}, r"config\.hidden_act is 'gelu'"),
         ({"attention_bias": True}, r"config\.attention_bias is True"),
+        ({"use_sliding_window": True, "max_window_layers": 2}, "max_window_layers is 2"),
         ({"audio_config": {"activation_function": "relu"}}, "audio_config.activation_function"),
         ({"vision_config": {"hidden_act": "gelu"}}, "vision_config.hidden_act"),
         ({"tts_config": {"backbone_model": "gpt"}}, "tts_config.backbone_model"),

@@ -172,6 +172,11 @@ def _llm(raw: Mapping[str, Any]) -> Qwen3Config:
     missing = sorted(names - {"sliding_window", "use_sliding_window", "max_window_layers"} - {*raw})
     if missing:
         raise ValueError(f"config: missing keys {missing}")
+    if raw.get("use_sliding_window") and raw.get("max_window_layers"):
+        raise ValueError(
+            f"config.max_window_layers is {raw['max_window_layers']}; with use_sliding_window only "
+            "0 is supported"
+        )
     chosen = {name: raw[name] for name in sorted(names) if name in raw}
     return Qwen3Config(**chosen, attn_implementation=ATTENTION)
 
