@@ -96,11 +96,6 @@ class LogFile:
         self._head = b""
         self._counts: Counter[str] = Counter()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is created and not yet closed."""
-        return self._descriptor is not None
-
     def create(self) -> None:
         """Create the file.
 

@@ -34,16 +34,13 @@ from .models import (
     DTYPES,
     ModelUnknownError,
     ModelUnusableError,
-    explained,
-    model_folder,
+    load_checkpoint,
+    slots_that_fit,
     tiny_path,
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from .backends.minicpmo.model import DuplexModel
-    from .backends.minicpmo.plan import MemoryPlan
 
 SECONDS: Final = 10
 SECONDS_MAX: Final = 90
@@ -198,30 +195,9 @@ def _tell(text: str) -> None:
 
 def _load(name: str, device: str | None, dtype: str | None) -> DuplexModel:
     try:
-        folder = model_folder(name)
-        with explained(folder):
-            from .backends.minicpmo.config import load_config
-            from .backends.minicpmo.device import pick_device, pick_dtype
-            from .backends.minicpmo.model import VOCODER, DuplexModel
-            from .backends.minicpmo.plan import plan, vocoder_bytes
-
-            where = pick_device(device, prefer_cuda=name != "tiny")
-            what = pick_dtype(dtype, where)
-            config = load_config(folder / "config.json")
-            needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
-            slots = _slots(needs, where)
-            return DuplexModel.load(folder, slots=slots, device=where, dtype=what)
+        return load_checkpoint(name, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype)
     except (ModelUnknownError, ModelUnusableError) as error:
         raise click.ClickException(str(error)) from error
-
-
-def _slots(needs: MemoryPlan, device: torch.device) -> int:
-    from .backends.minicpmo.device import free_bytes
-
-    slots = min(SESSIONS_MAX, needs.slots_that_fit(free_bytes(device), device))
-    if slots == 0:
-        raise click.ClickException("not one session fits into memory (see `antiphon doctor`)")
-    return slots
 
 
 def _full(layers_scale: float, dtype: str | None) -> DuplexModel:
@@ -235,7 +211,10 @@ def _full(layers_scale: float, dtype: str | None) -> DuplexModel:
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
         raise click.ClickException(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
-    slots = _slots(plan(config, what), device)
+    try:
+        slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
+    except ModelUnusableError as error:
+        raise click.ClickException(str(error)) from error
     return random_model(config, tiny_path(), slots=slots, device=device, dtype=what)
 
 

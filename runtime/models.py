@@ -13,11 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from .backends.base import Backend
-from .backends.llama_omni import LlamaOmniBackend
 from .backends.scripted import ScriptedBackend
+
+if TYPE_CHECKING:
+    import torch
+
+    from .backends.minicpmo.model import DuplexModel
+    from .backends.minicpmo.plan import MemoryPlan
 
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
@@ -90,10 +95,20 @@ def load_backend(
     if name == "scripted":
         return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
     if name.startswith(LLAMA_OMNI):
+        from .backends.llama_omni import LlamaOmniBackend
+
         if slots not in {None, 1}:
             raise ValueError("llama_omni serves one session at a time: --slots is 1")
         return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
-    return _checkpoint(name, slots, device, dtype)
+    check_model(name)  # Before seconds are spent on importing torch.
+    from .backends.minicpmo.model import SLOTS
+    from .backends.minicpmo.plan import SLOTS_MAX
+    from .engine.backend import EngineBackend
+
+    if slots is None and name == "tiny":
+        slots = SLOTS
+    model = load_checkpoint(name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype)
+    return EngineBackend(model)
 
 
 @contextmanager
@@ -119,29 +134,54 @@ def explained(folder: Path) -> Iterator[None]:
         raise ModelUnusableError(f"{folder}: {text}") from error
 
 
-def _checkpoint(name: str, slots: int | None, device: str | None, dtype: str | None) -> Backend:
-    from .backends.minicpmo.device import free_bytes, pick_device, pick_dtype
+def load_checkpoint(
+    name: str, slots: int | None, *, slots_max: int, device: str | None, dtype: str | None
+) -> DuplexModel:
+    """Load the model of a checkpoint.
+
+    Args:
+        name: `tiny`, or the checkpoint's folder.
+        slots: sessions at once; None takes as many as fit into memory.
+        slots_max: of these, at most.
+        device: as of `load_backend`.
+        dtype: as of `load_backend`.
+
+    Raises:
+        ModelUnknownError: there is no such folder.
+        ModelUnusableError: it cannot be served here.
+        ValueError: the device or the format cannot be had here.
+    """
+    from .backends.minicpmo.device import pick_device, pick_dtype
 
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
     what = pick_dtype(dtype, where)
     with explained(folder):
         from .backends.minicpmo.config import load_config
-        from .backends.minicpmo.model import SLOTS, VOCODER, DuplexModel
-        from .backends.minicpmo.plan import SLOTS_MAX, plan, vocoder_bytes
-        from .engine.backend import EngineBackend
+        from .backends.minicpmo.model import VOCODER, DuplexModel
+        from .backends.minicpmo.plan import plan, vocoder_bytes
 
-        if slots is None and name == "tiny":
-            slots = SLOTS
-        elif slots is None:
+        if slots is None:
             config = load_config(folder / "config.json")
             needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
-            slots = min(SLOTS_MAX, needs.slots_that_fit(free_bytes(where), where))
-            if slots == 0:
-                raise ModelUnusableError(
-                    f"not one session fits into the memory of the {where.type}: the weights take "
-                    f"{needs.model_bytes / 1e9:.1f} GB, a session "
-                    f"{needs.each_bytes(where) / 1e9:.2f} GB; there are "
-                    f"{free_bytes(where) / 1e9:.1f} GB (see `antiphon doctor`)"
-                )
-        return EngineBackend(DuplexModel.load(folder, slots=slots, device=where, dtype=what))
+            slots = min(slots_max, slots_that_fit(needs, where))
+        return DuplexModel.load(folder, slots=slots, device=where, dtype=what)
+
+
+def slots_that_fit(needs: MemoryPlan, device: torch.device) -> int:
+    """Sessions that fit into a device's memory beside the weights, at least one.
+
+    Raises:
+        ModelUnusableError: not even one does.
+    """
+    from .backends.minicpmo.device import free_bytes
+
+    free = free_bytes(device)
+    slots = needs.slots_that_fit(free, device)
+    if slots == 0:
+        raise ModelUnusableError(
+            f"not one session fits into the memory of the {device.type}: the weights take "
+            f"{needs.model_bytes / 1e9:.1f} GB, a session {needs.each_bytes(device) / 1e9:.2f} GB; "
+            f"there are {free / 1e9:.1f} GB (see `antiphon doctor`)"
+        )
+    return slots

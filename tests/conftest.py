@@ -1,4 +1,4 @@
-"""What all tests share: how hard Hypothesis tries, and nothing else.
+"""What tests share: how hard Hypothesis tries, and a small checkpoint with random weights.
 
 `HYPOTHESIS_PROFILE` picks one of:
 
@@ -18,7 +18,10 @@ real sockets that clock is moved by hand, for it would jump by itself while a so
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 EXAMPLES_SOAK = 5_000
@@ -40,3 +43,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights; not to be changed."""
+    from .random_model import SMALL, write_checkpoint  # torch takes seconds: only where needed
+
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SMALL)
+
+
+@pytest.fixture
+def copied(checkpoint: Path, tmp_path: Path) -> Path:
+    """The same, to be broken."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    return folder

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.backends.minicpmo.config import load_config
-from runtime.backends.minicpmo.model import VOCODER, DuplexModel
+from runtime.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
 from runtime.backends.minicpmo.parts import Parts
 from runtime.backends.minicpmo.tokens import NAMES, Tokens
 
@@ -232,6 +233,24 @@ def opening(seed: int = 0, voice: Voice | None = None, **config: Any) -> Opening
 def unit(index: int, place: int = 0, **what: Any) -> Unit:
     """One second of sound; `place` chooses which."""
     return Unit(index=index, pcm=sound(1000 * place + index), **what)
+
+
+Open = Callable[..., BlockingSession]
+"""Opens a session: as an `Opening` says, or as `opening` makes it of keywords."""
+
+
+@contextmanager
+def opener(model: DuplexModel, seed: int) -> Iterator[Open]:
+    """Open sessions, by default of one seed, that are released in the end."""
+    sessions: list[BlockingSession] = []
+
+    def open_one(what: Opening | None = None, **config: Any) -> BlockingSession:
+        sessions.append(model.open(what or opening(seed, **config)))
+        return sessions[-1]
+
+    yield open_one
+    for session in sessions:
+        session.release()
 
 
 def facts(result: UnitResult) -> tuple[object, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from protocol.model import UNIT_SAMPLES, Cut, Opening, Unit, UnitResult, Voice
+from protocol.model import UNIT_SAMPLES, Cut, Unit, UnitResult, Voice
 from runtime.backends.base import BackendError, ContextFull
 from runtime.backends.minicpmo import unit as unit_module
 from runtime.backends.minicpmo.model import BlockingSession, DuplexModel
@@ -20,13 +20,12 @@ from runtime.backends.minicpmo.tokens import ControlIds
 from runtime.backends.minicpmo.work import Sound, Speak, Work
 
 from . import random_model
-from .random_model import facts, opening, picture, sound, unit
+from .random_model import Open, facts, opening, picture, sound, unit
 
 ROOT = Path(__file__).parents[1]
 FRAME_BYTES = 960 * 4
 SPEAKS = 3
 """A seed with which the random model speaks, listens and ends a turn within eight units."""
-Open = Callable[..., BlockingSession]
 Row = tuple[object, ...]
 
 
@@ -43,15 +42,8 @@ def ids(model: DuplexModel) -> ControlIds:
 @pytest.fixture
 def start(model: DuplexModel) -> Iterator[Open]:
     """Opens sessions that are released at the test's end."""
-    sessions: list[BlockingSession] = []
-
-    def open_one(what: Opening | None = None, **config: Any) -> BlockingSession:
-        sessions.append(model.open(what or opening(SPEAKS, **config)))
-        return sessions[-1]
-
-    yield open_one
-    for session in sessions:
-        session.release()
+    with random_model.opener(model, SPEAKS) as open_one:
+        yield open_one
 
 
 def run(session: BlockingSession, what: list[Unit]) -> list[Row]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from protocol.model import Finalized, Opening, Unit
+from protocol.model import Finalized, Unit
 from runtime.backends.minicpmo import unit as unit_module
 from runtime.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.backends.minicpmo.tokens import ControlIds
 from runtime.backends.minicpmo.vocoder import LOOKAHEAD
 
 from . import random_model
-from .random_model import CODES, opening, unit
+from .random_model import CODES, Open, opening, unit
 
 FRAME_BYTES = 960 * 4
 SPEAKS = 3
-Open = Callable[..., BlockingSession]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +33,8 @@ def ids(model: DuplexModel) -> ControlIds:
 @pytest.fixture
 def start(model: DuplexModel) -> Iterator[Open]:
     """Opens a session that is released at the test's end."""
-    sessions: list[BlockingSession] = []
-
-    def open_one(what: Opening | None = None, **config: Any) -> BlockingSession:
-        sessions.append(model.open(what or opening(SPEAKS, **config)))
-        return sessions[-1]
-
-    yield open_one
-    for session in sessions:
-        session.release()
+    with random_model.opener(model, SPEAKS) as open_one:
+        yield open_one
 
 
 def run(session: BlockingSession, what: list[Unit]) -> None:

@@ -17,21 +17,6 @@ from runtime.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.cli import main
 from runtime.doctor import Diagnosis, Finding, Question, examine
-from tests.random_model import SMALL, write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with random weights; not to be changed."""
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SMALL)
-
-
-@pytest.fixture
-def copied(checkpoint: Path, tmp_path: Path) -> Path:
-    """The same, to be broken."""
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    return folder
 
 
 def antiphon(*arguments: str) -> Result:

@@ -25,21 +25,7 @@ from runtime.models import (
     load_backend,
     model_folder,
 )
-from tests.random_model import SMALL, opening, unit, write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with random weights; not to be changed."""
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SMALL)
-
-
-@pytest.fixture
-def copied(checkpoint: Path, tmp_path: Path) -> Path:
-    """The same, to be broken."""
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    return folder
+from tests.random_model import opening, unit
 
 
 def loaded(folder: Path, slots: int | None = None, **options: str) -> EngineBackend:

@@ -24,6 +24,19 @@ from transformers import AttentionInterface
 ATTENTION: Final = "antiphon"
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Kept:
+    """A copy of some positions of a slot.
+
+    Attributes:
+        keys: (layers, heads, T, width).
+        values: as `keys`.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
 class KvSlots:
     """Keys and values of one decoder, for all slots: (layers, slots, heads, capacity, width).
 
@@ -66,6 +79,20 @@ class KvSlots:
         """Make known that a slot is about to be written up to `end`."""
         assert end <= self.capacity, (end, self.capacity)
         self._written[slot] = max(self._written[slot], end)
+
+    def take(self, slot: int, start: int, stop: int) -> Kept:
+        """Copy positions `start` to `stop` of a slot."""
+        return Kept(
+            keys=self.keys[:, slot, :, start:stop].clone(),
+            values=self.values[:, slot, :, start:stop].clone(),
+        )
+
+    def put(self, slot: int, start: int, kept: Kept) -> None:
+        """Write what was taken, from position `start` on."""
+        end = start + kept.keys.shape[2]
+        self.reach(slot, end)
+        self.keys[:, slot, :, start:end] = kept.keys
+        self.values[:, slot, :, start:end] = kept.values
 
     def wipe(self, slot: int, start: int = 0) -> None:
         """Zero all that was ever written of a slot, from position `start` on."""
@@ -121,7 +148,7 @@ class SlotCache:
     def __init__(
         self, store: KvSlots, rows: Sequence[Row], count: int, groups: int, *, causal: bool = True
     ) -> None:
-        self._store, self._rows, self._count = store, rows, count
+        self._store, self._rows = store, rows
         self._spans = []
         for row in rows:
             end = row.start + count

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .attention import KvSlots, Row, SlotCache
+from .attention import Kept, KvSlots, Row, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
 from .parts import Parts
 from .plan import StoreShape, stores
-from .state import Overwritten
 from .vocoder import Vocoder
 from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
 
@@ -134,18 +133,9 @@ class Machine:
         logits = self.parts.tts.logits(_padded(hidden, ROWS_MIN)).float().cpu()
         return list(logits[: len(works)])
 
-    def first_block(self, slot: int) -> Overwritten:
+    def first_block(self, slot: int) -> Kept:
         """A copy of the first unit in the audio encoder's slot."""
-        block = slice(0, UNIT_FRAMES)
-        return Overwritten(
-            keys=self.audio.keys[:, slot, :, block].clone(),
-            values=self.audio.values[:, slot, :, block].clone(),
-        )
-
-    def put_back(self, slot: int, block: Overwritten) -> None:
-        """Undo what was written over the first unit."""
-        self.audio.keys[:, slot, :, :UNIT_FRAMES] = block.keys
-        self.audio.values[:, slot, :, :UNIT_FRAMES] = block.values
+        return self.audio.take(slot, 0, UNIT_FRAMES)
 
     def clear(self, slot: int) -> None:
         """Wipe a slot: nothing of a session is left for the next one."""

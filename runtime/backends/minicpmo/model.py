@@ -103,7 +103,7 @@ class DuplexModel:
 
     def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
         self.machine, self.tokens, self._info = machine, tokens, info
-        self._taken: set[int] = set()
+        self._taken: dict[int, BlockingSession] = {}
 
     @property
     def info(self) -> BackendInfo:
@@ -192,23 +192,23 @@ class DuplexModel:
         free = [slot for slot in range(self.info.slots) if slot not in self._taken]
         if not free:
             raise BackendError(f"all {self.info.slots} slots are taken")
-        session = BlockingSession(self, self.session(opening, slot=free[0]))
-        self._taken.add(free[0])
-        session.slot = free[0]
+        session = BlockingSession(self, opening, free[0])
+        self._taken[free[0]] = session
         return session
 
-    def give_back(self, slot: int) -> None:
-        """A session of `open` was released."""
-        self._taken.discard(slot)
+    def give_back(self, session: BlockingSession) -> None:
+        """A session of `open` was released; once more does nothing."""
+        if self._taken.get(session.slot) is session:
+            del self._taken[session.slot]
 
 
 class BlockingSession:
     """A session driven alone: each call computes to its end."""
 
-    def __init__(self, model: DuplexModel, session: ModelSession) -> None:
-        self._model, self._session = model, session
-        self.slot = -1
-        self.opened: Opened = alone(session.open(), model.compute)
+    def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
+        self._model, self._session = model, model.session(opening, slot=slot)
+        self.slot = slot
+        self.opened: Opened = alone(self._session.open(), model.compute)
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """See `ModelSession.unit`."""
@@ -231,4 +231,4 @@ class BlockingSession:
     def release(self) -> None:
         """See `ModelSession.release`."""
         self._session.release()
-        self._model.give_back(self.slot)
+        self._model.give_back(self)

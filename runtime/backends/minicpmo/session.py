@@ -197,7 +197,7 @@ class ModelSession:
             return  # It was refused before it began, as for a broken frame: nothing to undo.
         self._require("failed" if self._phase == "failed" else "ran", index)
         if self._before.overwritten is not None:
-            self._machine.put_back(self._slot, self._before.overwritten)
+            self._machine.audio.put(self._slot, 0, self._before.overwritten)
         self._state = self._before.but(overwritten=None)
         self._interrupted, self._phase = -1, "ready"
 
@@ -206,9 +206,8 @@ class ModelSession:
         if self._phase != "released":
             self._phase = "released"
             self._machine.clear(self._slot)
-            self.__dict__.pop("_state", None)
-            self.__dict__.pop("_before", None)
-            self.__dict__.pop("_setting", None)
+            for name in ("_setting", "_state", "_before"):  # None of them is there before `open`.
+                self.__dict__.pop(name, None)
 
     def _require(self, phase: Phase, index: int | None = None) -> None:
         if self._phase != phase or (index is not None and index != self._running):
@@ -217,9 +216,6 @@ class ModelSession:
                 f"call out of order: session is {self._phase} with unit {self._running}, "
                 f"not {wanted}"
             )
-
-    def _is_forced(self, unit: Unit) -> bool:
-        return unit.force_listen or unit.index < self._opening.config.force_listen_count
 
     def _check(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> None:
         if len(unit.pcm) != UNIT_BYTES:
@@ -237,7 +233,7 @@ class ModelSession:
         spoken = self._state.speech.length + fed + 1 + CODES_A_UNIT
         if (
             self._setting.speaks
-            and not self._is_forced(unit)
+            and not self._setting.forces(unit)
             and spoken > self._machine.tts.capacity
         ):
             raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")

@@ -9,7 +9,6 @@ are the public image processor's.)
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import attrs
 import numpy as np
@@ -20,7 +19,6 @@ from torch.nn import functional as F  # noqa: N812
 
 Pixels = NDArray[np.uint8]
 """(height, width, 3), RGB."""
-SLICES_MAX: Final = 9
 
 
 @attrs.frozen(kw_only=True)

@@ -2,7 +2,7 @@
 
 Keys and values lie in the slot (`KvSlots`); the state holds how much of each counts. What is behind
 a length is never read, so an older state is whole as long as nothing before its lengths was
-overwritten. That happens in one place, where the audio encoder starts over; `Overwritten` keeps
+overwritten. That happens in one place, where the audio encoder starts over; `overwritten` keeps
 what was there.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from torch import Tensor
 
+from .attention import Kept
 from .mel import MelCarry
 from .vocoder import Voicing
 
@@ -70,19 +70,6 @@ class Layout:
         return self.prompt + sum(span.length for span in self.spans)
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Overwritten:
-    """The first unit of the audio encoder's slot, from before it started over.
-
-    Attributes:
-        keys: (layers, heads, 50, width).
-        values: as `keys`.
-    """
-
-    keys: Tensor
-    values: Tensor
-
-
 @attrs.frozen(kw_only=True)
 class SessionState:
     """A session between two steps.
@@ -103,7 +90,7 @@ class SessionState:
     length: int
     mel: MelCarry = attrs.field(factory=MelCarry.start)
     heard: int = 0
-    overwritten: Overwritten | None = attrs.field(default=None, eq=False)
+    overwritten: Kept | None = attrs.field(default=None, eq=False)
     history: tuple[int, ...] = ()
     turn_open: bool = False
     speech: Speech = Speech()

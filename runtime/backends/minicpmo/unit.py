@@ -64,6 +64,10 @@ class Setting:
     slot: int
     voice: object = attrs.field(default=None, eq=False)
 
+    def forces(self, unit: Unit) -> bool:
+        """The unit must listen."""
+        return unit.force_listen or unit.index < self.opening.config.force_listen_count
+
     @property
     def speaks(self) -> bool:
         """Units are to be spoken, and can be now."""
@@ -129,11 +133,10 @@ class UnitRun:
 
     def run(self) -> Steps[UnitResult]:
         """Run the unit to its end or its cut."""
-        began, config = time.perf_counter_ns(), self.setting.opening.config
+        began = time.perf_counter_ns()
         first: Fed = yield from self._prefill()
         middle = self._spend("prefill", began)
-        forced = self.unit.force_listen or self.unit.index < config.force_listen_count
-        if forced:
+        if self.setting.forces(self.unit):
             is_listen = yield from self._listen_by_force()
         else:
             is_listen = yield from self._generate(first)

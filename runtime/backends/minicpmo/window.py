@@ -21,7 +21,6 @@ from torch import Tensor
 
 from protocol.model import SlidingWindow
 
-from .attention import KvSlots
 from .machine import Machine
 from .state import Layout, SessionState
 from .tokens import Tokens
@@ -51,12 +50,6 @@ def rotate(keys: Tensor, distance: int, frequencies: Tensor) -> Tensor:
     low, high = keys.float().chunk(2, dim=-1)
     turned = keys.float() * angles.cos() + torch.cat((-high, low), dim=-1) * angles.sin()
     return turned.to(keys)
-
-
-def take(store: KvSlots, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Copies of a slot's keys and values at `start` to `stop`, (layers, heads, T, D) each."""
-    keys, values = store.keys[:, slot, :, start:stop], store.values[:, slot, :, start:stop]
-    return keys.clone(), values.clone()
 
 
 def slide(
@@ -114,14 +107,12 @@ def _context(layout: Layout, room: int, tokens: Tokens) -> Layout:
 def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[None]:
     """Make the slot hold `after`, whose units are the last ones of `before`."""
     store, parts = machine.llm, machine.parts
-    kept = after.length - after.prompt
-    old, new = before.length - kept, after.prompt
-    keys, values = take(store, slot, old, before.length)
+    new = after.prompt
+    old = before.length - (after.length - new)
+    kept = store.take(slot, old, before.length)
     if after.previous != before.previous:
         rows = parts.embed((*after.previous, *after.suffix))
         yield Feed(slot=slot, start=after.prefix, rows=rows)
     frequencies: Tensor = parts.llm.model.rotary_emb.inv_freq
-    store.reach(slot, new + kept)
-    store.keys[:, slot, :, new : new + kept] = rotate(keys, new - old, frequencies)
-    store.values[:, slot, :, new : new + kept] = values
+    store.put(slot, new, attrs.evolve(kept, keys=rotate(kept.keys, new - old, frequencies)))
     store.wipe(slot, after.length)
