@@ -4,10 +4,15 @@
     for message in connection.receive(frame): ...           # until `state` is CONNECTED
     await socket.send(connection.init(Init(instructions="be brief")))
 
+A chat asks instead of appending, one turn at a time; a `legacy-chat` asks once, before anything.
+
 It reads the same two tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps
 nothing beside where the session stands and how it was closed. What the server would refuse for its
 state is a `LocalProtocolError` here, before anything is sent; what the server may not say is a
 `RemoteProtocolError`. An `error` event is neither: it is returned as a message.
+
+A pause holds from the server's word to the server's word, a turn from its question to its answer
+or its error.
 
 It checks no field of what it sends (a test client may send bad ones), plays no audio, measures no
 time and does not reconnect.
@@ -15,49 +20,82 @@ time and does not reconnect.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from .codec import parse_frame
-from .dialects import DIALECTS
-from .errors import CLIENT_ERRORS, LocalProtocolError
-from .limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
-from .messages import (
+from .dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX
+from .errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
+from .limits import (
+    APPEND_SAMPLES_MAX,
+    APPEND_SAMPLES_MIN,
+    CHAT_FRAME_BYTES_MAX,
+    FRAME_BYTES_MAX,
+)
+from .messages import Closed, ErrorReport, Mode, Paused, Response, Resumed, ServerMessage
+from .model import SAMPLE_BYTES, UNIT_SAMPLES
+from .requests import (
     Append,
+    Ask,
     ClientMessage,
     CloseRequest,
-    ErrorReport,
     Init,
-    Mode,
+    Interrupt,
+    Pause,
+    Report,
     Request,
-    ServerMessage,
+    Resume,
+    See,
 )
-from .model import SAMPLE_BYTES, UNIT_SAMPLES
-from .state import ACCEPT, ConnectionEnded, Gate, Role, State, judge, next_state
+from .state import (
+    ACCEPT,
+    BEGINNINGS,
+    ConnectionEnded,
+    Course,
+    Gate,
+    Role,
+    State,
+    course_of,
+    judge,
+    next_state,
+)
 
 CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
 """`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
+
+
+_HAS_CHAT: Final[Mapping[str, tuple[bool, ...]]] = {
+    "realtime": (False, True),
+    "legacy-chat": (True,),
+}
+"""Whether a dialect's sessions are chats; the others' are not."""
 
 
 class ClientConnection:
     """One client's view of one session.
 
     Args:
-        dialect_name: `realtime` or `duplex-v1`.
-        mode: what the connection's address asked for; `audio` sends no video frames.
+        dialect_name: a name of `dialects.DIALECTS`.
+        mode: what the connection's address asked for; `audio` sends no video frames. `legacy-chat`
+            has `chat` alone, `realtime` every mode, the others all but `chat`.
 
     Raises:
-        LocalProtocolError: there is no such dialect.
+        LocalProtocolError: there is no such dialect, or it does not have this mode.
     """
 
     def __init__(self, dialect_name: str, mode: Mode) -> None:
         if dialect_name not in DIALECTS:
             names = ", ".join(DIALECTS)
             raise LocalProtocolError(f"no dialect {dialect_name!r}, there are {names}")
+        if (mode == "chat") not in _HAS_CHAT.get(dialect_name, (False,)):
+            raise LocalProtocolError(f"no mode={mode} in {dialect_name}")
         self._dialect = DIALECTS[dialect_name]
         self._mode = mode
-        self._state = State.QUEUED
-        self._gate = Gate.QUEUED
+        self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
+        self._state = BEGINNINGS[self._course]
+        self._gate = Gate(self._state.value)
         self._close_sent = False
+        self._is_answered = False
         self._closed_with: tuple[int, str] | None = None
 
     @property
@@ -74,6 +112,11 @@ class ClientConnection:
     def closed_with(self) -> tuple[int, str] | None:
         """Code and reason of the WebSocket's close; None while it is open."""
         return self._closed_with
+
+    @property
+    def _bytes_max(self) -> int:
+        """How long a message may be, either way."""
+        return CHAT_FRAME_BYTES_MAX if self._mode == "chat" else FRAME_BYTES_MAX
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -107,9 +150,73 @@ class ClientConnection:
             LocalProtocolError: the session is not ACTIVE, frames were given in mode=audio, or
                 the dialect has no field for something in it.
         """
+        if self._mode == "chat":
+            raise LocalProtocolError("no audio flows in mode=chat: it is asked with a turn")
         if append.frames and self._mode == "audio":
             raise LocalProtocolError(f"{len(append.frames)} video frames in mode=audio")
         return self._frame(Request.APPEND, append)
+
+    def ask(self, ask: Ask) -> str:
+        """Ask for a turn of chat; the next may be asked once this one is answered.
+
+        Args:
+            ask: the whole conversation, and how it is to be answered.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: it is no chat, a turn is under way, the session is not ACTIVE (in
+                `legacy-chat`: it was asked before), or the dialect has no field for something.
+        """
+        if self._mode != "chat":
+            raise LocalProtocolError(f"no turns in mode={self._mode}: audio is appended")
+        is_first = self._course is Course.REQUEST
+        frame = self._frame(Request.INIT if is_first else Request.APPEND, ask)
+        self._gate = Gate.TURN
+        return frame
+
+    def see(self, see: See) -> str:
+        """Send a frame that goes with the next audio (002).
+
+        Raises:
+            LocalProtocolError: as of `append`, and where the dialect has no such event.
+        """
+        if self._mode == "audio":
+            raise LocalProtocolError("1 video frames in mode=audio")
+        return self._frame(Request.SEE, see)
+
+    def pause(self, timeout_s: float | None = None) -> str:
+        """Ask for a pause, of `timeout_s` seconds at most; it begins with `Paused` (002).
+
+        Raises:
+            LocalProtocolError: the session is not ACTIVE, or the dialect has no such event.
+        """
+        return self._frame(Request.PAUSE, Pause(timeout_s=timeout_s))
+
+    def resume(self) -> str:
+        """Ask for the pause's end, which comes with `Resumed` (002).
+
+        Raises:
+            LocalProtocolError: the session is not paused, or the dialect has no such event.
+        """
+        return self._frame(Request.RESUME, Resume())
+
+    def interrupt(self) -> str:
+        """Ask the model to stop speaking (002).
+
+        Raises:
+            LocalProtocolError: the session is not ACTIVE, or the dialect has no such event.
+        """
+        return self._frame(Request.INTERRUPT, Interrupt())
+
+    def report(self) -> str:
+        """Send diagnostics, which are kept in the session's log (002).
+
+        Raises:
+            LocalProtocolError: the session waits or is over, or the dialect has no such event.
+        """
+        return self._frame(Request.REPORT, Report())
 
     def close(self, reason: str | None = None) -> str:
         """End the session; nothing may be sent after it.
@@ -132,7 +239,11 @@ class ClientConnection:
         verdict = judge(self._gate, request)
         if verdict != ACCEPT:
             raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
-        return self._dialect.encode_request(message)
+        frame = self._dialect.encode_request(message)
+        if len(frame) > self._bytes_max:
+            text = f"a message of {len(frame)} bytes, at most {self._bytes_max} are taken"
+            raise LocalProtocolError(text)
+        return frame
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -149,17 +260,36 @@ class ClientConnection:
             RemoteProtocolError: it is no JSON object, no event of the dialect, or one that has no
                 place in this state.
         """
-        messages = self._dialect.decode(parse_frame(frame))
-        for message in messages:
-            self._take(message)
-        return messages
+        messages = self._dialect.decode(parse_frame(frame, self._bytes_max), self._mode)
+        return tuple(message for message in messages if self._take(message))
 
-    def _take(self, message: ServerMessage) -> None:
+    def _take(self, message: ServerMessage) -> bool:
+        """Follow a message; False for the `stopped` after the `error` that ended it (002)."""
         before = self._state
-        self._state = next_state(Role.CLIENT, before, type(message))
+        is_over = before is State.CLOSED and self._dialect is LEGACY_DUPLEX
+        if is_over and isinstance(message, Closed):
+            return False
+        self._state = next_state(Role.CLIENT, self._course, before, type(message))
+        if self._gate is Gate.TURN:
+            self._follow_turn(message)
+        elif isinstance(message, Paused) and not self._close_sent:
+            self._gate = Gate.PAUSED
+        elif self._state is not before or self._reopens(message):
+            self._move_gate()
+        return True
+
+    def _reopens(self, message: ServerMessage) -> bool:
+        """Whether more may be said now: a pause is over, or an init is refused."""
         refused = isinstance(message, ErrorReport) and message.code in CLIENT_ERRORS
         # In OPENING nothing but the init can have been wrong: a better one may be sent.
-        if self._state is not before or (refused and self._gate is Gate.OPENING):
+        return isinstance(message, Resumed) or (refused and self._gate is Gate.OPENING)
+
+    def _follow_turn(self, message: ServerMessage) -> None:
+        """Leave the turn with its answer or its error; a single request is over with it."""
+        if isinstance(message, Response | ErrorReport) and self._course is Course.REQUEST:
+            self._is_answered = True
+            self._gate = Gate.CLOSED
+        elif isinstance(message, Response | ErrorReport | Closed):
             self._move_gate()
 
     def connection_closed(self, code: int, reason: str) -> bool:
@@ -171,12 +301,13 @@ class ClientConnection:
 
         Returns:
             Whether the session ended in order: the server said `session.closed`, or there was no
-            session yet and the code is 1000.
+            session yet, or a single request had its answer, and the code is 1000.
         """
         self._closed_with = (code, reason)
-        ordered = self._state is State.CLOSED or (self._state is not State.ACTIVE and code == 1000)
+        is_due = self._state is not State.ACTIVE or self._is_answered
+        ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
         if self._state is not State.CLOSED:
-            self._state = next_state(Role.CLIENT, self._state, ConnectionEnded)
+            self._state = next_state(Role.CLIENT, self._course, self._state, ConnectionEnded)
         self._move_gate()
         return ordered
 

@@ -13,19 +13,19 @@ It knows no event and no dialect, and it does not look into JPEG or WAV files (`
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NoReturn, TypeVar
+from typing import Final, Literal, NoReturn, Self, TypeVar
 
 import attrs
 import numpy as np
 import orjson
 import pybase64
 
-from .errors import CLOSE_INVALID_FRAME, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from .limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX, JSON_DEPTH_MAX
+from .errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
+from .limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
 from .model import SAMPLE_BYTES
+from .strict import count_keys, has_more, not_json, refuse_duplicates
 
 JSON_VALUES_MAX: Final = 65_536
 """Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
@@ -43,11 +43,14 @@ C = TypeVar("C", bound=str)
 # -- frames -------------------------------------------------------------------------------------
 
 
-def parse_frame(frame: str | bytes | None) -> Mapping[str, object]:
+def parse_frame(
+    frame: str | bytes | None, bytes_max: int = FRAME_BYTES_MAX
+) -> Mapping[str, object]:
     """Read a WebSocket message as a JSON object (000, Invalid JSON; the wire decisions).
 
     Args:
         frame: the message; bytes for a binary one, None for one that was too long to be read.
+        bytes_max: of the message.
 
     Returns:
         The object; its values are str, int, float, bool, None, list and dict.
@@ -55,69 +58,28 @@ def parse_frame(frame: str | bytes | None) -> Mapping[str, object]:
     Raises:
         FrameError: it is none (1003), or too long (1009).
     """
-    if frame is None or len(frame) > FRAME_BYTES_MAX:
-        raise FrameError(CLOSE_TOO_BIG, f"frame above {FRAME_BYTES_MAX} bytes")
+    if frame is None or len(frame) > bytes_max:
+        raise FrameError(CLOSE_TOO_BIG, f"frame above {bytes_max} bytes")
     if isinstance(frame, bytes):
-        raise _not_json("binary frame, text frames only")
-    if _has_more(frame, ",", JSON_VALUES_MAX):
-        raise _not_json(f"frame with more than {JSON_VALUES_MAX} values")
+        raise not_json("binary frame, text frames only")
+    if has_more(frame, ",", JSON_VALUES_MAX):
+        raise not_json(f"frame with more than {JSON_VALUES_MAX} values")
     try:
         value = orjson.loads(frame)
     except orjson.JSONDecodeError:
-        raise _not_json("frame is not JSON") from None
+        raise not_json("frame is not JSON") from None
     if not isinstance(value, dict):
-        raise _not_json("frame is not a JSON object")
+        raise not_json("frame is not a JSON object")
     # Each key has its colon, and some text may hold more of them. Where there are no more colons
     # than keys were kept, no key was lost to a duplicate; else the slower parser looks for one.
-    if _has_more(frame, ":", _count_keys(value)):
-        _refuse_duplicates(frame)
+    if has_more(frame, ":", count_keys(value)):
+        refuse_duplicates(frame)
     return value
 
 
 def dump_frame(body: Mapping[str, object]) -> str:
     """Write a message: compact JSON, keys in the order of insertion, the same text every time."""
     return orjson.dumps(body).decode()
-
-
-def _not_json(reason: str) -> FrameError:
-    return FrameError(CLOSE_INVALID_FRAME, reason)
-
-
-def _has_more(text: str, char: str, count: int) -> bool:
-    """Whether `char` stands in `text` more often; `str.count` takes ten times as long to say."""
-    at = -1
-    for _ in range(count + 1):
-        at = text.find(char, at + 1)
-        if at < 0:
-            return False
-    return True
-
-
-def _count_keys(value: dict[str, object]) -> int:
-    """Count the keys of all objects, level by level, as deep as frames may be."""
-    keys = 0
-    level: list[dict[str, object] | list[object]] = [value]
-    for _ in range(JSON_DEPTH_MAX):
-        keys += sum(len(node) for node in level if isinstance(node, dict))
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return keys
-    raise _not_json(f"frame nested deeper than {JSON_DEPTH_MAX} levels")
-
-
-def _refuse_duplicates(frame: str) -> None:
-    # Numbers are not read again: `len` stands in for their parsers, so that none is too long.
-    json.loads(frame, object_pairs_hook=_unique_keys, parse_int=len, parse_float=len)
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> None:
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise _not_json("frame with duplicate keys")
 
 
 # -- base64 and PCM -----------------------------------------------------------------------------
@@ -248,13 +210,13 @@ class Value:
             self._fail_range(f"{open_low}{low:g} to {high:g}")
         return float(self.value)
 
-    def items(self, count_max: int) -> tuple[Value, ...]:
-        """Read an array of at most `count_max` items."""
+    def items(self, count_max: int, count_min: int = 0) -> tuple[Value, ...]:
+        """Read an array of `count_min` to `count_max` items."""
         if not isinstance(self.value, list):
             self._fail_kind("an array")
         count = len(self.value)
-        if count > count_max:
-            raise invalid(self.path, f"{count} items, at most {count_max} are allowed")
+        if not count_min <= count <= count_max:
+            raise invalid(self.path, f"{count} items, allowed is {count_min} to {count_max}")
         return tuple(
             Value(path=f"{self.path}[{index}]", value=item) for index, item in enumerate(self.value)
         )
@@ -289,6 +251,11 @@ class Fields:
         body: the object.
         path: where it stands; `$` is the message itself.
     """
+
+    def __new__(cls, body: Mapping[str, object], path: str = "$") -> Self:  # noqa: ARG004
+        """A body may bring the class that reads it: `schema.sketch` describes where this reads."""
+        reader: type[Self] = getattr(body, "fields_class", cls)
+        return super().__new__(reader)
 
     def __init__(self, body: Mapping[str, object], path: str = "$") -> None:
         self.path = path
@@ -331,6 +298,47 @@ class Fields:
     def optional_child(self, name: str) -> Fields | None:
         """Read a field that is an object, or None where it is absent or null."""
         return self.optional(name, self._adopt, None)
+
+    def children(self, name: str, count_max: int, count_min: int = 0) -> tuple[Fields, ...]:
+        """Read a field that must be there and be an array of objects."""
+        items = self.required(name, lambda value: value.items(count_max, count_min))
+        return tuple(self._adopt(item) for item in items)
+
+    def either(
+        self,
+        name: str,
+        text: Callable[[Value], T],
+        objects: Callable[[tuple[Fields, ...]], T],
+        count_max: int,
+    ) -> T:
+        """Read a field that must be there and be a string, or an array of 1 to `count_max` objects.
+
+        Args:
+            name: its key.
+            text: reads the string.
+            objects: reads the objects.
+            count_max: most objects.
+        """
+        if isinstance(self._body.get(name), list):
+            return objects(self.children(name, count_max, 1))
+        return self.required(name, text)
+
+    def variant(self, name: str, readers: Mapping[str, Callable[[Fields], T]]) -> T:
+        """Read this object by what its field `name` says it is.
+
+        Args:
+            name: the key of the field.
+            readers: by the field's value, what reads the other fields.
+        """
+        options = tuple(readers)
+        return readers[self.required(name, lambda value: value.choice(options))](self)
+
+    def alias(self, names: tuple[str, ...], read: Callable[[Value], T], default: D) -> T | D:
+        """Read a field of several names: the first that is there; the others are set aside."""
+        found = [name for name in names if self.has(name)]
+        for name in found[1:]:
+            self.set_aside(name)
+        return self.required(found[0], read) if found else default
 
     def set_aside(self, name: str) -> None:
         """Take a field as known, do not read it, and count it as ignored."""

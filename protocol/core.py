@@ -5,12 +5,13 @@
 - Once CLOSED nothing more is said, and the slot is given back as soon as the model call that was
   under way is over (B4, B5); one that hangs condemns its worker.
 
-It does not know what clients say or what units are made of: see `session` and `duplex`.
+It does not know what clients say or what units and turns are made of: see `session`, `duplex` and
+`chat`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -19,7 +20,7 @@ from . import effects as ef
 from . import events as ev
 from .dialects.base import Dialect
 from .dialects.opening import OPENING
-from .digest import derive_id
+from .digest import added, derive_id
 from .errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_NORMAL,
@@ -29,7 +30,7 @@ from .errors import (
 )
 from .limits import NS_PER_S
 from .messages import Closed, EndReason, ErrorReport, RecordingState, ServerMessage
-from .state import ConnectionEnded, Role, State, next_state
+from .state import ConnectionEnded, Course, Role, State, course_of, next_state
 from .timers import Timers
 from .unit_loop import UnitLoop
 
@@ -39,8 +40,11 @@ CLOSE_CODES: Final[Mapping[EndReason, int]] = {
 }
 """The WebSocket close code of each end; the others close normally (the wire decisions)."""
 
-CLOSE_WORDS: Final[Mapping[EndReason, str]] = {"client": "stopped"}
+CLOSE_WORDS: Final[Mapping[EndReason, str]] = {"client": "stopped", "pause_timeout": "timeout"}
 """The reason of the WebSocket close, where it is not the end's own name."""
+
+ENDED_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause")
+"""The timers that bound a session's life, and end with it."""
 
 
 @attrs.define
@@ -53,15 +57,17 @@ class Core:
         now_ns: the time of the event being handled.
         recording: what clients are told about the recording.
         end_reason: why it ended; None while it has not.
-        lease: the slot's lease, from `SlotLeased` to `BackendReleased`.
+        lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
         waits_for_slot: a place in the queue is held, or its answer is on the way.
         opening_backend: `OpenBackend` is under way.
         releasing: `Release` is under way.
         loop: the unit loop, which knows the model call under way.
+        turn: the turn of chat that is under way on the model.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         dialect: the wire protocol in use; hashed by its name alone.
         effects: what the event being handled asks for, in order.
+        farewell: says what is still to be said before a session that is ACTIVE ends.
     """
 
     opened: ev.ConnectionOpened
@@ -79,10 +85,19 @@ class Core:
     fields_ignored: int = 0
     dialect: Dialect = attrs.field(default=OPENING, eq=lambda dialect: dialect.name)
     effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
+    farewell: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
+    turn: int | None = added(None)
+
+    @property
+    def course(self) -> Course:
+        """What the session is for."""
+        return course_of(self.opened.mode, is_request=self.opened.endpoint == "chat")
 
     @property
     def session_id(self) -> str:
         """What the client knows the session by; it depends on the dialect."""
+        if self.opened.endpoint == "duplex":
+            return self.opened.label
         if self.dialect.name == "duplex-v1":
             return f"rt_{self.opened.created_ms}"
         return derive_id("sess", self.opened.recording_id, 0)
@@ -95,18 +110,20 @@ class Core:
 
     def say(self, message: ServerMessage) -> None:
         """Send a message; the table says whether it may be sent and where it leads."""
-        self.state = next_state(Role.SERVER, self.state, type(message))
+        self.state = next_state(Role.SERVER, self.course, self.state, type(message))
         for frame in self.dialect.encode(message):
             self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
             self.frames_sent += 1
 
     def complain(self, code: ErrorCode, message: str) -> None:
-        """Send an `error`; the connection stays."""
+        """Send an `error`; the connection stays, unless it carries a single request (004)."""
         self.say(ErrorReport(code=code, message=message))
+        if self.course is Course.REQUEST:
+            self.end("rejected")
 
-    def set_timer(self, name: ev.TimerName, seconds: int) -> None:
+    def set_timer(self, name: ev.TimerName, seconds: float) -> None:
         """Set a timer, in seconds from now."""
-        self.do(self.timers.set(name, self.now_ns + seconds * NS_PER_S))
+        self.do(self.timers.set(name, self.now_ns + int(seconds * NS_PER_S)))
 
     def cancel_timer(self, name: ev.TimerName) -> None:
         """Forget a timer, if it is set."""
@@ -139,10 +156,11 @@ class Core:
         """
         if self.is_closed:
             return
-        if self.state is State.ACTIVE:
+        if self.state is State.ACTIVE and self.course is not Course.REQUEST:
+            self.farewell()
             self.say(Closed(session_id=self.session_id, reason=reason, client_reason=client_reason))
         else:
-            self.state = next_state(Role.SERVER, self.state, ConnectionEnded)
+            self.state = next_state(Role.SERVER, self.course, self.state, ConnectionEnded)
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
         self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
@@ -150,20 +168,20 @@ class Core:
     def lose_peer(self) -> None:
         """The peer is gone: nothing can be said any more."""
         if not self.is_closed:
-            self.state = next_state(Role.SERVER, self.state, ConnectionEnded)
+            self.state = next_state(Role.SERVER, self.course, self.state, ConnectionEnded)
             self._clean_up("peer_gone")
 
-    def refuse(self, code: ErrorCode, message: str) -> None:
-        """Turn the session away before it began: an error, then 1013 (000, Server Errors)."""
+    def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:
+        """Turn the session away for a reason of ours: an error, then 1013 (000, Server Errors)."""
         if not self.is_closed:
-            self.complain(code, message)
-            self.end("refused", close_code=CLOSE_TRY_LATER, words=code)
+            self.say(ErrorReport(code=code, message=message))
+            self.end("refused", close_code=close_code, words=code)
 
     def _clean_up(self, reason: EndReason) -> None:
         """Leave the queue, cut what runs, and see that the slot goes back."""
         self.end_reason = reason
-        self.cancel_timer("session")
-        self.cancel_timer("init")
+        for timer in ENDED_TIMERS:
+            self.cancel_timer(timer)
         if self.waits_for_slot:
             self.do(ef.LeaveQueue())
         if self.lease is None:
@@ -171,7 +189,9 @@ class Core:
         interrupt = self.loop.interrupt()
         if interrupt is not None:
             self.do(interrupt)
-        if self.opening_backend or not self.loop.is_idle:
+        if self.turn is not None:
+            self.do(ef.CutTurn(index=self.turn))
+        if self.opening_backend or self.turn is not None or not self.loop.is_idle:
             self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
         else:
             self.release()

@@ -10,12 +10,35 @@ import hashlib
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
-from typing import cast
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 
-DIGEST_BYTES = 16
+DIGEST_BYTES: Final = 16
 """blake2b-128: short enough for every record, long enough never to collide by chance."""
+
+ADDED: Final = "added"
+"""Marks a field that `added` made, in its metadata."""
+
+T = TypeVar("T")
+
+
+def added(default: T, **options: Any) -> T:
+    """Make a field of a class that recordings already hold: digests and records of old are kept.
+
+    While it has its default, it is left out of the digest and of the record.
+
+    Args:
+        default: what recordings without the field stand for.
+        options: as of `attrs.field`.
+    """
+    field: T = attrs.field(default=default, metadata={ADDED: True}, **options)
+    return field
+
+
+def is_unsaid(field: attrs.Attribute[Any], value: object) -> bool:
+    """Whether a field came later and has its default: nothing knows of it then."""
+    return ADDED in field.metadata and bool(value == field.default)
 
 
 def derive_id(prefix: str, recording_id: str, counter: int) -> str:
@@ -58,8 +81,8 @@ def _feed(hasher: hashlib.blake2b, value: object) -> None:
         instance = cast("attrs.AttrsInstance", value)
         hasher.update(f"a{type(value).__name__}:".encode())
         for field in attrs.fields(type(instance)):
-            if field.eq:
-                value = getattr(instance, field.name)
+            value = getattr(instance, field.name)
+            if field.eq and not is_unsaid(field, value):
                 _feed(hasher, field.name)
                 _feed(hasher, field.eq_key(value) if field.eq_key else value)
     elif isinstance(value, Mapping):

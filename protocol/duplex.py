@@ -12,11 +12,12 @@ import attrs
 
 from . import effects as ef
 from .core import Core
-from .digest import derive_id
+from .digest import added, derive_id
 from .errors import ErrorCode
-from .limits import UNIT_FAILURES_MAX
-from .messages import Append, Init, Listen, Metrics, Speech
+from .limits import FRAMES_MAX, NS_PER_MS, UNIT_FAILURES_MAX
+from .messages import Interrupted, Listen, Metrics, Paused, Resumed, Speech
 from .model import UnitResult
+from .requests import Append, Init, Pause, See
 from .unit_loop import Phase
 from .units import Assembler, Attachments, Frame, WaitingUnits
 
@@ -34,6 +35,8 @@ class Duplex:
         responses: turns spoken so far.
         appends: appends taken so far.
         units_dropped: waiting units lost to newer input (B7).
+        seen: frames that came by themselves and go with the next audio (002).
+        is_paused: no unit starts until the client goes on (002).
     """
 
     core: Core = attrs.field(eq=False)
@@ -48,6 +51,8 @@ class Duplex:
     units_dropped: int = 0
     max_slice_nums: int = 1
     deferred_finalize: bool = True
+    seen: tuple[Frame, ...] = added(())
+    is_paused: bool = added(False)
 
     def configure(self, init: Init) -> None:
         """Take the settings of an init."""
@@ -66,10 +71,11 @@ class Duplex:
             self._force_listen()
         attached = Attachments(
             input_id=input_id,
-            frames=tuple(self._decode(jpeg) for jpeg in message.frames),
+            frames=self.seen + tuple(self._decode(jpeg) for jpeg in message.frames),
             force_listen=message.force_listen,
             max_slice_nums=message.max_slice_nums,
         )
+        self.seen = ()
         for unit in self.assembler.add(message.pcm, attached):
             dropped = self.waiting.push(unit)
             if dropped is not None:
@@ -83,8 +89,49 @@ class Duplex:
                 )
             self._start_if_due()
 
+    def see(self, message: See) -> None:
+        """Keep a frame for the next audio (002, video_frame)."""
+        core = self.core
+        core.fields_ignored += len(message.ignored)
+        if core.opened.mode == "audio":
+            return  # nothing is seen there, and the dialect has counted it
+        if len(self.seen) >= FRAMES_MAX:
+            text = f"a frame before any audio, {FRAMES_MAX} of them wait already"
+            core.complain(ErrorCode.INVALID_PAYLOAD, text)
+        else:
+            self.seen += (self._decode(message.jpeg),)
+
+    def interrupt(self) -> None:
+        """Have the unit in flight listen, else the next one (002, interrupt)."""
+        if self.core.loop.phase is Phase.RUNNING or isinstance(self.held, Speech):
+            self._withhold()
+        elif not self.waiting.force_next():
+            self.assembler.force_listen()
+        self.core.say(Interrupted())
+
+    def pause(self, message: Pause) -> None:
+        """Start no unit until the client goes on; what waits is kept (002, pause)."""
+        core = self.core
+        most_s = float(core.opened.limits.pause_s)
+        timeout_s = most_s if message.timeout_s is None else min(message.timeout_s, most_s)
+        self.is_paused = True
+        core.set_timer("pause", timeout_s)
+        core.say(Paused(timeout_s=timeout_s))
+
+    def resume(self) -> None:
+        """Go on (002, resume)."""
+        self.is_paused = False
+        self.core.cancel_timer("pause")
+        self.core.say(Resumed())
+        self._start_if_due()
+
     def _force_listen(self) -> None:
         """Force what is in flight and all that waits (B6)."""
+        self._withhold()
+        self.waiting.force_listen()
+
+    def _withhold(self) -> None:
+        """Cut the unit in flight; where it is done already, do not say what it said."""
         interrupt = self.core.loop.interrupt()
         if interrupt is not None:
             self.core.do(interrupt)
@@ -95,7 +142,6 @@ class Duplex:
                 input_id=self.held.input_id,
                 metrics=self.held.metrics,
             )
-        self.waiting.force_listen()
 
     def _decode(self, jpeg: bytes) -> Frame:
         frame = Frame(media=self.media, jpeg=jpeg)
@@ -114,6 +160,7 @@ class Duplex:
         if self.core.is_closed or media not in self.undecided_media:
             return
         self.undecided_media.discard(media)
+        self.seen = tuple(frame for frame in self.seen if frame.media != media)
         self.assembler.discard_frame(media)
         self.waiting.discard_frame(media)
         self.core.complain(ErrorCode.INVALID_PAYLOAD, f"a video frame was left out: {reason}")
@@ -122,7 +169,7 @@ class Duplex:
     def _start_if_due(self) -> None:
         """Start the oldest waiting unit if the barrier is open (B1) and its media is decoded."""
         core = self.core
-        if not core.is_closed and core.loop.is_idle:
+        if not core.is_closed and core.loop.is_idle and not self.is_paused:
             unit = self.waiting.pop_ready(self.undecided_media)
             if unit is not None:
                 core.do(core.loop.start(unit, self.max_slice_nums))
@@ -173,7 +220,9 @@ class Duplex:
         return speech
 
     def _metrics(self, result: UnitResult) -> Metrics:
-        costs = result.costs
+        costs, core = result.costs, self.core
+        # Only 002 tells when it says something.
+        told_ms = core.now_ns / NS_PER_MS if core.opened.endpoint == "duplex" else 0.0
         return Metrics(
             kv_cache_length=result.kv_length,
             prefill_ms=costs.prefill_us / 1000,
@@ -187,7 +236,9 @@ class Duplex:
             vision_slices=result.vision_slices,
             vision_tokens=result.vision_tokens,
             dropped_units=self.units_dropped,
-            recording=self.core.recording,
+            recording=core.recording,
+            session_ms=told_ms,
+            wall_ms=core.opened.created_ms + told_ms if told_ms else 0.0,
         )
 
     def finalize_done(self, index: int) -> None:

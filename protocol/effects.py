@@ -10,11 +10,15 @@ from typing import Literal
 
 import attrs
 
+from .digest import added
 from .events import TimerName
 from .messages import Mode
 from .model import Opening, Unit
+from .turn import Turn
 
-MediaKind = Literal["jpeg", "wav"]
+MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video"]
+"""What is to be decoded: a frame to be proven; reference audio; the reference audio of that name in
+the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +35,11 @@ class Close:
 
     code: int
     reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Admit:
+    """Ask for room for a connection without a slot: the answer is `Admitted` or a refusal."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,11 +64,21 @@ class OpenBackend:
 
 @attrs.frozen(kw_only=True)
 class DecodeMedia:
-    """Decode media off the event loop; `media` counts a session's media from 0."""
+    """Decode media off the event loop.
+
+    Attributes:
+        media: counts a session's media from 0.
+        kind: what it is said to be.
+        data: the file; for `audio` without a WAV's head, float32 LE mono at `rate_hz`.
+        rate_hz: of such samples.
+        stack_frames: of a `video`: pictures a second (see `requests.VideoPart`).
+    """
 
     media: int
     kind: MediaKind
     data: bytes
+    rate_hz: int = added(0)
+    stack_frames: int = added(1)
 
 
 @attrs.frozen(kw_only=True)
@@ -107,6 +126,21 @@ class DropUnit:
 
 
 @attrs.frozen(kw_only=True)
+class StartTurn:
+    """Prefill a conversation on the leased slot, and answer it."""
+
+    lease: int
+    turn: Turn
+
+
+@attrs.frozen(kw_only=True)
+class CutTurn:
+    """Cut the answer under way at its next token."""
+
+    index: int
+
+
+@attrs.frozen(kw_only=True)
 class Release:
     """Give the slot back once its cleanup is done; `condemn`: its worker hangs (B4)."""
 
@@ -134,6 +168,7 @@ class CancelTimer:
 Effect = (
     Send
     | Close
+    | Admit
     | EnterQueue
     | LeaveQueue
     | OpenBackend
@@ -143,6 +178,8 @@ Effect = (
     | StartFinalize
     | Rollback
     | DropUnit
+    | StartTurn
+    | CutTurn
     | Release
     | SetTimer
     | CancelTimer

@@ -15,7 +15,9 @@ carry a client's value in full nor any internal text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Literal
 
 
@@ -33,6 +35,15 @@ class ErrorCode(StrEnum):
     WORKER_CONNECT_FAILED = "worker_connect_failed"
     INFERENCE_ERROR = "inference_error"
 
+
+REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
+    {
+        ErrorCode.QUEUE_FULL: "the server has no room for another session now",
+        ErrorCode.WORKER_BUSY: "the server has no room for another session now",
+        ErrorCode.SERVICE_UNAVAILABLE: "the server takes no sessions now",
+    }
+)
+"""What a client is told that is not admitted; nobody is refused for another reason."""
 
 CLIENT_ERRORS: Final = frozenset(
     {
@@ -52,12 +63,46 @@ ADMISSION_ERRORS: Final = frozenset(
     }
 )
 
+MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
+    {
+        ErrorCode.NOT_READY: "Sent too early: while the session still waits in the queue, or "
+        "before it is set up. The message is not kept; send it again later.",
+        ErrorCode.UNKNOWN_EVENT: "The message's type names no event of the protocol.",
+        ErrorCode.INVALID_EVENT: "The event is known, but has no place here: not now, not in this "
+        "mode, or not in this dialect. Nothing changes.",
+        ErrorCode.MISSING_FIELD: "A field that must be there is absent or null.",
+        ErrorCode.INVALID_PAYLOAD: "A field has the wrong type, length, range or content. The "
+        "error's text names its path, what was found and what is allowed.",
+        ErrorCode.SERVICE_UNAVAILABLE: "The server is loading its model, or is being shut down.",
+        ErrorCode.QUEUE_FULL: "As many sessions wait as may wait.",
+        ErrorCode.WORKER_BUSY: "No slot of the model is free and nobody may wait for one, or the "
+        "key has as many sessions as it may have.",
+        ErrorCode.WORKER_CONNECT_FAILED: "A slot was assigned, but the model could not be opened "
+        "on it.",
+        ErrorCode.INFERENCE_ERROR: "The model failed on this piece of input, which is taken back. "
+        "The session goes on.",
+    }
+)
+"""What each code means, in the words of the protocol reference."""
+
 CLOSE_NORMAL: Final = 1000
 CLOSE_INVALID_FRAME: Final = 1003
 CLOSE_TOO_BIG: Final = 1009
 CLOSE_INTERNAL_ERROR: Final = 1011
 CLOSE_RESTART: Final = 1012
 CLOSE_TRY_LATER: Final = 1013
+CLOSE_MEANINGS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        CLOSE_NORMAL: "The session is over, as it was asked for, or as its limits say.",
+        CLOSE_INVALID_FRAME: "A frame is beyond repair: binary, not JSON, no object, or with a key "
+        "twice.",
+        CLOSE_TOO_BIG: "A frame is longer than the connection allows.",
+        CLOSE_INTERNAL_ERROR: "The model was lost, or the server failed.",
+        CLOSE_RESTART: "The server is shutting down; connect again later.",
+        CLOSE_TRY_LATER: "The server cannot take the session now; an `error` came before.",
+    }
+)
+"""What each close code means, likewise."""
 
 
 def error_type(code: ErrorCode) -> Literal["client_error", "server_error"]:

@@ -14,11 +14,17 @@ from typing import Literal
 
 import attrs
 
+from .digest import added
 from .errors import ErrorCode
+from .limits import IDLE_S, PAUSE_S
 from .messages import Mode, QueuePlace
 from .model import Finalized, Opened, SlidingWindow, UnitResult
+from .turn import Prefill, TurnChunk, TurnResult
 
-TimerName = Literal["session", "init", "cleanup"]
+Endpoint = Literal["realtime", "duplex", "chat"]
+"""Where a client connected: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
+
+TimerName = Literal["session", "init", "cleanup", "idle", "pause"]
 
 
 @attrs.frozen(kw_only=True)
@@ -33,6 +39,8 @@ class SessionLimits:
         sliding_windows: the window policies that the backend honours.
         can_rollback: whether the backend can undo a failed unit.
         close_on_recording_failure: end the session when its log fails; else go on and say so.
+        idle_s: time between two turns of chat.
+        pause_s: longest pause.
     """
 
     session_s: int
@@ -42,6 +50,8 @@ class SessionLimits:
     sliding_windows: tuple[SlidingWindow, ...] = ("off",)
     can_rollback: bool = True
     close_on_recording_failure: bool = False
+    idle_s: int = added(IDLE_S)
+    pause_s: int = added(PAUSE_S)
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +66,8 @@ class ConnectionOpened:
         seed: keys every random choice of the session.
         limits: the settings that bound it.
         recording: whether it is recorded.
+        endpoint: where it connected.
+        label: the client's own name for the session, 64 characters at most; it may repeat (002).
     """
 
     at_ns: int = 0
@@ -65,11 +77,13 @@ class ConnectionOpened:
     seed: int
     limits: SessionLimits
     recording: Literal["on", "off"]
+    endpoint: Endpoint = added("realtime")
+    label: str = added("")
 
 
 @attrs.frozen(kw_only=True)
 class FrameReceived:
-    """A WebSocket message, verbatim; None where it was longer than `FRAME_BYTES_MAX`."""
+    """A WebSocket message, verbatim; None where it was longer than the connection allows."""
 
     at_ns: int
     frame: str | bytes | None
@@ -120,6 +134,13 @@ class AdmissionRefused:
 
 
 @attrs.frozen(kw_only=True)
+class Admitted:
+    """There is room for another connection that holds no slot between its turns (chat)."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
 class SlotLeased:
     """A slot is the session's until it is released; `lease` is the lease's generation."""
 
@@ -148,11 +169,22 @@ class BackendOpenFailed:
 
 @attrs.frozen(kw_only=True)
 class MediaDecoded:
-    """Media was decoded by a worker; `pcm` holds a WAV's sound, float32 LE 16 kHz mono."""
+    """Media was decoded by a worker.
+
+    Attributes:
+        at_ns: when.
+        media: its number.
+        pcm: its sound, float32 LE 16 kHz mono; empty where it has none.
+        pictures: JPEG files: an image by itself, a video's first of each second. Empty for a JPEG
+            that was only to be proven.
+        stacked: JPEG files: the other pictures of each second of a video, side by side.
+    """
 
     at_ns: int
     media: int
     pcm: bytes = b""
+    pictures: tuple[bytes, ...] = added(())
+    stacked: tuple[bytes, ...] = added(())
 
 
 @attrs.frozen(kw_only=True)
@@ -214,6 +246,39 @@ class RollbackFailed:
 
 
 @attrs.frozen(kw_only=True)
+class TurnPrefilled:
+    """The model holds a turn's conversation, and goes on to answer it."""
+
+    at_ns: int
+    prefill: Prefill
+
+
+@attrs.frozen(kw_only=True)
+class TurnProgress:
+    """The model has made a piece of its answer."""
+
+    at_ns: int
+    chunk: TurnChunk
+
+
+@attrs.frozen(kw_only=True)
+class TurnDone:
+    """The answer is over."""
+
+    at_ns: int
+    result: TurnResult
+
+
+@attrs.frozen(kw_only=True)
+class TurnFailed:
+    """There is no answer, or no more of it; `context_full`: the turn does not fit the context."""
+
+    at_ns: int
+    index: int
+    context_full: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class BackendLost:
     """The backend or its worker is gone."""
 
@@ -261,6 +326,7 @@ Event = (
     | TicketLeft
     | TicketCancelled
     | AdmissionRefused
+    | Admitted
     | SlotLeased
     | BackendOpened
     | BackendOpenFailed
@@ -272,6 +338,10 @@ Event = (
     | FinalizeFailed
     | RollbackDone
     | RollbackFailed
+    | TurnPrefilled
+    | TurnProgress
+    | TurnDone
+    | TurnFailed
     | BackendLost
     | BackendReleased
     | TimerFired

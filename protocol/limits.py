@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
+NS_PER_MS: Final = 1_000_000
 
 # -- time ---------------------------------------------------------------------------------------
 
@@ -20,6 +21,10 @@ INIT_WAIT_S: Final = 30
 """A slot is held while the client has not said how to use it; it cannot be held for ever."""
 CLEANUP_WAIT_S: Final = 10
 """A model call that is still running this long after the end condemns its worker (B4)."""
+IDLE_S: Final = 60
+"""A chat holds no slot between its turns, but a socket and its memory (the wire decisions)."""
+PAUSE_S: Final = 60
+"""A paused session holds its slot; a client may ask for less, not for more (002)."""
 ESTIMATE_INTERVAL_S: Final = 3
 """The estimate changes all the time: told at most this often when nothing else changed."""
 
@@ -27,6 +32,8 @@ ESTIMATE_INTERVAL_S: Final = 3
 
 FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
 """Ten seconds of audio and four frames of 4 MiB, base64, fit with room to spare; more: 1009."""
+CHAT_FRAME_BYTES_MAX: Final = 96 * 1024 * 1024
+"""A turn of chat carries its media whole: a video of 64 MiB in base64, and room beside it."""
 JSON_DEPTH_MAX: Final = 32
 """The deepest message of any source nests 5 levels; a bomb nests thousands."""
 REASON_CHARS_MAX: Final = 64
@@ -72,3 +79,32 @@ UNIT_FAILURES_MAX: Final = 3
 """Failures in a row after which the model is taken to be broken, not unlucky (B3)."""
 STATE_HASH_UNITS: Final = 10
 """How often the state's hash is logged, for bisecting a divergence."""
+
+# -- chat ---------------------------------------------------------------------------------------
+
+MESSAGES_MAX: Final = 256
+"""Messages a conversation: each takes five tokens of the context at least, most many more."""
+CONTENTS_MAX: Final = 64
+"""Contents a message."""
+CHAT_TEXT_CHARS_MAX: Final = 131_072
+"""Characters of a conversation's text: more than any context of 8192 tokens could hold."""
+IMAGES_MAX: Final = 64
+"""Images a conversation: 64 tokens each, half the context."""
+IMAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A PNG of 20 megapixels, compressed as photographs are."""
+AUDIO_S_MAX: Final = 300
+"""Seconds of sound a content: 3000 tokens, and 19 MB as it comes."""
+AUDIO_SAMPLES_MIN: Final = 1_600
+"""100 ms: the model's smallest piece of sound."""
+VIDEOS_MAX: Final = 1
+"""Videos a conversation: each takes most of the context."""
+VIDEO_BYTES_MAX: Final = 64 * 1024 * 1024
+"""In base64 it still fits a frame (`CHAT_FRAME_BYTES_MAX`)."""
+VIDEO_S_MAX: Final = 64
+"""Seconds of a video: at 75 tokens and more each they fill the context."""
+STACK_FRAMES_MAX: Final = 5
+"""Pictures a second of a video."""
+VOICE_NAME_CHARS_MAX: Final = 64
+"""The name of a voice in the server's library."""
+LABEL_CHARS_MAX: Final = 64
+"""A client's own name for its session is shown back to it, and is bounded for that."""

@@ -1,39 +1,102 @@
-"""Header checks of JPEG and WAV files: what they say they are, and whether they can be that.
+"""Header checks of images, sound and videos: what they say they are, and whether they can be that.
 
 Only headers and sizes are looked at, in bounded steps, so that a bomb is refused before anything
 is allocated for it. Nothing is decoded here: whether a body is sound is found out by a decoder off
 the event loop, and comes back as an event. Every refusal is a `FieldError` (`invalid_payload`).
 
-A WAV must not lie about itself: block size, byte rate and chunk sizes have to agree with each other
-and with the bytes that are there. What follows its data chunk is not looked at.
+Of a video only its size and the head of its container are looked at: what it holds is for the
+decoder to find out. WAV files have a file of their own, `protocol.wav`.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from typing import Final, NoReturn
-
-import attrs
+from typing import Final, Literal
 
 from .codec import check_pcm, invalid
 from .limits import (
+    AUDIO_S_MAX,
+    AUDIO_SAMPLES_MIN,
     FRAME_JPEG_BYTES_MAX,
     FRAME_PIXELS_MAX,
     FRAME_SIDES_RATIO_MAX,
+    IMAGE_BYTES_MAX,
     REFERENCE_S_MAX,
     REFERENCE_S_MIN,
-    WAV_BYTES_MAX,
+    VIDEO_BYTES_MAX,
 )
-from .messages import ReferenceAudio
 from .model import INPUT_RATE_HZ
+from .requests import AudioPart, ReferenceAudio
+from .wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, check_bytes, check_wav
 
 JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
-WAV_CHUNKS_MAX: Final = 64
-"""Chunks before the data; recorders write five or six."""
-WAV_CHANNELS_MAX: Final = 8
-WAV_RATE_HZ_MIN: Final = 8_000
-WAV_RATE_HZ_MAX: Final = 192_000
+AUDIO_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A conversation's sound as it comes: 300 s of 48 kHz stereo 16-bit, headers included."""
+AUDIO_S_MIN: Final = AUDIO_SAMPLES_MIN / INPUT_RATE_HZ
+"""`AUDIO_SAMPLES_MIN`, at whatever rate it comes."""
+EBML_HEAD_BYTES_MAX: Final = 128
+"""Where Matroska must have named itself; files in use have a head of 40 bytes."""
+
+Container = Literal["mp4", "matroska"]
+"""Of a video: MP4 and QuickTime (ISO 14496-12) are one family, Matroska and WebM another."""
+
+# -- images -------------------------------------------------------------------------------------
+
+
+def check_image(path: str, data: bytes) -> tuple[int, int]:
+    """Check the header and the bounds of a conversation's image, JPEG or PNG.
+
+    Args:
+        path: where it stands in the message, for the error.
+        data: the file.
+
+    Returns:
+        Width and height in pixels.
+
+    Raises:
+        FieldError: it is neither, or a bigger one than an image may be.
+    """
+    check_bytes(path, data, IMAGE_BYTES_MAX)
+    if data.startswith(PNG_SIGNATURE):
+        return _check_sides(path, "PNG", *_png_size(path, data))
+    if data.startswith(_SOI):
+        return _check_sides(path, "JPEG", *_frame_size(path, data))
+    raise invalid(path, f"{len(data)} bytes that are neither a JPEG nor a PNG")
+
+
+def _check_sides(path: str, kind: str, width: int, height: int) -> tuple[int, int]:
+    """Hold a picture's sides to the limits, before anything is allocated by them."""
+    size = f"a {kind} of {width} x {height} pixels"
+    if not width or not height:
+        raise invalid(path, size)
+    if width * height > FRAME_PIXELS_MAX:
+        raise invalid(path, f"{size}, at most {FRAME_PIXELS_MAX} are allowed")
+    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
+        raise invalid(path, f"{size}, at most {FRAME_SIDES_RATIO_MAX} to 1 is allowed")
+    return width, height
+
+
+# -- PNG (ISO 15948) ----------------------------------------------------------------------------
+
+PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_IHDR: Final = b"\0\0\0\x0dIHDR"
+_PNG_BITS: Final = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+"""Bits a sample by colour type: grey, RGB, palette, grey and alpha, RGB and alpha (11.2.2)."""
+
+
+def _png_size(path: str, data: bytes) -> tuple[int, int]:
+    """Read the header, which must be the first chunk."""
+    body = data[len(PNG_SIGNATURE) : len(PNG_SIGNATURE) + len(_IHDR) + 13]
+    if len(body) < len(_IHDR) + 13 or not body.startswith(_IHDR):
+        raise invalid(path, "a PNG without a whole header")
+    width, height, *form = struct.unpack_from(">IIBBBBB", body, len(_IHDR))
+    bits, colour, compression, filtering, interlace = form
+    if bits not in _PNG_BITS.get(colour, ()) or compression or filtering or interlace > 1:
+        raise invalid(path, "a PNG with a broken header")
+    return int(width), int(height)
+
 
 # -- JPEG (ITU T.81, Annex B) -------------------------------------------------------------------
 
@@ -58,22 +121,10 @@ def check_jpeg(path: str, data: bytes) -> tuple[int, int]:
     Raises:
         FieldError: it is no JPEG, or a bigger one than a frame may be.
     """
-    if len(data) > FRAME_JPEG_BYTES_MAX:
-        raise invalid(path, f"{len(data)} bytes, at most {FRAME_JPEG_BYTES_MAX} are allowed")
+    check_bytes(path, data, FRAME_JPEG_BYTES_MAX)
     if not data.startswith(_SOI):
         raise invalid(path, f"{len(data)} bytes that are not a JPEG")
-    width, height = _frame_size(path, data)
-    if not width or not height:
-        raise invalid(path, f"a JPEG of {width} x {height} pixels")
-    if width * height > FRAME_PIXELS_MAX:
-        text = f"a JPEG of {width} x {height} pixels, at most {FRAME_PIXELS_MAX} are allowed"
-        raise invalid(path, text)
-    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
-        text = (
-            f"a JPEG of {width} x {height} pixels, at most {FRAME_SIDES_RATIO_MAX} to 1 is allowed"
-        )
-        raise invalid(path, text)
-    return width, height
+    return _check_sides(path, "JPEG", *_frame_size(path, data))
 
 
 def _frame_size(path: str, data: bytes) -> tuple[int, int]:
@@ -109,119 +160,7 @@ def _read_frame_header(path: str, body: bytes, length: int) -> tuple[int, int]:
     return width, height
 
 
-# -- WAV ----------------------------------------------------------------------------------------
-
-_PCM: Final = 1
-_FLOAT: Final = 3
-_EXTENSIBLE: Final = 0xFFFE
-_GUID_TAIL: Final = bytes.fromhex("000000001000800000aa00389b71")
-"""What follows the format tag in the sub-format of WAVE_FORMAT_EXTENSIBLE."""
-_BITS: Final = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
-
-
-@attrs.frozen(kw_only=True)
-class WavHeader:
-    """What a WAV file holds; `samples` counts each channel's."""
-
-    channels: int
-    rate_hz: int
-    sample_bits: int
-    is_float: bool
-    samples: int
-
-
-def check_wav(path: str, data: bytes) -> WavHeader:
-    """Check a WAV's header and its bounds: 0.5-30 s, 8-192 kHz, 1-8 channels.
-
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-
-    Returns:
-        What the header says.
-
-    Raises:
-        FieldError: it is no such WAV, or it lies about itself.
-    """
-    if len(data) > WAV_BYTES_MAX:
-        raise invalid(path, f"{len(data)} bytes, at most {WAV_BYTES_MAX} are allowed")
-    if len(data) < 12 or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
-        raise invalid(path, f"{len(data)} bytes that are not a WAV")
-    end = 8 + int.from_bytes(data[4:8], "little")
-    if end > len(data):
-        raise invalid(path, f"a WAV that says {end} bytes and has {len(data)}")
-    header = _walk_chunks(path, data, end)
-    seconds = header.samples / header.rate_hz
-    if not REFERENCE_S_MIN <= seconds <= REFERENCE_S_MAX:
-        text = f"{seconds:.3f} s of audio, allowed is {REFERENCE_S_MIN:g} to {REFERENCE_S_MAX:g} s"
-        raise invalid(path, text)
-    return header
-
-
-def _walk_chunks(path: str, data: bytes, end: int) -> WavHeader:
-    """Walk the chunks up to the data, which the format must precede."""
-    at = 12
-    form: WavHeader | None = None
-    for _ in range(WAV_CHUNKS_MAX):
-        if at + 8 > end:
-            raise invalid(path, "a WAV without a data chunk")
-        name, size = struct.unpack_from("<4sI", data, at)
-        at += 8
-        if at + size > end:
-            raise invalid(path, f"a WAV with a chunk of {size} bytes where {end - at} are left")
-        if name == b"fmt ":
-            form = _read_format(path, data[at : at + size])
-        if name == b"data":
-            return _count_samples(path, form, size)
-        at += size + size % 2  # chunks are padded to an even length
-    raise invalid(path, f"a WAV without a data chunk in {WAV_CHUNKS_MAX} chunks")
-
-
-def _count_samples(path: str, form: WavHeader | None, size: int) -> WavHeader:
-    if form is None:
-        raise invalid(path, "a WAV without a format before its data")
-    block_bytes = form.channels * form.sample_bits // 8
-    if size % block_bytes:
-        raise invalid(path, f"a WAV with {size} bytes of data in blocks of {block_bytes}")
-    return attrs.evolve(form, samples=size // block_bytes)
-
-
-def _read_format(path: str, body: bytes) -> WavHeader:
-    """Read a format chunk; its samples are not known yet."""
-    if len(body) < 16:
-        raise invalid(path, f"a WAV with a format of {len(body)} bytes")
-    tag, channels, rate_hz, byte_rate, block_bytes, bits = struct.unpack_from("<HHIIHH", body)
-    if tag == _EXTENSIBLE:
-        tag = _read_subformat(path, body, bits)
-    if bits not in _BITS.get(tag, ()):
-        raise invalid(path, f"a WAV of format {tag} with {bits} bits, PCM or float is needed")
-    if not 1 <= channels <= WAV_CHANNELS_MAX:
-        raise invalid(path, f"a WAV of {channels} channels, allowed is 1 to {WAV_CHANNELS_MAX}")
-    if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
-        text = f"a WAV of {rate_hz} Hz, allowed is {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX}"
-        raise invalid(path, text)
-    if block_bytes != channels * bits // 8 or byte_rate != rate_hz * block_bytes:
-        raise invalid(path, "a WAV whose block size or byte rate does not fit its format")
-    return WavHeader(
-        channels=channels, rate_hz=rate_hz, sample_bits=bits, is_float=tag == _FLOAT, samples=0
-    )
-
-
-def _read_subformat(path: str, body: bytes, bits: int) -> int:
-    """Read the format tag out of a WAVE_FORMAT_EXTENSIBLE chunk."""
-    if len(body) < 40:
-        _fail_extensible(path)
-    extra_bytes, valid_bits, _, tag = struct.unpack_from("<HHIH", body, 16)
-    if extra_bytes < 22 or not 0 < valid_bits <= bits or body[26:40] != _GUID_TAIL:
-        _fail_extensible(path)
-    return int(tag)
-
-
-def _fail_extensible(path: str) -> NoReturn:
-    raise invalid(path, "a WAV with a broken extensible format")
-
-
-# -- reference audio ----------------------------------------------------------------------------
+# -- audio --------------------------------------------------------------------------------------
 
 
 def read_reference_audio(path: str, data: bytes) -> ReferenceAudio:
@@ -244,3 +183,76 @@ def read_reference_audio(path: str, data: bytes) -> ReferenceAudio:
     samples_min = int(REFERENCE_S_MIN * INPUT_RATE_HZ)
     pcm = check_pcm(path, data, samples_min, REFERENCE_S_MAX * INPUT_RATE_HZ)
     return ReferenceAudio(data=pcm, is_wav=False)
+
+
+def read_audio(path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ) -> AudioPart:
+    """Tell a conversation's WAV file from raw float32 LE mono by its RIFF head, and check it.
+
+    Args:
+        path: where it stands in the message, for the error.
+        data: the bytes.
+        rate_hz: of raw samples, 8-192 kHz; a WAV knows its own.
+
+    Returns:
+        The audio, not decoded; raw samples are known to be finite. A WAV's `rate_hz` says nothing.
+
+    Raises:
+        FieldError: it is neither, not 0.1-300 s long, or of a strange rate.
+    """
+    check_bytes(path, data, AUDIO_BYTES_MAX)
+    if data.startswith(b"RIFF"):  # see `read_reference_audio`
+        check_wav(path, data, bytes_max=AUDIO_BYTES_MAX, s_min=AUDIO_S_MIN, s_max=AUDIO_S_MAX)
+        return AudioPart(data=data, is_wav=True)
+    if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
+        text = f"samples of {rate_hz} Hz, allowed is {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX}"
+        raise invalid(path, text)
+    samples_min = math.ceil(AUDIO_SAMPLES_MIN * rate_hz / INPUT_RATE_HZ)
+    pcm = check_pcm(path, data, samples_min, AUDIO_S_MAX * rate_hz)
+    return AudioPart(data=pcm, is_wav=False, rate_hz=rate_hz)
+
+
+# -- video --------------------------------------------------------------------------------------
+
+_MP4_BOXES: Final = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})
+"""What such a file may begin with; QuickTime knew no `ftyp` at first."""
+_EBML: Final = b"\x1a\x45\xdf\xa3"
+_DOC_TYPES: Final = (b"matroska", b"webm")
+
+
+def check_video(path: str, data: bytes) -> Container:
+    """Check a video's size, and tell its container by its head.
+
+    Args:
+        path: where it stands in the message, for the error.
+        data: the file.
+
+    Returns:
+        The container; that it holds a video is not known yet.
+
+    Raises:
+        FieldError: it is too big, or of no container that is taken.
+    """
+    check_bytes(path, data, VIDEO_BYTES_MAX)
+    container = container_of(data)
+    if container is None:
+        text = f"{len(data)} bytes that are no video of MP4, QuickTime, Matroska or WebM"
+        raise invalid(path, text)
+    return container
+
+
+def container_of(data: bytes) -> Container | None:
+    """Tell a video's container by its head.
+
+    Args:
+        data: the file, of any size.
+
+    Returns:
+        The container; None where it is of none that is taken.
+    """
+    if data[4:8] in _MP4_BOXES:
+        return "mp4"
+    if data.startswith(_EBML):
+        head = data[:EBML_HEAD_BYTES_MAX]
+        if any(name in head for name in _DOC_TYPES):
+            return "matroska"
+    return None

@@ -1,103 +1,25 @@
-"""Canonical messages: what client and server say to each other, the same in every dialect.
+"""Canonical messages: what the server says, the same in every dialect.
 
 A dialect (`protocol.dialects`) turns wire frames into these and back. They are values without
-behaviour; their fields are already checked where they come from a client.
+behaviour. What a client says stands in `requests`.
 
-Audio is float32 LE, mono: 16 kHz from the client, 24 kHz from the server.
+Audio is float32 LE, 24 kHz mono.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 import attrs
 
+from .digest import added
 from .errors import ErrorCode
-from .model import DuplexConfig
+from .turn import StopReason
 
-Mode = Literal["video", "audio"]
-"""What a session carries; `chat` and `transcription` are not served yet."""
+Mode = Literal["video", "audio", "chat"]
+"""What a session carries; `transcription` is not served yet."""
 
 RecordingState = Literal["on", "off", "failed"]
-
-
-class Request(StrEnum):
-    """The kinds of message a client can send: what the reception table is keyed by."""
-
-    INIT = "init"
-    APPEND = "append"
-    CLOSE = "close"
-    MISPLACED = "misplaced"
-    """An event that some dialect knows, in a session where it has no place."""
-    UNKNOWN = "unknown"
-    """No event of ours; parsing it says what is wrong with it."""
-
-
-# -- from the client ----------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class ReferenceAudio:
-    """Reference audio as it came: a WAV file, to be decoded, or float32 LE 16 kHz mono."""
-
-    data: bytes
-    is_wav: bool
-
-
-@attrs.frozen(kw_only=True)
-class Init:
-    """Sets up the session: prompt, voices, settings.
-
-    Attributes:
-        instructions: the system prompt.
-        ref_audio: the voice the model hears in its prompt.
-        tts_ref_audio: the voice it speaks with; `ref_audio` where it is None (000).
-        max_slice_nums: slices a frame, 1-9, for appends that do not say.
-        config: inference settings.
-        ignored: paths of fields that the dialect does not know, for counting.
-    """
-
-    instructions: str
-    ref_audio: ReferenceAudio | None = None
-    tts_ref_audio: ReferenceAudio | None = None
-    max_slice_nums: int = 1
-    config: DuplexConfig = DuplexConfig()
-    ignored: tuple[str, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
-class Append:
-    """Audio, and what was seen with it.
-
-    Attributes:
-        pcm: float32 LE, 16 kHz mono, finite; 4000 samples to 10 s.
-        frames: JPEG files whose headers have been checked.
-        force_listen: stop speaking, at once (B6).
-        max_slice_nums: for these frames, 1-9; None takes the session's.
-        input_id: the client's name for this append, if it gave one.
-        ignored: paths of fields that were ignored, for counting.
-    """
-
-    pcm: bytes
-    frames: tuple[bytes, ...] = ()
-    force_listen: bool = False
-    max_slice_nums: int | None = None
-    input_id: str | None = None
-    ignored: tuple[str, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
-class CloseRequest:
-    """The client ends the session; `reason` is its own, 64 characters at most."""
-
-    reason: str | None = None
-
-
-ClientMessage = Init | Append | CloseRequest
-
-
-# -- from the server ----------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -144,16 +66,38 @@ class Created:
         session_id: opaque to clients; `rt_{timestamp_ms}` in `duplex-v1`.
         prompt_length: tokens in the KV cache after the prompt.
         recording: whether the session is being recorded.
+        recording_id: the recording's name; empty where there is none, or the dialect has no field.
+        is_chat: turns are asked for one by one; else sound flows in (001, `turn_based`).
     """
 
     session_id: str
     prompt_length: int
     recording: RecordingState
+    recording_id: str = ""
+    is_chat: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Metrics:
-    """What one unit took and where the session stands; milliseconds are rounded to 1 µs."""
+    """What one unit took and where the session stands; milliseconds are rounded to 1 µs.
+
+    Attributes:
+        kv_cache_length: tokens in the KV cache.
+        prefill_ms: time to feed what was heard and seen.
+        generate_ms: time to decide and speak.
+        wall_clock_ms: time from the start of the unit to its result.
+        cost_llm_ms: time in the language model.
+        cost_tts_ms: time in the model that makes speech codes.
+        cost_token2wav_ms: time in the vocoder, which makes sound of them.
+        n_tokens: tokens that were decided.
+        n_tts_tokens: speech codes that were made.
+        vision_slices: slices of pictures that were fed.
+        vision_tokens: embeddings of pictures that were fed.
+        dropped_units: units of the session that were dropped so far, because too many waited.
+        recording: whether the session is being recorded.
+        session_ms: when it was said, since the connection was opened.
+        wall_ms: when it was said, Unix time.
+    """
 
     kv_cache_length: int
     prefill_ms: float = 0.0
@@ -168,6 +112,8 @@ class Metrics:
     vision_tokens: int = 0
     dropped_units: int = 0
     recording: RecordingState = "on"
+    session_ms: float = added(0.0)
+    wall_ms: float = added(0.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -203,8 +149,96 @@ class Speech:
 
 
 @attrs.frozen(kw_only=True)
+class Paused:
+    """The session is paused (002).
+
+    Attributes:
+        timeout_s: seconds after which it ends, if it is not resumed.
+    """
+
+    timeout_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Resumed:
+    """The session goes on (002)."""
+
+
+@attrs.frozen(kw_only=True)
+class Interrupted:
+    """The model stops speaking (002)."""
+
+
+@attrs.frozen(kw_only=True)
+class Prefilled:
+    """The conversation is in the model; its answer begins (004, prefill_done).
+
+    Attributes:
+        input_tokens: tokens prefilled.
+    """
+
+    input_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class Delta:
+    """A piece of a turn's answer.
+
+    Attributes:
+        session_id: the session.
+        response_id: the turn.
+        input_id: what asked for it.
+        text: may be empty.
+        pcm: float32 LE, 24 kHz mono; may be empty.
+    """
+
+    session_id: str
+    response_id: str
+    input_id: str
+    text: str = ""
+    pcm: bytes = b""
+
+
+@attrs.frozen(kw_only=True)
+class Response:
+    """A turn is over (001, response.done; 004, done).
+
+    Attributes:
+        session_id: the session.
+        response_id: the turn.
+        input_id: what asked for it.
+        text: the whole answer.
+        pcm: not streaming: all of its speech; streaming: the last of it, after that of the deltas.
+            float32 LE, 24 kHz mono; may be empty.
+        reason: why it ended.
+        streaming: as it was asked for.
+        input_tokens: tokens prefilled.
+        generated_tokens: tokens generated.
+        recording_id: the recording's name; empty where there is none.
+        metrics: of the turn.
+    """
+
+    session_id: str
+    response_id: str
+    input_id: str
+    text: str
+    pcm: bytes
+    reason: StopReason
+    streaming: bool
+    input_tokens: int
+    generated_tokens: int
+    recording_id: str
+    metrics: Metrics
+
+
+@attrs.frozen(kw_only=True)
 class ErrorReport:
-    """Something went wrong; whether the connection stays is the code's (`protocol.errors`)."""
+    """Something went wrong; the code says whether the connection stays (`protocol.errors`).
+
+    Attributes:
+        code: what went wrong, for programs; it also says whose mistake it is.
+        message: what went wrong, for people; it names path, kind of value and limit.
+    """
 
     code: ErrorCode
     message: str
@@ -212,7 +246,10 @@ class ErrorReport:
 
 EndReason = Literal[
     "client",
+    "answered",
+    "rejected",
     "timeout",
+    "pause_timeout",
     "context_full",
     "backend_error",
     "server_shutdown",
@@ -221,7 +258,11 @@ EndReason = Literal[
     "refused",
     "peer_gone",
 ]
-"""Why a session ended. Each dialect has its own words for them; the last two are never said."""
+"""Why a session ended. Each dialect has its own words for them.
+
+`answered` and `rejected` are the ends of a connection that carries one request (004): its answer,
+and the client's mistake. The last two are never said, but for a chat that is refused amid its life.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -230,7 +271,7 @@ class Closed:
 
     Attributes:
         session_id: the session.
-        reason: why.
+        reason: why it ended.
         client_reason: the client's own words, where it ended the session and gave any.
     """
 
@@ -239,4 +280,19 @@ class Closed:
     client_reason: str | None = None
 
 
-ServerMessage = Queued | QueueUpdate | QueueDone | Created | Listen | Speech | ErrorReport | Closed
+ServerMessage = (
+    Queued
+    | QueueUpdate
+    | QueueDone
+    | Created
+    | Listen
+    | Speech
+    | Paused
+    | Resumed
+    | Interrupted
+    | Prefilled
+    | Delta
+    | Response
+    | ErrorReport
+    | Closed
+)

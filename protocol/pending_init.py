@@ -8,8 +8,10 @@ from __future__ import annotations
 import attrs
 
 from .effects import DecodeMedia
-from .messages import Init, ReferenceAudio
 from .model import Opening, Voice
+from .pending_turn import decode_voice
+from .requests import Init, ReferenceAudio
+from .requests import Voice as AskedVoice
 
 
 @attrs.define
@@ -31,19 +33,19 @@ class PendingInit:
         """Take an init in; say what has to be decoded, numbered from `first_media`."""
         pending = cls(init, {}, {})
         decodes: list[DecodeMedia] = []
-        sources: dict[str, ReferenceAudio | None] = {
+        sources: dict[str, AskedVoice | None] = {
             "llm": init.ref_audio,
             "tts": init.tts_ref_audio,
         }
         for name, source in sources.items():
             if source is None:
                 continue
-            if not source.is_wav:
+            decode = decode_voice(source, first_media + len(decodes))
+            if decode is not None:
+                pending.undecided[name] = decode.media
+                decodes.append(decode)
+            elif isinstance(source, ReferenceAudio):
                 pending.voices[name] = source.data
-                continue
-            media = first_media + len(decodes)
-            pending.undecided[name] = media
-            decodes.append(DecodeMedia(media=media, kind="wav", data=source.data))
         return pending, decodes
 
     @property

@@ -4,8 +4,9 @@ It consumes every fact as an event and answers with the effects it wants perform
 owns no clock, id, randomness or socket, so the same events always give the same effects: that is
 what makes a recording replayable.
 
-This file holds the session's life: the queue, the client's frames, the opening of the model. How a
-session speaks and ends is in `core`, what becomes of audio in `duplex`.
+This file hands each fact to whom it concerns: `core` says how a session speaks and ends,
+`beginning` how it is set up, `duplex` what becomes of audio, `chat` what becomes of a question.
+What is left here is the queue, and the order in which a client's frame is judged.
 """
 
 from __future__ import annotations
@@ -15,28 +16,45 @@ from typing import Any, Final
 
 from . import effects as ef
 from . import events as ev
+from .beginning import Beginning
+from .chat import Chat
 from .codec import parse_frame
 from .core import Core
-from .dialects.base import Context, Json
+from .dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME
+from .dialects.base import Context, Dialect, Json
 from .dialects.opening import OPENING, choose
 from .digest import digest
 from .duplex import Duplex
-from .errors import ErrorCode, FieldError, FrameError, LocalProtocolError
-from .limits import ESTIMATE_INTERVAL_S, NS_PER_S
-from .messages import (
+from .errors import CLOSE_TOO_BIG, REFUSALS, ErrorCode, FieldError, FrameError, LocalProtocolError
+from .limits import CHAT_FRAME_BYTES_MAX, ESTIMATE_INTERVAL_S, FRAME_BYTES_MAX, NS_PER_S
+from .messages import EndReason, ErrorReport, Queued, QueueDone, QueuePlace, QueueUpdate
+from .requests import (
+    Append,
+    Ask,
+    ClientMessage,
     CloseRequest,
-    Created,
-    EndReason,
     Init,
-    Queued,
-    QueueDone,
-    QueuePlace,
-    QueueUpdate,
+    Interrupt,
+    Pause,
+    Report,
     Request,
+    Resume,
+    See,
 )
-from .pending_init import PendingInit
-from .state import ACCEPT, Gate, State, judge
+from .state import ACCEPT, BEGINNINGS, Course, Gate, State, judge
 from .unit_loop import Phase
+
+
+def _dialect_of(opened: ev.ConnectionOpened) -> Dialect:
+    """The dialect that a connection begins with; on `/v1/realtime` the client's init picks it."""
+    if opened.endpoint == "realtime":
+        return REALTIME if opened.mode == "chat" else OPENING
+    return LEGACY_CHAT if opened.endpoint == "chat" else LEGACY_DUPLEX
+
+
+def frame_bytes_max(opened: ev.ConnectionOpened) -> int:
+    """How long a client's frame may be."""
+    return CHAT_FRAME_BYTES_MAX if opened.mode == "chat" else FRAME_BYTES_MAX
 
 
 class Session:
@@ -49,9 +67,14 @@ class Session:
     """
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
-        self._core = Core(opened=opened, recording=opened.recording)
-        self._duplex = Duplex(self._core)
-        self._init: PendingInit | None = None
+        self._core = core = Core(
+            opened=opened, recording=opened.recording, dialect=_dialect_of(opened)
+        )
+        core.state = BEGINNINGS[core.course]
+        self._duplex = Duplex(core)
+        self._chat = Chat(core)
+        core.farewell = self._chat.break_off
+        self._beginning = Beginning(core, self._duplex)
         self._place: QueuePlace | None = None
         self._place_told_ns = 0
 
@@ -59,9 +82,16 @@ class Session:
     def open(cls, event: ev.ConnectionOpened) -> tuple[Session, tuple[ef.Effect, ...]]:
         """Begin a session with its first event; returns it and that event's effects."""
         session = cls(event)
-        session._core.waits_for_slot = True
-        session._core.set_timer("session", event.limits.session_s)
-        session._core.do(ef.EnterQueue(mode=event.mode))
+        core = session._core
+        match core.course:
+            case Course.DUPLEX:
+                core.waits_for_slot = True
+                core.set_timer("session", event.limits.session_s)
+                core.do(ef.EnterQueue(mode=event.mode))
+            case Course.CHAT:
+                core.do(ef.Admit())
+            case Course.REQUEST:
+                core.set_timer("init", event.limits.init_wait_s)
         return session, session._take_effects()
 
     def step(self, event: ev.Event) -> tuple[ef.Effect, ...]:
@@ -123,8 +153,10 @@ class Session:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Units started and dropped, appends, frames sent, fields ignored."""
+        """Units started and dropped, turns, appends, frames sent, fields ignored."""
+        turns = {"turns": self._chat.turns} if self._core.course is not Course.DUPLEX else {}
         return {
+            **turns,
             "units": self._core.loop.index + 1,
             "units_dropped": self._duplex.units_dropped,
             "appends": self._duplex.appends,
@@ -134,23 +166,26 @@ class Session:
 
     def digest(self) -> str:
         """Hash the whole state: equal states have equal digests, in any process."""
-        parts = (self._core, self._duplex, self._init, self._place, self._place_told_ns)
-        return digest(parts)
+        init = self._beginning.pending
+        parts = (self._core, self._duplex, init, self._place, self._place_told_ns)
+        if self._core.course is Course.DUPLEX:
+            return digest(parts)
+        return digest((*parts, self._chat))
 
     # -- connection and queue -------------------------------------------------------------------
 
     def _ticket_moved(self, event: ev.TicketMoved) -> None:
         """Tell the client its place: at once when it moved, the estimate at most every 3 s."""
-        told, place = self._place, event.place
-        if self.state is not State.QUEUED or told == place:
+        core, told, place = self._core, self._place, event.place
+        if core.is_closed or not core.waits_for_slot or told == place:
             return
         if told is not None:
             moved = (told.position, told.queue_length) != (place.position, place.queue_length)
-            age_ns = self._core.now_ns - self._place_told_ns
+            age_ns = core.now_ns - self._place_told_ns
             if not moved and age_ns < ESTIMATE_INTERVAL_S * NS_PER_S:
                 return
-        self._place, self._place_told_ns = place, self._core.now_ns
-        self._core.say(Queued(place=place) if told is None else QueueUpdate(place=place))
+        self._place, self._place_told_ns = place, core.now_ns
+        core.say(Queued(place=place) if told is None else QueueUpdate(place=place))
 
     def _ticket_left(self, _event: ev.TicketLeft) -> None:
         self._core.waits_for_slot = False
@@ -161,7 +196,12 @@ class Session:
 
     def _admission_refused(self, event: ev.AdmissionRefused) -> None:
         self._core.waits_for_slot = False
-        self._core.refuse(event.code, "the server has no room for another session now")
+        self._chat.refused()
+        self._core.refuse(event.code, REFUSALS[event.code])
+
+    def _admitted(self, _event: ev.Admitted) -> None:
+        if not self._core.is_closed:
+            self._queue_done()
 
     def _slot_leased(self, event: ev.SlotLeased) -> None:
         core = self._core
@@ -169,9 +209,14 @@ class Session:
         core.lease = event.lease
         if core.is_closed:
             core.release()
+        elif core.course is Course.DUPLEX:
+            self._queue_done()
         else:
-            core.say(QueueDone())
-            core.set_timer("init", core.opened.limits.init_wait_s)
+            self._chat.slot_leased(event.lease)
+
+    def _queue_done(self) -> None:
+        self._core.say(QueueDone())
+        self._core.set_timer("init", self._core.opened.limits.init_wait_s)
 
     def _peer_gone(self, _event: ev.PeerGone | ev.SendFailed) -> None:
         self._core.lose_peer()
@@ -182,7 +227,7 @@ class Session:
         if event.name == "cleanup":
             self._core.release(condemn=True)
         else:
-            self._core.end("timeout")
+            self._core.end("pause_timeout" if event.name == "pause" else "timeout")
 
     def _recording_failed(self, _event: ev.RecordingFailed) -> None:
         self._core.recording = "failed"
@@ -190,33 +235,52 @@ class Session:
             self._core.end("backend_error")
 
     def _draining(self, _event: ev.Draining) -> None:
-        self._core.end("server_shutdown")
+        if self._core.course is Course.REQUEST:
+            self._core.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")
+        else:
+            self._core.end("server_shutdown")
 
     # -- what the client says -------------------------------------------------------------------
 
     @property
     def _gate(self) -> Gate:
         """What the client's messages are judged by."""
-        if self.state is State.CONNECTED and self._init is not None:
+        if self._core.is_closed:
+            return Gate.CLOSED
+        if self._chat.turn is not None:
+            return Gate.TURN
+        if self._beginning.pending is not None:
             return Gate.OPENING
-        return Gate(self.state.value)
+        return Gate.PAUSED if self._duplex.is_paused else Gate(self.state.value)
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
         """Judge a frame in the order of the wire: JSON, close, state, type, fields."""
-        if self._core.is_closed:
+        core = self._core
+        if core.is_closed:
             return
         try:
-            body = parse_frame(event.frame)
+            body = parse_frame(event.frame, frame_bytes_max(core.opened))
         except FrameError as error:
-            self._core.end("invalid_frame", close_code=error.close_code, words=error.reason)
+            self._end_by_frame(error)
             return
-        request = self._core.dialect.classify(body)
+        request = core.dialect.classify(body)
         verdict = judge(self._gate, request)
         if verdict == ACCEPT:
             self._accept(request, body)
         else:
             text = f"{request} event in state {self._gate}"
-            self._core.complain(ErrorCode(verdict), text)
+            core.complain(ErrorCode(verdict), text)
+
+    def _end_by_frame(self, error: FrameError) -> None:
+        """End by a frame that is beyond repair; a single request is answered as any mistake is."""
+        core = self._core
+        if core.course is not Course.REQUEST:
+            core.end("invalid_frame", close_code=error.close_code, words=error.reason)
+            return
+        core.say(ErrorReport(code=ErrorCode.INVALID_PAYLOAD, message=error.reason))
+        core.end(
+            "rejected", close_code=CLOSE_TOO_BIG if error.close_code == CLOSE_TOO_BIG else None
+        )
 
     def _accept(self, request: Request, body: Json) -> None:
         core = self._core
@@ -229,106 +293,54 @@ class Session:
         except FieldError as error:
             core.complain(error.code, error.message)
             return
-        if isinstance(message, CloseRequest):
-            core.end("client", client_reason=message.reason)
-        elif isinstance(message, Init):
-            self._begin_opening(message)
-        else:
-            self._duplex.append(message)
+        self._take(message)
 
-    # -- opening --------------------------------------------------------------------------------
-
-    def _begin_opening(self, init: Init) -> None:
-        core = self._core
-        core.fields_ignored += len(init.ignored)
-        core.cancel_timer("init")
-        self._init, decodes = PendingInit.of(init, self._duplex.media)
-        self._duplex.media += len(decodes)
-        for decode in decodes:
-            core.do(decode)
-        self._open_if_decoded(self._init)
-
-    def _open_if_decoded(self, pending: PendingInit) -> None:
-        core = self._core
-        if not pending.is_complete:
-            return
-        assert core.lease is not None
-        core.opening_backend = True
-        self._duplex.configure(pending.init)
-        opening = pending.to_opening(core.opened.seed)
-        core.do(ef.OpenBackend(lease=core.lease, opening=opening))
-
-    def _reject_init(self, message: str) -> None:
-        """Back to CONNECTED: the client may send a better init."""
-        self._init = None
-        self._core.complain(ErrorCode.INVALID_PAYLOAD, message)
-        self._core.set_timer("init", self._core.opened.limits.init_wait_s)
+    def _take(self, message: ClientMessage) -> None:
+        match message:
+            case CloseRequest(reason=reason):
+                self._core.end("client", client_reason=reason)
+            case Init():
+                self._beginning.begin(message)
+            case Append():
+                self._duplex.append(message)
+            case Ask():
+                self._place = None
+                self._chat.ask(message)
+            case See():
+                self._duplex.see(message)
+            case Pause():
+                self._duplex.pause(message)
+            case Resume():
+                self._duplex.resume()
+            case Interrupt():
+                self._duplex.interrupt()
+            case Report():
+                pass  # the frame stands in the log, and that is all it is for
 
     def _media_decoded(self, event: ev.MediaDecoded) -> None:
-        if self._init is None or not self._init.awaits(event.media):
+        if self._chat.awaits(event.media):
+            self._chat.media_decoded(event)
+        elif self._beginning.awaits(event.media):
+            self._beginning.media_decoded(event)
+        else:
             self._duplex.media_decoded(event.media)
-            return
-        self._init.decoded(event.media, event.pcm)
-        if not self._core.is_closed:
-            self._open_if_decoded(self._init)
 
     def _media_rejected(self, event: ev.MediaRejected) -> None:
-        if self._init is None or not self._init.awaits(event.media):
-            self._duplex.media_rejected(event.media, event.reason)
-        elif not self._core.is_closed:
-            self._reject_init(f"reference audio: {event.reason}")
-
-    def _backend_opened(self, event: ev.BackendOpened) -> None:
-        core = self._core
-        if event.lease != core.lease or not core.opening_backend:
-            return
-        core.opening_backend = False
-        self._init = None
-        if core.is_closed:
-            core.release()
-            return
-        created = Created(
-            session_id=core.session_id,
-            prompt_length=event.opened.prompt_length,
-            recording=core.recording,
-        )
-        core.say(created)
-
-    def _backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
-        core = self._core
-        if event.lease != core.lease or not core.opening_backend:
-            return
-        core.opening_backend = False
-        if core.is_closed:
-            core.release()
-        elif event.context_full:
-            self._reject_init("the prompt does not fit the model's context")
+        if self._chat.awaits(event.media):
+            self._chat.media_rejected(event.reason)
+        elif self._beginning.awaits(event.media):
+            self._beginning.media_rejected(event.reason)
         else:
-            core.refuse(ErrorCode.WORKER_CONNECT_FAILED, "the model could not be opened")
+            self._duplex.media_rejected(event.media, event.reason)
 
-    # -- the model ------------------------------------------------------------------------------
-
-    def _unit_done(self, event: ev.UnitDone) -> None:
-        self._duplex.unit_done(event.result)
-
-    def _unit_failed(self, event: ev.UnitFailed) -> None:
-        self._duplex.unit_failed(event.index, context_full=event.context_full)
-
-    def _finalize_done(self, event: ev.FinalizeDone) -> None:
-        self._duplex.finalize_done(event.finalized.index)
-
-    def _finalize_failed(self, event: ev.FinalizeFailed) -> None:
-        self._duplex.call_broke(Phase.FINALIZING, event.index)
-
-    def _rollback_done(self, event: ev.RollbackDone) -> None:
-        self._duplex.rollback_done(event.index)
-
-    def _rollback_failed(self, event: ev.RollbackFailed) -> None:
-        self._duplex.call_broke(Phase.ROLLING_BACK, event.index)
+    # -- the slot -------------------------------------------------------------------------------
 
     def _backend_lost(self, event: ev.BackendLost) -> None:
         core = self._core
         if event.lease != core.lease:
+            return
+        if core.course is not Course.DUPLEX:
+            self._chat.backend_lost()
             return
         core.loop.settle()
         core.opening_backend = False
@@ -343,6 +355,7 @@ class Session:
         if event.lease == self._core.lease:
             self._core.lease = None
             self._core.releasing = False
+            self._chat.slot_returned()
 
 
 _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
@@ -353,20 +366,30 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.TicketLeft: Session._ticket_left,
     ev.TicketCancelled: Session._ticket_cancelled,
     ev.AdmissionRefused: Session._admission_refused,
+    ev.Admitted: Session._admitted,
     ev.SlotLeased: Session._slot_leased,
-    ev.BackendOpened: Session._backend_opened,
-    ev.BackendOpenFailed: Session._backend_open_failed,
+    ev.BackendOpened: lambda self, event: self._beginning.backend_opened(event),
+    ev.BackendOpenFailed: lambda self, event: self._beginning.backend_open_failed(event),
     ev.MediaDecoded: Session._media_decoded,
     ev.MediaRejected: Session._media_rejected,
-    ev.UnitDone: Session._unit_done,
-    ev.UnitFailed: Session._unit_failed,
-    ev.FinalizeDone: Session._finalize_done,
-    ev.FinalizeFailed: Session._finalize_failed,
-    ev.RollbackDone: Session._rollback_done,
-    ev.RollbackFailed: Session._rollback_failed,
+    ev.UnitDone: lambda self, event: self._duplex.unit_done(event.result),
+    ev.UnitFailed: lambda self, event: self._duplex.unit_failed(
+        event.index, context_full=event.context_full
+    ),
+    ev.FinalizeDone: lambda self, event: self._duplex.finalize_done(event.finalized.index),
+    ev.FinalizeFailed: lambda self, event: self._duplex.call_broke(Phase.FINALIZING, event.index),
+    ev.RollbackDone: lambda self, event: self._duplex.rollback_done(event.index),
+    ev.RollbackFailed: lambda self, event: self._duplex.call_broke(Phase.ROLLING_BACK, event.index),
+    ev.TurnPrefilled: lambda self, event: self._chat.prefilled(event.prefill),
+    ev.TurnProgress: lambda self, event: self._chat.progressed(event.chunk),
+    ev.TurnDone: lambda self, event: self._chat.done(event.result),
+    ev.TurnFailed: lambda self, event: self._chat.failed(
+        event.index, context_full=event.context_full
+    ),
     ev.BackendLost: Session._backend_lost,
     ev.BackendReleased: Session._backend_released,
     ev.TimerFired: Session._timer_fired,
     ev.RecordingFailed: Session._recording_failed,
     ev.Draining: Session._draining,
 }
+"""Whom each fact concerns."""

@@ -1,9 +1,16 @@
 """The state machine as data: two tables, read by the server and by the client alike.
 
 QUEUED     connected, waiting for a slot
-CONNECTED  holds a slot; the client may say how it wants the session (`OPENING` once it has)
-ACTIVE     configured: audio flows in, listens and speech flow out
+CONNECTED  the client may say how it wants the session (`OPENING` once it has)
+ACTIVE     configured: what the model hears or is asked flows in, what it says flows out
 CLOSED     nothing more is sent; what the model still computes is waited for, then the slot released
+
+A session takes one of three courses, by where and for what the client connected:
+
+DUPLEX   a slot is held from the queue to the end; audio in, listens and speech out (000, 001, 002)
+CHAT     turns, each of which waits for a slot of its own, amid ACTIVE (001, mode=chat)
+REQUEST  one turn a connection: CONNECTED until it is read, QUEUED where it must wait, ACTIVE from
+         prefill (004)
 
 `TRANSITIONS` says which server message may cross in which state and where it leads: the server
 looks up what it sends, the client what it receives, so the two cannot disagree. `RECEPTION` says
@@ -22,15 +29,22 @@ from .errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from .messages import (
     Closed,
     Created,
+    Delta,
     ErrorReport,
+    Interrupted,
     Listen,
+    Mode,
+    Paused,
+    Prefilled,
     Queued,
     QueueDone,
     QueueUpdate,
-    Request,
+    Response,
+    Resumed,
     ServerMessage,
     Speech,
 )
+from .requests import Request
 
 
 class Role(StrEnum):
@@ -53,39 +67,106 @@ class ConnectionEnded:
     """The connection ends without a `session.closed`: before `session.created`, or a lost peer."""
 
 
-Trigger = type[ServerMessage] | type[ConnectionEnded]
+class Course(StrEnum):
+    """What a session is for, and so which way it takes through the states."""
 
-TRANSITIONS: Final[Mapping[State, Mapping[Trigger, State]]] = MappingProxyType(
+    DUPLEX = "duplex"
+    CHAT = "chat"
+    REQUEST = "request"
+
+
+Trigger = type[ServerMessage] | type[ConnectionEnded]
+Row = Mapping[Trigger, State]
+
+_QUEUED: Final[Row] = {
+    Queued: State.QUEUED,
+    QueueUpdate: State.QUEUED,
+    QueueDone: State.CONNECTED,
+    ErrorReport: State.QUEUED,
+    ConnectionEnded: State.CLOSED,
+}
+_CONNECTED: Final[Row] = {
+    Created: State.ACTIVE,
+    ErrorReport: State.CONNECTED,
+    ConnectionEnded: State.CLOSED,
+}
+TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
     {
-        State.QUEUED: {
-            Queued: State.QUEUED,
-            QueueUpdate: State.QUEUED,
-            QueueDone: State.CONNECTED,
-            ErrorReport: State.QUEUED,
-            ConnectionEnded: State.CLOSED,
+        Course.DUPLEX: {
+            State.QUEUED: _QUEUED,
+            State.CONNECTED: _CONNECTED,
+            State.ACTIVE: {
+                Listen: State.ACTIVE,
+                Speech: State.ACTIVE,
+                Paused: State.ACTIVE,
+                Resumed: State.ACTIVE,
+                Interrupted: State.ACTIVE,
+                ErrorReport: State.ACTIVE,
+                Closed: State.CLOSED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.CLOSED: {},
         },
-        State.CONNECTED: {
-            Created: State.ACTIVE,
-            ErrorReport: State.CONNECTED,
-            ConnectionEnded: State.CLOSED,
+        Course.CHAT: {
+            State.QUEUED: {
+                QueueDone: State.CONNECTED,
+                ErrorReport: State.QUEUED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.CONNECTED: _CONNECTED,
+            State.ACTIVE: {
+                Queued: State.ACTIVE,
+                QueueUpdate: State.ACTIVE,
+                Prefilled: State.ACTIVE,
+                Delta: State.ACTIVE,
+                Response: State.ACTIVE,
+                ErrorReport: State.ACTIVE,
+                Closed: State.CLOSED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.CLOSED: {},
         },
-        State.ACTIVE: {
-            Listen: State.ACTIVE,
-            Speech: State.ACTIVE,
-            ErrorReport: State.ACTIVE,
-            Closed: State.CLOSED,
-            ConnectionEnded: State.CLOSED,
+        Course.REQUEST: {
+            State.QUEUED: _QUEUED,
+            State.CONNECTED: {
+                Queued: State.QUEUED,
+                Prefilled: State.ACTIVE,
+                ErrorReport: State.CONNECTED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.ACTIVE: {
+                Delta: State.ACTIVE,
+                Response: State.ACTIVE,
+                ErrorReport: State.ACTIVE,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.CLOSED: {},
         },
-        State.CLOSED: {},
     }
 )
+BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
+    {
+        Course.DUPLEX: State.QUEUED,
+        Course.CHAT: State.QUEUED,
+        Course.REQUEST: State.CONNECTED,
+    }
+)
+"""Where each course begins."""
 
 
-def next_state(role: Role, state: State, trigger: Trigger) -> State:
+def course_of(mode: Mode, *, is_request: bool) -> Course:
+    """Say which course a session takes: by its mode, and whether its connection is one request."""
+    if mode != "chat":
+        return Course.DUPLEX
+    return Course.REQUEST if is_request else Course.CHAT
+
+
+def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> State:
     """Look up where a message leads.
 
     Args:
         role: the server, which sends the message, or the client, which receives it.
+        course: what the session is for.
         state: where the session stands.
         trigger: the message's class, or `ConnectionEnded`.
 
@@ -97,22 +178,26 @@ def next_state(role: Role, state: State, trigger: Trigger) -> State:
         RemoteProtocolError: the client may not be sent it now.
     """
     try:
-        return TRANSITIONS[state][trigger]
+        return TRANSITIONS[course][state][trigger]
     except KeyError:
-        text = f"no transition for {trigger.__name__} in state {state} (role {role})"
+        text = f"no transition for {trigger.__name__} in state {state} (role {role}, {course})"
         if role is Role.SERVER:
             raise LocalProtocolError(text) from None
         raise RemoteProtocolError(text) from None
 
 
 class Gate(StrEnum):
-    """What a client's messages are judged by: the state, with CONNECTED split by the init."""
+    """What a client's messages are judged by: the state, split where what is under way matters."""
 
     QUEUED = "QUEUED"
     CONNECTED = "CONNECTED"
     OPENING = "OPENING"
     """CONNECTED, with an init accepted and the model being opened."""
     ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    """ACTIVE, and paused by the client."""
+    TURN = "ACTIVE amid a turn"
+    """A turn of chat is under way, from its question to its answer."""
     CLOSED = "CLOSED"
 
 
@@ -121,34 +206,50 @@ IGNORE: Final = "ignore"
 Verdict = str
 """`ACCEPT`, `IGNORE`, or the `ErrorCode` that answers the message."""
 
+_OUT_OF_PLACE: Final = (Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.MISPLACED)
+"""What only means something to a session that is under way."""
+
 RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
     {
         Gate.QUEUED: {
-            Request.INIT: ErrorCode.NOT_READY,
-            Request.APPEND: ErrorCode.NOT_READY,
+            **dict.fromkeys(Request, ErrorCode.NOT_READY),
             Request.CLOSE: ACCEPT,
-            Request.MISPLACED: ErrorCode.NOT_READY,
-            Request.UNKNOWN: ErrorCode.NOT_READY,
         },
         Gate.CONNECTED: {
             Request.INIT: ACCEPT,
             Request.APPEND: ErrorCode.NOT_READY,
+            Request.SEE: ErrorCode.NOT_READY,
             Request.CLOSE: ACCEPT,
-            Request.MISPLACED: ErrorCode.INVALID_EVENT,
+            **dict.fromkeys(_OUT_OF_PLACE, ErrorCode.INVALID_EVENT),
+            Request.REPORT: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
         Gate.OPENING: {
             Request.INIT: ErrorCode.INVALID_EVENT,
             Request.APPEND: ErrorCode.NOT_READY,
+            Request.SEE: ErrorCode.NOT_READY,
             Request.CLOSE: ACCEPT,
-            Request.MISPLACED: ErrorCode.INVALID_EVENT,
+            **dict.fromkeys(_OUT_OF_PLACE, ErrorCode.INVALID_EVENT),
+            Request.REPORT: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
         Gate.ACTIVE: {
+            **dict.fromkeys(Request, ACCEPT),
             Request.INIT: ErrorCode.INVALID_EVENT,
-            Request.APPEND: ACCEPT,
-            Request.CLOSE: ACCEPT,
+            Request.RESUME: ErrorCode.INVALID_EVENT,
             Request.MISPLACED: ErrorCode.INVALID_EVENT,
+        },
+        Gate.PAUSED: {
+            **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
+            Request.CLOSE: ACCEPT,
+            Request.RESUME: ACCEPT,
+            Request.INTERRUPT: ACCEPT,
+            Request.REPORT: ACCEPT,
+            Request.UNKNOWN: ACCEPT,
+        },
+        Gate.TURN: {
+            **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
+            Request.CLOSE: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
         Gate.CLOSED: dict.fromkeys(Request, IGNORE),
@@ -162,10 +263,10 @@ def judge(gate: Gate, request: Request) -> Verdict:
     return RECEPTION[gate][request]
 
 
-def diagram() -> str:
-    """Draw `TRANSITIONS` as a Mermaid state diagram; ARCHITECTURE.md holds what this returns."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.QUEUED}: connection opened"]
-    for state, row in TRANSITIONS.items():
+def diagram(course: Course) -> str:
+    """Draw a course as a Mermaid state diagram; ARCHITECTURE.md holds what this returns."""
+    lines = ["stateDiagram-v2", f"    [*] --> {BEGINNINGS[course]}: connection opened"]
+    for state, row in TRANSITIONS[course].items():
         labels: dict[State, list[str]] = {}
         for trigger, target in row.items():
             labels.setdefault(target, []).append(trigger.__name__)

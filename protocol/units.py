@@ -85,6 +85,10 @@ class Assembler:
             self.attached = self._merge(attached, whole=True)
         return units
 
+    def force_listen(self) -> None:
+        """Force the unit that is to come to listen."""
+        self.attached = attrs.evolve(self.attached, force_listen=True)
+
     def discard_frame(self, media: int) -> None:
         """Forget a frame that turned out to be damaged."""
         self.attached = _without_frame(self.attached, media)
@@ -122,6 +126,12 @@ class WaitingUnits:
     def force_listen(self) -> None:
         """Force every unit that waits to listen (B6)."""
         self.units = deque(_forced(unit) for unit in self.units)
+
+    def force_next(self) -> bool:
+        """Force the oldest unit that waits to listen; False where none waits."""
+        if self.units:
+            self.units[0] = _forced(self.units[0])
+        return bool(self.units)
 
     def pop_ready(self, undecided_media: set[int]) -> PendingUnit | None:
         """Take the oldest, unless there is none or its media is still being decoded."""

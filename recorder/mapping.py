@@ -11,22 +11,27 @@ length and blake2b-128, for the same bytes stand in the event that caused them.
 | `prepare` | `BackendOpened` |
 | `unit` | `UnitDone` |
 | `finalize`, `rollback` | `FinalizeDone`, `FinalizeFailed`, `RollbackDone`, `RollbackFailed` |
+| `turn` | `TurnPrefilled`, `TurnProgress`, `TurnDone` |
 | `event`, `effect` | all others |
+
+A field that a class got later (`protocol.digest.added`) is left out while it has its default, so
+that records of old stay what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import attrs
 from cattrs import Converter
 from cattrs.errors import CattrsError
+from cattrs.gen import make_dict_unstructure_fn, override
 
 from protocol import effects as ef
 from protocol import events as ev
-from protocol.digest import digest
+from protocol.digest import ADDED, digest
 from protocol.errors import ErrorCode
 
 from .records import Fields, Value
@@ -42,12 +47,15 @@ KINDS: Final[Mapping[type, str]] = MappingProxyType(
         ev.FinalizeFailed: "finalize",
         ev.RollbackDone: "rollback",
         ev.RollbackFailed: "rollback",
+        ev.TurnPrefilled: "turn",
+        ev.TurnProgress: "turn",
+        ev.TurnDone: "turn",
         ef.Send: "tx",
     }
 )
 """The record kind of each class; the others are plain `event` or `effect`."""
 
-EVENT_KINDS: Final = frozenset({"rx", "prepare", "unit", "finalize", "rollback", "event"})
+EVENT_KINDS: Final = frozenset({"rx", "prepare", "unit", "finalize", "rollback", "turn", "event"})
 EFFECT_KINDS: Final = frozenset({"tx", "effect"})
 EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
 
@@ -126,8 +134,25 @@ def _frame(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} where a frame is due")
 
 
+def _has_added(cls: type) -> bool:
+    return attrs.has(cls) and any(ADDED in field.metadata for field in attrs.fields(cls))
+
+
+def _without_defaults(cls: type[attrs.AttrsInstance], converter: Converter) -> Any:
+    """Write an instance without the fields that came later and have their defaults."""
+    leave_out = {
+        field.name: override(omit_if_default=True)
+        for field in attrs.fields(cls)
+        if ADDED in field.metadata
+    }
+    return make_dict_unstructure_fn(cls, converter, **leave_out)  # type: ignore[arg-type]
+
+
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=False)
+    converter.register_unstructure_hook_factory(
+        _has_added, lambda cls: _without_defaults(cls, converter)
+    )
     for kind in (int, str, bytes, bool, float):
         converter.register_structure_hook(kind, lambda value, _, kind=kind: _strict(kind, value))
     converter.register_structure_hook(Frame, lambda value, _: _frame(value))

@@ -1,8 +1,9 @@
 """What the server asks of a model: the `Backend` protocol and its errors.
 
-A backend is shared by all sessions; a `BackendSession` is the explicit state of one of them (B8).
-Calls on one session never overlap: the session machine starts the next only after the last one's
-result (B1, B4). `interrupt` alone may come at any moment, from any task.
+A backend is shared by all sessions; a `BackendSession` is the explicit state of one of them (B8), a
+`TurnSession` that of one turn of chat. Calls on one of them never overlap: the session machine
+starts the next only after the last one's result (B1, B4). `interrupt` alone may come at any moment,
+from any task.
 
 What crosses is plain values (`protocol.model`), so that a backend can live in another process.
 Times are real for a real model and virtual for the scripted one; nothing here asks for a clock.
@@ -10,12 +11,13 @@ Times are real for a real model and virtual for the scripted one; nothing here a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import attrs
 
 from protocol.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 
 class BackendError(Exception):
@@ -36,7 +38,7 @@ class BackendInfo:
 
     Attributes:
         name: as given to `--model`.
-        modes: the session modes that it serves, such as `video`.
+        modes: the session modes that it serves: of `video`, `audio` and `chat`.
         slots: sessions that it can hold at once.
         context_limit: most tokens in a session's KV cache.
         sliding_windows: the window policies that it honours; others are refused.
@@ -111,6 +113,46 @@ class BackendSession(Protocol):
         ...
 
 
+class TurnSession(Protocol):
+    """One turn of chat on a backend: prefilled once, generated once, then released."""
+
+    async def prefill(self) -> Prefill:
+        """Feed the conversation and the generation prompt.
+
+        Raises:
+            ContextFull: it does not fit, with room for one token at least; nothing was fed.
+            BackendError: it failed; release the turn.
+            BackendGone: the turn is lost.
+        """
+        ...
+
+    async def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None = None
+    ) -> TurnResult:
+        """Answer, once `prefill` is done.
+
+        Args:
+            emit: told each piece as it is made, in order, from the event loop; it never blocks.
+            cut: stop before this generated token, as a recording says; None runs until `interrupt`.
+
+        Returns:
+            The end; the texts of all pieces joined are its `text`.
+
+        Raises:
+            BackendError: it failed; release the turn.
+            BackendGone: the turn is lost.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Cut the answer before its next token, also where it has not begun; never blocks."""
+        ...
+
+    async def release(self) -> None:
+        """Give back everything the turn holds; it never raises for a turn that is lost."""
+        ...
+
+
 class Backend(Protocol):
     """One model and its weights, shared by all sessions."""
 
@@ -125,6 +167,19 @@ class Backend(Protocol):
         Raises:
             ContextFull: the prompt does not fit.
             BackendError: it failed; the slot is as empty as before.
+        """
+        ...
+
+
+@runtime_checkable
+class Chats(Protocol):
+    """A backend that answers turns of chat; its `info.modes` has `chat`."""
+
+    async def chat(self, turn: Turn, *, slot: int) -> TurnSession:
+        """Take a turn on `slot`, which is empty; it computes nothing yet.
+
+        Raises:
+            BackendError: the turn cannot be taken; the slot is as empty as before.
         """
         ...
 

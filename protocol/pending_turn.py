@@ -1,0 +1,155 @@
+"""A turn that waits for its media: a conversation as it was asked, until it is as a model takes it.
+
+Words and raw sound at the model's rate are ready as they come; files are decoded outside and come
+back by number. A video becomes its pictures and its sound, second by second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from .effects import DecodeMedia
+from .events import MediaDecoded
+from .limits import SLICES_MAX
+from .model import INPUT_RATE_HZ, SAMPLE_BYTES
+from .requests import (
+    Ask,
+    AudioPart,
+    ImagePart,
+    Part,
+    ReferenceAudio,
+    SpeechRequest,
+    TextPart,
+    VideoPart,
+    Voice,
+    VoiceName,
+)
+from .turn import Content, Message, Picture, Sound, SpeechConfig, Text, Turn
+
+SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
+VIDEO_SLICES: Final = 1
+"""Slices a picture of a video, where nobody says: there are many pictures, and each counts."""
+
+Contents = tuple[Content, ...]
+
+
+def decode_voice(voice: Voice, media: int) -> DecodeMedia | None:
+    """Say what is to be decoded of reference audio; None where it is ready as it is."""
+    if isinstance(voice, VoiceName):
+        return DecodeMedia(media=media, kind="voice", data=voice.name.encode())
+    return DecodeMedia(media=media, kind="wav", data=voice.data) if voice.is_wav else None
+
+
+def _decode(part: Part, media: int) -> DecodeMedia | Contents:
+    """Say what is to be decoded of a content, or what it is."""
+    match part:
+        case TextPart(text=text):
+            return (Text(text=text),)
+        case ImagePart(data=data):
+            return DecodeMedia(media=media, kind="image", data=data)
+        case AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
+            return (Sound(pcm=data),)
+        case AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
+            return DecodeMedia(media=media, kind="audio", data=data, rate_hz=0 if is_wav else rate)
+        case VideoPart(data=data, stack_frames=stack):
+            return DecodeMedia(media=media, kind="video", data=data, stack_frames=stack)
+
+
+@attrs.define
+class PendingTurn:
+    """A turn that was asked for, and the media it is still waiting for.
+
+    Attributes:
+        ask: what the client asked for.
+        contents: of each message, what is known of each of its contents.
+        undecided: message and content that each media number stands for; None for the voice.
+        voice_pcm: the reference audio.
+    """
+
+    ask: Ask
+    contents: list[list[Contents]]
+    undecided: dict[int, tuple[int, int] | None]
+    voice_pcm: bytes = b""
+
+    @classmethod
+    def of(cls, ask: Ask, first_media: int) -> tuple[PendingTurn, list[DecodeMedia]]:
+        """Take a turn in; say what has to be decoded, numbered from `first_media`."""
+        pending = cls(ask, [[() for _ in message.content] for message in ask.messages], {})
+        decodes: list[DecodeMedia] = []
+        for at, message in enumerate(ask.messages):
+            for place, part in enumerate(message.content):
+                found = _decode(part, first_media + len(decodes))
+                if isinstance(found, DecodeMedia):
+                    pending.undecided[found.media] = (at, place)
+                    decodes.append(found)
+                else:
+                    pending.contents[at][place] = found
+        voice = None if ask.speech is None else ask.speech.voice
+        if voice is not None:
+            asked = decode_voice(voice, first_media + len(decodes))
+            if asked is not None:
+                pending.undecided[asked.media] = None
+                decodes.append(asked)
+            elif isinstance(voice, ReferenceAudio):
+                pending.voice_pcm = voice.data
+        return pending, decodes
+
+    @property
+    def is_complete(self) -> bool:
+        """All media is known."""
+        return not self.undecided
+
+    def awaits(self, media: int) -> bool:
+        """Whether `media` is one of its own."""
+        return media in self.undecided
+
+    def decoded(self, event: MediaDecoded) -> None:
+        """Take decoded media in."""
+        place = self.undecided.pop(event.media)
+        if place is None:
+            self.voice_pcm = event.pcm
+        else:
+            at, index = place
+            self.contents[at][index] = tuple(_contents(event))
+
+    def to_turn(self, index: int, seed: int) -> Turn:
+        """What the backend is asked for."""
+        ask = self.ask
+        has_video = any(
+            isinstance(part, VideoPart) for message in ask.messages for part in message.content
+        )
+        slices = ask.max_slice_nums or (VIDEO_SLICES if has_video else SLICES_MAX)
+        return Turn(
+            index=index,
+            messages=tuple(
+                Message(role=message.role, content=tuple(c for known in contents for c in known))
+                for message, contents in zip(ask.messages, self.contents, strict=True)
+            ),
+            config=ask.config,
+            speech=None if ask.speech is None else self._speech(ask.speech),
+            max_slice_nums=slices,
+            use_image_id=ask.use_image_id,
+            omni=ask.omni,
+            thinking=ask.thinking,
+            seed=seed,
+        )
+
+    def _speech(self, asked: SpeechRequest) -> SpeechConfig:
+        return SpeechConfig(mode=asked.mode, language=asked.language, voice_pcm=self.voice_pcm)
+
+
+def _contents(event: MediaDecoded) -> Iterator[Content]:
+    """Lay media out: a picture, a sound, or a video's pictures with the second they stand for."""
+    if not event.pictures:
+        yield Sound(pcm=event.pcm)
+        return
+    for second, jpeg in enumerate(event.pictures):
+        yield Picture(jpeg=jpeg)
+        pcm = event.pcm[second * SECOND_BYTES : (second + 1) * SECOND_BYTES]
+        if pcm:
+            yield Sound(pcm=pcm)
+        if second < len(event.stacked):
+            yield Picture(jpeg=event.stacked[second])

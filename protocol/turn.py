@@ -1,0 +1,188 @@
+"""The plain values of a chat turn, as a session and a model exchange them (`mode=chat`, 001, 004).
+
+A turn is stateless: it carries the whole conversation, is prefilled at once, and leaves nothing
+behind. Media is decoded by now: pictures are JPEG files, sound is PCM, a video is both.
+
+PCM is little-endian float32, mono: 16 kHz towards the model, 24 kHz from it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from .model import Costs
+
+Role = Literal["system", "user", "assistant"]
+SpeechMode = Literal["default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"]
+Language = Literal["en", "zh"]
+StopReason = Literal["turn_end", "length", "interrupted"]
+"""Why a turn ended: by the model's own end, at `max_new_tokens`, or because it was cut."""
+
+
+@attrs.frozen(kw_only=True)
+class Text:
+    """Words."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Picture:
+    """A JPEG file, proven decodable."""
+
+    jpeg: bytes
+
+
+@attrs.frozen(kw_only=True)
+class Sound:
+    """Sound, float32 LE, 16 kHz mono, at least one sample."""
+
+    pcm: bytes
+
+
+Content = Text | Picture | Sound
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One message of a conversation; a video's pictures and sound stand in it second by second."""
+
+    role: Role
+    content: tuple[Content, ...]
+
+
+@attrs.frozen(kw_only=True)
+class ChatConfig:
+    """How a turn is generated (004, GenerationConfig; the rest as of model.md).
+
+    Attributes:
+        max_new_tokens: most tokens generated, 1-8192.
+        temperature: sampling temperature, 0-2; 0 takes the most likely token.
+        top_p: probability mass kept, above 0 and up to 1.
+        top_k: candidates kept, 1-1000.
+        repetition_penalty: divisor on the logits of tokens that were generated, 1-2.
+        length_penalty: factor against ending, 0.1-10; more makes answers longer.
+    """
+
+    max_new_tokens: int = 512
+    temperature: float = 0.7
+    top_p: float = 0.8
+    top_k: int = 100
+    repetition_penalty: float = 1.02
+    length_penalty: float = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class SpeechConfig:
+    """How a turn is spoken (004, TTSConfig).
+
+    Attributes:
+        mode: which system message is put in front where the conversation has none, and whether the
+            voice stands in it: `default` leaves it out.
+        language: of that message.
+        voice_pcm: reference audio, float32 LE, 16 kHz mono; empty takes the model's own voice.
+    """
+
+    mode: SpeechMode = "default"
+    language: Language = "en"
+    voice_pcm: bytes = b""
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """Everything that a backend needs for one turn; the same values give the same answer.
+
+    Attributes:
+        index: 0, 1, 2... counts the session's turns; it keys the RNG.
+        messages: the whole conversation, one message at least.
+        config: how it is generated.
+        speech: how it is spoken; None: text alone.
+        max_slice_nums: most slices a picture may be cut into, 1-9.
+        use_image_id: pictures are numbered, where there are several.
+        omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
+        thinking: the model may think aloud before it answers.
+        seed: the session's.
+    """
+
+    index: int
+    messages: tuple[Message, ...]
+    config: ChatConfig
+    speech: SpeechConfig | None
+    max_slice_nums: int
+    use_image_id: bool
+    omni: bool
+    thinking: bool
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class Prefill:
+    """A conversation in the KV cache.
+
+    Attributes:
+        index: the turn's.
+        input_tokens: tokens in the KV cache, the generation prompt included.
+        fed_ids: the ids fed, with -1 where an embedding was fed instead of a token.
+        input_hash: blake2b-128 hex of all that the model took in.
+        cost_us: what it took, in microseconds.
+    """
+
+    index: int
+    input_tokens: int
+    fed_ids: tuple[int, ...] = ()
+    input_hash: str = ""
+    cost_us: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class TurnChunk:
+    """A piece of an answer: a token's text, a second of speech, or both.
+
+    Attributes:
+        index: the turn's.
+        step: 0, 1, 2... counts the chunks of the turn.
+        text: whole characters alone; may be empty.
+        pcm: float32 LE, 24 kHz mono; may be empty.
+        token_ids: the ids that were generated since the last chunk.
+        codec_ids: the speech codes, likewise.
+    """
+
+    index: int
+    step: int
+    text: str = ""
+    pcm: bytes = b""
+    token_ids: tuple[int, ...] = ()
+    codec_ids: tuple[int, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class TurnResult:
+    """The end of an answer.
+
+    Attributes:
+        index: the turn's.
+        text: the whole text: that of all chunks, joined.
+        pcm: the last of the speech, after that of all chunks; float32 LE, 24 kHz mono.
+        reason: why it ended.
+        generated_tokens: tokens generated, the terminator included.
+        kv_length: tokens in the KV cache at the end.
+        codec_ids: the speech codes after those of all chunks.
+        cut: before which generated token (from 0) it was cut; None where it was not.
+        logits_hash: blake2b-128 hex of the first token's logits.
+        margin: how far the first token's best logit was above the second.
+        costs: measured by the backend; `prefill_us` is in `Prefill` and 0 here.
+    """
+
+    index: int
+    text: str
+    pcm: bytes = b""
+    reason: StopReason = "turn_end"
+    generated_tokens: int = 0
+    kv_length: int = 0
+    codec_ids: tuple[int, ...] = ()
+    cut: int | None = None
+    logits_hash: str = ""
+    margin: float = 0.0
+    costs: Costs = Costs()
