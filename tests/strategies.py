@@ -1,7 +1,7 @@
 """Hypothesis strategies: canonical messages of both ends, and wire frames gone wrong.
 
-`inits`, `appends`, `server_messages` and the like make what the dialects promise to carry both
-ways. Audio is drawn as a length and a seed, so that examples stay small enough to shrink.
+`client_messages` and `server_messages` make what a dialect promises to carry in a mode. Audio is
+drawn as a length and a seed, so that examples stay small enough to shrink.
 """
 
 from __future__ import annotations
@@ -10,30 +10,54 @@ import json
 import struct
 from typing import Any
 
+import attrs
 import numpy as np
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode
 from protocol.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX
 from protocol.messages import (
-    Append,
-    ClientMessage,
     Closed,
-    CloseRequest,
     Created,
+    Delta,
     ErrorReport,
-    Init,
+    Interrupted,
     Listen,
     Metrics,
+    Mode,
+    Paused,
+    Prefilled,
     Queued,
     QueueDone,
     QueuePlace,
     QueueUpdate,
-    ReferenceAudio,
+    Response,
+    Resumed,
     ServerMessage,
     Speech,
 )
 from protocol.model import DuplexConfig
+from protocol.requests import (
+    Append,
+    Ask,
+    AudioPart,
+    ChatMessage,
+    ClientMessage,
+    CloseRequest,
+    ImagePart,
+    Init,
+    Interrupt,
+    Pause,
+    ReferenceAudio,
+    Report,
+    Resume,
+    See,
+    SpeechRequest,
+    TextPart,
+    VideoPart,
+    VoiceName,
+)
+from protocol.turn import ChatConfig
 
 SERVER_WORDS = (
     "client_closed",
@@ -43,6 +67,7 @@ SERVER_WORDS = (
     "server_shutdown",
     "cancelled",
     "invalid_frame",
+    "refused",
 )
 """Close reasons that a client's own cannot be told from in `realtime`."""
 
@@ -83,6 +108,17 @@ def wav(
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
+def png_header(width: int, height: int) -> bytes:
+    """Make a PNG of 8-bit RGB up to its header."""
+    body = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(body)) + b"IHDR" + body
+
+
+def mp4_head(extra: int = 0) -> bytes:
+    """Make the head of an MP4 file."""
+    return b"\0\0\0\x10ftypisom\0\0\0\0" + bytes(extra)
+
+
 def pcm(samples_min: int, samples_max: int) -> st.SearchStrategy[bytes]:
     """Float32 LE samples, finite."""
     return st.builds(noise, st.integers(samples_min, samples_max), st.integers(0, 3))
@@ -116,29 +152,39 @@ configs = st.builds(
 )
 
 
-def inits(config: st.SearchStrategy[DuplexConfig] = configs) -> st.SearchStrategy[Init]:
+voice_names = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}", fullmatch=True).map(
+    lambda name: VoiceName(name=name)
+)
+
+
+def inits(
+    config: st.SearchStrategy[DuplexConfig] = configs,
+    ref_audio: st.SearchStrategy[Any] = reference_audios,
+) -> st.SearchStrategy[Init]:
     """Inits; `duplex-v1` has no settings: give it `st.just(DuplexConfig())`."""
     return st.builds(
         Init,
         instructions=st.text(max_size=40),
-        ref_audio=st.none() | reference_audios,
+        ref_audio=st.none() | ref_audio,
         tts_ref_audio=st.none() | reference_audios,
         max_slice_nums=st.integers(1, 9),
         config=config,
     )
 
 
+def _input_ids(own_ids: bool) -> st.SearchStrategy[str | None]:
+    return st.none() | st.text(min_size=1, max_size=INPUT_ID_CHARS_MAX) if own_ids else st.none()
+
+
 def appends(*, own_ids: bool = True) -> st.SearchStrategy[Append]:
-    """Appends of mode=video; `duplex-v1` has no `own_ids`."""
+    """Appends of mode=video; only `realtime` has `own_ids`."""
     return st.builds(
         Append,
         pcm=pcm(APPEND_SAMPLES_MIN, APPEND_SAMPLES_MIN + 40),
         frames=st.lists(jpegs, max_size=4).map(tuple),
         force_listen=st.booleans(),
         max_slice_nums=st.none() | st.integers(1, 9),
-        input_id=st.none() | st.text(min_size=1, max_size=INPUT_ID_CHARS_MAX)
-        if own_ids
-        else st.none(),
+        input_id=_input_ids(own_ids),
     )
 
 
@@ -146,15 +192,99 @@ close_requests = st.builds(
     CloseRequest, reason=st.none() | st.text(min_size=1, max_size=REASON_CHARS_MAX)
 )
 
+# -- a turn of chat -----------------------------------------------------------------------------
 
-def client_messages(dialect_name: str) -> st.SearchStrategy[ClientMessage]:
-    """Everything that a client can say in a dialect, in mode=video."""
-    plain = dialect_name == "duplex-v1"
-    return st.one_of(
-        inits(st.just(DuplexConfig()) if plain else configs),
-        appends(own_ids=not plain),
-        close_requests,
+_texts = st.builds(TextPart, text=st.text(max_size=20))
+_images = st.builds(
+    ImagePart, data=jpegs | st.builds(png_header, st.integers(80, 4000), st.integers(80, 4000))
+)
+_sounds = st.builds(
+    lambda data, rate: AudioPart(data=data, is_wav=False, rate_hz=rate),
+    pcm(4800, 4802),
+    st.sampled_from([8000, 16_000, 48_000]),
+) | st.builds(lambda rate: AudioPart(data=wav(rate, rate), is_wav=True), st.just(16_000))
+_videos = st.builds(
+    VideoPart, data=st.builds(mp4_head, st.integers(0, 8)), stack_frames=st.integers(1, 5)
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[ChatMessage, ...]:
+    """Messages in any order that is allowed, with a video at most."""
+    parts = st.lists(_texts | _images | _sounds, min_size=1, max_size=4)
+    message = st.builds(
+        ChatMessage, role=st.sampled_from(["user", "assistant"]), content=parts.map(tuple)
     )
+    messages = draw(st.lists(message, max_size=3))
+    if draw(st.booleans()):
+        messages.insert(0, ChatMessage(role="system", content=tuple(draw(parts))))
+    last = draw(parts) + draw(st.lists(_videos, max_size=1))
+    return (*messages, ChatMessage(role="user", content=tuple(last)))
+
+
+chat_configs = st.builds(
+    ChatConfig,
+    max_new_tokens=st.integers(1, 8192),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(1, 1000),
+    repetition_penalty=st.floats(1, 2),
+    length_penalty=st.floats(0.1, 10),
+)
+_languages = st.sampled_from(["en", "zh"])
+speech_requests = st.builds(
+    SpeechRequest,
+    mode=st.sampled_from(["default", "audio_assistant", "omni", "audio_roleplay"]),
+    language=_languages,
+    voice=st.none() | reference_audios | voice_names,
+) | st.builds(
+    SpeechRequest,
+    mode=st.just("voice_cloning"),
+    language=_languages,
+    voice=reference_audios | voice_names,
+)
+
+
+def asks(*, own_ids: bool = True) -> st.SearchStrategy[Ask]:
+    """Turns; only `realtime` has `own_ids`."""
+    return st.builds(
+        Ask,
+        messages=conversations(),
+        streaming=st.booleans(),
+        config=chat_configs,
+        speech=st.none() | speech_requests,
+        max_slice_nums=st.none() | st.integers(1, 9),
+        use_image_id=st.booleans(),
+        omni=st.booleans(),
+        thinking=st.booleans(),
+        input_id=_input_ids(own_ids),
+    )
+
+
+def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrategy[ClientMessage]:
+    """Everything that a client can say in a dialect and a mode."""
+    match dialect_name, mode:
+        case "legacy-chat", _:
+            return asks(own_ids=False)
+        case "realtime", "chat":
+            return st.one_of(st.just(Init(instructions="")), asks(), close_requests)
+        case "legacy-duplex", _:
+            config = st.builds(
+                lambda config, is_deferred: attrs.evolve(config, deferred_finalize=is_deferred),
+                configs,
+                st.booleans(),
+            )
+            return st.one_of(
+                inits(config, reference_audios | voice_names),
+                appends(own_ids=False),
+                st.builds(See, jpeg=jpegs),
+                st.builds(Pause, timeout_s=st.none() | st.floats(0, 86_400, exclude_min=True)),
+                st.sampled_from([Resume(), Interrupt(), Report(), CloseRequest()]),
+            )
+        case "duplex-v1", _:
+            plain = inits(st.just(DuplexConfig()))
+            return st.one_of(plain, appends(own_ids=False), close_requests)
+    return st.one_of(inits(), appends(), close_requests)
 
 
 # -- from the server ----------------------------------------------------------------------------
@@ -178,6 +308,8 @@ metrics = st.builds(
     vision_tokens=_counts,
     dropped_units=_counts,
     recording=recording_states,
+    session_ms=_times_ms,
+    wall_ms=st.integers(0, 2 * 10**15).map(lambda us: us / 1000),
 )
 queue_places = st.builds(
     QueuePlace,
@@ -193,9 +325,21 @@ queue_events = st.one_of(
 )
 error_reports = st.builds(ErrorReport, code=st.sampled_from(ErrorCode), message=st.text())
 _session_ids = _ids.map("sess_{}".format)
-created = st.builds(
-    Created, session_id=_session_ids, prompt_length=_counts, recording=recording_states
-)
+_recording_ids = st.just("") | _ids.map("rec_{}".format)
+
+
+def created(*, is_chat: bool = False) -> st.SearchStrategy[Created]:
+    """Sessions that are set up."""
+    return st.builds(
+        Created,
+        session_id=_session_ids,
+        prompt_length=_counts,
+        recording=recording_states,
+        recording_id=_recording_ids,
+        is_chat=st.just(is_chat),
+    )
+
+
 listens = st.builds(
     Listen, session_id=_session_ids, input_id=_ids.map("input_{}".format), metrics=metrics
 )
@@ -209,19 +353,65 @@ speeches = st.builds(
     end_of_turn=st.booleans(),
     metrics=metrics,
 )
-closed = st.one_of(
-    st.builds(Closed, session_id=_session_ids, reason=st.sampled_from(SERVER_WORDS[1:])),
-    st.builds(
-        Closed,
-        session_id=_session_ids,
-        reason=st.just("client"),
-        client_reason=st.none()
-        | st.text(min_size=1, max_size=REASON_CHARS_MAX).filter(lambda t: t not in SERVER_WORDS),
-    ),
+_turn_ids: dict[str, Any] = {
+    "session_id": _session_ids,
+    "response_id": _ids.map("resp_{}".format),
+    "input_id": _ids.map("input_{}".format),
+}
+deltas = st.builds(Delta, **_turn_ids, text=st.text(max_size=20), pcm=pcm(0, 50))
+responses = st.builds(
+    Response,
+    **_turn_ids,
+    text=st.text(max_size=20),
+    pcm=pcm(0, 50),
+    reason=st.sampled_from(["turn_end", "length", "interrupted"]),
+    streaming=st.booleans(),
+    input_tokens=_counts,
+    generated_tokens=_counts,
+    recording_id=_recording_ids,
+    metrics=metrics,
 )
-server_messages: st.SearchStrategy[ServerMessage] = st.one_of(
-    queue_events, error_reports, created, listens, speeches, closed
+prefills = st.builds(Prefilled, input_tokens=_counts)
+
+
+def closed(*reasons: str) -> st.SearchStrategy[Closed]:
+    """Ends for one of these reasons, or by the client's wish."""
+    return st.one_of(
+        st.builds(Closed, session_id=_session_ids, reason=st.sampled_from(reasons)),
+        st.builds(
+            Closed,
+            session_id=_session_ids,
+            reason=st.just("client"),
+            client_reason=st.none()
+            | st.text(min_size=1, max_size=REASON_CHARS_MAX).filter(
+                lambda text: text not in SERVER_WORDS
+            ),
+        ),
+    )
+
+
+_pauses = st.one_of(
+    st.builds(Paused, timeout_s=st.floats(0, 86_400, exclude_min=True)),
+    st.sampled_from([Resumed(), Interrupted()]),
 )
+
+
+def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrategy[ServerMessage]:
+    """Everything that a server can say in a dialect and a mode."""
+    common = queue_events | error_reports
+    ends = SERVER_WORDS[1:-1]
+    match dialect_name, mode:
+        case "legacy-chat", _:
+            return st.one_of(common, prefills, deltas, responses)
+        case "realtime", "chat":
+            return st.one_of(
+                common, created(is_chat=True), deltas, responses, closed(*ends, "refused")
+            )
+        case "legacy-duplex", _:
+            end = closed(*ends, "pause_timeout")
+            return st.one_of(common, created(), listens, speeches, _pauses, end)
+    return st.one_of(common, created(), listens, speeches, closed(*ends))
+
 
 # -- frames gone wrong --------------------------------------------------------------------------
 
@@ -240,6 +430,11 @@ WIRE_WORDS = (
     *("session.init", "session.update", "input.append", "input_audio_buffer.append"),
     *("session.close", "session.created", "response.listen", "response.output.delta", "error"),
     *("temperature", "top_p", "sliding_window", "ref_audio", "ref_audio_base64"),
+    *("prepare", "audio_chunk", "video_frame", "pause", "resume", "stop", "interrupt", "result"),
+    *("client_diagnostic", "prepared", "stopped", "timeout", "code", "audio_data", "frame"),
+    *("messages", "role", "content", "text", "image", "data", "sample_rate", "stack_frames"),
+    *("streaming", "generation", "tts", "enabled", "mode", "language", "ref_audio_path"),
+    *("user", "assistant", "system", "chunk", "done", "prefill_done", "response.done"),
 )
 _wire_words = st.sampled_from(WIRE_WORDS)
 json_objects = st.dictionaries(

@@ -10,20 +10,9 @@ from protocol.codec import encode_base64, parse_frame
 from protocol.dialects.base import Context
 from protocol.dialects.duplex_v1 import DUPLEX_V1
 from protocol.errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
-from protocol.messages import (
-    Append,
-    Closed,
-    CloseRequest,
-    Created,
-    ErrorReport,
-    Init,
-    Listen,
-    Metrics,
-    ReferenceAudio,
-    Request,
-    Speech,
-)
+from protocol.messages import Closed, Created, ErrorReport, Listen, Metrics, Speech
 from protocol.model import DuplexConfig
+from protocol.requests import Append, CloseRequest, Init, ReferenceAudio, Request
 
 from .strategies import jpeg_header, noise, wav
 

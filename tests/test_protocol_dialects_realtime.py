@@ -185,7 +185,7 @@ def test_the_sources_server_is_understood() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"type": "session.created", "session_id": "s", "mode": "turn_based"},
+        {"type": "session.created", "session_id": "s", "mode": "video"},
         {"type": "response.output.delta", "kind": "video", "session_id": "s"},
         {"type": "response.output.delta", "kind": "text", "session_id": "s", "response_id": "r"},
         {"type": "session.queued", "position": 0},

@@ -12,14 +12,8 @@ from protocol.codec import encode_base64, parse_frame
 from protocol.dialects.base import Context
 from protocol.dialects.realtime import REALTIME
 from protocol.errors import FieldError, LocalProtocolError
-from protocol.messages import (
-    Append,
-    CloseRequest,
-    Init,
-    ReferenceAudio,
-    Request,
-)
 from protocol.model import DuplexConfig
+from protocol.requests import Append, CloseRequest, Init, ReferenceAudio, Request
 
 from .strategies import jpeg_header, noise, wav
 
@@ -160,7 +154,7 @@ BAD_INITS: list[tuple[object, str, str]] = [
     ("hi", "invalid_payload", "$.payload: a string of 2 characters, an object is needed"),
     ([], "invalid_payload", "$.payload: an array of 0 items, an object is needed"),
     ({"system_prompt": 1}, "invalid_payload", "$.payload.system_prompt: an integer, a string"),
-    ({"system_prompt": "", "instructions": 1}, "invalid_payload", "$.payload.instructions: an int"),
+    ({"instructions": 1}, "invalid_payload", "$.payload.instructions: an int"),
     (
         {"system_prompt": "x" * 32_769},
         "invalid_payload",
@@ -279,7 +273,7 @@ BAD_APPENDS: list[tuple[object, str, str]] = [
     (
         GOOD | {"video_frames": [FRAME] * 5},
         "invalid_payload",
-        "$.input.video_frames: 5 items, at most 4 are allowed",
+        "$.input.video_frames: 5 items, allowed is 0 to 4",
     ),
     (
         GOOD | {"video_frames": [FRAME, None]},

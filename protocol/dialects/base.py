@@ -12,8 +12,10 @@ from typing import Protocol
 
 import attrs
 
-from ..messages import ClientMessage, Mode, Request, ServerMessage
+from ..errors import LocalProtocolError
+from ..messages import Mode, ServerMessage
 from ..model import SlidingWindow
+from ..requests import ClientMessage, Request
 
 Json = Mapping[str, object]
 
@@ -59,13 +61,26 @@ class Dialect(Protocol):
         ...
 
     def encode_request(self, message: ClientMessage) -> str:
-        """Write a client's message as a frame."""
+        """Write a client's message as a frame.
+
+        Raises:
+            LocalProtocolError: the dialect has no frame for it, or no field for a part of it.
+        """
         ...
 
-    def decode(self, body: Json) -> tuple[ServerMessage, ...]:
+    def decode(self, body: Json, mode: Mode = "video", /) -> tuple[ServerMessage, ...]:
         """Read a server's message; a speaking unit may come as several.
+
+        Args:
+            body: the message.
+            mode: of the session: a delta is a unit's speech, or a part of a turn's answer.
 
         Raises:
             RemoteProtocolError: the server sent what this dialect does not have.
         """
         ...
+
+
+def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalProtocolError:
+    """Make the error for a message that a dialect cannot say."""
+    return LocalProtocolError(f"no frame for {type(message).__name__} in {dialect.name}")

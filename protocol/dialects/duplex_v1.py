@@ -18,24 +18,19 @@ import attrs
 
 from ..codec import Fields, Value, dump_frame, encode_base64
 from ..errors import LocalProtocolError
-from ..messages import (
-    Append,
-    ClientMessage,
-    Closed,
-    CloseRequest,
-    Created,
-    EndReason,
-    Init,
-    Listen,
-    Metrics,
-    Request,
-    ServerMessage,
-    Speech,
-)
+from ..messages import Closed, Created, EndReason, Listen, Metrics, Mode, ServerMessage, Speech
 from ..model import DuplexConfig
+from ..requests import Append, ClientMessage, CloseRequest, Init, Request
 from . import shared
-from .base import Context, Json
-from .inputs import append_fields, read_append, read_instructions, read_slices, read_voice
+from .base import Context, Json, no_frame
+from .inputs import (
+    append_fields,
+    encode_voice,
+    read_append,
+    read_instructions,
+    read_slices,
+    read_voice,
+)
 
 OUTPUT_AUDIO_DELTA: Final = "response.output_audio.delta"
 RESPONSE_LISTEN: Final = "response.listen"
@@ -112,9 +107,10 @@ class DuplexV1:
                 raise LocalProtocolError("input_id has no field in duplex-v1")
             case CloseRequest():
                 return shared.encode_close(message)
+        raise no_frame(self, message)
 
-    def decode(self, body: Json) -> tuple[ServerMessage, ...]:
-        """Read a server's message."""
+    def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message; 000 says the same in every mode."""
         fields = Fields(body)
         match kind := fields.required("type", Value.text):
             case shared.SESSION_CREATED:
@@ -155,7 +151,7 @@ def _session(init: Init) -> dict[str, object]:
         "max_slice_nums": init.max_slice_nums,
     }
     voices = {"ref_audio": init.ref_audio, "tts_ref_audio": init.tts_ref_audio}
-    return session | {name: encode_base64(audio.data) for name, audio in voices.items() if audio}
+    return session | {name: encode_voice(voice) for name, voice in voices.items() if voice}
 
 
 def _parse_append(fields: Fields, context: Context) -> Append:

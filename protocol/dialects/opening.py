@@ -12,7 +12,8 @@ from typing import Final
 
 from ..codec import Fields, Value
 from ..errors import LocalProtocolError
-from ..messages import ClientMessage, CloseRequest, Request, ServerMessage
+from ..messages import Mode, ServerMessage
+from ..requests import ClientMessage, CloseRequest, Request
 from . import shared
 from .base import Context, Dialect, Json
 from .duplex_v1 import DUPLEX_V1
@@ -60,7 +61,7 @@ class OpeningDialect:
             f"no frame for {type(message).__name__} before a dialect is chosen"
         )
 
-    def decode(self, body: Json) -> tuple[ServerMessage, ...]:
+    def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
         """Read a queue event or an error."""
         return (shared.decode_common(Fields(body).required("type", Value.text), body),)
 

@@ -1,14 +1,19 @@
-"""The dialect of 001: `session.init`, `input.append`, `response.output.delta` (video and audio).
+"""The dialect of 001: `session.init`, `input.append`, `response.output.delta`, `response.done`.
 
 Choices beside what 001 says:
 - A prompt may be absent, and is empty then; `system_prompt` wins over its alias `instructions`.
 - `input_id` stands at the top of `input.append`, as it does in the deltas that answer it.
 - A speaking unit sends a text delta, if there is text, then an audio delta, if there is audio; with
   neither, an empty text delta, for each unit has an outcome that can be seen (B9).
-- `end_of_turn` is only there, as true, on the last delta of a turn.
+- `end_of_turn` is only there, as true, on the last delta of a speaking turn.
+- In mode=chat an init carries nothing: a prompt, a voice or a setting in it is refused, for each
+  turn brings its own. A turn without `tts` is text alone, as 001's examples are.
+- An answer that was not streamed has its speech in `response.done`, as `audio`; what is left of a
+  streamed one comes as a last audio delta before it. Both token counts stand among its metrics.
 
-A client's own close reason is told back as it is, so one that reads like a server's (`timeout`)
-cannot be told from it; 001 has a single field for both.
+What 001 cannot show: a client's own close reason is told back as it is, so one that reads like a
+server's (`timeout`) cannot be told from it, there is a single field for both. An answer without
+`audio` reads as a streamed one. The end of prefill and the name of the recording have no place.
 """
 
 from __future__ import annotations
@@ -18,30 +23,38 @@ from typing import Final
 
 import attrs
 
-from ..codec import Fields, Value, dump_frame, encode_base64
+from ..codec import Fields, Value, dump_frame
 from ..errors import LocalProtocolError
-from ..limits import INPUT_ID_CHARS_MAX
 from ..messages import (
-    Append,
-    ClientMessage,
     Closed,
-    CloseRequest,
     Created,
+    Delta,
     EndReason,
-    Init,
     Listen,
-    Request,
+    Mode,
+    Prefilled,
+    Response,
     ServerMessage,
     Speech,
 )
+from ..requests import Append, Ask, ClientMessage, CloseRequest, Init, Request
+from . import realtime_chat as chat
 from . import shared
-from .base import Context, Json
-from .inputs import append_fields, read_append, read_instructions, read_slices, read_voice
+from .base import Context, Json, no_frame
+from .inputs import (
+    append_fields,
+    encode_voice,
+    read_append,
+    read_input_id,
+    read_instructions,
+    read_slices,
+    read_voice,
+)
 from .settings import config_fields, merge_slices, read_config
 
-OUTPUT_DELTA: Final = "response.output.delta"
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
+RUNTIME_MODES: Final = (FULL_DUPLEX, chat.TURN_BASED)
 KINDS: Final = ("listen", "text", "audio")
 
 _OWN: Final[Mapping[str, Request]] = {
@@ -57,6 +70,7 @@ _REASONS: Final[Mapping[EndReason, str]] = {
     "server_shutdown": "server_shutdown",
     "cancelled": "cancelled",
     "invalid_frame": "invalid_frame",
+    "refused": "refused",
 }
 _ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in _REASONS.items()}
 
@@ -77,10 +91,11 @@ class Realtime:
         """Check every field of a client's message."""
         if request is Request.CLOSE:
             return shared.parse_close(body)
+        fields, is_chat = Fields(body), context.mode == "chat"
         if request is Request.INIT:
-            return _parse_init(Fields(body), context)
+            return chat.parse_init(fields) if is_chat else _parse_init(fields, context)
         if request is Request.APPEND:
-            return _parse_append(Fields(body), context)
+            return chat.parse_ask(fields) if is_chat else _parse_append(fields, context)
         raise shared.refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
@@ -92,6 +107,12 @@ class Realtime:
                 return (_encode_listen(message),)
             case Speech():
                 return _encode_speech(message)
+            case Prefilled():
+                return ()
+            case Delta():
+                return chat.encode_delta(message)
+            case Response():
+                return chat.encode_response(message)
             case Closed():
                 return (_encode_closed(message),)
         return (shared.encode_common(message),)
@@ -105,17 +126,23 @@ class Realtime:
                 own_id = {} if input_id is None else {"input_id": input_id}
                 frame = {"type": shared.INPUT_APPEND, **own_id, "input": append_fields(message)}
                 return dump_frame(frame)
+            case Ask():
+                return chat.encode_ask(message)
             case CloseRequest():
                 return shared.encode_close(message)
+        raise no_frame(self, message)
 
-    def decode(self, body: Json) -> tuple[ServerMessage, ...]:
-        """Read a server's message; text and audio of a unit are a `Speech` each."""
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message; text and audio of a unit are a `Speech` each, or a `Delta`."""
         fields = Fields(body)
         match kind := fields.required("type", Value.text):
             case shared.SESSION_CREATED:
                 return (_decode_created(fields),)
             case "response.output.delta":
-                return (_decode_delta(fields),)
+                is_chat = mode == "chat"
+                return (chat.decode_delta(fields) if is_chat else _decode_delta(fields),)
+            case "response.done":
+                return (chat.decode_response(fields),)
             case shared.SESSION_CLOSED:
                 return (_decode_closed(fields),)
         return (shared.decode_common(kind, body),)
@@ -130,15 +157,11 @@ REALTIME: Final = Realtime()
 def _parse_init(fields: Fields, context: Context) -> Init:
     fields.has("type")
     payload = fields.child("payload")
-    instructions = payload.optional("system_prompt", read_instructions, None)
-    alias = payload.optional("instructions", read_instructions, None)
-    if instructions is not None and alias is not None:
-        payload.set_aside("instructions")
     voice = payload.optional_child("voice") or Fields({})
     config, inner_slices = read_config(payload.optional_child("config"), context)
     slices = payload.optional("max_slice_nums", read_slices, None)
     return Init(
-        instructions=instructions if instructions is not None else alias or "",
+        instructions=payload.alias(("system_prompt", "instructions"), read_instructions, ""),
         ref_audio=voice.optional("ref_audio_base64", read_voice, None),
         tts_ref_audio=voice.optional("tts_ref_audio_base64", read_voice, None),
         max_slice_nums=merge_slices(f"{payload.path}.max_slice_nums", slices, inner_slices),
@@ -148,23 +171,24 @@ def _parse_init(fields: Fields, context: Context) -> Init:
 
 
 def _payload(init: Init) -> dict[str, object]:
-    payload: dict[str, object] = {"system_prompt": init.instructions}
+    payload: dict[str, object] = {}
+    if init.instructions:
+        payload["system_prompt"] = init.instructions
     voices = {"ref_audio_base64": init.ref_audio, "tts_ref_audio_base64": init.tts_ref_audio}
-    voice = {name: encode_base64(audio.data) for name, audio in voices.items() if audio}
+    voice = {name: encode_voice(voice) for name, voice in voices.items() if voice}
     if voice:
         payload["voice"] = voice
     if config := config_fields(init.config):
         payload["config"] = config
-    payload["max_slice_nums"] = init.max_slice_nums
+    if init.max_slice_nums != 1:
+        payload["max_slice_nums"] = init.max_slice_nums
     return payload
 
 
 def _parse_append(fields: Fields, context: Context) -> Append:
     fields.has("type")
     append = read_append(fields.child("input"), context)
-    input_id = fields.optional(
-        "input_id", lambda value: value.text(INPUT_ID_CHARS_MAX, chars_min=1), None
-    )
+    input_id = fields.optional("input_id", read_input_id, None)
     return attrs.evolve(append, input_id=input_id, ignored=fields.ignored())
 
 
@@ -176,7 +200,7 @@ def _encode_created(created: Created) -> str:
         {
             "type": shared.SESSION_CREATED,
             "session_id": created.session_id,
-            "mode": FULL_DUPLEX,
+            "mode": chat.TURN_BASED if created.is_chat else FULL_DUPLEX,
             "prompt_length": created.prompt_length,
             "recording": created.recording,
             "metrics": {},
@@ -185,18 +209,19 @@ def _encode_created(created: Created) -> str:
 
 
 def _decode_created(fields: Fields) -> Created:
-    fields.optional("mode", lambda value: value.choice((FULL_DUPLEX,)), FULL_DUPLEX)
+    mode = fields.optional("mode", lambda value: value.choice(RUNTIME_MODES), FULL_DUPLEX)
     return Created(
         session_id=fields.required("session_id", Value.text),
         prompt_length=fields.optional("prompt_length", Value.integer, 0),
         recording=fields.optional("recording", shared.read_recording, "off"),
+        is_chat=mode == chat.TURN_BASED,
     )
 
 
 def _encode_listen(listen: Listen) -> str:
     return dump_frame(
         {
-            "type": OUTPUT_DELTA,
+            "type": chat.OUTPUT_DELTA,
             "kind": "listen",
             "session_id": listen.session_id,
             "input_id": listen.input_id,
@@ -206,16 +231,12 @@ def _encode_listen(listen: Listen) -> str:
 
 
 def _encode_speech(speech: Speech) -> tuple[str, ...]:
-    branches: dict[str, str] = {}
-    if speech.text or not speech.pcm:
-        branches["text"] = speech.text
-    if speech.pcm:
-        branches["audio"] = encode_base64(speech.pcm)
+    branches = chat.branches(speech.text, speech.pcm)
     last = list(branches)[-1]
     return tuple(
         dump_frame(
             {
-                "type": OUTPUT_DELTA,
+                "type": chat.OUTPUT_DELTA,
                 "kind": kind,
                 "session_id": speech.session_id,
                 "response_id": speech.response_id,

@@ -16,7 +16,7 @@ from ..codec import Fields, Value, invalid
 from ..errors import LocalProtocolError
 from ..model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from .base import Context
-from .inputs import read_slices
+from .inputs import integer_of, number_of, read_slices
 
 CHUNK_MS: Final = 1000
 """A unit is one second; no other length is served."""
@@ -41,22 +41,24 @@ def read_config(fields: Fields | None, context: Context) -> tuple[DuplexConfig, 
     read = fields.optional
     config = DuplexConfig(
         generate_audio=read("generate_audio", Value.flag, default.generate_audio),
-        force_listen_count=read("force_listen_count", _integer(0, 100), default.force_listen_count),
+        force_listen_count=read(
+            "force_listen_count", integer_of(0, 100), default.force_listen_count
+        ),
         max_new_speak_tokens_per_chunk=read(
             "max_new_speak_tokens_per_chunk",
-            _integer(2, 20),
+            integer_of(2, 20),
             default.max_new_speak_tokens_per_chunk,
         ),
-        temperature=read("temperature", _number(0, 2), default.temperature),
-        top_k=read("top_k", _integer(1, 1000), default.top_k),
+        temperature=read("temperature", number_of(0, 2), default.temperature),
+        top_k=read("top_k", integer_of(1, 1000), default.top_k),
         top_p=read("top_p", lambda value: value.number(0, 1, "above "), default.top_p),
-        listen_prob_scale=read("listen_prob_scale", _number(0, 10), default.listen_prob_scale),
-        length_penalty=read("length_penalty", _number(0.1, 10), default.length_penalty),
+        listen_prob_scale=read("listen_prob_scale", number_of(0, 10), default.listen_prob_scale),
+        length_penalty=read("length_penalty", number_of(0.1, 10), default.length_penalty),
         sliding_window=read("sliding_window", _window(context), default.sliding_window),
     )
     read("ls_mode", lambda value: value.choice(("explicit",)), None)
-    read("chunk_ms", _integer(CHUNK_MS, CHUNK_MS), None)
-    read("sample_rate", _integer(INPUT_RATE_HZ, INPUT_RATE_HZ), None)
+    read("chunk_ms", integer_of(CHUNK_MS, CHUNK_MS), None)
+    read("sample_rate", integer_of(INPUT_RATE_HZ, INPUT_RATE_HZ), None)
     slices = read("max_slice_nums", read_slices, None)
     fields.refuse_unknown()
     return config, slices
@@ -88,14 +90,6 @@ def merge_slices(path: str, outer: int | None, inner: int | None) -> int:
     if outer is not None and inner is not None and outer != inner:
         raise invalid(path, f"{outer}, while config says {inner}")
     return outer or inner or 1
-
-
-def _integer(low: int, high: int) -> Callable[[Value], int]:
-    return lambda value: value.integer(low, high)
-
-
-def _number(low: float, high: float) -> Callable[[Value], float]:
-    return lambda value: value.number(low, high)
 
 
 def _window(context: Context) -> Callable[[Value], SlidingWindow]:

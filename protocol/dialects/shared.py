@@ -1,5 +1,7 @@
 """What `realtime` and `duplex-v1` have in common: type tags, queue events, errors, metrics.
 
+The legacy dialects share places in the queue, output and metrics, but no type tags: see `legacy`.
+
 On `/v1/realtime` the queue events and errors are the same in both (the wire decisions), so a client
 reads them before it has chosen a dialect. `session.close` is the same too, and never refused.
 """
@@ -13,7 +15,6 @@ from ..codec import Fields, Value, dump_frame, kind_of
 from ..errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError, error_type
 from ..limits import FRAME_BYTES_MAX, REASON_CHARS_MAX
 from ..messages import (
-    CloseRequest,
     ErrorReport,
     Metrics,
     Queued,
@@ -21,9 +22,9 @@ from ..messages import (
     QueuePlace,
     QueueUpdate,
     RecordingState,
-    Request,
     ServerMessage,
 )
+from ..requests import CloseRequest, Request
 from .base import Json
 
 SESSION_INIT: Final = "session.init"
@@ -124,15 +125,15 @@ def encode_common(message: ServerMessage) -> str:
     """
     match message:
         case Queued(place=place):
-            return dump_frame({"type": SESSION_QUEUED, **_place_fields(place)})
+            return dump_frame({"type": SESSION_QUEUED, **place_fields(place)})
         case QueueUpdate(place=place):
-            return dump_frame({"type": SESSION_QUEUE_UPDATE, **_place_fields(place)})
+            return dump_frame({"type": SESSION_QUEUE_UPDATE, **place_fields(place)})
         case QueueDone():
             return dump_frame({"type": SESSION_QUEUE_DONE})
         case ErrorReport(code=code, message=text):
             error = {"code": code, "message": text, "type": error_type(code)}
             return dump_frame({"type": ERROR, "error": error})
-    raise LocalProtocolError(f"no frame for {type(message).__name__} before a dialect is chosen")
+    raise LocalProtocolError(f"no frame for {type(message).__name__} in this dialect")
 
 
 def decode_common(kind: str, body: Json) -> ServerMessage:
@@ -151,19 +152,25 @@ def decode_common(kind: str, body: Json) -> ServerMessage:
     fields = Fields(body)
     match kind:
         case "session.queued":
-            return Queued(place=_read_place(fields))
+            return Queued(place=read_place(fields))
         case "session.queue_update":
-            return QueueUpdate(place=_read_place(fields))
+            return QueueUpdate(place=read_place(fields))
         case "session.queue_done":
             return QueueDone()
         case "error":
             error = fields.child("error")
-            code = error.required("code", lambda value: value.choice(ERROR_CODES))
+            code = error.required("code", read_code)
             return ErrorReport(code=code, message=error.required("message", Value.text))
     raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
 
 
-def _place_fields(place: QueuePlace) -> dict[str, object]:
+def read_code(value: Value) -> ErrorCode:
+    """Read an error's code."""
+    return value.choice(ERROR_CODES)
+
+
+def place_fields(place: QueuePlace) -> dict[str, object]:
+    """Write a place in the queue."""
     return {
         "position": place.position,
         "estimated_wait_s": place.estimated_wait_s,
@@ -172,7 +179,8 @@ def _place_fields(place: QueuePlace) -> dict[str, object]:
     }
 
 
-def _read_place(fields: Fields) -> QueuePlace:
+def read_place(fields: Fields) -> QueuePlace:
+    """Read a place in the queue."""
     return QueuePlace(
         position=fields.required("position", lambda value: value.integer(1)),
         estimated_wait_s=fields.required("estimated_wait_s", Value.integer),
@@ -221,12 +229,12 @@ def read_metrics(fields: Fields | None) -> Metrics:
     read = (fields or Fields({})).optional
     return Metrics(
         kv_cache_length=read("kv_cache_length", Value.integer, 0),
-        prefill_ms=read("prefill_ms", _read_time, 0.0),
-        generate_ms=read("generate_ms", _read_time, 0.0),
-        wall_clock_ms=read("wall_clock_ms", _read_time, 0.0),
-        cost_llm_ms=read("cost_llm_ms", _read_time, 0.0),
-        cost_tts_ms=read("cost_tts_ms", _read_time, 0.0),
-        cost_token2wav_ms=read("cost_token2wav_ms", _read_time, 0.0),
+        prefill_ms=read("prefill_ms", read_time, 0.0),
+        generate_ms=read("generate_ms", read_time, 0.0),
+        wall_clock_ms=read("wall_clock_ms", read_time, 0.0),
+        cost_llm_ms=read("cost_llm_ms", read_time, 0.0),
+        cost_tts_ms=read("cost_tts_ms", read_time, 0.0),
+        cost_token2wav_ms=read("cost_token2wav_ms", read_time, 0.0),
         n_tokens=read("n_tokens", Value.integer, 0),
         n_tts_tokens=read("n_tts_tokens", Value.integer, 0),
         vision_slices=read("vision_slices", Value.integer, 0),
@@ -241,7 +249,8 @@ def read_recording(value: Value) -> RecordingState:
     return value.choice(RECORDING_STATES)
 
 
-def _read_time(value: Value) -> float:
+def read_time(value: Value) -> float:
+    """Read a time in milliseconds."""
     return value.number(0, _TIME_MS_MAX)
 
 
