@@ -1,162 +1,115 @@
 """Full decoding of what clients send, off the event loop and within bounds.
 
 `protocol/` has checked headers and sizes; this finds out whether the rest is what they promise.
-A JPEG is decoded only to prove it; a WAV becomes the sound that the model hears.
+A frame of a camera is only proven. Sound becomes what the model hears, images become JPEG files, a
+video becomes both. Each kind has a file of its own; here it is decided who decodes what, and when.
 
 Rules:
 
 - Whatever is wrong with media is a `MediaError` whose reason can be shown to the client: what is
   wrong and the limit, never a library's text or the client's bytes.
 - Sizes are checked before anything is allocated by them.
-- The same bytes give the same answer.
+- The same bytes give the same answer on the same machine.
 
 It does not cut frames into slices nor make spectrograms: that is the model's.
 """
 
 from __future__ import annotations
 
-import io
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import anyio
-import numpy as np
-import simplejpeg
-import soundfile
 from anyio import to_thread
 from anyio.lowlevel import RunVar
 
-from protocol.effects import MediaKind
-from protocol.limits import (
-    FRAME_JPEG_BYTES_MAX,
-    FRAME_PIXELS_MAX,
-    REFERENCE_S_MAX,
-    REFERENCE_S_MIN,
-    WAV_BYTES_MAX,
-)
-from protocol.media import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+from protocol.effects import DecodeMedia, MediaKind
 
-from .audio import to_model_rate
+from .media_image import decode_image, decode_jpeg
+from .media_process import decode_video
+from .media_sound import decode_audio, decode_wav
+from .media_values import Decoded, MediaError
+from .media_video import read_video
+from .voices import VoiceLibrary, no_such_voice
+
+__all__ = ["Decoded", "MediaDecoder", "MediaError", "decode_jpeg", "decode_wav"]
 
 WORKERS_MAX: Final = 2
-"""Decoding takes a thread for 0.5 to 200 ms; more threads would take the cores from the model."""
-JPEG_SCANS_MAX: Final = 64
-"""A progressive file has about 10; each of thousands would cost a pass over the whole image."""
-WAV_SUBTYPES: Final = frozenset(
-    {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
-)
-"""A byte a sample at least, so that the file's size bounds the memory."""
+"""Decoding takes a thread for 0.5 to 500 ms; more threads would take the cores from the model."""
+VIDEOS_MAX: Final = 1
+"""Each takes a process for seconds; others wait their turn, while frames and sound go on."""
 
-_START_OF_SCAN: Final = b"\xff\xda"
 _workers: Final = RunVar[anyio.CapacityLimiter]("media_workers")
+_videos: Final = RunVar[anyio.CapacityLimiter]("media_videos")
 """A limiter lives in one event loop; a test has another each time."""
 
 
-class MediaError(Exception):
-    """Media is damaged, or not what it said.
+class MediaDecoder:
+    """Decodes what clients send.
 
     Args:
-        reason: short, for the client.
+        voices: the voices that they may name; None: there are none.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, voices: VoiceLibrary | None = None) -> None:
+        self._voices = voices
+
+    async def decode(self, effect: DecodeMedia) -> Decoded:
+        """Decode in one of `WORKERS_MAX` threads, a video in a process; all wait their turn.
+
+        A thread that has begun is not abandoned when it is cancelled: it is waited for. A process
+        is killed.
+
+        Args:
+            effect: what is to be decoded, and what it is said to be.
+
+        Returns:
+            Sound for `wav`, `voice` and `audio`, a picture for `image`, both for `video`; nothing
+            for `jpeg`.
+
+        Raises:
+            MediaError: it is not what it is said to be, damaged, or outside the limits.
+        """
+        if effect.kind == "video":
+            async with _limiter(_videos, VIDEOS_MAX):
+                return await decode_video(effect.data, effect.stack_frames)
+        work = partial(self.decode_here, effect)
+        return await to_thread.run_sync(work, limiter=_limiter(_workers, WORKERS_MAX))
+
+    def decode_here(self, effect: DecodeMedia) -> Decoded:
+        """Decode in the calling thread, blocking; a video too, without a process's bounds.
+
+        Args:
+            effect: as above.
+
+        Returns:
+            As above.
+
+        Raises:
+            MediaError: as above.
+        """
+        data = effect.data
+        decoders: dict[MediaKind, Callable[[], Decoded]] = {
+            "jpeg": lambda: Decoded(pcm=decode_jpeg(data)),
+            "wav": lambda: Decoded(pcm=decode_wav(data)),
+            "voice": lambda: Decoded(pcm=decode_wav(self._read_voice(data))),
+            "image": lambda: Decoded(pictures=(decode_image(data),)),
+            "audio": lambda: Decoded(pcm=decode_audio(data, effect.rate_hz)),
+            "video": lambda: read_video(data, effect.stack_frames),
+        }
+        return decoders[effect.kind]()
+
+    def _read_voice(self, name: bytes) -> bytes:
+        if self._voices is None:
+            raise no_such_voice()
+        return self._voices.read(name.decode("utf-8", "replace"))
 
 
-async def decode(kind: MediaKind, data: bytes) -> bytes:
-    """Decode in one of `WORKERS_MAX` threads; where all are busy it waits its turn.
-
-    One that has begun is not abandoned when it is cancelled: it is waited for.
-
-    Args:
-        kind: what it is said to be.
-        data: the file.
-
-    Returns:
-        A WAV's sound, float32 LE, 16 kHz mono; nothing for a JPEG.
-
-    Raises:
-        MediaError: it is not what it is said to be, damaged, or outside the limits.
-    """
-    function = decode_wav if kind == "wav" else decode_jpeg
-    return await to_thread.run_sync(function, data, limiter=_limiter())
-
-
-def _limiter() -> anyio.CapacityLimiter:
+def _limiter(variable: RunVar[anyio.CapacityLimiter], most: int) -> anyio.CapacityLimiter:
     """Give this event loop's limiter, made when it is first needed."""
-    limiter = _workers.get(None)
+    limiter = variable.get(None)
     if limiter is None:
-        limiter = anyio.CapacityLimiter(WORKERS_MAX)
-        _workers.set(limiter)
+        limiter = anyio.CapacityLimiter(most)
+        variable.set(limiter)
     return limiter
-
-
-def decode_jpeg(data: bytes) -> bytes:
-    """Prove that a JPEG decodes without a fault.
-
-    Args:
-        data: the file, 4 MiB and 20 megapixels at most.
-
-    Returns:
-        Nothing: the model decodes it again, in its own way.
-
-    Raises:
-        MediaError: it does not.
-    """
-    if len(data) > FRAME_JPEG_BYTES_MAX:
-        raise MediaError(f"the image has more than {FRAME_JPEG_BYTES_MAX} bytes")
-    if data.count(_START_OF_SCAN) > JPEG_SCANS_MAX:
-        raise MediaError(f"the image has more than {JPEG_SCANS_MAX} scans")
-    try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(data)
-        if height * width > FRAME_PIXELS_MAX:
-            raise MediaError(f"the image has more than {FRAME_PIXELS_MAX} pixels")
-        simplejpeg.decode_jpeg(data)
-    except ValueError:
-        raise MediaError("the image is not a JPEG, or is damaged") from None
-    return b""
-
-
-def decode_wav(data: bytes) -> bytes:
-    """Decode reference audio.
-
-    Args:
-        data: a WAV file, 0.5 to 30 s, of a common rate, 8 channels at most, uncompressed.
-
-    Returns:
-        float32 LE, 16 kHz mono, finite.
-
-    Raises:
-        MediaError: it is not that.
-    """
-    if len(data) > WAV_BYTES_MAX:
-        raise MediaError(f"the audio has more than {WAV_BYTES_MAX} bytes")
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_wav(file)
-            samples = file.read(dtype="float32", always_2d=True)
-            rate_hz = file.samplerate
-    except soundfile.SoundFileError:
-        raise MediaError("the audio is not a WAV file, or is damaged") from None
-    _check_duration(len(samples), rate_hz)
-    with np.errstate(all="ignore"):  # Overflow shows as a value that is not finite.
-        pcm = to_model_rate(samples, rate_hz)
-    if not np.isfinite(pcm).all():
-        raise MediaError("the audio holds values that are not finite")
-    return pcm.astype("<f4").tobytes()
-
-
-def _check_wav(file: soundfile.SoundFile) -> None:
-    """Hold what the header says to the limits, before anything is read by it."""
-    if file.format not in {"WAV", "WAVEX"} or file.subtype not in WAV_SUBTYPES:
-        raise MediaError("the audio is not an uncompressed WAV file")
-    if not WAV_RATE_HZ_MIN <= file.samplerate <= WAV_RATE_HZ_MAX:
-        raise MediaError(f"the audio's rate is not {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX} Hz")
-    if file.channels > WAV_CHANNELS_MAX:
-        raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")
-    _check_duration(file.frames, file.samplerate)
-
-
-def _check_duration(frames: int, rate_hz: int) -> None:
-    if not REFERENCE_S_MIN * rate_hz <= frames <= REFERENCE_S_MAX * rate_hz:
-        raise MediaError(f"the audio does not last {REFERENCE_S_MIN} to {REFERENCE_S_MAX} s")

@@ -14,8 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import FieldError
-from protocol.limits import FRAME_JPEG_BYTES_MAX, WAV_BYTES_MAX
-from protocol.media import WavHeader, check_jpeg, check_wav, read_reference_audio
+from protocol.limits import (
+    FRAME_JPEG_BYTES_MAX,
+    IMAGE_BYTES_MAX,
+    VIDEO_BYTES_MAX,
+    WAV_BYTES_MAX,
+)
+from protocol.media import (
+    AUDIO_BYTES_MAX,
+    check_image,
+    check_jpeg,
+    check_video,
+    read_audio,
+    read_reference_audio,
+)
+from protocol.requests import AudioPart
+from protocol.wav import WavHeader, check_wav
 
 from .strategies import jpeg_header, noise, wav
 
@@ -172,13 +186,151 @@ def test_raw_reference_audio_has_bounds(samples: int) -> None:
         read_reference_audio("$", bytes(4 * samples))
 
 
+# -- what conversations bring ---------------------------------------------------------------------
+
+
+def png(width: int, height: int, bits: int = 8, colour: int = 2, rest: bytes = b"\0\0\0") -> bytes:
+    """Make the head of a PNG."""
+    head = struct.pack(">IIBB", width, height, bits, colour) + rest
+    return b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + head + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (BASELINE, (64, 48)),
+        (jpeg_header(5000, 4000), (5000, 4000)),
+        (png(640, 480), (640, 480)),
+        (png(5000, 4000, 16, 6), (5000, 4000)),
+        (png(640, 480, 1, 3, b"\0\0\1"), (640, 480)),
+    ],
+)
+def test_an_image_is_measured(data: bytes, size: tuple[int, int]) -> None:
+    """Else a good photograph or drawing is refused."""
+    assert check_image("$", data) == size
+
+
+def test_an_image_may_be_larger_than_a_frame() -> None:
+    """Else a photograph is refused that a phone has just made."""
+    padded = BASELINE + bytes(FRAME_JPEG_BYTES_MAX)
+    assert check_image("$", padded) == (64, 48)
+
+
+BAD_IMAGES = {
+    "empty": (b"", "0 bytes that are neither a JPEG nor a PNG"),
+    "a GIF": (b"GIF89a", "6 bytes that are neither a JPEG nor a PNG"),
+    "a JPEG bomb": (jpeg_header(65500, 65500), "a JPEG of 65500 x 65500 pixels, at most 20000000"),
+    "a PNG bomb": (png(2**31, 2**31), "a PNG of 2147483648 x 2147483648 pixels, at most 20000000"),
+    "a strip": (png(1, 51), "a PNG of 1 x 51 pixels, at most 50 to 1 is allowed"),
+    "no width": (png(0, 9), "a PNG of 0 x 9 pixels"),
+    "cut": (png(9, 9)[:28], "a PNG without a whole header"),
+    "another chunk first": (png(9, 9).replace(b"IHDR", b"IDAT"), "a PNG without a whole header"),
+    "3 bits": (png(9, 9, 3), "a PNG with a broken header"),
+    "a palette of 16 bits": (png(9, 9, 16, 3), "a PNG with a broken header"),
+    "colour type 5": (png(9, 9, 8, 5), "a PNG with a broken header"),
+    "another compression": (png(9, 9, rest=b"\1\0\0"), "a PNG with a broken header"),
+    "another interlacing": (png(9, 9, rest=b"\0\0\2"), "a PNG with a broken header"),
+    "too many bytes": (png(9, 9) + bytes(IMAGE_BYTES_MAX), "at most 16777216 are allowed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_a_bad_image_is_refused_by_its_header(name: str) -> None:
+    """Else a small file makes the server allocate gigabytes, or a bad one reaches the decoder."""
+    data, text = BAD_IMAGES[name]
+    with pytest.raises(FieldError) as caught:
+        check_image("$.content[0]", data)
+    assert caught.value.code == "invalid_payload"
+    assert caught.value.message.startswith("$.content[0]: ")
+    assert text in caught.value.message
+
+
+def test_a_conversation_s_sound_is_told_apart_by_its_head() -> None:
+    """Else a WAV's header is heard as a click, or raw sound at the wrong pitch."""
+    raw = noise(2400)
+    assert read_audio("$", GOOD, 24_000) == AudioPart(data=GOOD, is_wav=True)
+    assert read_audio("$", raw, 24_000) == AudioPart(data=raw, is_wav=False, rate_hz=24_000)
+    assert read_audio("$", noise(1600)).rate_hz == 16_000
+
+
+def test_a_conversation_s_sound_may_last_longer_than_a_voice() -> None:
+    """Else a question of a minute is refused."""
+    assert read_audio("$", wav(60 * 16_000)).is_wav
+    assert read_audio("$", wav(1600)).is_wav
+
+
+BAD_SOUNDS = {
+    "short": (wav(1599), 0, "0.100 s of audio, allowed is 0.1 to 300 s"),
+    "long": (wav(2_400_001, 8000, bits=8), 0, "300.000 s of audio, allowed is 0.1 to 300 s"),
+    "lying": (GOOD[:-2], 0, "says 32044 bytes and has 32042"),
+    "raw, short": (bytes(4 * 2399), 24_000, "2399 samples, at least 2400 are needed"),
+    "raw, long": (bytes(4 * 2_400_001), 8000, "2400001 samples, at most 2400000 are allowed"),
+    "half a sample": (bytes(6401), 16_000, "a multiple of 4 is needed"),
+    "not finite": (noise(2000) + b"\0\0\x80\x7f", 16_000, "sample 2000 is not finite"),
+    "too slow": (noise(9000), 7999, "samples of 7999 Hz, allowed is 8000 to 192000"),
+    "too fast": (noise(9000), 192_001, "samples of 192001 Hz, allowed is 8000 to 192000"),
+    "no rate": (noise(9000), 0, "samples of 0 Hz, allowed is 8000 to 192000"),
+    "too many bytes": (bytes(AUDIO_BYTES_MAX + 4), 192_000, "at most 67108864 are allowed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SOUNDS)
+def test_bad_sound_is_refused_by_its_header(name: str) -> None:
+    """Else a file unfolds to hours, or one sample silences the model."""
+    data, rate_hz, text = BAD_SOUNDS[name]
+    with pytest.raises(FieldError) as caught:
+        read_audio("$.content[0]", data, rate_hz)
+    assert caught.value.code == "invalid_payload"
+    assert text in caught.value.message
+
+
+EBML = b"\x1a\x45\xdf\xa3\x9f\x42\x86\x81\1\x42\xf7\x81\1\x42\x82"
+
+
+@pytest.mark.parametrize(
+    ("head", "container"),
+    [
+        (b"\0\0\0\x20ftypisom", "mp4"),
+        (b"\0\0\0\x14ftypqt  ", "mp4"),
+        (b"\0\0\1\0moov", "mp4"),
+        (EBML + b"\x84webm", "matroska"),
+        (EBML + b"\x88matroska", "matroska"),
+    ],
+)
+def test_a_video_is_told_by_its_head(head: bytes, container: str) -> None:
+    """Else a phone's or a browser's recording is refused."""
+    assert check_video("$", head + bytes(99)) == container
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"ftyp", b"#EXTM3U\nhttp://x/y.ts", b"RIFF\0\0\0\0AVI LIST", b"\x47" * 188),
+        *(EBML + b"\x84weba", EBML + bytes(200) + b"webm", b"FLV\1" + bytes(9), BASELINE, GOOD),
+    ],
+)
+def test_what_is_no_video_is_refused(data: bytes) -> None:
+    """Else a playlist or an old container reaches decoders that nobody looks after."""
+    with pytest.raises(FieldError, match="no video of MP4, QuickTime, Matroska or WebM") as caught:
+        check_video("$", data)
+    assert caught.value.code == "invalid_payload"
+
+
+def test_a_video_has_a_size() -> None:
+    """Else one message takes the server's memory."""
+    with pytest.raises(FieldError, match="at most 67108864 are allowed"):
+        check_video("$", b"\0\0\0\x20ftyp" + bytes(VIDEO_BYTES_MAX))
+
+
 HEADS = [b"", b"\xff\xd8\xff", jpeg_header(64, 48)[:-9], b"RIFF", GOOD[:44], GOOD[:20]]
+HEADS += [png(9, 9), png(9, 9)[:20], EBML, EBML + b"\x84webm", b"\0\0\0\x20ftypisom"]
 
 
 @given(st.sampled_from(HEADS), st.binary(max_size=200), st.integers(0, 60), st.binary(max_size=4))
 def test_no_garbage_crashes_a_check(head: bytes, tail: bytes, at: int, piece: bytes) -> None:
     """Else a damaged upload ends the session with an internal error."""
     data = patched(head + tail, at, piece)
-    for check in (check_jpeg, check_wav, read_reference_audio):
+    checks = (check_jpeg, check_image, check_wav, check_video, read_audio, read_reference_audio)
+    for check in checks:
         with contextlib.suppress(FieldError):
             check("$", data)

@@ -1,10 +1,12 @@
-"""Media: damaged or oversized files are refused in words for the client; good ones decode."""
+"""Media: each kind goes to its decoder, off the event loop, a bounded number at a time."""
 
 from __future__ import annotations
 
 import io
-import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,35 +15,60 @@ import pytest
 import simplejpeg
 import soundfile
 
-from protocol.limits import FRAME_JPEG_BYTES_MAX, WAV_BYTES_MAX
+from protocol.effects import DecodeMedia, MediaKind
 from runtime import media
-from runtime.media import JPEG_SCANS_MAX, WORKERS_MAX, MediaError, decode_jpeg, decode_wav
+from runtime.media import VIDEOS_MAX, WORKERS_MAX, Decoded, MediaDecoder, MediaError
+from runtime.media_image import decode_jpeg
+from runtime.media_video import read_video
+from runtime.voices import VoiceLibrary
+
+from .videos import make_video, steady
+
+pytestmark = pytest.mark.anyio
+
+JPEG = bytes(simplejpeg.encode_jpeg(np.zeros((48, 64, 3), np.uint8)))
+MP4 = make_video(steady(12), sound=[(0, 1)])
 
 
-def make_jpeg(height: int = 96, width: int = 128) -> bytes:
-    rows, columns = np.mgrid[0:height, 0:width]
-    image = np.stack([rows * 7 % 256, columns * 5 % 256, (rows * columns) % 256], axis=-1)
-    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(image.astype(np.uint8))))
-
-
-def make_wav(samples: Any, rate_hz: int = 16_000, **options: str) -> bytes:
+def make_wav(seconds: float) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, np.asarray(samples), rate_hz, **{"format": "WAV", **options})
+    soundfile.write(file, np.zeros(int(seconds * 16_000), np.float32), 16_000, format="WAV")
     return file.getvalue()
 
 
-def silence(seconds: float, rate_hz: int = 16_000) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.zeros(int(seconds * rate_hz), np.float32)
+def effect(kind: MediaKind, data: bytes, **fields: int) -> DecodeMedia:
+    return DecodeMedia(media=0, kind=kind, data=data, **fields)
 
 
-def reason(data: bytes, *, wav: bool) -> str:
-    with pytest.raises(MediaError) as refused:
-        (decode_wav if wav else decode_jpeg)(data)
-    assert str(refused.value) == refused.value.reason
-    return refused.value.reason
+async def decode(kind: MediaKind, data: bytes, **fields: int) -> Decoded:
+    return await MediaDecoder().decode(effect(kind, data, **fields))
 
 
-@pytest.mark.anyio
+async def test_each_kind_becomes_what_the_model_takes(tmp_path: Path) -> None:
+    """A picture would be heard, or a voice not found."""
+    (tmp_path / "anna.wav").write_bytes(make_wav(1))
+    decoder = MediaDecoder(VoiceLibrary(tmp_path))
+    second = Decoded(pcm=bytes(64_000))
+    made = {
+        ("jpeg", JPEG): Decoded(),
+        ("wav", make_wav(1)): second,
+        ("voice", b"anna"): second,
+        ("image", JPEG): Decoded(pictures=(JPEG,)),
+        ("audio", make_wav(1)): second,
+    }
+    for (kind, data), decoded in made.items():
+        assert await decoder.decode(effect(kind, data)) == decoded  # type: ignore[arg-type]
+    assert await decoder.decode(effect("audio", bytes(96_000), rate_hz=24_000)) == second
+
+
+async def test_a_video_is_decoded_the_same_in_a_process_and_here() -> None:
+    """A replay or a test would see another video than the session did."""
+    asked = effect("video", MP4, stack_frames=3)
+    made = await MediaDecoder().decode(asked)
+    assert made == MediaDecoder().decode_here(asked) == read_video(MP4, 3)
+    assert (len(made.pictures), len(made.stacked), len(made.pcm)) == (2, 1, 128_000)
+
+
 async def test_decodes_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every session on the server would stand still while one frame decodes."""
     threads: set[int] = set()
@@ -51,13 +78,11 @@ async def test_decodes_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> No
         return decode_jpeg(data)
 
     monkeypatch.setattr(media, "decode_jpeg", note)
-    assert await media.decode("jpeg", make_jpeg()) == b""
+    assert await decode("jpeg", JPEG) == Decoded()
     assert threads
     assert threading.get_ident() not in threads
-    assert await media.decode("wav", make_wav(silence(1))) == bytes(64_000)
 
 
-@pytest.mark.anyio
 async def test_bounds_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A burst of frames would take every core from the model."""
     lock, full = threading.Lock(), threading.Barrier(WORKERS_MAX)
@@ -76,90 +101,54 @@ async def test_bounds_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "decode_wav", slow)
     async with anyio.create_task_group() as tasks:
         for _ in range(3 * WORKERS_MAX):
-            tasks.start_soon(media.decode, "wav", b"")
+            tasks.start_soon(decode, "wav", b"")
     assert most == WORKERS_MAX
 
 
-@pytest.mark.anyio
-async def test_tells_what_is_wrong() -> None:
-    """A client would lose its session, or be shown a library's error, over one bad frame."""
-    with pytest.raises(MediaError, match=r"^the image is not a JPEG, or is damaged$"):
-        await media.decode("jpeg", b"\xff\xd8\xff\xe0 and so on")
+async def test_bounds_its_videos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of videos would take all memory, and no frame would be looked at meanwhile."""
+    running = most = 0
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    async def slow(*_: Any) -> Decoded:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        begun.set()
+        await go_on.wait()
+        running -= 1
+        return Decoded()
+
+    monkeypatch.setattr(media, "decode_video", slow)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3 * VIDEOS_MAX):
+            tasks.start_soon(decode, "video", b"")
+        await begun.wait()
+        assert await decode("jpeg", JPEG) == Decoded()
+        go_on.set()
+    assert most == VIDEOS_MAX
 
 
-def test_refuses_every_truncated_jpeg() -> None:
-    """The model would see a frame whose lower half is grey."""
-    jpeg = make_jpeg(16, 24)
-    decode_jpeg(jpeg)
-    for length in range(len(jpeg)):
-        assert reason(jpeg[:length], wav=False) == "the image is not a JPEG, or is damaged"
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("jpeg", "the image is not a JPEG, or is damaged"),
+        ("wav", "the audio is not a WAV file, or is damaged"),
+        ("voice", "there is no voice of that name"),
+        ("image", "the image is not a JPEG, or is damaged"),
+        ("audio", "the audio is not whole samples of 4 bytes"),
+        ("video", "the video is not of MP4, QuickTime, Matroska or WebM"),
+    ],
+)
+async def test_tells_what_is_wrong(kind: MediaKind, reason: str) -> None:
+    """A client would lose its session, or be shown a library's error, over one bad file."""
+    with pytest.raises(MediaError) as refused:
+        await decode(kind, b"\xff\xd8\xff\xe0 and so on")
+    assert refused.value.reason == reason
 
 
-def test_refuses_a_damaged_jpeg() -> None:
-    """The model would see colours that nobody filmed."""
-    jpeg = make_jpeg()
-    middle = len(jpeg) // 2
-    for damage in (b"\xff\xd9" * 8, b"\xff\xc4" * 8, b"\xff\xd0\xff\xd3" * 4):
-        damaged = jpeg[:middle] + damage + jpeg[middle + len(damage) :]
-        assert reason(damaged, wav=False) == "the image is not a JPEG, or is damaged"
-
-
-def test_bounds_a_jpeg_before_decoding_it() -> None:
-    """A small file that unfolds to gigabytes, or takes minutes, would take the server down."""
-    jpeg = make_jpeg()
-    at = jpeg.index(b"\xff\xc0") + 5
-    huge = jpeg[:at] + struct.pack(">HH", 5_000, 5_000) + jpeg[at + 4 :]
-    assert reason(huge, wav=False) == "the image has more than 20000000 pixels"
-    scans = jpeg + b"\xff\xda" * JPEG_SCANS_MAX
-    assert reason(scans, wav=False) == "the image has more than 64 scans"
-    assert "bytes" in reason(bytes(FRAME_JPEG_BYTES_MAX + 1), wav=False)
-
-
-@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 22_050, 44_100, 48_000])
-def test_converts_every_common_rate(rate_hz: int) -> None:
-    """A voice recorded at 44.1 kHz would be heard at the wrong pitch."""
-    time_s = np.arange(rate_hz) / rate_hz
-    tone = 0.5 * np.sin(2 * np.pi * 440 * time_s)
-    pcm = np.frombuffer(decode_wav(make_wav(tone, rate_hz, subtype="FLOAT")), "<f4")
-    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
-    assert pcm.shape == (16_000,)
-    assert np.abs(pcm - expected)[500:-500].max() < 0.001
-
-
-def test_mixes_channels_to_one() -> None:
-    """A stereo voice would be heard at half speed, or on one side only."""
-    stereo = np.stack([np.full(16_000, 0.5), np.full(16_000, -0.25)], axis=-1)
-    pcm = np.frombuffer(decode_wav(make_wav(stereo, subtype="PCM_16")), "<f4")
-    assert np.allclose(pcm, 0.125)
-
-
-def test_decodes_the_same_way_twice() -> None:
-    """A replay would hear another voice than the session did."""
-    noise = np.random.default_rng(1).uniform(-1, 1, (30_000, 2))
-    wav = make_wav(noise, 44_100, subtype="PCM_24")
-    assert decode_wav(wav) == decode_wav(wav)
-
-
-@pytest.mark.parametrize("seconds", [0.4, 30.1])
-def test_refuses_a_voice_that_is_too_short_or_too_long(seconds: float) -> None:
-    """The model would get a voice that it cannot hear."""
-    assert reason(make_wav(silence(seconds)), wav=True) == "the audio does not last 0.5 to 30 s"
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
-def test_refuses_sound_that_is_not_finite(bad: float) -> None:
-    """One such sample would make everything the model computes after it not finite."""
-    wav = make_wav(np.full(16_000, bad), subtype="DOUBLE")
-    assert reason(wav, wav=True) == "the audio holds values that are not finite"
-
-
-def test_refuses_what_is_no_plain_wav() -> None:
-    """A file of another kind could unfold to far more than its size."""
-    sound = silence(1)
-    assert "uncompressed" in reason(make_wav(sound, format="FLAC"), wav=True)
-    assert "uncompressed" in reason(make_wav(sound, subtype="IMA_ADPCM"), wav=True)
-    assert "rate" in reason(make_wav(silence(1, 4_000), 4_000), wav=True)
-    assert "channels" in reason(make_wav(np.zeros((16_000, 9), np.float32)), wav=True)
-    assert "bytes" in reason(bytes(WAV_BYTES_MAX + 1), wav=True)
-    for data in (b"", b"RIFF", make_wav(sound)[:40]):
-        assert reason(data, wav=True) == "the audio is not a WAV file, or is damaged"
+async def test_starting_does_not_load_the_video_library() -> None:
+    """Every start would take longer, for what most servers are never sent."""
+    code = "import sys, runtime.serving; print('av' in sys.modules)"
+    made = await anyio.run_process([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    assert made.stdout.split() == [b"False"]
