@@ -1,8 +1,9 @@
 """Full replay: the model again on the inputs that were logged, then the machine on what it made.
 
 Rules:
-- The inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`): what the
-  machine asks for is what the model is given. A unit is cut where its recording was cut.
+- The inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`,
+  `StartTurn`): what the machine asks for is what the model is given. A unit is cut where its
+  recording was cut; turns of chat are `full_turns`'.
 - What the environment did stays as it was: an opening or a unit that failed is not run again, for
   its rollback left no trace; a call without a result is not made.
 - The model's new outputs take the place of the recorded ones, with the recorded times, costs and
@@ -30,6 +31,7 @@ from runtime.backends.base import Backend, BackendSession
 
 from .difference import Difference
 from .environment import mismatches, model_of
+from .full_turns import TurnReplay
 from .logic import Replayer
 from .outputs import compare_finalized, compare_openings, compare_units, logits_differ, snr_db
 from .report import Divergence, FullReport, Kind
@@ -109,6 +111,7 @@ class FullReplay:
         self._opening: ef.OpenBackend | None = None
         self._unit: ef.StartUnit | None = None
         self._finalize: ef.StartFinalize | None = None
+        self._chat: Final = TurnReplay(backend)
         self._divergence: Divergence | None = None
         self._units = 0
         self._changed: set[int] = set()
@@ -130,6 +133,7 @@ class FullReplay:
             compared=True,
             units=self._units,
             units_changed=len(self._changed),
+            turns=self._chat.turns,
             logits_changed=self._logits_changed,
             divergence=self._divergence,
             recorded=self._recorded.report(),
@@ -157,12 +161,15 @@ class FullReplay:
                 renewed = await self._run_finalize(step, event, self._finalize)
             case ev.UnitFailed():
                 self._unit = None
+            case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone() | ev.TurnFailed():
+                renewed = await self._renew_turn(step)
         self._note(step.effects)
         return renewed
 
     def _note(self, effects: tuple[ef.Effect, ...]) -> None:
         """Keep what the machine asks the model for, until its answer comes."""
         for effect in effects:
+            self._chat.note(effect)
             if isinstance(effect, ef.OpenBackend):
                 self._opening = effect
             elif isinstance(effect, ef.StartUnit):
@@ -216,6 +223,13 @@ class FullReplay:
         self._judge(step, compare_finalized(recorded, made), unit=recorded.index)
         kept = attrs.evolve(made, index=recorded.index, cost_us=recorded.cost_us)
         return attrs.evolve(event, finalized=kept)
+
+    async def _renew_turn(self, step: Step) -> ev.Event | None:
+        verdict = await self._call(step, self._chat.renew(step.event))
+        if verdict is None:
+            return None
+        self._judge(step, verdict.found, snr=verdict.snr)
+        return verdict.event
 
     async def _call(self, step: Step, call: Awaitable[Made]) -> Made | None:
         """Await a call of the model's; None where it failed, which ends the replay."""

@@ -25,7 +25,7 @@ from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
 
 from .environment import model_of
-from .inspection import Drop, End, ErrorSent, Inspection, StateSpan, UnitStory
+from .inspection import Drop, End, ErrorSent, Inspection, StateSpan, TurnStory, UnitStory
 from .logic import Replayer
 
 ERROR_CHARS_MAX: Final = 4096
@@ -52,6 +52,7 @@ class Inspector:
         self._replayer: Final = Replayer(go_on=True)
         self._states: list[StateSpan] = []
         self._units: dict[int, UnitStory] = {}
+        self._turns: dict[int, TurnStory] = {}
         self._drops: list[Drop] = []
         self._errors: list[ErrorSent] = []
         self._opened: ev.ConnectionOpened | None = None
@@ -105,6 +106,7 @@ class Inspector:
             frames_sent=self._sent,
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
             units=tuple(self._units.values()),
+            turns=tuple(self._turns.values()),
             drops=tuple(self._drops),
             errors=tuple(self._errors),
             end=attrs.evolve(self._end, reason=self._end.reason or ended),
@@ -145,6 +147,41 @@ class Inspector:
                 self._change(index, done_ns=record.at_ns, outcome=outcome)
             case ev.FinalizeDone(finalized=finalized):
                 self._change(finalized.index, finalized_ns=record.at_ns)
+            case _:
+                self._note_turn(event)
+
+    def _note_turn(self, event: ev.Event) -> None:
+        match event:
+            case ev.TurnPrefilled(at_ns=at_ns, prefill=prefill):
+                tokens = prefill.input_tokens
+                self._change_turn(prefill.index, prefilled_ns=at_ns, input_tokens=tokens)
+            case ev.TurnProgress(chunk=chunk) if chunk.index in self._turns:
+                turn = self._turns[chunk.index]
+                self._change_turn(
+                    chunk.index,
+                    text=turn.text + chunk.text,
+                    audio_ms=turn.audio_ms + _audio_ms(chunk.pcm),
+                    generated_tokens=turn.generated_tokens + len(chunk.token_ids),
+                )
+            case ev.TurnDone(at_ns=at_ns, result=result) if result.index in self._turns:
+                self._change_turn(
+                    result.index,
+                    done_ns=at_ns,
+                    outcome=result.reason,
+                    text=result.text,
+                    audio_ms=self._turns[result.index].audio_ms + _audio_ms(result.pcm),
+                    generated_tokens=result.generated_tokens,
+                    kv_length=result.kv_length,
+                    costs=result.costs,
+                )
+            case ev.TurnFailed(at_ns=at_ns, index=index, context_full=full):
+                outcome = "context_full" if full else "failed"
+                self._change_turn(index, done_ns=at_ns, outcome=outcome)
+
+    def _change_turn(self, index: int, **changes: Any) -> None:
+        turn = self._turns.get(index)
+        if turn is not None:
+            self._turns[index] = attrs.evolve(turn, **changes)
 
     def _change(self, index: int, **changes: Any) -> None:
         unit = self._units.get(index)
@@ -165,6 +202,10 @@ class Inspector:
         match fields.get("type"):
             case "StartUnit":
                 self._note_start(record.at_ns, fields.get("unit"))
+            case "StartTurn":
+                turn = fields.get("turn")
+                if isinstance(turn, Mapping) and isinstance(index := turn.get("index"), int):
+                    self._turns[index] = TurnStory(index=index, started_ns=record.at_ns)
             case "StartFinalize" if fields.get("interrupted") is True:
                 index = fields.get("index")
                 if isinstance(index, int):
@@ -201,12 +242,16 @@ def _told(result: UnitResult, was_closed: bool) -> dict[str, object]:
     return {
         "outcome": outcome,
         "text": result.text,
-        "audio_ms": len(result.pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ,
+        "audio_ms": _audio_ms(result.pcm),
         "end_of_turn": result.end_of_turn,
         "cut": result.cut,
         "kv_length": result.kv_length,
         "costs": result.costs,
     }
+
+
+def _audio_ms(pcm: bytes) -> int:
+    return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ
 
 
 def _error_of(frame: Value) -> ErrorReport | None:

@@ -65,6 +65,41 @@ class UnitStory:
     costs: Costs | None = None
 
 
+TurnOutcome = Literal["pending", "turn_end", "length", "interrupted", "failed", "context_full"]
+"""What became of a turn of chat; `pending`: no end came, or none yet."""
+
+
+@attrs.frozen(kw_only=True)
+class TurnStory:
+    """One turn of chat, from when it has a slot.
+
+    Attributes:
+        index: counts the session's turns.
+        started_ns: when it got its slot.
+        prefilled_ns: when its conversation was in the model; None where that is not told.
+        done_ns: when its end or failure came; None where neither did.
+        outcome: what became of it.
+        input_tokens: tokens prefilled.
+        generated_tokens: tokens generated.
+        text: what was answered, as far as the model told.
+        audio_ms: likewise, in milliseconds.
+        kv_length: tokens in the KV cache at its end.
+        costs: as measured.
+    """
+
+    index: int
+    started_ns: int
+    prefilled_ns: int | None = None
+    done_ns: int | None = None
+    outcome: TurnOutcome = "pending"
+    input_tokens: int | None = None
+    generated_tokens: int = 0
+    text: str = ""
+    audio_ms: int = 0
+    kv_length: int | None = None
+    costs: Costs | None = None
+
+
 @attrs.frozen(kw_only=True)
 class Drop:
     """A second of input that was lost to newer input (B7)."""
@@ -117,6 +152,7 @@ class Inspection:
         frames_sent: to the client.
         fields_ignored: fields that the client sent and that mean nothing in its dialect.
         units: in order.
+        turns: of chat, in order.
         drops: in order.
         errors: in order.
         end: how it ended.
@@ -137,6 +173,7 @@ class Inspection:
     frames_sent: int
     fields_ignored: int
     units: tuple[UnitStory, ...]
+    turns: tuple[TurnStory, ...]
     drops: tuple[Drop, ...]
     errors: tuple[ErrorSent, ...]
     end: End

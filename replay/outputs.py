@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
+from protocol.turn import Prefill, TurnChunk, TurnResult
 from recorder.records import Value
 
 from .difference import Difference, first_difference, show
@@ -26,6 +27,12 @@ UNIT_FIELDS: Final = (
 """In the order in which they are compared: the first that differs is nearest to the cause."""
 OPENED_FIELDS: Final = ("prompt_length", "fed_ids")
 FINALIZED_FIELDS: Final = ("kv_length", "fed_ids")
+PREFILL_FIELDS: Final = ("input_hash", "fed_ids", "input_tokens")
+CHUNK_FIELDS: Final = ("step", "token_ids", "codec_ids", "text", "pcm")
+TURN_FIELDS: Final = (
+    *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
+    *("text", "pcm", "reason", "cut"),
+)
 
 
 def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
@@ -41,6 +48,21 @@ def compare_openings(recorded: Opened, new: Opened) -> Difference | None:
 def compare_finalized(recorded: Finalized, new: Finalized) -> Difference | None:
     """Find the first difference between two finalized units."""
     return _compare(recorded, new, FINALIZED_FIELDS)
+
+
+def compare_prefills(recorded: Prefill, new: Prefill) -> Difference | None:
+    """Find the first difference between two prefilled conversations."""
+    return _compare(recorded, new, PREFILL_FIELDS)
+
+
+def compare_chunks(recorded: TurnChunk, new: TurnChunk) -> Difference | None:
+    """Find the first difference between two pieces of an answer."""
+    return _compare(recorded, new, CHUNK_FIELDS)
+
+
+def compare_turns(recorded: TurnResult, new: TurnResult) -> Difference | None:
+    """Find the first difference between two ends of an answer."""
+    return _compare(recorded, new, TURN_FIELDS)
 
 
 def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:

@@ -141,6 +141,7 @@ class FullReport:
         compared: whether the model ran: not where the environment differs and nobody insisted.
         units: units that the model ran again.
         units_changed: those of them whose output differs in anything.
+        turns: turns of chat that it answered again.
         logits_changed: the first unit whose first logits differ, even where its tokens do not.
         divergence: the first difference in what the model made.
         recorded: logic replay of the log as it is; None where nothing was compared.
@@ -152,6 +153,7 @@ class FullReport:
     compared: bool
     units: int = 0
     units_changed: int = 0
+    turns: int = 0
     logits_changed: int | None = None
     divergence: Divergence | None = None
     recorded: ReplayReport | None = None

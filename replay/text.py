@@ -18,7 +18,7 @@ from recorder.scan import Damage
 from recorder.verify import Report
 
 from .difference import NOTHING, label, show
-from .inspection import Inspection, UnitStory
+from .inspection import Inspection, TurnStory, UnitStory
 from .report import Divergence, FullReport, ReplayReport
 
 SHOWN_MAX: Final = 5
@@ -76,9 +76,10 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
         return [*lines, "to compare all the same: --anyway"]
     first, span_ns = report.first_divergence, report.recorded.span_ns
     lines.append(_full_verdict(report, report.recorded))
+    turns = f", {report.turns} turns answered again" if report.turns else ""
     lines.append(
         f"model {label(report.model)}: {report.units} units run again,"
-        f" {report.units_changed} came out otherwise;"
+        f" {report.units_changed} came out otherwise{turns};"
         f" {_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
     )
     if report.logits_changed is not None:
@@ -174,6 +175,7 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
     lines += _first(
         "dropped  ", [f"{_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops]
     )
+    lines += [_turn_table(told.turns)] if told.turns else []
     return [*lines, _unit_table(told.units)] if told.units else lines
 
 
@@ -189,6 +191,26 @@ def _end(told: Inspection) -> str:
     close += f" {show(told.end.close_reason)}" if told.end.close_reason else ""
     fin = "" if told.end.finished else ", no fin: still open, or its server was killed"
     return f"{label(told.end.reason or 'not yet')}{close}{fin}"
+
+
+def _turn_table(turns: Sequence[TurnStory]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("turn", "started", "took", "outcome", "tokens", "text"):
+        table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
+    for turn in turns[:ROWS_MAX]:
+        took = "" if turn.done_ns is None else f"{(turn.done_ns - turn.started_ns) / 1e6:.0f} ms"
+        spoken = f", {turn.audio_ms} ms" if turn.audio_ms else ""
+        row = (
+            str(turn.index),
+            _seconds(turn.started_ns),
+            took,
+            turn.outcome.replace("_", " ") + spoken,
+            f"{turn.input_tokens or 0} + {turn.generated_tokens}",
+            show(turn.text[:TEXT_CHARS_MAX]) if turn.text else "",
+        )
+        table.add_row(*map(Text, row))
+    more = len(turns) - ROWS_MAX
+    return Group(table, Text(f"and {more} more turns, see --json")) if more > 0 else table
 
 
 def _unit_table(units: Sequence[UnitStory]) -> RenderableType:

@@ -3,6 +3,7 @@
     OpenBackend -> BackendOpened | BackendOpenFailed
     StartUnit -> UnitDone | UnitFailed          StartFinalize -> FinalizeDone | FinalizeFailed
     Rollback -> RollbackDone | RollbackFailed   Release -> BackendReleased
+    StartTurn -> TurnPrefilled, TurnProgress..., TurnDone | TurnFailed
     any of them -> BackendLost, where the backend is gone
 
 The machine never asks for two at once (B1, B4), so none is guarded here. The tasks live in the
@@ -23,7 +24,15 @@ from protocol import effects as ef
 from protocol import events as ev
 
 from .admission import Admission
-from .backends.base import Backend, BackendError, BackendGone, BackendSession, ContextFull
+from .backends.base import (
+    Backend,
+    BackendError,
+    BackendGone,
+    BackendSession,
+    Chats,
+    ContextFull,
+    TurnSession,
+)
 from .pool import Lease
 
 RELEASE_WAIT_S: Final = 10.0
@@ -62,6 +71,8 @@ class Calls:
         self._tasks = tasks
         self._lease: Lease | None = None
         self._held: BackendSession | None = None
+        self._turn: TurnSession | None = None
+        self._turn_is_cut = False
         self._in_flight = 0
         self._settled = anyio.Event()
         self._releasing = False
@@ -96,6 +107,16 @@ class Calls:
     def roll_back(self, effect: ef.Rollback) -> None:
         """Undo a unit."""
         self._start(self._roll_back, effect)
+
+    def start_turn(self, effect: ef.StartTurn) -> None:
+        """Prefill a conversation and answer it."""
+        self._start(self._run_turn, effect)
+
+    def cut_turn(self) -> None:
+        """Cut the answer under way, at once, or as soon as there is one to be cut."""
+        self._turn_is_cut = True
+        if self._turn is not None:
+            self._turn.interrupt()
 
     def release(self, *, condemn: bool) -> None:
         """Give the slot back once it is clean; asked twice, do it once (B5).
@@ -185,6 +206,30 @@ class Calls:
         else:
             self._post(ev.RollbackDone, index=effect.index)
 
+    async def _run_turn(self, effect: ef.StartTurn) -> None:
+        lease, turn = self._lease, effect.turn
+        assert lease is not None
+        assert isinstance(self._backend, Chats)
+        self._turn_is_cut = False
+        try:
+            held = await self._backend.chat(turn, slot=lease.slot)
+            if self._lease is not lease:  # condemned meanwhile: nobody waits for it any more
+                await held.release()
+                return
+            self._turn = held
+            if self._turn_is_cut:
+                held.interrupt()
+            self._post(ev.TurnPrefilled, prefill=await held.prefill())
+            result = await held.generate(lambda chunk: self._post(ev.TurnProgress, chunk=chunk))
+        except BackendGone:
+            self._lost()
+        except BackendError as error:
+            _logger.warning("turn %d failed: %s", turn.index, error)
+            full = isinstance(error, ContextFull)
+            self._post(ev.TurnFailed, index=turn.index, context_full=full)
+        else:
+            self._post(ev.TurnDone, result=result)
+
     async def _release(self, condemn: bool) -> None:
         lease = self._lease
         assert lease is not None
@@ -196,7 +241,7 @@ class Calls:
         finally:  # B5: it always returns, if only to be condemned
             if not clean:
                 _logger.error("slot %d is condemned: its worker hangs or broke", lease.slot)
-            self._lease = self._held = None
+            self._lease = self._held = self._turn = None
             self._releasing = False
             self._admission.release(lease, condemned=not clean)
             self._post(ev.BackendReleased, lease=lease.generation)
@@ -210,7 +255,7 @@ class Calls:
         while self._in_flight:
             self._settled = anyio.Event()
             await self._settled.wait()
-        held = self._held
+        held = self._held or self._turn
         if held is None:
             return True
         released = anyio.Event()

@@ -24,13 +24,15 @@ from anyio.abc import TaskGroup
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.errors import ErrorCode
 from protocol.session import Session
+from protocol.state import State
 
 from .admission import Admission, Refused, Ticket
 from .calls import Calls
 from .connection import Ready
 from .journal import Journal, OpenLog
-from .media import MediaError
+from .media import Decoded, MediaError
 from .pool import Lease
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -38,8 +40,8 @@ INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Frames handed to the decoder and not back yet: one append's worth; then the reader pauses."""
 
-DecodeMedia = Callable[[ef.MediaKind, bytes], Awaitable[bytes]]
-"""Decodes media, or raises `MediaError`; what a WAV sounds like, float32 LE 16 kHz mono."""
+DecodeMedia = Callable[[ef.DecodeMedia], Awaitable[Decoded]]
+"""Decodes media, or raises `MediaError`."""
 
 _logger = logging.getLogger("antiphon.session")
 
@@ -64,7 +66,8 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
-        decode_media: decodes a JPEG or WAV off the event loop (`media.decode`).
+        decode_media: decodes media off the event loop (`media.MediaDecoder.decode`).
+        admit: whether there is room for a connection without a slot.
         clock_ns: monotonic nanoseconds.
     """
 
@@ -77,9 +80,11 @@ class Driver:
         make_calls: Callable[[Callable[..., None]], Calls],
         decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
+        admit: Callable[[], ErrorCode | None] = lambda: None,
     ) -> None:
         self._opened = opened
         self._admission = admission
+        self._admit = admit
         self._calls = make_calls(self.post)
         self._decode_media = decode_media
         self._clock_ns = clock_ns
@@ -96,6 +101,12 @@ class Driver:
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
         self._journal = Journal(open_log, on_failure=self._recording_failed)
+
+    @property
+    def is_chat(self) -> bool:
+        """It is a chat that goes on: connected, with a slot for its turns alone."""
+        over = self.session is not None and self.session.state is State.CLOSED
+        return not over and self._opened.mode == "chat" and self._opened.endpoint == "realtime"
 
     # -- facts come in --------------------------------------------------------------------------
 
@@ -194,6 +205,8 @@ class Driver:
                 self._outlet.send(effect.frame, ready)
             case ef.Close():
                 self._outlet.close(effect.code, effect.reason, ready)
+            case ef.Admit():
+                self._ask_for_room()
             case ef.EnterQueue():
                 self._enter_queue(effect)
             case ef.LeaveQueue():
@@ -211,6 +224,10 @@ class Driver:
                 self._calls.finalize(effect)
             case ef.Rollback():
                 self._calls.roll_back(effect)
+            case ef.StartTurn():
+                self._calls.start_turn(effect)
+            case ef.CutTurn():
+                self._calls.cut_turn()
             case ef.Release():
                 self._calls.release(condemn=effect.condemn)
             case ef.SetTimer():
@@ -222,6 +239,13 @@ class Driver:
                 _logger.info("session %s: second %d is dropped", recording_id, effect.ordinal)
 
     # -- the queue ------------------------------------------------------------------------------
+
+    def _ask_for_room(self) -> None:
+        refused = self._admit()
+        if refused is None:
+            self.post(ev.Admitted)
+        else:
+            self.post(ev.AdmissionRefused, code=refused)
 
     def _enter_queue(self, effect: ef.EnterQueue) -> None:
         try:
@@ -266,11 +290,17 @@ class Driver:
 
     async def _decode(self, effect: ef.DecodeMedia) -> None:
         try:
-            pcm = await self._decode_media(effect.kind, effect.data)
+            made = await self._decode_media(effect)
         except MediaError as error:
             self.post(ev.MediaRejected, media=effect.media, reason=str(error))
         else:
-            self.post(ev.MediaDecoded, media=effect.media, pcm=pcm)
+            self.post(
+                ev.MediaDecoded,
+                media=effect.media,
+                pcm=made.pcm,
+                pictures=made.pictures,
+                stacked=made.stacked,
+            )
         finally:
             self._decode_bytes -= len(effect.data)
             self._relief.set()

@@ -13,13 +13,13 @@ from typing import Final, Literal
 import anyio
 import click
 
-from protocol.limits import LIMIT_AUDIO_S, LIMIT_VIDEO_S
+from protocol.limits import IDLE_S, LIMIT_AUDIO_S, LIMIT_VIDEO_S, PAUSE_S
 from protocol.messages import Mode
 
 from .admission import QUEUE_MAX
 from .listener import Address
 from .models import DEVICES, DTYPES, ModelUnknownError, check_model
-from .settings import DEFAULT_PORT, MODES, Settings
+from .settings import CHATS_MAX, DEFAULT_PORT, MODES, Settings
 
 RECORDINGS: Final = Path("recordings")
 """Where logs go unless told otherwise: every session is recorded."""
@@ -114,6 +114,33 @@ EXIT_WAIT_S: Final = 15.0
     show_default=True,
     help="Sessions that may wait for a slot; 0 refuses instead (worker_busy).",
 )
+@click.option(
+    "--chats-max",
+    type=click.IntRange(0),
+    default=CHATS_MAX,
+    show_default=True,
+    help="Chats that may be connected at once; each takes a slot for its turns alone.",
+)
+@click.option(
+    "--chat-idle-s",
+    type=click.IntRange(1),
+    default=IDLE_S,
+    show_default=True,
+    help="Seconds that a chat may wait between two turns.",
+)
+@click.option(
+    "--pause-s",
+    type=click.IntRange(1),
+    default=PAUSE_S,
+    show_default=True,
+    help="Seconds that a client of /ws/duplex may pause; it may ask for less.",
+)
+@click.option(
+    "--voices",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of WAV files that clients may name as reference audio, each by its name without "
+    ".wav [default: none].",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log what every session does.")
 def serve_command(
     *,
@@ -131,16 +158,25 @@ def serve_command(
     limit_audio_s: int,
     default_mode: Mode,
     queue_max: int,
+    chats_max: int,
+    chat_idle_s: int,
+    pause_s: int,
+    voices: Path | None,
     verbose: bool,
 ) -> None:
-    """Serve a model over WebSockets at /v1/realtime?mode=video|audio.
+    """Serve a model over WebSockets at /v1/realtime?mode=video|audio|chat.
 
-    One port takes WebSockets and HTTP (/health, /ready). Sessions that find no free slot wait in
+    \b
+    Clients of the older protocols connect to
+      /ws/duplex/{session_id}   full duplex; ids that begin with adx_ or audio_duplex have no video
+      /ws/chat                  one question a connection
+
+    The same port takes HTTP (/health, /ready). Sessions and turns that find no free slot wait in
     one queue. Ctrl-C or SIGTERM ends every session cleanly; a second one ends at once.
 
     The server has no keys and no TLS yet: keep it on a loopback address or behind a proxy that
     has them.
-    """
+    """  # noqa: D301 - click takes a backspace to keep the lines
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -163,6 +199,10 @@ def serve_command(
         limit_audio_s=limit_audio_s,
         default_mode=default_mode,
         queue_max=queue_max,
+        chats_max=chats_max,
+        idle_s=chat_idle_s,
+        pause_s=pause_s,
+        voices=voices,
     )
     _serve(settings)
 

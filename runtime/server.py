@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from protocol import events as ev
+from protocol.errors import ErrorCode
 from protocol.messages import Mode
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
@@ -30,7 +31,7 @@ from .connection import Connection
 from .driver import DecodeMedia, Driver
 from .identity import Identities, Identity
 from .pool import Pool
-from .settings import Settings
+from .settings import MODES, Settings
 from .websocket import WebSocket
 
 REFRESH_S: Final = 3.0
@@ -55,7 +56,7 @@ class Server:
         tasks: the nursery of model calls; it must outlive every session.
         recorder: writes the logs; None records nothing.
         identities: draws ids and seeds.
-        decode_media: decodes JPEG and WAV off the event loop.
+        decode_media: decodes media off the event loop.
     """
 
     def __init__(
@@ -105,15 +106,29 @@ class Server:
         """Say `on`, or `off` where the model gives text alone: it has no voice, or has lost it."""
         return "on" if self._backend.info.speaks else "off"
 
-    async def handle(self, websocket: WebSocket, mode: Mode) -> None:
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes that the model has."""
+        return tuple(mode for mode in MODES if mode in self._backend.info.modes)
+
+    async def handle(
+        self,
+        websocket: WebSocket,
+        mode: Mode,
+        *,
+        endpoint: ev.Endpoint = "realtime",
+        label: str = "",
+    ) -> None:
         """Run one session to its end; it never raises but for cancellation.
 
         Args:
             websocket: open, accepted; it is closed in every case.
-            mode: what the client asked for.
+            mode: what the client asked for, one of `modes`.
+            endpoint: where it connected.
+            label: its own name for the session.
         """
         identity = self._identities.draw()
-        driver = self._make_driver(identity, mode)
+        driver = self._make_driver(identity, mode, endpoint, label)
         connection = Connection(
             websocket,
             on_frame=driver.frame_received,
@@ -135,7 +150,16 @@ class Server:
             if not self._drivers:
                 self._nobody_left.set()
 
-    def _make_driver(self, identity: Identity, mode: Mode) -> Driver:
+    def _has_room(self) -> ErrorCode | None:
+        """Whether one more chat may stay; it is among the drivers already."""
+        chats = sum(driver.is_chat for driver in self._drivers)
+        if self.admission.state != "open":
+            return ErrorCode.SERVICE_UNAVAILABLE
+        return ErrorCode.QUEUE_FULL if chats > self._settings.chats_max else None
+
+    def _make_driver(
+        self, identity: Identity, mode: Mode, endpoint: ev.Endpoint, label: str
+    ) -> Driver:
         settings, info = self._settings, self._backend.info
         opened = ev.ConnectionOpened(
             recording_id=identity.recording_id,
@@ -150,8 +174,12 @@ class Server:
                 sliding_windows=info.sliding_windows,
                 can_rollback=info.can_rollback,
                 close_on_recording_failure=settings.on_recording_failure == "close",
+                idle_s=settings.idle_s,
+                pause_s=settings.pause_s,
             ),
             recording="off" if self._recorder is None else "on",
+            endpoint=endpoint,
+            label=label,
         )
         return Driver(
             opened,
@@ -162,6 +190,7 @@ class Server:
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
+            admit=self._has_room,
         )
 
     def _open_log(

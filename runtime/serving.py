@@ -19,9 +19,9 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from protocol.dialects.opening import OPENING
 from protocol.errors import CLOSE_TRY_LATER, ErrorCode
-from protocol.messages import ErrorReport, Mode
+from protocol.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX
+from protocol.messages import ErrorReport
 from recorder.writer import Recorder, RecorderPolicy
 
 from . import listener, media
@@ -30,10 +30,12 @@ from .http import error_body, make_app
 from .identity import SystemIdentities
 from .listener import Address, WebSocketRequest
 from .models import load_backend
+from .routing import NotServedError, Route, route
 from .server import Server
 from .settings import MODES, Settings
+from .voices import VoiceLibrary
+from .websocket import WebSocket
 
-REALTIME_PATH: Final = "/v1/realtime"
 SHUTDOWN_WAIT_S: Final = 40.0
 """Longer than a hanging call, its release and a slow disk are waited for, one after the other."""
 
@@ -61,27 +63,27 @@ class Gateway:
 
     async def on_websocket(self, request: WebSocketRequest) -> None:
         """Serve one WebSocket request to its end."""
-        if request.path != REALTIME_PATH:
-            body = error_body("not_found", f"the WebSocket endpoint is {REALTIME_PATH}")
-            await request.reject(404, body)
+        modes = MODES if self.server is None else self.server.modes
+        try:
+            to = route(request.path, request.query, modes, default=self._settings.default_mode)
+        except NotServedError as error:
+            body = error_body(error.code, error.message, **error.details)
+            await request.reject(error.status, body)
             return
-        mode = self._mode_of(request)
-        if mode is None:
-            body = error_body("invalid_mode", "unknown mode", allowed=list(MODES))
-            await request.reject(400, body)
-            return
-        websocket = await request.accept()
-        if self.server is not None:
-            await self.server.handle(websocket, mode)
-            return
+        is_chat = to.mode == "chat"
+        websocket = await request.accept(
+            frame_bytes_max=CHAT_FRAME_BYTES_MAX if is_chat else FRAME_BYTES_MAX
+        )
+        if self.server is None:
+            await self._turn_away(websocket, to)
+        else:
+            await self.server.handle(websocket, to.mode, endpoint=to.endpoint, label=to.label)
+
+    async def _turn_away(self, websocket: WebSocket, to: Route) -> None:
         code = ErrorCode.SERVICE_UNAVAILABLE
-        for frame in OPENING.encode(ErrorReport(code=code, message="the model is being loaded")):
+        for frame in to.dialect.encode(ErrorReport(code=code, message="the model is being loaded")):
             await websocket.send(frame)
         await websocket.close(CLOSE_TRY_LATER, code)
-
-    def _mode_of(self, request: WebSocketRequest) -> Mode | None:
-        asked = request.query.get("mode", (self._settings.default_mode,))
-        return next((mode for mode in MODES if asked == (mode,)), None)
 
 
 class CannotServeError(Exception):
@@ -128,6 +130,7 @@ async def run(
     Raises:
         CannotServeError: the port, the folder of the logs or the model cannot be had.
     """
+    voices = None if settings.voices is None else VoiceLibrary(settings.voices)
     listeners = await _bind(settings)
     gateway = Gateway(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
@@ -160,7 +163,7 @@ async def run(
                 tasks=tasks,
                 recorder=recorder,
                 identities=SystemIdentities(),
-                decode_media=media.decode,
+                decode_media=media.MediaDecoder(voices).decode,
             )
             tasks.start_soon(gateway.server.refresh_estimates)
             on_ready()

@@ -7,15 +7,24 @@ from typing import Final, Literal
 
 import attrs
 
-from protocol.limits import CLEANUP_WAIT_S, INIT_WAIT_S, LIMIT_AUDIO_S, LIMIT_VIDEO_S
+from protocol.limits import (
+    CLEANUP_WAIT_S,
+    IDLE_S,
+    INIT_WAIT_S,
+    LIMIT_AUDIO_S,
+    LIMIT_VIDEO_S,
+    PAUSE_S,
+)
 from protocol.messages import Mode
 from recorder.writer import Durability
 
 from .admission import QUEUE_MAX
 
 DEFAULT_PORT: Final = 8006
-MODES: Final[tuple[Mode, ...]] = ("video", "audio")
-"""The modes that are served; `chat` and `transcription` are not yet."""
+MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
+"""The modes that are served, where the model has them; `transcription` is not yet."""
+CHATS_MAX: Final = 256
+"""Chats that are connected: between turns each holds a socket and no slot, but memory amid one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +47,10 @@ class Settings:
         on_recording_failure: what a session does when its log fails.
         init_wait_s: how long a client may hold a slot without an init.
         cleanup_wait_s: how long a call may run on after its session's end.
+        idle_s: how long a chat may wait between two turns.
+        pause_s: how long a client may pause.
+        chats_max: chats that may be connected at once.
+        voices: the folder of the voices that clients may name; None: there are none.
     """
 
     host: str = "127.0.0.1"
@@ -55,7 +68,11 @@ class Settings:
     on_recording_failure: Literal["continue", "close"] = "continue"
     init_wait_s: int = INIT_WAIT_S
     cleanup_wait_s: int = CLEANUP_WAIT_S
+    idle_s: int = IDLE_S
+    pause_s: int = PAUSE_S
+    chats_max: int = CHATS_MAX
+    voices: Path | None = None
 
     def limit_s(self, mode: Mode) -> int:
-        """Total time of a session of `mode`, in seconds."""
-        return self.limit_video_s if mode == "video" else self.limit_audio_s
+        """Total time of a session of `mode`, in seconds; 0 where it has no limit in all (chat)."""
+        return {"video": self.limit_video_s, "audio": self.limit_audio_s, "chat": 0}[mode]

@@ -23,7 +23,8 @@ from protocol.digest import digest
 from protocol.model import Unit
 from recorder.reader import read
 from recorder.records import Record
-from runtime.backends.scripted import ScriptedBackend, Speaks, Step, tone
+from runtime.backends.scripted import ScriptedBackend, Speaks, Step
+from runtime.backends.scripted_tone import tone
 from tests.helpers import (
     World,
     append_frame,
@@ -31,6 +32,7 @@ from tests.helpers import (
     close_frame,
     init_frame,
     on_virtual_time,
+    pcm,
     world,
 )
 
@@ -103,18 +105,84 @@ async def invalid_frame(server: World) -> None:
     await peer.over()
 
 
+def _ask(text: str, **fields: Any) -> str:
+    messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    return json.dumps({"type": "input.append", "input": {"messages": messages, **fields}})
+
+
+async def realtime_chat(server: World) -> None:
+    """A chat: a turn that waits, a picture, speech at once, mistakes, a close amid a turn."""
+    first = await server.activate("video")
+    peer = await server.activate_chat()
+    peer.send(_ask("hello"))
+    await peer.heard("session.queued")
+    first.send(close_frame())
+    await peer.heard("response.done")
+    contents = [{"type": "image", "data": picture()}, {"type": "text", "text": "what is it?"}]
+    asked = {"messages": [{"role": "user", "content": contents}], "streaming": False}
+    asked["tts"] = {"enabled": True}
+    peer.send(json.dumps({"type": "input.append", "input_id": "look", "input": asked}))
+    await peer.heard("response.done", 2)
+    peer.send(_ask("too much", generation={"max_new_tokens": 0}))
+    await peer.heard("error")
+    peer.send(_ask("one two three four five six"))
+    await peer.heard("text", 7)
+    peer.send(_ask("out of place"), close_frame("enough"))
+    await peer.over()
+
+
+async def legacy_chat(server: World) -> None:
+    """A single request, spoken and streamed."""
+    peer = server.connect("chat", endpoint="chat")
+    audio = {"type": "audio", "data": base64(pcm(0.5)), "sample_rate": 16000}
+    request = {"messages": [{"role": "user", "content": [audio]}], "tts": {"enabled": True}}
+    peer.send(json.dumps(request))
+    await peer.over()
+
+
+async def legacy_duplex(server: World) -> None:
+    """A `legacy-duplex` session: a picture apart, an interrupt, a pause and its end by time."""
+    peer = server.connect("video", endpoint="duplex", label="omni_1")
+    await peer.heard("queue_done")
+    settings = {"force_listen_count": 0}
+    peer.send(
+        json.dumps({"type": "prepare", "prefix_system_prompt": "be brief", "config": settings})
+    )
+    await peer.heard("prepared")
+    for number in range(4):
+        if number == 1:
+            peer.send(json.dumps({"type": "video_frame", "frame": picture()}))
+        peer.send(json.dumps({"type": "audio_chunk", "audio": base64(pcm())}))
+        await anyio.sleep(0.3)
+        if number == 2:
+            peer.send('{"type": "interrupt"}')
+        await anyio.sleep(0.7)
+    peer.send('{"type": "client_diagnostic", "metrics": {"rtt_ms": 12.5}}')
+    peer.send('{"type": "pause", "timeout": 5}')
+    await anyio.sleep(1)
+    peer.send('{"type": "resume"}', '{"type": "pause", "timeout": 2}')
+    await peer.over()
+
+
 SCENES: dict[str, Callable[[World], Awaitable[None]]] = {
     "realtime-video": realtime_video,
     "duplex-v1-audio": duplex_v1_audio,
     "invalid-frame": invalid_frame,
+    "realtime-chat": realtime_chat,
+    "legacy-chat": legacy_chat,
+    "legacy-duplex": legacy_duplex,
 }
+
+
+CROWDED = (duplex_v1_audio, realtime_chat)
+"""Scenes in which somebody waits."""
 
 
 def record(scene: Callable[[World], Awaitable[None]], folder: Path) -> Path:
     """Run a scene; returns the log of its last session."""
 
     async def body() -> None:
-        backend = ScriptedBackend(eventful, slots=1 if scene is duplex_v1_audio else 2)
+        backend = ScriptedBackend(eventful, slots=1 if scene in CROWDED else 2)
         # Not the script that `--model scripted` plays: a full replay must say so.
         fingerprint = {**backend.info.fingerprint, "script": eventful.__name__}
         backend.info = attrs.evolve(backend.info, fingerprint=fingerprint)

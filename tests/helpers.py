@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import pybase64
 import trio
 from trio.testing import MockClock
 
-from protocol.effects import MediaKind
+from protocol.effects import DecodeMedia
+from protocol.events import Endpoint
 from protocol.messages import Mode
 from recorder.disk import Disk
 from recorder.writer import Recorder
 from runtime.backends.scripted import ScriptedBackend
 from runtime.identity import CountedIdentities
-from runtime.media import decode_jpeg, decode_wav
+from runtime.media import Decoded, MediaDecoder
 from runtime.server import Server
 from runtime.settings import Settings
 from runtime.websocket import WebSocketClosed
@@ -201,10 +203,13 @@ class World:
         self.backend = backend
         self._tasks = tasks
 
-    def connect(self, mode: Mode = "video") -> Peer:
+    def connect(
+        self, mode: Mode = "video", *, endpoint: Endpoint = "realtime", label: str = ""
+    ) -> Peer:
         """Open a connection."""
         peer = Peer()
-        self._tasks.start_soon(self.server.handle, peer.server_end, mode)
+        handle = partial(self.server.handle, endpoint=endpoint, label=label)
+        self._tasks.start_soon(handle, peer.server_end, mode)
         return peer
 
     async def activate(self, mode: Mode = "video", **payload: object) -> Peer:
@@ -212,6 +217,14 @@ class World:
         peer = self.connect(mode)
         await peer.heard("session.queue_done")
         peer.send(init_frame(**payload))
+        await peer.heard("session.created")
+        return peer
+
+    async def activate_chat(self) -> Peer:
+        """Open a chat and bring it to ACTIVE."""
+        peer = self.connect("chat")
+        await peer.heard("session.queue_done")
+        peer.send('{"type": "session.init", "payload": {}}')
         await peer.heard("session.created")
         return peer
 
@@ -264,10 +277,10 @@ async def world(
             tasks.cancel_scope.cancel()
 
 
-async def decode_here(kind: MediaKind, data: bytes) -> bytes:
+async def decode_here(effect: DecodeMedia) -> Decoded:
     """Decode in this thread: with one of its own, virtual time would run ahead."""
     await anyio.lowlevel.checkpoint()
-    return decode_jpeg(data) if kind == "jpeg" else decode_wav(data)
+    return MediaDecoder().decode_here(effect)
 
 
 def on_virtual_time(body: Callable[[], Awaitable[None]], *, seed: int = 0) -> None:

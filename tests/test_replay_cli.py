@@ -165,7 +165,7 @@ def test_full_replay(tmp_path: Path, backend: ScriptedBackend) -> None:
     body = told(replay_command, path, "--full")
     assert (body["result"], body["exit_code"], body["units"]) == ("identical", 0, 13)
     assert body.keys() == SUMMARY_KEYS | {
-        *("model", "environment", "compared", "units", "units_changed", "logits_changed"),
+        *("model", "environment", "compared", "units", "units_changed", "turns", "logits_changed"),
         *("divergence", "recorded", "renewed"),
     }
     assert body["recorded"].keys() == body["renewed"].keys() == REPORT_KEYS

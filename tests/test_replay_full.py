@@ -25,7 +25,8 @@ from replay.logic import replay
 from replay.outputs import compare_units, snr_db
 from replay.report import FullReport, Mismatch
 from runtime.backends.base import BackendError, BackendInfo
-from runtime.backends.scripted import Script, ScriptedBackend, Speaks, Step, tone
+from runtime.backends.scripted import Script, ScriptedBackend, Speaks, Step
+from runtime.backends.scripted_tone import tone
 
 from .helpers import append_frame, close_frame, on_virtual_time, world
 from .test_replay_logs import APPENDS, HEAD, INITS, Scene

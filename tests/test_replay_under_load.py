@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocol.messages import Append, Created, Init, Listen, QueueDone, Speech
+from protocol.messages import Created, Listen, QueueDone, Speech
 from protocol.model import DuplexConfig
+from protocol.requests import Append, Init
 from recorder.reader import LogReader
 from replay.full import replay_fully
 from replay.report import FullReport

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from protocol.state import diagram
+from protocol.state import Course, diagram
 from runtime.cli import COMMANDS, main
 from runtime.settings import MODES, Settings
 from tests.live import live_server
@@ -43,7 +43,7 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
         ("--dtype", "fp8"),
         ("--slots", "0"),
         ("--limit-video-s", "0"),
-        ("--default-mode", "chat"),
+        ("--default-mode", "transcription"),
         ("--durability", "maybe"),
     ],
 )
@@ -77,13 +77,14 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_the_diagram_is_that_of_the_table() -> None:
     """The architecture page shows states that the machine does not have."""
-    assert antiphon("states").output == diagram()
+    shown = [f"%% {course}\n{diagram(course)}" for course in Course]
+    assert antiphon("states").output == "".join(shown)
 
 
 def test_the_limits_of_a_mode_are_those_of_the_sources() -> None:
     """A video session gets the time of an audio session."""
     settings = Settings()
-    assert [settings.limit_s(mode) for mode in MODES] == [300, 600]
+    assert [settings.limit_s(mode) for mode in MODES] == [300, 600, 0]
 
 
 def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from typing import Final, Literal, NoReturn
 
 import anyio
 import attrs
-import numpy as np
 
 from protocol.digest import digest
 from protocol.model import (
@@ -34,11 +33,15 @@ from protocol.model import (
     Finalized,
     Opened,
     Opening,
+    SlidingWindow,
     Unit,
     UnitResult,
 )
+from protocol.turn import Turn
 
 from .base import BackendError, BackendGone, BackendInfo, ContextFull
+from .scripted_chat import ChatScript, ScriptedTurn, default_answer
+from .scripted_tone import draw, tone
 
 SLOTS: Final = 4
 """Enough for a demonstration; a script costs nothing."""
@@ -127,7 +130,7 @@ def random_script(seed: int) -> Script:
     """Make a script for property tests, in which everything happens that can; `seed` decides."""
 
     def script(unit: Unit, session_seed: int) -> Step:
-        dice = _dice("script", seed, session_seed, unit.index)
+        dice = draw("script", seed, session_seed, unit.index)
         return Step(
             speech=_random_speech(unit.index, session_seed, dice) if dice[0] < 96 else None,
             fault="fail" if dice[3] < 25 else _UNIT_FAULTS.get(dice[4]),
@@ -148,27 +151,18 @@ def _random_speech(index: int, seed: int, dice: bytes) -> Speaks:
     return Speaks(text=text, pcm=tone(index, seed, samples=samples), end_of_turn=last)
 
 
-def tone(index: int, seed: int, *, samples: int) -> bytes:
-    """Make a triangle wave (float32 LE, 24 kHz mono, within +-0.25) whose pitch tells the unit.
-
-    It is computed in integers, so it is the same on every machine.
-    """
-    pitch_hz = 110 + int.from_bytes(_dice("tone", seed, index)[:2], "little") % 770
-    phase = np.arange(samples, dtype=np.int64) * pitch_hz % OUTPUT_RATE_HZ
-    triangle = np.abs(2 * phase - OUTPUT_RATE_HZ) - OUTPUT_RATE_HZ // 2
-    return (triangle.astype("<f4") / np.float32(2 * OUTPUT_RATE_HZ)).tobytes()
-
-
 class ScriptedBackend:
     """Plays scripts.
 
     Args:
         script: decides the units.
+        chat: decides the turns of chat.
         opening: decides how opening goes.
         release: how every release goes.
         slots: sessions at once.
         context_limit: tokens.
         can_rollback: whether a failed unit can be undone.
+        sliding_windows: the windows that it takes; none of them slides.
 
     Attributes:
         info: what it is; constant.
@@ -180,23 +174,25 @@ class ScriptedBackend:
         self,
         script: Script = default_script,
         *,
+        chat: ChatScript = default_answer,
         opening: Callable[[Opening], Call] = lambda _: Call(),
         release: Call = Call(),
         slots: int = SLOTS,
         context_limit: int = CONTEXT_LIMIT,
         can_rollback: bool = True,
+        sliding_windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.script = script
+        self.script, self._answer = script, chat
         self.release = release
         self.violations: list[str] = []
         self.held_slots: set[int] = set()
         self._opening = opening
         self.info = BackendInfo(
             name="scripted",
-            modes=("video", "audio"),
+            modes=("video", "audio", "chat"),
             slots=slots,
             context_limit=context_limit,
-            sliding_windows=("off",),
+            sliding_windows=sliding_windows,
             can_rollback=can_rollback,
             deterministic=True,
             fingerprint={"backend": "scripted", "version": "1"},
@@ -204,9 +200,7 @@ class ScriptedBackend:
 
     async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
         """Open a session, as `Backend.open` says; a cancelled one leaves the slot empty."""
-        if slot in self.held_slots or not 0 <= slot < self.info.slots:
-            self.violate(f"B5: slot {slot} of {self.info.slots} is not released, or not ours")
-        self.held_slots.add(slot)
+        self._hold(slot)
         try:
             await _perform(self._opening(opening), "open")
             prompt_length = PROMPT_TOKENS_MIN + len(opening.instructions) // TOKEN_CHARS
@@ -217,6 +211,16 @@ class ScriptedBackend:
             self.held_slots.discard(slot)
             raise
         return ScriptedSession(self, opening, slot, Opened(prompt_length=prompt_length))
+
+    async def chat(self, turn: Turn, *, slot: int) -> ScriptedTurn:
+        """Take a turn, as `Chats.chat` says."""
+        self._hold(slot)
+        return ScriptedTurn(self, turn, slot, self._answer(turn))
+
+    def _hold(self, slot: int) -> None:
+        if slot in self.held_slots or not 0 <= slot < self.info.slots:
+            self.violate(f"B5: slot {slot} of {self.info.slots} is not released, or not ours")
+        self.held_slots.add(slot)
 
     def violate(self, rule: str) -> NoReturn:
         """Keep and raise a broken rule."""
@@ -383,15 +387,10 @@ def _result(
 
 def _speech_ids(speech: Speaks, opening: Opening) -> tuple[int, ...]:
     """Make the ids that a speaking unit feeds: one less than it may decide, at most."""
-    words = _dice("words", speech.text, opening.seed)[: len(speech.text) // TOKEN_CHARS]
+    words = draw("words", speech.text, opening.seed)[: len(speech.text) // TOKEN_CHARS]
     ids = (SPEAK_ID, *(word * 587 for word in words), *(TURN_EOS_ID,) * speech.end_of_turn)
     return ids[: opening.config.max_new_speak_tokens_per_chunk - 1]
 
 
 def _prefill_tokens(unit: Unit) -> int:
     return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2)
-
-
-def _dice(*parts: str | int) -> bytes:
-    """Draw 16 bytes by what names the draw: the same every time."""
-    return bytes.fromhex(digest(parts))
