@@ -37,7 +37,11 @@ def loaded(folder: Path, slots: int | None = None, **options: str) -> EngineBack
 def test_a_folder_is_a_model(checkpoint: Path) -> None:
     """The published checkpoint, or one of an operator's own, could not be served."""
     info = loaded(checkpoint, 3).info
-    assert (info.name, info.slots, info.modes) == ("random", 3, ("audio", "video"))
+    assert (info.name, info.slots, info.modes) == (
+        "random",
+        3,
+        ("audio", "video", "chat"),
+    )
     assert info.deterministic
     assert (info.fingerprint["device"], info.fingerprint["dtype"]) == ("cpu", "float32")
 

@@ -10,6 +10,9 @@ Rules:
   for the engine, the unit is cut before its first step, as the log tells and a replay repeats.
 - A call that has begun is never abandoned: cancelling waits for it, so that nothing of it can run
   beside what comes next (B4). One that never ends is its worker's end: the driver condemns it.
+- Chat is nobody's deadline: it is `BACKGROUND` work, computed with the units of sessions or where
+  no unit waits. Its pieces cross from the engine's thread to the event loop in their order, through
+  the thread that waits for the answer. Where the task that waits is cancelled, the answer is cut.
 - What a model raises by mistake is logged here and becomes a `BackendError` without its text.
 """
 
@@ -17,17 +20,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from typing import Any, Final, Protocol, TypeVar
+from concurrent.futures import wait
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import anyio
 import attrs
-from anyio import to_thread
+from anyio import from_thread, to_thread
 
 from protocol.errors import LocalProtocolError
 from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..backends.base import BackendError, BackendInfo
 from .engine import Engine
+from .scheduler import BACKGROUND
 
 Result = TypeVar("Result")
 
@@ -95,6 +103,49 @@ class SteppedModel(Protocol):
         ...
 
 
+class SteppedTurn(Protocol):
+    """One turn of chat, whose calls are generators of requests."""
+
+    def measure(self) -> int:
+        """Lay the conversation out; gives how many pictures it has. Called from any thread."""
+        ...
+
+    def look(self, place: int) -> Any:
+        """Prepare a picture; called from any thread, changes nothing."""
+        ...
+
+    def see(self, place: int, slices: Any) -> Generator[Any, Any, None]:
+        """Take in what `look` made."""
+        ...
+
+    def prefill(self) -> Generator[Any, Any, Prefill]:
+        """Feed the conversation, once all pictures were seen."""
+        ...
+
+    def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None
+    ) -> Generator[Any, Any, TurnResult]:
+        """Answer; `emit` is told each piece, in the thread that drives the generator."""
+        ...
+
+    def interrupt(self) -> None:
+        """Cut the answer; called from any thread, also before it has begun."""
+        ...
+
+    def release(self) -> None:
+        """Give back everything the turn holds."""
+        ...
+
+
+@runtime_checkable
+class SteppedChats(Protocol):
+    """A stepped model that answers turns of chat."""
+
+    def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
+        """A turn in an empty slot."""
+        ...
+
+
 def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
     """A call without requests, as a generator: it runs in the engine's thread, between batches."""
     return call()
@@ -124,26 +175,55 @@ class EngineBackend:
 
         Cancelled while the model opens it, it is opened nevertheless, returned, and the caller's.
         """
-        if not 0 <= slot < self.info.slots:
-            raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
+        self._check(slot)
         session = EngineSession(self._model.session(opening, slot=slot), self)
         await self.call("open", session.stepped.open)
         return session
 
-    async def call(self, name: str, steps: Callable[[], Generator[Any, Any, Result]]) -> Result:
+    async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
+        """Take a turn of chat, as `Chats.chat` says.
+
+        Raises:
+            BackendError: the model does not chat.
+        """
+        self._check(slot)
+        if not isinstance(self._model, SteppedChats):
+            raise BackendError(f"model {self.info.name} does not chat")
+        return EngineTurn(self._model.chat(turn, slot=slot), self)
+
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < self.info.slots:
+            raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
+
+    async def call(
+        self,
+        name: str,
+        steps: Callable[[], Generator[Any, Any, Result]],
+        *,
+        due_ns: float = DUE_NS,
+    ) -> Result:
         """Run a generator on the engine.
 
         Args:
             name: of the call, for the log and the error.
             steps: makes the generator, in a thread of its own.
+            due_ns: nanoseconds until its result is due, or `BACKGROUND`.
 
         Raises:
             BackendError: it failed: as the model raised it, or in place of its mistake.
         """
+        return await self.work(name, lambda: self.engine.submit(steps(), due_ns=due_ns).result())
 
-        def work() -> Result:
-            return self.engine.submit(steps(), due_ns=DUE_NS).result()
+    async def work(self, name: str, work: Callable[[], Result]) -> Result:
+        """Run a function in a thread of its own; cancelling waits for it.
 
+        Args:
+            name: of the call, for the log and the error.
+            work: the function.
+
+        Raises:
+            BackendError: it failed: as the model raised it, or in place of its mistake.
+        """
         try:
             return await to_thread.run_sync(work, limiter=self._threads)
         except BackendError:
@@ -193,6 +273,63 @@ class EngineSession:
 
     async def release(self) -> None:
         """Give back everything the session holds.
+
+        Raises:
+            BackendError: it failed; what it held may still be held, so the slot is not safe to use.
+        """
+        await self._backend.call("release", lambda: _at_once(self.stepped.release))
+
+
+@attrs.define(eq=False)
+class EngineTurn:
+    """One turn of chat on an engine.
+
+    Attributes:
+        stepped: its state.
+    """
+
+    stepped: SteppedTurn
+    _backend: EngineBackend
+
+    async def prefill(self) -> Prefill:
+        """Feed the conversation, as `TurnSession.prefill` says; pictures are seen one by one."""
+        stepped, backend = self.stepped, self._backend
+
+        def look(place: int) -> Generator[Any, Any, None]:
+            return stepped.see(place, stepped.look(place))
+
+        for place in range(await backend.work("measure", stepped.measure)):
+            await backend.call("see", partial(look, place), due_ns=BACKGROUND)
+        return await backend.call("prefill", stepped.prefill, due_ns=BACKGROUND)
+
+    async def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None = None
+    ) -> TurnResult:
+        """Answer, as `TurnSession.generate` says."""
+        return await self._backend.work("generate", lambda: self._generate(emit, cut))
+
+    def _generate(self, emit: Callable[[TurnChunk], None], cut: int | None) -> TurnResult:
+        """Wait for the answer in a thread of its own, and hand its pieces to the event loop."""
+        pieces: SimpleQueue[TurnChunk | None] = SimpleQueue()
+        steps = self.stepped.generate(pieces.put, cut)
+        future = self._backend.engine.submit(steps, due_ns=BACKGROUND)
+        future.add_done_callback(lambda _: pieces.put(None))
+        try:
+            while (piece := pieces.get()) is not None:
+                from_thread.run_sync(emit, piece)
+                from_thread.check_cancelled()
+        except BaseException:  # Cancelled, by the event loop's own exception, or `emit` failed.
+            self.stepped.interrupt()
+            wait((future,))
+            raise
+        return future.result()
+
+    def interrupt(self) -> None:
+        """Cut the answer before its next token, whether it runs or waits; never blocks."""
+        self.stepped.interrupt()
+
+    async def release(self) -> None:
+        """Give back everything the turn holds.
 
         Raises:
             BackendError: it failed; what it held may still be held, so the slot is not safe to use.

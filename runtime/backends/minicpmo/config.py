@@ -97,6 +97,7 @@ class TtsConfig:
         num_text_tokens: rows of its text embedding.
         num_audio_tokens: speech codes; the last one is the end of speech.
         audio_bos_token_id: row of the text embedding before the first code.
+        text_eos_token_id: row behind the last text of an answer of chat; None where there is none.
     """
 
     llama: LlamaConfig
@@ -104,6 +105,7 @@ class TtsConfig:
     num_text_tokens: int
     num_audio_tokens: int
     audio_bos_token_id: int
+    text_eos_token_id: int | None
 
     @property
     def eos(self) -> int:
@@ -219,7 +221,8 @@ def _tts(raw: Mapping[str, Any]) -> TtsConfig:
         eos_token_id=None,
         attn_implementation=ATTENTION,
     )
-    return _fields(TtsConfig, section, "config.tts_config", llama=llama)
+    eos = section.get("text_eos_token_id")
+    return _fields(TtsConfig, section, "config.tts_config", llama=llama, text_eos_token_id=eos)
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:

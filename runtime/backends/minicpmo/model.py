@@ -20,8 +20,10 @@ import attrs
 import torch
 
 from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..base import BackendError, BackendInfo
+from .chat import ChatTurn
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
 from .device import device_name
@@ -158,7 +160,7 @@ class DuplexModel:
         is_exact = vocoder is None or vocoder.is_exact
         info = BackendInfo(
             name=config.name,
-            modes=("audio", "video"),
+            modes=("audio", "video", "chat"),
             slots=machine.slots,
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
@@ -182,6 +184,45 @@ class DuplexModel:
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return ModelSession(self.machine, self.tokens, opening, slot)
 
+    def chat(self, turn: Turn, *, slot: int) -> ChatTurn:
+        """A turn of chat whose generators the caller drives; see `ChatTurn`.
+
+        Args:
+            turn: the same values give the same answer, whatever else runs.
+            slot: 0 to `info.slots` - 1; nobody else's.
+        """
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return ChatTurn(self.machine, self.tokens, turn, slot)
+
+    def answer(
+        self, turn: Turn, cut: int | None = None
+    ) -> tuple[Prefill, list[TurnChunk], TurnResult]:
+        """Answer a turn of chat in a free slot, alone; gives all that its calls give.
+
+        Args:
+            turn: the conversation, and how it is to be answered.
+            cut: stop before this token.
+
+        Raises:
+            ContextFull: it does not fit.
+            BackendError: it failed, or no slot is free.
+        """
+        chunks: list[TurnChunk] = []
+        session = self.chat(turn, slot=self._free())
+        try:
+            for place in range(session.measure()):
+                alone(session.see(place, session.look(place)), self.compute)
+            prefill = alone(session.prefill(), self.compute)
+            return prefill, chunks, alone(session.generate(chunks.append, cut), self.compute)
+        finally:
+            session.release()
+
+    def _free(self) -> int:
+        free = [slot for slot in range(self.info.slots) if slot not in self._taken]
+        if not free:
+            raise BackendError(f"all {self.info.slots} slots are taken")
+        return free[0]
+
     def open(self, opening: Opening) -> BlockingSession:
         """Open a session in a free slot, to be called step by step and alone.
 
@@ -189,11 +230,9 @@ class DuplexModel:
             ContextFull: the prompt does not fit.
             BackendError: the reference audio is malformed, or no slot is free.
         """
-        free = [slot for slot in range(self.info.slots) if slot not in self._taken]
-        if not free:
-            raise BackendError(f"all {self.info.slots} slots are taken")
-        session = BlockingSession(self, opening, free[0])
-        self._taken[free[0]] = session
+        slot = self._free()
+        session = BlockingSession(self, opening, slot)
+        self._taken[slot] = session
         return session
 
     def give_back(self, session: BlockingSession) -> None:

@@ -12,16 +12,14 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.model import Stage
 
-
-def draws(seed: int, unit: int, stage: Stage, count: int) -> NDArray[np.float64]:
+def draws(seed: int, unit: int, stage: str, count: int) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) for one stage of one unit.
 
     Args:
         seed: the session's.
-        unit: the unit's index.
-        stage: which stage asks.
+        unit: the unit's index, or the turn's of a chat.
+        stage: which stage asks; chat has stages of its own names.
         count: how many.
 
     Returns:

@@ -21,11 +21,17 @@ import numpy as np
 from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
 
 from .model import DuplexModel
+from .score_chat import (
+    colour_pictures,
+    score_chat_aloud,
+    score_chat_colour,
+    score_chat_spoken,
+    score_chat_typed,
+)
 from .staging import (
     AFTER,
     SEEING,
     known_phrases,
-    picture,
     play,
     read_manifest,
     read_speech,
@@ -159,9 +165,7 @@ def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
     """What it says it sees: fixed shades, in sizes new to it; and nothing at all."""
     items = [item for item in read_manifest(folder) if item.phrase == SEEING]
     trials: list[tuple[str, tuple[bytes, ...]]] = [
-        (name, (picture(shade, SIZES[index], index),))
-        for name, shades in COLOURS.items()
-        for index, shade in enumerate(shades)
+        (name, (jpeg,)) for name, jpeg in colour_pictures(COLOURS, SIZES)
     ]
     trials += [*trials, *[("nothing", ())] * len(COLOURS)]
     right: dict[bool, list[bool]] = {True: [], False: []}
@@ -214,6 +218,11 @@ def score_noise_during_answer(model: DuplexModel, folder: Path) -> dict[str, flo
     return {"answers": len(whole), "went_on": float(np.mean(whole))}
 
 
+def score_chat_sight(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """The same pictures in chat; see `score_chat_colour`."""
+    return score_chat_colour(model, folder, colour_pictures(COLOURS, SIZES))
+
+
 SCORES: Final[dict[str, Callable[[DuplexModel, Path], dict[str, float]]]] = {
     "heldout": score_heldout,
     "unknown": score_unknown,
@@ -223,6 +232,10 @@ SCORES: Final[dict[str, Callable[[DuplexModel, Path], dict[str, float]]]] = {
     "colour": score_colour,
     "barge": score_barge,
     "noise_during_answer": score_noise_during_answer,
+    "chat_typed": score_chat_typed,
+    "chat_spoken": score_chat_spoken,
+    "chat_colour": score_chat_sight,
+    "chat_aloud": score_chat_aloud,
 }
 
 

@@ -62,15 +62,40 @@ NAMES: dict[str, str] = {
 """The field of `ControlIds` to the token's name in the tokenizer."""
 
 
+@attrs.frozen(kw_only=True)
+class ChatIds:
+    """The ids of the tokens that chat alone uses; None where a tokenizer does not have one."""
+
+    think: int | None
+    think_end: int | None
+    image_id: int | None
+    image_id_end: int | None
+    tts_eos: int | None
+    end: int | None
+
+
+CHAT_NAMES: dict[str, str] = {
+    "think": "<think>",
+    "think_end": "</think>",
+    "image_id": "<image_id>",
+    "image_id_end": "</image_id>",
+    "tts_eos": "<|tts_eos|>",
+    "end": "</s>",
+}
+"""The field of `ChatIds` to the token's name in the tokenizer."""
+
+
 class Tokens:
     """A tokenizer with the control ids at hand.
 
     Attributes:
         ids: the control tokens.
+        chat: those that chat alone uses.
         size: one more than the highest id of the tokenizer; a model's vocabulary may be larger.
         control: the ids of `ids`.
         forbidden: ids that are never decided, but for `chunk_eos`, which has a draw of its own.
         terminators: ids that end a unit.
+        endings: ids that end an answer of chat.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,6 +123,8 @@ class Tokens:
         if missing:
             raise ValueError(f"tokenizer.json has no control tokens {missing}")
         self.ids = ControlIds(**found)
+        token_id = self._tokenizer.token_to_id
+        self.chat = ChatIds(**{field: token_id(name) for field, name in CHAT_NAMES.items()})
         self.size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.control: frozenset[int] = frozenset(found.values())
         bad = _bad_ids(folder / "tokenizer_config.json", self.size)
@@ -105,6 +132,8 @@ class Tokens:
         self.terminators: frozenset[int] = frozenset(
             (self.ids.listen, self.ids.chunk_eos, self.ids.chunk_tts_eos)
         )
+        endings = (self.chat.tts_eos, self.ids.im_end, self.chat.end)
+        self.endings: frozenset[int] = frozenset(index for index in endings if index is not None)
 
     def encode(self, text: str) -> list[int]:
         """Text to ids; control tokens are spelled out, not recognised."""

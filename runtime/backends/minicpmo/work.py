@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import attrs
 from torch import Tensor
@@ -20,6 +20,9 @@ from .audio import Hearing
 from .vocoder import Sounding
 
 Result = TypeVar("Result")
+
+COMPANY_MAX: Final = 128
+"""Rows for the language model from which on others would only wait for them."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,8 +39,8 @@ class See:
 
     @property
     def bucket(self) -> Hashable:
-        """Slices of one size."""
-        return ("see", *self.picture.shape[1:])
+        """By itself: slices are computed one by one in any case, and others would only wait."""
+        return ("see", id(self))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -93,8 +96,9 @@ class Feed:
 
     @property
     def bucket(self) -> Hashable:
-        """Rows of one length."""
-        return ("llm", len(self.rows))
+        """Rows of one length; many rows go by themselves, as they gain nothing by company."""
+        count = len(self.rows)
+        return ("llm", count) if count < COMPANY_MAX else ("llm", count, id(self))
 
 
 @attrs.frozen(kw_only=True, eq=False)

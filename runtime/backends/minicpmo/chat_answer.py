@@ -1,0 +1,183 @@
+"""An answer of chat while it is made: token by token, aloud where that is wanted.
+
+A run is a generator of requests (`work.py`) and tells its pieces as it goes: each token's text at
+once, speech second by second behind the text that it says. The flush of the speech is no piece but
+part of the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+from torch import Tensor
+
+from protocol.model import Costs
+from protocol.turn import StopReason, Turn, TurnChunk, TurnResult
+
+from .chat_text import TextStream
+from .chat_voice import TEXT_A_CHUNK, Mouth
+from .decide import decide_chat
+from .machine import Machine
+from .sampling import draws
+from .tokens import Tokens
+from .unit import numbers_of
+from .work import Fed, Feed, Steps
+
+Emit = Callable[[TurnChunk], None]
+
+
+@attrs.define(kw_only=True)
+class Answer:
+    """An answer while it is made.
+
+    Attributes:
+        machine: the model at work.
+        tokens: the tokenizer; shared.
+        turn: what is answered.
+        slot: where its keys and values lie.
+        length: tokens in the slot.
+        stop: asked before each token; True cuts the answer there.
+        emit: told each piece.
+        mouth: what speaks it; None gives text alone.
+        generated: ids so far, but for the ending.
+        told: of these, so many are in pieces.
+        chunks: pieces so far.
+        thinks: the ids are thoughts, which are not spoken.
+    """
+
+    machine: Machine
+    tokens: Tokens
+    turn: Turn
+    slot: int
+    length: int
+    stop: Callable[[int], bool]
+    emit: Emit
+    mouth: Mouth | None
+    generated: list[int] = attrs.field(factory=list)
+    told: int = 0
+    chunks: int = 0
+    thinks: bool = False
+
+    def run(self, first: Fed) -> Steps[TurnResult]:
+        """Answer to the end or the cut; `first` is what the prefill's last row gave."""
+        began = time.perf_counter_ns()
+        config, limit = self.turn.config, self.machine.config.context_limit
+        numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
+        stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
+        reason: StopReason = "length"
+        cut, ended = None, 0
+        for step, number in enumerate(numbers):
+            if self.stop(step):
+                reason, cut = "interrupted", step
+                break
+            if self.length == limit:
+                break
+            token = self._decide(fed, float(number))
+            if token in self.tokens.endings:
+                reason, ended = "turn_end", 1
+                break
+            if self.mouth is not None and len(waiting) == TEXT_A_CHUNK:
+                yield from self.mouth.say(waiting, self._speech, last=False)
+                waiting = []
+            self.generated.append(token)
+            self._tell(stream.add(token))
+            fed = yield from self._feed(token)
+            if self.is_spoken(token):
+                waiting.append((token, fed.hidden))
+        flushed: list[tuple[bytes, tuple[int, ...]]] = []
+        if cut is None:
+            self._tell(stream.end())
+            if self.mouth is not None and (waiting or self.mouth.codes):
+                yield from self._last_words(waiting, flushed)
+        pcm, codes = flushed[-1] if flushed else (b"", ())
+        return self._result(
+            TurnResult(
+                index=self.turn.index,
+                text=stream.text,
+                pcm=pcm,
+                reason=reason,
+                generated_tokens=len(self.generated) + ended,
+                kv_length=self.length,
+                codec_ids=codes,
+                cut=cut,
+            ),
+            first,
+            began,
+        )
+
+    def _decide(self, fed: Fed, number: float) -> int:
+        logits, spoken = numbers_of(fed.logits), self.turn.speech is not None
+        config = self.turn.config
+        return decide_chat(logits, self.generated, number, config, self.tokens, spoken=spoken)
+
+    def _feed(self, token: int) -> Steps[Fed]:
+        rows = self.machine.parts.embed((token,))
+        fed: Fed = yield Feed(slot=self.slot, start=self.length, rows=rows)
+        self.length += 1
+        return fed
+
+    def is_spoken(self, token: int) -> bool:
+        """Take note of the next id; whether it is said aloud: thoughts and their marks are not."""
+        was, chat = self.thinks, self.tokens.chat
+        if token == chat.think:
+            self.thinks = True
+        elif token == chat.think_end:
+            self.thinks = False
+        return not (was or self.thinks)
+
+    def _last_words(
+        self, waiting: list[tuple[int, Tensor]], flushed: list[tuple[bytes, tuple[int, ...]]]
+    ) -> Steps[None]:
+        """Speak the rest; what is flushed at its end is kept, what comes before it is told."""
+        assert self.mouth is not None
+
+        def tell(pcm: bytes, codes: tuple[int, ...]) -> None:
+            if flushed:
+                self._speech(*flushed.pop())
+            flushed.append((pcm, codes))
+
+        yield from self.mouth.say(waiting, tell, last=True)
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._piece(text=text)
+
+    def _speech(self, pcm: bytes, codes: tuple[int, ...]) -> None:
+        self._piece(pcm=pcm, codec_ids=codes)
+
+    def _piece(self, *, text: str = "", pcm: bytes = b"", codec_ids: tuple[int, ...] = ()) -> None:
+        ids, self.told = tuple(self.generated[self.told :]), len(self.generated)
+        piece = TurnChunk(
+            index=self.turn.index,
+            step=self.chunks,
+            text=text,
+            pcm=pcm,
+            token_ids=ids,
+            codec_ids=codec_ids,
+        )
+        self.chunks += 1
+        self.emit(piece)
+
+    def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
+        """The result with what was measured."""
+        logits, mouth = first.logits.numpy(), self.mouth
+        second, best = np.sort(np.partition(logits, -2)[-2:])
+        wall = (time.perf_counter_ns() - began) // 1000
+        tts = 0 if mouth is None else mouth.tts_ns // 1000
+        vocoder = 0 if mouth is None else mouth.vocoder_ns // 1000
+        return attrs.evolve(
+            result,
+            logits_hash=hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest(),
+            margin=float(best - second),
+            costs=Costs(
+                generate_us=wall,
+                llm_us=wall - tts - vocoder,
+                tts_us=tts,
+                token2wav_us=vocoder,
+                wall_us=wall,
+            ),
+        )

@@ -1,0 +1,177 @@
+"""What `tiny` can do in chat, measured; see `score.py`, whose registry has these scores too.
+
+Each question is a turn of its own with the default settings, on the same held-out renderings as the
+duplex scores: as they are in their files, with a tenth of a second of quiet at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.turn import (
+    ChatConfig,
+    Content,
+    Message,
+    Picture,
+    Sound,
+    SpeechConfig,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
+)
+
+from .model import DuplexModel
+from .staging import SEEING, Heldout, picture, read_manifest, read_speech
+
+UNKNOWN: Final = "I do not know that."
+"""Its answer to what it does not know."""
+SYSTEM: Final = ("", "You are a helpful assistant.", "Be brief.")
+"""Instructions, in turn; the first is none."""
+SPELLINGS: Final = ("{}", "{}?", "{}.")
+ALOUD_S: Final = (0.4, 8.0)
+"""Seconds that a spoken answer takes, at least and at most: the shortest answer has 0.8 of them,
+the longest 3.6."""
+
+
+def message(*content: Content | str) -> Message:
+    """A message of the user."""
+    parts = (Text(text=part) if isinstance(part, str) else part for part in content)
+    return Message(role="user", content=tuple(parts))
+
+
+def ask(
+    model: DuplexModel, place: int, *messages: Message, speech: SpeechConfig | None = None
+) -> tuple[list[TurnChunk], TurnResult]:
+    """Have a conversation answered.
+
+    Args:
+        model: the model.
+        place: in the list of questions; gives the seed, and the instructions where there are any.
+        messages: the conversation, but for the instructions.
+        speech: as in `Turn`.
+    """
+    text = SYSTEM[place % len(SYSTEM)]
+    system = [Message(role="system", content=(Text(text=text),))] if text else []
+    turn = Turn(
+        index=0,
+        messages=(*system, *messages),
+        config=ChatConfig(),
+        speech=speech,
+        max_slice_nums=1,
+        use_image_id=True,
+        omni=False,
+        thinking=False,
+        seed=place,
+    )
+    return model.answer(turn)[1:]
+
+
+def _questions(folder: Path) -> list[Heldout]:
+    """One rendering of each phrase."""
+    return list({item.phrase: item for item in read_manifest(folder) if item.answer}.values())
+
+
+def _earlier(items: Sequence[Heldout], place: int) -> tuple[Message, ...]:
+    """What was said before: nothing, or a phrase and its answer, or two of them."""
+    before = [items[(place + 7 * (turn + 1)) % len(items)] for turn in range(place % 3)]
+    said = []
+    for item in before:
+        said += [message(item.phrase)]
+        said += [Message(role="assistant", content=(Text(text=item.answer),))]
+    return tuple(said)
+
+
+def score_chat_typed(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """All phrases, typed in three spellings, behind no, one or two earlier turns; and strangers."""
+    items = _questions(folder)
+    right, asked = [], product(items, SPELLINGS)
+    for place, (item, spelling) in enumerate(asked):
+        typed = spelling.format(item.phrase.capitalize() if place % 2 else item.phrase)
+        result = ask(model, place, *_earlier(items, place), message(typed))[1]
+        right.append(result.text == item.answer and result.reason == "turn_end")
+    strange = sorted({item.phrase for item in read_manifest(folder) if not item.answer})
+    honest = [
+        ask(model, place, message(phrase))[1].text == UNKNOWN
+        for place, phrase in enumerate(strange)
+    ]
+    return {
+        "phrases": len(items),
+        "questions": len(right),
+        "answered_right": float(np.mean(right)),
+        "unknown_admitted": float(np.mean(honest)),
+    }
+
+
+def score_chat_spoken(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """All held-out renderings as sound contents; and speech that it does not know."""
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    items = read_manifest(folder)
+    for place, item in enumerate(items):
+        sound = Sound(pcm=read_speech(folder, item).astype("<f4").tobytes())
+        text = ask(model, place, message(sound))[1].text
+        right[bool(item.answer)].append(text == (item.answer or UNKNOWN))
+    return {
+        "renderings": len(right[True]),
+        "answered_right": float(np.mean(right[True])),
+        "unknown_admitted": float(np.mean(right[False])),
+    }
+
+
+def score_chat_colour(
+    model: DuplexModel, folder: Path, pictures: Sequence[tuple[str, bytes]]
+) -> dict[str, float]:
+    """What it says it sees, asked in writing and aloud.
+
+    Args:
+        model: the model.
+        folder: the renderings.
+        pictures: the name of a colour and a JPEG file of it.
+    """
+    spoken = [item for item in read_manifest(folder) if item.phrase == SEEING]
+    right: dict[str, list[bool]] = {"typed": [], "spoken": []}
+    for place, (name, jpeg) in enumerate(pictures):
+        pcm = read_speech(folder, spoken[place % len(spoken)]).astype("<f4").tobytes()
+        questions: dict[str, Content] = {"typed": Text(text=SEEING), "spoken": Sound(pcm=pcm)}
+        for way, question in questions.items():
+            text = ask(model, place, message(Picture(jpeg=jpeg), question))[1].text
+            right[way].append(text == f"I see {name}.")
+    return {f"named_right_{way}": float(np.mean(named)) for way, named in right.items()}
+
+
+def score_chat_aloud(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """All phrases, typed, to be answered aloud: the same words, and sound of a fitting length."""
+    right, sounded, seconds = [], [], []
+    for place, item in enumerate(_questions(folder)):
+        chunks, result = ask(model, place, message(item.phrase), speech=SpeechConfig())
+        pcm = sum(len(chunk.pcm) for chunk in chunks) + len(result.pcm)
+        seconds.append(pcm / SAMPLE_BYTES / OUTPUT_RATE_HZ)
+        right.append(result.text == item.answer)
+        sounded.append(right[-1] and ALOUD_S[0] <= seconds[-1] <= ALOUD_S[1])
+    return {
+        "answered_right": float(np.mean(right)),
+        "answered_aloud": float(np.mean(sounded)),
+        "seconds_mean": round(float(np.mean(seconds)), 2),
+    }
+
+
+def colour_pictures(
+    colours: Mapping[str, Sequence[tuple[int, int, int]]], sizes: Sequence[tuple[int, int]]
+) -> list[tuple[str, bytes]]:
+    """A picture of each shade.
+
+    Args:
+        colours: the shades of each colour, RGB.
+        sizes: width and height of the pictures of a colour's shades, one after the other.
+    """
+    return [
+        (name, picture(shade, sizes[index % len(sizes)], index))
+        for name, shades in colours.items()
+        for index, shade in enumerate(shades)
+    ]

@@ -1,0 +1,203 @@
+"""Chat on the engine: pieces reach the event loop in order, and nothing of a turn outlives it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from protocol.errors import LocalProtocolError
+from protocol.turn import Message, Picture, Sound, Text, Turn, TurnChunk
+from runtime.backends.base import BackendError, Chats, ContextFull
+from runtime.backends.minicpmo.machine import Machine
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.work import Feed, See, Work
+from runtime.engine.backend import EngineBackend, EngineTurn
+
+from . import random_model
+from .random_model import opening, picture, sound, unit
+from .test_runtime_backends_minicpmo_chat import ask, everything, facts, said, wiped
+from .test_runtime_engine import FakeModel
+
+WAIT_S = 60
+"""Real seconds after which something hangs."""
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
+    return random_model.load(tmp_path_factory.mktemp("model"), slots=8)
+
+
+def short(number: int) -> Turn:
+    """An answer of some words, with speech."""
+    return ask(*everything(number), seed=number, max_new_tokens=6 + number)
+
+
+async def answered(backend: EngineBackend, turn: Turn, slot: int) -> tuple[object, ...]:
+    """Have a turn answered; gives all of it but what it cost."""
+    chunks: list[TurnChunk] = []
+    session = await backend.chat(turn, slot=slot)
+    await session.prefill()
+    result = await session.generate(chunks.append)
+    await session.release()
+    return facts(chunks, result)
+
+
+async def test_chats_and_sessions_at_once_get_what_they_get_alone(model: DuplexModel) -> None:
+    """What a client is told would depend on who else is served (B8)."""
+    turns = [short(number) for number in range(4)]
+    expected = [facts(*model.answer(turn)[1:]) for turn in turns]
+    backend, got = EngineBackend(model), dict[int, tuple[object, ...]]()
+    assert isinstance(backend, Chats)
+
+    async def chat(number: int) -> None:
+        got[number] = await answered(backend, turns[number], number)
+
+    async def talk(number: int) -> None:
+        session = await backend.open(opening(number), slot=4 + number)
+        for index in range(3):
+            await session.run_unit(unit(index, number))
+            await session.finalize(index, interrupted=False)
+        await session.release()
+
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group:
+            for number in range(4):
+                group.start_soon(chat, number)
+                group.start_soon(talk, number)
+    assert [got[number] for number in range(4)] == expected
+    assert backend.engine.statistics.largest > 1
+
+
+async def test_pieces_come_in_order_on_the_event_loop(model: DuplexModel) -> None:
+    """The session's driver would be called from a foreign thread, or texts be mixed up."""
+    backend, steps = EngineBackend(model), list[int]()
+    here = threading.current_thread()
+
+    def emit(chunk: TurnChunk) -> None:
+        assert threading.current_thread() is here
+        steps.append(chunk.step)
+
+    session = await backend.chat(ask(), slot=0)
+    await session.prefill()
+    result = await session.generate(emit)
+    assert steps == list(range(len(steps)))
+    assert result.generated_tokens > 10
+    await session.release()
+
+
+async def test_an_interrupt_cuts_the_answer_within_a_token(model: DuplexModel) -> None:
+    """A client that left would hold its slot to the end of the answer."""
+    backend, told = EngineBackend(model), list[TurnChunk]()
+    session = await backend.chat(ask(max_new_tokens=400, speech=None), slot=0)
+    await session.prefill()
+
+    def emit(chunk: TurnChunk) -> None:
+        told.append(chunk)
+        if len(told) == 3:
+            session.interrupt()
+
+    result = await session.generate(emit)
+    assert result.reason == "interrupted"
+    assert result.cut is not None
+    assert len(told) < 30, "pieces that were made while the interrupt was on its way"
+    await session.release()
+    assert wiped(model, 0)
+
+
+async def test_an_interrupt_before_the_answer_is_kept(model: DuplexModel) -> None:
+    """A client that leaves during the prefill would get a whole answer."""
+    session = await EngineBackend(model).chat(ask(), slot=0)
+    session.interrupt()
+    await session.prefill()
+    result = await session.generate(lambda _: None)
+    assert (result.cut, result.text) == (0, "")
+    await session.release()
+
+
+async def test_cancelling_cuts_the_answer_and_waits_for_it(model: DuplexModel) -> None:
+    """The answer would go on in the engine, beside whoever gets the slot next (B4)."""
+    backend, told = EngineBackend(model), list[TurnChunk]()
+    session = await backend.chat(ask(max_new_tokens=400, speech=None), slot=0)
+    await session.prefill()
+    with anyio.fail_after(WAIT_S), anyio.CancelScope() as scope:
+
+        def emit(chunk: TurnChunk) -> None:
+            told.append(chunk)
+            scope.cancel()
+
+        await session.generate(emit)
+    assert scope.cancelled_caught
+    assert len(told) < 30
+    await session.release()
+    assert wiped(model, 0)
+    assert await answered(backend, short(1), 0) == facts(*model.answer(short(1))[1:])
+
+
+async def test_an_emit_that_fails_leaves_no_answer_behind(model: DuplexModel) -> None:
+    """A mistake of ours would leave a generator running in the slot."""
+    backend = EngineBackend(model)
+    session = await backend.chat(ask(max_new_tokens=400, speech=None), slot=0)
+    await session.prefill()
+
+    def emit(chunk: TurnChunk) -> None:
+        raise ValueError(chunk.index)
+
+    with pytest.raises(BackendError, match="generate failed"):
+        await session.generate(emit)
+    assert backend.engine.statistics.tasks == 2
+    await session.release()
+    assert wiped(model, 0)
+
+
+async def test_errors_of_a_turn_are_told(model: DuplexModel) -> None:
+    """A conversation that is too long would look like a fault of the server."""
+    backend = EngineBackend(model)
+    long = await backend.chat(ask(said("user", "x" * 9000)), slot=0)
+    with pytest.raises(ContextFull):
+        await long.prefill()
+    await long.release()
+    broken = await backend.chat(ask(said("user", Picture(jpeg=picture(1)[:300]))), slot=0)
+    with pytest.raises(BackendError, match="cannot be decoded"):
+        await broken.prefill()
+    await broken.release()
+    with pytest.raises(LocalProtocolError, match="slot 8"):
+        await backend.chat(ask(), slot=8)
+    with pytest.raises(BackendError, match="does not chat"):
+        await EngineBackend(FakeModel()).chat(ask(), slot=0)
+
+
+async def test_a_chat_never_holds_a_unit_up_for_long(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conversations that are prefilled together would make a unit wait for all of them."""
+    batches: list[Sequence[Work]] = []
+    real = Machine.compute
+
+    def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
+        batches.append(works)
+        return real(self, works)
+
+    monkeypatch.setattr(Machine, "compute", noted)
+    backend = EngineBackend(model)
+    texts = ("the lazy dog " * 60, Picture(jpeg=picture(1, 400, 300)), Sound(pcm=sound(1)))
+    parts = tuple(Text(text=part) if isinstance(part, str) else part for part in texts)
+    turn = ask(Message(role="user", content=parts), max_new_tokens=2, speech=None)
+
+    async def chat(slot: int) -> None:
+        session: EngineTurn = await backend.chat(turn, slot=slot)
+        await session.prefill()
+        await session.release()
+
+    async with anyio.create_task_group() as group:
+        for slot in range(8):
+            group.start_soon(chat, slot)
+    rows = [sum(len(work.rows) for work in works if isinstance(work, Feed)) for works in batches]
+    assert sum(rows) > 8 * 500
+    assert max(rows) <= 8 * 127
+    assert all(len(works) == 1 for works in batches if isinstance(works[0], See))
