@@ -1,0 +1,481 @@
+"""The description of the wire: made by running the parsers, and held to what they do."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol.codec import Fields, Value, encode_base64, invalid, parse_frame
+from protocol.dialects import DIALECTS
+from protocol.dialects.base import Context
+from protocol.errors import FieldError
+from protocol.messages import Mode, ServerMessage
+from protocol.model import SlidingWindow
+from protocol.requests import ClientMessage, Request
+from protocol.schema.example import example
+from protocol.schema.material import MEDIA
+from protocol.schema.meaning import attribute_docs
+from protocol.schema.requests import describe_body
+from protocol.schema.sketch import SketchFields
+from protocol.schema.tidy import tidy
+from protocol.schema.values import SketchValue
+from protocol.schema.wire import MODES, Message, describe
+from protocol.state import Course, course_of
+from tests.strategies import client_messages, mutated_bodies, server_messages
+from tests.wire_schema import Sender, conforms, problems
+
+Json = dict[str, Any]
+
+MESSAGES = {
+    f"{message.dialect} {'/'.join(message.courses)} {message.kind or 'request'}": message
+    for name in MODES
+    for message in describe(name)
+}
+REQUESTS = {name: message for name, message in MESSAGES.items() if message.sender == "client"}
+ANSWERS = {name: message for name, message in MESSAGES.items() if message.sender == "server"}
+PAIRS = [(name, mode) for name, modes in MODES.items() for mode in modes]
+
+
+def mode_of(message: Message) -> Mode:
+    """The first mode in which a message is described."""
+    return next(
+        mode for mode in MODES[message.dialect] if course(message.dialect, mode) in message.courses
+    )
+
+
+def course(name: str, mode: Mode) -> Course:
+    return course_of(mode, is_request=name == "legacy-chat")
+
+
+def parse(message: Message, body: Json) -> ClientMessage:
+    """Read a body as the server does."""
+    dialect = DIALECTS[message.dialect]
+    context = Context(mode=mode_of(message), sliding_windows=get_args(SlidingWindow))
+    return dialect.parse(dialect.classify(body), body, context)
+
+
+def filled(value: Any) -> Any:
+    """Put files where an example names them."""
+    if isinstance(value, dict):
+        return {name: filled(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [filled(item) for item in value]
+    for medium in MEDIA:
+        if value == f"<base64 {medium.name}>":
+            return encode_base64(medium.samples[0])
+    return value
+
+
+def described(read: Callable[[Fields], object]) -> Json:
+    """The schema of what a parser reads."""
+    return tidy(describe_body(lambda body: read(Fields(body)), {}).schema, gaps_are_null=True)
+
+
+# -- the twins ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("real", "twin"), [(Value, SketchValue), (Fields, SketchFields)])
+def test_every_way_of_reading_can_be_described(real: type, twin: type) -> None:
+    """A parser that reads in a new way would be described as reading nothing."""
+    public = {name for name in vars(real) if not name.startswith("_")} - {"path", "value"}
+    assert public <= vars(twin).keys()
+
+
+def test_limits_and_defaults_are_those_of_the_reads() -> None:
+    """A client's author would be told other limits than the server's."""
+
+    def read(fields: Fields) -> object:
+        return [
+            fields.required("a", lambda value: value.text(5, 2)),
+            fields.optional("b", lambda value: value.integer(1, 9), 3),
+            fields.optional("c", lambda value: value.number(0, 1, "above "), 0.5),
+            fields.optional("d", lambda value: value.choice(("x", "y")), None),
+            fields.optional("e", Value.flag, True),
+        ]
+
+    assert described(read) == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "minLength": 2, "maxLength": 5},
+            "b": {"type": ["integer", "null"], "minimum": 1, "maximum": 9, "default": 3},
+            "c": {
+                "type": ["number", "null"],
+                "exclusiveMinimum": 0,
+                "maximum": 1,
+                "default": 0.5,
+            },
+            "d": {"type": ["string", "null"], "enum": ["x", "y", None]},
+            "e": {"type": ["boolean", "null"], "default": True},
+        },
+        "required": ["a"],
+    }
+
+
+def test_what_base64_may_hold_is_found_by_trying() -> None:
+    """A field would be said to take WAV files that its reader refuses."""
+
+    def wav(value: Value) -> bytes:
+        data = value.binary()
+        if not data.startswith(b"RIFF"):
+            raise invalid(value.path, "no WAV")
+        return data
+
+    schema = described(lambda fields: fields.required("a", wav))
+    assert schema["properties"]["a"] == {
+        "type": "string",
+        "contentEncoding": "base64",
+        "contentMediaType": "audio/wav",
+        "x-antiphon-media": ["audio/wav"],
+    }
+
+
+def test_a_refusal_of_unknown_fields_is_described() -> None:
+    """A tool would let a setting pass that the server refuses."""
+
+    def read(fields: Fields) -> object:
+        below = fields.optional_child("config")
+        if below is not None:
+            below.refuse_unknown()
+        return None
+
+    schema = described(read)
+    assert schema["properties"]["config"]["additionalProperties"] is False
+    assert "additionalProperties" not in schema
+
+
+def test_every_kind_of_an_object_is_described_by_itself() -> None:
+    """Only the first kind of content would be known to a tool."""
+
+    def a(fields: Fields) -> str:
+        return fields.required("text", Value.text)
+
+    def b(fields: Fields) -> int:
+        return fields.required("count", Value.integer)
+
+    def read(fields: Fields) -> object:
+        fields.optional("name", Value.text, None)
+        return fields.variant("type", {"a": a, "b": b})
+
+    schema = described(read)
+    assert schema["x-antiphon-tag"] == "type"
+    first, second = schema["oneOf"]
+    assert first["properties"].keys() == {"type", "name", "text"}
+    assert second["properties"].keys() == {"type", "name", "count"}
+    assert second["properties"]["type"]["const"] == "b"
+    assert second["required"] == ["type", "count"]
+
+
+def test_a_string_or_objects_is_described_as_either() -> None:
+    """A plain string as a message's content would be refused by tools."""
+
+    def items(fields: tuple[Fields, ...]) -> list[str]:
+        return [each.required("a", Value.text) for each in fields]
+
+    schema = described(lambda fields: fields.either("x", lambda value: [value.text(7)], items, 3))
+    string, array = schema["properties"]["x"]["anyOf"]
+    assert string == {"type": "string", "maxLength": 7}
+    assert (array["minItems"], array["maxItems"]) == (1, 3)
+    assert array["items"]["required"] == ["a"]
+
+
+def test_one_of_several_names_is_required_but_none_of_them() -> None:
+    """A message with the second name of a field would be called incomplete."""
+
+    def read(fields: Fields) -> object:
+        found = fields.alias(("new", "old"), Value.text, None)
+        return fields.required("new", Value.text) if found is None else found
+
+    schema = described(read)
+    assert "required" not in schema
+    assert schema["anyOf"] == [{"required": ["new"]}, {"required": ["old"]}]
+    assert schema["properties"]["old"]["x-antiphon-same"] == "new"
+
+
+def test_values_that_must_fit_each_other_are_found() -> None:
+    """A conversation could not be described, since its last message must be the user's."""
+
+    def read(fields: Fields) -> object:
+        role = fields.required("role", lambda value: value.choice(("system", "user")))
+        if role == "system":
+            raise invalid("$.role", "not the user's")
+        return role
+
+    assert described(read)["properties"]["role"]["enum"] == ["system", "user"]
+
+
+def test_a_parser_that_takes_nothing_is_an_error() -> None:
+    """A broken parser would be described as if it worked."""
+
+    def read(fields: Fields) -> object:
+        fields.required("a", Value.flag)
+        raise invalid("$.a", "never right")
+
+    with pytest.raises(FieldError, match="never right"):
+        described(read)
+
+
+# -- what there is --------------------------------------------------------------------------------
+
+
+def test_every_message_is_on_some_wire() -> None:
+    """A message could not be found in the reference, or nobody could send it."""
+    canonical = {cls for message in MESSAGES.values() for cls in message.canonical}
+    assert canonical == {*get_args(ClientMessage), *get_args(ServerMessage)}
+
+
+def test_every_request_but_mistakes_has_a_message() -> None:
+    """An event of the reception table would be missing from the reference."""
+    requests = {message.request for message in REQUESTS.values()}
+    assert requests == {*Request} - {Request.MISPLACED, Request.UNKNOWN}
+
+
+def objects(schema: Json) -> Iterator[Json]:
+    """All objects of a schema, the message first."""
+    if "properties" in schema:
+        yield schema
+        for below in schema["properties"].values():
+            yield from objects(below)
+    for key in ("oneOf", "anyOf"):
+        for below in schema.get(key, ()):
+            yield from objects(below)
+    if "items" in schema:
+        yield from objects(schema["items"])
+
+
+def is_plain(schema: Json) -> bool:
+    """Whether a field's name and type say all: an object, or one value."""
+    words = [word for word in schema.get("enum", ()) if word is not None]
+    return "properties" in schema or "const" in schema or len(words) == 1
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_field_has_a_meaning(name: str) -> None:
+    """The reference would name a field and leave its reader guessing."""
+    for schema in objects(MESSAGES[name].schema):
+        for field, below in schema["properties"].items():
+            assert below.get("description") or is_plain(below), field
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_message_has_a_meaning(name: str) -> None:
+    """The reference would name a message and say nothing of it."""
+    assert MESSAGES[name].description
+
+
+def test_meanings_are_those_of_the_attributes() -> None:
+    """A field would be explained by the words for another."""
+    append = MESSAGES["duplex-v1 duplex input_audio_buffer.append"].canonical[0]
+    doc = attribute_docs(append)["pcm"]
+    schema = MESSAGES["duplex-v1 duplex input_audio_buffer.append"].schema
+    assert schema["properties"]["audio"]["description"].lower() == doc.lower()
+
+
+def test_an_attribute_may_be_explained_on_several_lines() -> None:
+    """The end of a long explanation would be lost."""
+
+    class Told:
+        """Something.
+
+        Attributes:
+            first: one, which is
+                long: really.
+            second: two.
+        """
+
+    assert attribute_docs(Told) == {"first": "one, which is long: really.", "second": "two."}
+
+
+# -- the schema and the server agree --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_examples_are_taken(name: str) -> None:
+    """Whoever copies an example from the reference gets an error."""
+    body = filled(example(REQUESTS[name].schema))
+    assert isinstance(parse(REQUESTS[name], body), REQUESTS[name].canonical)
+    assert problems(REQUESTS[name].dialect, "client", body) == ()
+
+
+def places(schema: Json, body: Any) -> Iterator[tuple[Json, Any, str, bool]]:
+    """Each field of a body: its schema, the object it stands in, its name, whether it must be."""
+    if not isinstance(body, dict):
+        return
+    for kind in schema.get("oneOf", [schema]):
+        if "properties" not in kind or any(
+            "const" in below and body.get(name) != below["const"]
+            for name, below in kind["properties"].items()
+        ):
+            continue
+        for name, below in kind["properties"].items():
+            if name in body:
+                yield below, body, name, name in kind.get("required", ())
+                yield from places(below, body[name])
+                for item in body[name] if isinstance(body[name], list) else ():
+                    for items in (below, *below.get("anyOf", ())):
+                        yield from places(items.get("items", {}), item)
+
+
+def full(schema: Json) -> Any:
+    """A body with every field but other names of one, each at its highest."""
+    if "oneOf" in schema:
+        return full(schema["oneOf"][0])
+    made = {}
+    for name, below in schema["properties"].items():
+        if "x-antiphon-same" in below or "x-antiphon-after" in below:
+            continue
+        kinds = below.get("anyOf", [below])
+        made[name] = value_of(kinds[-1] if kinds[-1].get("type") != "null" else kinds[0])
+    return made
+
+
+def value_of(schema: Json) -> Any:
+    """The highest value of a field."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema.get("examples", schema["enum"])[0]
+    if "contentEncoding" in schema:
+        return filled(f"<base64 {schema['x-antiphon-media'][0]}>")
+    if "items" in schema:
+        return [value_of(schema["items"])]
+    if "properties" in schema or "oneOf" in schema:
+        return full(schema)
+    if "maximum" in schema:
+        return schema["maximum"]
+    if "boolean" in schema.get("type", ()):
+        return True
+    return "x" * min(schema.get("maxLength", 3), 200)
+
+
+def refused(message: Message, body: Json) -> bool:
+    """Whether the server refuses a body."""
+    try:
+        parse(message, body)
+    except FieldError:
+        return True
+    return False
+
+
+def wrong_values(schema: Json, *, is_required: bool) -> Iterator[Any]:
+    """Values just beyond what a field may be, and of other types."""
+    kinds = schema.get("type", ())
+    kinds = {kinds} if isinstance(kinds, str) else {*kinds}
+    if not kinds:
+        return
+    if is_required:
+        yield None
+    if "minimum" in schema:
+        yield schema["minimum"] - 1
+    if "exclusiveMinimum" in schema:
+        yield schema["exclusiveMinimum"]
+    if "maximum" in schema:
+        yield schema["maximum"] + 1
+    if "maxLength" in schema and "contentEncoding" not in schema:
+        yield "x" * (schema["maxLength"] + 1)
+    if schema.get("minLength") and "contentEncoding" not in schema:
+        yield "x" * (schema["minLength"] - 1)
+    if "enum" in schema:
+        yield "no such word"
+    if "maxItems" in schema:
+        yield [value_of(schema["items"])] * (schema["maxItems"] + 1)
+    for kind, value in {"string": "x", "object": {}, "array": [], "boolean": True}.items():
+        if kind not in kinds and (kind != "boolean" or "integer" not in kinds):
+            yield value
+    if not kinds & {"integer", "number"}:
+        yield 7
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_schema_refuses_what_the_server_refuses(name: str) -> None:
+    """A client that a tool made of the document would send what the server refuses."""
+    message = REQUESTS[name]
+    body = full(message.schema)
+    assert problems(message.dialect, "client", body) == ()
+    assert not refused(message, body)
+    for index, (schema, _, field, is_required) in enumerate(places(message.schema, body)):
+        for value in wrong_values(schema, is_required=is_required):
+            wrong = copy.deepcopy(body)
+            [*found] = places(message.schema, wrong)
+            found[index][1][field] = value
+            said = f"{field}: {json.dumps(value)[:60]}"
+            assert refused(message, wrong), said
+            assert not conforms(message.dialect, "client", wrong, message.courses[0]), said
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_schema_needs_what_the_server_needs(name: str) -> None:
+    """A client that follows the document would leave out what the server needs."""
+    message = REQUESTS[name]
+    body = full(message.schema)
+    for index, (_, _, field, _) in enumerate(places(message.schema, body)):
+        less = copy.deepcopy(body)
+        [*found] = places(message.schema, less)
+        del found[index][1][field]
+        if message.kind and field == "type" and found[index][1] is less:
+            continue
+        is_refused = not conforms(message.dialect, "client", less, message.courses[0])
+        assert refused(message, less) is is_refused, field
+
+
+@pytest.mark.parametrize(("name", "mode"), PAIRS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObject) -> None:
+    """A tool would refuse to send what the server understands."""
+    dialect = DIALECTS[name]
+    frames = client_messages(name, mode).map(dialect.encode_request)
+    body = data.draw(st.one_of(frames.map(parse_frame), mutated_bodies(frames)))
+    context = Context(mode=mode, sliding_windows=get_args(SlidingWindow))
+    try:
+        dialect.parse(dialect.classify(body), body, context)
+    except FieldError:
+        return
+    if mode == "audio":  # what is not looked at there is described as video has it
+        body = json.loads(json.dumps(body))
+        for holder in (body, body.get("input", {})):
+            for field in ("video_frames", "frame_base64_list", "frame", "frame_base64"):
+                holder.pop(field, None)
+        if body.get("type") == "video_frame":
+            return
+    assert problems(name, "client", body, course(name, mode)) == ()
+
+
+@pytest.mark.parametrize(("name", "mode"), PAIRS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_the_server_sends_conforms(name: str, mode: Mode, data: st.DataObject) -> None:
+    """A strict client would stumble over a field that is not in the document."""
+    message = data.draw(server_messages(name, mode))
+    for frame in DIALECTS[name].encode(message):
+        assert problems(name, "server", parse_frame(frame), course(name, mode)) == ()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_server_s_examples_conform(name: str) -> None:
+    """The reference would show what its own tables do not allow."""
+    for body in ANSWERS[name].examples:
+        assert problems(ANSWERS[name].dialect, "server", body) == ()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "sender", "body"),
+    [
+        ("realtime", "server", {"type": "session.queue_done", "more": 1}),
+        ("realtime", "server", {"type": "session.queued", "position": 1}),
+        ("realtime", "client", {"type": "session.init"}),
+        ("duplex-v1", "client", {"type": "session.update", "session": {}}),
+        ("legacy-chat", "client", {"messages": []}),
+        ("legacy-duplex", "server", {"type": "session.created"}),
+    ],
+)
+def test_what_is_not_described_does_not_conform(
+    dialect: str, sender: Sender, body: Mapping[str, Any]
+) -> None:
+    """Transcripts with any mistake would be said to conform."""
+    assert not conforms(dialect, sender, body)
