@@ -1,0 +1,355 @@
+"""What the protocols have, and no transcript shows: the list must be empty.
+
+What they have is taken from the protocol's own description (`protocol.schema`), which is made by
+running the parsers: every message, every field, every optional field left out, every word that a
+field may be, every error code. Close codes are those of `protocol.errors`. That the description
+leaves out nothing of the sources is held by `SOURCES`, which was read out of them by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import pytest
+from jsonschema import Draft7Validator
+
+from protocol import core, session, state
+from protocol.errors import CLOSE_MEANINGS
+from protocol.messages import EndReason
+from protocol.requests import Request
+from protocol.schema.values import Schema
+from protocol.schema.wire import MODES, Message, describe
+from protocol.state import RECEPTION, TRANSITIONS, Course, Gate
+from tests.transcript_pure import PurePlayer
+from tests.transcripts import Step, Transcript, example, fill, load_all
+
+SEEDS: Final = Path(__file__).resolve().parents[2] / "shared" / "seeds"
+
+SLIDES = (
+    "the scripted model slides no window; test_runtime_backends_minicpmo_window has one that does"
+)
+CANNOT: Final[Mapping[str, str]] = {
+    "realtime client session.init duplex payload.config.sliding_window=basic": SLIDES,
+    "realtime client session.init duplex payload.config.sliding_window=context": SLIDES,
+    "legacy-duplex client prepare duplex config.sliding_window=basic": SLIDES,
+    "legacy-duplex client prepare duplex config.sliding_window=context": SLIDES,
+    "legacy-chat server error request code=not_ready": "its only message is never too early",
+    "legacy-chat server error request code=unknown_event": "its messages have no type",
+    "legacy-chat server error request code=worker_connect_failed": "a turn opens no session",
+    "legacy-chat close 1003": "what is no JSON is the client's mistake, and closes with 1000",
+    "legacy-chat close 1012": "a shutdown is service_unavailable, and closes with 1013",
+}
+"""What cannot be shown, and why."""
+
+NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
+    Gate.PAUSED: frozenset({Request.MISPLACED}),
+    Gate.TURN: frozenset(
+        {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
+    ),
+    Gate.CLOSED: frozenset(Request),
+}
+"""What no dialect of such a session has a message for; to one that is CLOSED nothing is said."""
+NEVER_AGAIN: Final = frozenset({"request QUEUED Queued"})
+"""A request asks for a slot once; the row is shared with sessions that begin QUEUED."""
+
+SOURCES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "000": (
+        "duplex-v1",
+        {
+            "client session.update": "session session.instructions session.max_slice_nums"
+            " session.ref_audio session.tts_ref_audio",
+            "client input_audio_buffer.append": "audio video_frames force_listen max_slice_nums",
+            "client session.close": "reason",
+            "server session.created": "session_id prompt_length",
+            "server response.output_audio.delta": "text audio end_of_turn kv_cache_length",
+            "server response.listen": "kv_cache_length",
+            "server session.closed": "reason",
+            "server error": "error.code error.message error.type",
+            "server session.queued": "",
+            "server session.queue_update": "",
+            "server session.queue_done": "",
+        },
+    ),
+    "001": (
+        "realtime",
+        {
+            "client session.init": "payload payload.system_prompt payload.instructions"
+            " payload.config payload.config.length_penalty payload.voice.ref_audio_base64"
+            " payload.voice.tts_ref_audio_base64",
+            "client input.append": "input input.messages input.messages[].role"
+            " input.messages[].content input.streaming input.generation.max_new_tokens"
+            " input.generation.length_penalty input.tts.enabled input.audio input.video_frames"
+            " input.force_listen input.max_slice_nums",
+            "client session.close": "reason",
+            "server session.queued": "position estimated_wait_s ticket_id queue_length",
+            "server session.queue_update": "position estimated_wait_s ticket_id queue_length",
+            "server session.queue_done": "",
+            "server session.created": "session_id mode metrics",
+            "server response.output.delta": "kind session_id response_id input_id text audio"
+            " metrics",
+            "server response.done": "session_id response_id text reason metrics",
+            "server session.closed": "session_id reason",
+            "server error": "error.code error.message error.type",
+        },
+    ),
+    "002": (
+        "legacy-duplex",
+        {
+            "client prepare": "system_prompt config",
+            "client audio_chunk": "audio_base64 frame_base64_list force_listen",
+            "client video_frame": "",
+            "client pause": "",
+            "client resume": "",
+            "client stop": "",
+            "server prepared": "",
+            "server result": "is_listen text audio_data kv_cache_length",
+        },
+    ),
+    "004": (
+        "legacy-chat",
+        {
+            "client request": "messages messages[].role messages[].content"
+            " messages[].content[]<text>.text messages[].content[]<image>.data"
+            " messages[].content[]<audio>.data messages[].content[]<audio>.sample_rate"
+            " messages[].content[]<video>.data messages[].content[]<video>.stack_frames"
+            " streaming generation.max_new_tokens generation.temperature generation.top_p"
+            " generation.length_penalty tts.enabled tts.mode tts.ref_audio_path"
+            " tts.ref_audio_data tts.language image.max_slice_nums image.use_image_id"
+            " omni_mode enable_thinking",
+            "server prefill_done": "input_tokens",
+            "server chunk": "text_delta audio_data",
+            "server done": "text generated_tokens input_tokens audio_data recording_session_id",
+            "server error": "error",
+            "server queued": "",
+            "server queue_done": "",
+        },
+    ),
+}
+"""By source: its dialect, and the fields of its messages, as the source names them."""
+
+
+# -- what there is --------------------------------------------------------------------------------
+
+
+@cache
+def described(dialect: str) -> tuple[tuple[Message, Draft7Validator], ...]:
+    return tuple((message, Draft7Validator(message.schema)) for message in describe(dialect))
+
+
+def name_of(message: Message) -> str:
+    """Name a message, by the first of the courses that it is the same in."""
+    kind = message.kind or "request"
+    return f"{message.dialect} {message.sender} {kind} {message.courses[0]}"
+
+
+def all_traits() -> set[str]:
+    """Name all that there is to be shown."""
+    found = {f"{dialect} close {code}" for dialect in MODES for code in CLOSE_MEANINGS}
+    for dialect in MODES:
+        for message, _ in described(dialect):
+            found.add(name_of(message))
+            found |= {f"{name_of(message)} {trait}" for trait in traits(message.schema)}
+    return found
+
+
+def traits(schema: Schema, path: str = "") -> Iterator[str]:
+    """Name the fields below a schema, those that may be absent once more, and their words."""
+    for word in schema.get("enum", ()):
+        if word is not None:
+            yield f"{path}={word}"
+    for tag, branch in branches(schema):
+        yield from traits(branch, path + tag)
+    if "items" in schema:
+        yield from traits(schema["items"], f"{path}[]")
+    for name, below in schema.get("properties", {}).items():
+        inner = f"{path}.{name}".lstrip(".")
+        if name == "type" and "const" in below:
+            continue  # that is the message's own name, or the tag of a branch
+        yield inner
+        if name not in schema.get("required", ()):
+            yield f"{inner} absent"
+        yield from traits(below, inner)
+
+
+def branches(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The kinds that a value may be of, each with its tag."""
+    tag = schema.get("x-antiphon-tag")
+    for branch in (*schema.get("oneOf", ()), *schema.get("anyOf", ())):
+        yield (f"<{branch['properties'][tag]['const']}>" if tag else ""), branch
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def shown_traits(transcript: Transcript) -> Iterator[str]:
+    """Name what a transcript shows; a frame that is refused for what is in it shows nothing."""
+    course = course_of_transcript(transcript)
+    for step, after in zip(transcript.steps, (*transcript.steps[1:], None), strict=True):
+        match step.kind:
+            case "send" if is_refusal(after):
+                pass
+            case "close":
+                yield f"{transcript.dialect} close {step.value['code']}"
+            case "send" | "receive":
+                sender = "client" if step.kind == "send" else "server"
+                body = fill(step.value) if sender == "client" else example(step.value)
+                yield from shown_by(transcript.dialect, sender, course, body)
+
+
+def is_refusal(step: Step | None) -> bool:
+    """Whether the server takes nothing of what was sent before."""
+    return step is not None and step.kind == "receive" and step.value["type"] == "error"
+
+
+def course_of_transcript(transcript: Transcript) -> Course:
+    if transcript.dialect == "legacy-chat":
+        return Course.REQUEST
+    return Course.CHAT if transcript.connect.endswith("mode=chat") else Course.DUPLEX
+
+
+def shown_by(dialect: str, sender: str, course: Course, body: Any) -> Iterator[str]:
+    """Name what one frame shows."""
+    for message, validator in described(dialect):
+        is_it = message.sender == sender and course in message.courses
+        if is_it and message.kind == body.get("type", "") and validator.is_valid(body):
+            yield name_of(message)
+            for trait in shown_in(message.schema, body):
+                yield f"{name_of(message)} {trait}"
+
+
+def shown_in(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
+    """Name what a value shows of what `traits` names."""
+    if value is not None and value in schema.get("enum", ()):
+        yield f"{path}={value}"
+    for tag, branch in branches(schema):
+        if Draft7Validator(branch).is_valid(value):
+            yield from shown_in(branch, value, path + tag)
+    if isinstance(value, list) and "items" in schema:
+        for item in value:
+            yield from shown_in(schema["items"], item, f"{path}[]")
+    if not isinstance(value, dict):
+        return
+    for name, below in schema.get("properties", {}).items():
+        inner = f"{path}.{name}".lstrip(".")
+        if value.get(name) is None and name not in schema.get("required", ()):
+            yield f"{inner} absent"
+        elif name in value:
+            yield inner
+            yield from shown_in(below, value[name], inner)
+
+
+@cache
+def shown() -> Mapping[str, frozenset[str]]:
+    """What each transcript shows, by its name."""
+    return {it.name: frozenset(shown_traits(it)) for it in load_all()}
+
+
+def not_shown(*, without: str = "") -> set[str]:
+    """Name what no transcript shows.
+
+    Args:
+        without: the beginning of the names of transcripts that are left out.
+    """
+    kept = [seen for name, seen in shown().items() if not (without and name.startswith(without))]
+    return all_traits() - set().union(*kept) - set(CANNOT)
+
+
+def test_every_message_field_word_and_code_is_shown_by_a_transcript() -> None:
+    """Whoever learns a protocol from its transcripts does not hear of a part of it."""
+    missing = not_shown()
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_nothing_is_excused_that_is_shown() -> None:
+    """An excuse outlives its reason and hides what is lost later."""
+    assert set(CANNOT) <= all_traits()
+    assert not set(CANNOT) & set().union(*shown().values())
+
+
+@pytest.mark.parametrize(
+    ("without", "lost"),
+    [
+        ("realtime/chat-length", "realtime server response.done chat reason=length"),
+        ("duplex-v1/too-big", "duplex-v1 close 1009"),
+        ("legacy-chat/contents-stacked", ""),
+        (
+            "legacy-duplex/client-diagnostic",
+            "legacy-duplex client client_diagnostic duplex metrics absent",
+        ),
+        ("legacy-chat/tts-omni", "legacy-chat client request request tts.mode=omni"),
+        ("duplex-v1/worker-busy", "duplex-v1 server error duplex error.code=worker_busy"),
+    ],
+)
+def test_a_transcript_that_is_gone_is_missed(without: str, lost: str) -> None:
+    """The list is empty whatever is shown."""
+    missing = not_shown(without=without)
+    assert lost in missing if lost else not missing
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_description_has_all_that_the_source_names(source: str) -> None:
+    """A field of a source is neither served nor missed."""
+    dialect, messages = SOURCES[source]
+    there = set()
+    for trait in all_traits():
+        words = trait.split(" ")
+        if words[0] == dialect and words[1] != "close":
+            there.add(" ".join((*words[1:3], *words[4:])))
+    wanted = {f"{message} {field}" for message, text in messages.items() for field in text.split()}
+    assert wanted | set(messages) <= there, sorted((wanted | set(messages)) - there)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_names_are_the_source_s(source: str) -> None:
+    """A field that no source has is taken for one of its own."""
+    files = list(SEEDS.glob(f"{source}_*"))
+    if not files:
+        pytest.skip("the sources are not beside the repository")
+    text = files[0].read_text("utf-8")
+    for message, fields in SOURCES[source][1].items():
+        names = [message.split()[1], *(field.rpartition(".")[2] for field in fields.split())]
+        for name in set(names) - {"request"}:
+            assert name.removesuffix("[]") in text, name
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_state_tables_is_shown_by_a_transcript(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a session says to a message in some state is known to its tables alone."""
+    judged: set[tuple[Gate, Request]] = set()
+    went: set[str] = set()
+    ends: set[str | None] = set()
+    judge, next_state = state.judge, state.next_state
+
+    def judge_and_note(gate: Gate, request: Request) -> str:
+        judged.add((gate, request))
+        return judge(gate, request)
+
+    def go_and_note(role: Any, course: Any, state: Any, trigger: Any) -> Any:
+        went.add(f"{course} {state} {trigger.__name__}")
+        return next_state(role, course, state, trigger)
+
+    monkeypatch.setattr(session, "judge", judge_and_note)
+    monkeypatch.setattr(core, "next_state", go_and_note)
+    for transcript in load_all():
+        player = PurePlayer(transcript, tmp_path)
+        player.play()
+        ends.add(player.session.end_reason if player.session else None)
+    there = {
+        (gate, it) for gate in RECEPTION for it in set(Request) - NO_SUCH_REQUEST.get(gate, set())
+    }
+    ways = {
+        f"{course} {state} {trigger.__name__}"
+        for course, rows in TRANSITIONS.items()
+        for state, row in rows.items()
+        for trigger in row
+    }
+    assert not there - judged, sorted(there - judged)
+    assert not ways - went - NEVER_AGAIN, sorted(ways - went - NEVER_AGAIN)
+    assert set(get_args(EndReason)) <= ends

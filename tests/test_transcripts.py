@@ -1,0 +1,151 @@
+"""Golden transcripts against the session machine alone; and that the player sees what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from protocol.client import ClientConnection
+from protocol.messages import Mode
+from protocol.state import State
+from tests.transcript_pure import PurePlayer
+from tests.transcript_texts import renew
+from tests.transcripts import ROOT, Mismatch, Transcript, check, example, load, load_all
+from tests.wire_schema import problems
+
+TRANSCRIPTS = load_all()
+
+
+def by_name(transcript: Transcript) -> str:
+    return transcript.name
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=by_name)
+def test_a_session_says_what_the_transcript_says(transcript: Transcript, tmp_path: Path) -> None:
+    """The machine says something that no source has."""
+    PurePlayer(transcript, tmp_path).play()
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=by_name)
+def test_what_a_transcript_receives_is_described(transcript: Transcript) -> None:
+    """The protocol document leaves out what the server says."""
+    for body in transcript.bodies("receive"):
+        found = problems(transcript.dialect, "server", example(body))
+        assert not found, f"{body}: {found}"
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=by_name)
+def test_our_own_client_reads_a_transcript(transcript: Transcript) -> None:
+    """Our client takes something that our server says for a violation."""
+    client = ClientConnection(transcript.dialect, mode_of(transcript))
+    for body in transcript.bodies("receive"):
+        client.receive(json.dumps(example(body)))
+    for close in transcript.bodies("close"):
+        client.connection_closed(close["code"], close["reason"])
+        assert client.state is State.CLOSED
+
+
+def mode_of(transcript: Transcript) -> Mode:
+    """What the address asks for; a refused one asks for nothing that matters here."""
+    if transcript.dialect == "legacy-chat" or transcript.connect.endswith("mode=chat"):
+        return "chat"
+    return "audio" if "audio" in transcript.connect or "adx" in transcript.connect else "video"
+
+
+# -- the detectors --------------------------------------------------------------------------------
+
+
+def _first(steps: tuple[Any, ...], kind: str) -> int:
+    return next(at for at, step in enumerate(steps) if step.kind == kind)
+
+
+def with_a_field_more(transcript: Transcript) -> Transcript:
+    at = _first(transcript.steps, "receive")
+    step = transcript.steps[at]
+    more = attrs.evolve(step, value={**step.value, "mood": "good"})
+    return attrs.evolve(
+        transcript, steps=(*transcript.steps[:at], more, *transcript.steps[at + 1 :])
+    )
+
+
+def with_a_value_changed(transcript: Transcript) -> Transcript:
+    text = json.dumps([attrs.asdict(step) for step in transcript.steps]).replace("Hello", "Hullo")
+    steps = tuple(type(transcript.steps[0])(**step) for step in json.loads(text))
+    return attrs.evolve(transcript, steps=steps)
+
+
+def without_a_frame(transcript: Transcript) -> Transcript:
+    at = _first(transcript.steps, "receive")
+    return attrs.evolve(transcript, steps=transcript.steps[:at] + transcript.steps[at + 1 :])
+
+
+def with_another_close(transcript: Transcript) -> Transcript:
+    end = attrs.evolve(transcript.steps[-1], value={"code": 1001, "reason": "stopped"})
+    return attrs.evolve(transcript, steps=(*transcript.steps[:-1], end))
+
+
+def without_its_end(transcript: Transcript) -> Transcript:
+    at = max(i for i, step in enumerate(transcript.steps) if step.kind == "send")
+    return attrs.evolve(transcript, steps=transcript.steps[:at])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        with_a_field_more,
+        with_a_value_changed,
+        without_a_frame,
+        with_another_close,
+        without_its_end,
+    ],
+)
+def test_a_transcript_that_is_wrong_fails(
+    spoil: Callable[[Transcript], Transcript], tmp_path: Path
+) -> None:
+    """The transcripts pass whatever the server says."""
+    whole = load(ROOT / "realtime" / "lifecycle-video.jsonl")
+    with pytest.raises(Mismatch):
+        PurePlayer(spoil(whole), tmp_path).play()
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ({"a": 1, "b": None}, {"a": 1}),
+        ({"a": 1}, {"a": True}),
+        ([1], [1, 2]),
+        ({"$any": "number"}, True),
+        ({"$any": "string"}, 1),
+        ({"$pcm": 2}, "AAAAAA=="),
+        ({"$pcm": 1}, "AADAfw=="),
+        ({"$id": "sess"}, "sess_XYZ"),
+        ({"$metrics": {}}, {"kv_cache_length": 1}),
+        ([{"$same": "a"}, {"$same": "a"}], [1, 2]),
+    ],
+)
+def test_a_value_that_is_another_is_seen(expected: object, found: object) -> None:
+    """A marker stands for anything at all."""
+    with pytest.raises(Mismatch):
+        check(expected, found, {})
+
+
+def test_a_text_is_written_anew_and_nothing_else_is(tmp_path: Path) -> None:
+    """A changed error text costs an hour of editing, or hides that the protocol has changed."""
+    folder = tmp_path / "duplex-v1"
+    folder.mkdir()
+    path = folder / "too-early.jsonl"
+    golden = (ROOT / "duplex-v1" / "too-early.jsonl").read_text("utf-8")
+    path.write_text(golden.replace("append event", "another text"), "utf-8")
+    assert renew(path)
+    assert path.read_text("utf-8") == golden
+    wrong = golden.replace("not_ready", "invalid_event")
+    path.write_text(wrong, "utf-8")
+    with pytest.raises(Mismatch):
+        renew(path)
+    assert path.read_text("utf-8") == wrong
