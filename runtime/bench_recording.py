@@ -30,8 +30,8 @@ import zstandard
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.dialects.realtime import REALTIME
-from protocol.messages import Append, Init
 from protocol.model import Costs, Finalized, Opened, UnitResult
+from protocol.requests import Append, Init
 from protocol.session import Session
 from recorder.log import SessionLog
 from recorder.records import Fields, Record

@@ -20,7 +20,8 @@ import attrs
 import click
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.messages import Append, Created, ErrorReport, Init, Listen, QueueDone, Speech
+from protocol.messages import Created, ErrorReport, Listen, QueueDone, Speech
+from protocol.requests import Append, Init
 
 from .bench_material import Speech as Said
 from .bench_material import Times, shown_frame, sum_up

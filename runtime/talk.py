@@ -30,7 +30,7 @@ from .talk_session import Plan, cut_units, talk
 from .talk_tally import Tally
 from .talk_view import JsonView, LineView, LiveView, View, summarize
 
-DIALECTS: Final = ("realtime", "duplex-v1")
+DIALECTS: Final = ("realtime", "duplex-v1", "legacy-duplex")
 DEFAULT_URL: Final = f"ws://127.0.0.1:{DEFAULT_PORT}"
 SILENCE_S: Final = 10
 """A model that has not begun to answer ten seconds after the question will not."""
@@ -127,10 +127,7 @@ def talk_command(
     view = _choose_view(as_json, tally, f"{file.name} to {url}", len(plan.units))
     started_s = time.monotonic()
     with view:
-        anyio.run(
-            partial(_talk, url, plan, view, mode=mode, dialect=dialect, tally=tally),
-            backend="trio",
-        )
+        anyio.run(partial(_talk, url, plan, view, mode=mode, dialect=dialect, tally=tally))
     elapsed_s = time.monotonic() - started_s
     written = _write_reply(tally, reply)
     answered = plan.is_answered(tally)

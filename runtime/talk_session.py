@@ -23,8 +23,9 @@ import attrs
 import numpy as np
 
 from protocol.errors import RemoteProtocolError
-from protocol.messages import Append, ErrorReport, Init, Mode, QueueDone
+from protocol.messages import ErrorReport, Mode, QueueDone
 from protocol.model import UNIT_BYTES
+from protocol.requests import Append, Init
 from protocol.state import Gate
 
 from .client import ClientError, ClientSession, SessionClosedError, connect
@@ -113,7 +114,7 @@ async def talk(
         plan: what is said.
         observer: is told what happens.
         mode: `audio` or `video`.
-        dialect: `realtime` or `duplex-v1`.
+        dialect: `realtime`, `duplex-v1` or `legacy-duplex`.
         tally: is added up in; it can be read meanwhile.
         stop: set by the caller to end the conversation politely before its time.
 

@@ -16,7 +16,6 @@ import anyio
 import numpy as np
 import pytest
 import soundfile
-import trio_websocket
 from click.testing import CliRunner, Result
 from rich.console import Console
 
@@ -24,7 +23,7 @@ from protocol.messages import Mode
 from protocol.model import UNIT_BYTES, Unit
 from runtime.backends.scripted import ScriptedBackend, Speaks, Step, default_script
 from runtime.cli import main
-from runtime.client import ClientSession
+from runtime.client import ClientSession, SessionClosedError
 from runtime.talk_session import ANSWER_WAIT_S, CLOSED_WAIT_S, Plan, converse, cut_units
 from runtime.talk_tally import Happening, Tally
 from runtime.talk_view import LiveView, printable
@@ -45,23 +44,21 @@ class PeerSocket:
         self._read = 0
 
     @property
-    def closed(self) -> trio_websocket.CloseReason | None:
-        if not self._peer.is_over:
-            return None
-        return trio_websocket.CloseReason(*(self._peer.closed or (1006, "")))
+    def closed(self) -> tuple[int, str] | None:
+        return self._peer.closed or (1006, "") if self._peer.is_over else None
 
-    async def get_message(self) -> str:
+    async def receive(self) -> str:
         await self._peer.until(lambda: len(self._peer.frames) > self._read)
         if self._read == len(self._peer.frames):
-            raise trio_websocket.ConnectionClosed(self.closed)
+            raise SessionClosedError(*(self.closed or (1006, "")))
         self._read += 1
         return self._peer.frames[self._read - 1]
 
-    async def send_message(self, frame: str) -> None:
+    async def send(self, message: str) -> None:
         await anyio.lowlevel.checkpoint()
         if self._peer.is_over:
-            raise trio_websocket.ConnectionClosed(self.closed)
-        self._peer.send(frame)
+            raise SessionClosedError(*(self.closed or (1006, "")))
+        self._peer.send(message)
 
 
 class Notes:
@@ -83,7 +80,7 @@ async def talk_in(
 ) -> tuple[Tally, Notes]:
     """Hold a conversation in a server in memory."""
     notes, tally = Notes(), Tally()
-    socket: Any = PeerSocket(place.connect(mode))
+    socket = PeerSocket(place.connect(mode))
     session = ClientSession(socket, mode=mode, dialect=dialect)
     started_s = anyio.current_time()
     await converse(session, plan, notes, tally=tally, started_s=started_s, **more)
@@ -264,7 +261,7 @@ def test_a_server_that_goes_silent_is_left() -> None:
             '{"type":"session.created","session_id":"x"}',
         ):
             await peer.send_frame(frame)
-        session = ClientSession(PeerSocket(peer), mode="audio", dialect="realtime")  # type: ignore[arg-type]
+        session = ClientSession(PeerSocket(peer), mode="audio", dialect="realtime")
         began_s = anyio.current_time()
         plan = Plan(units=(pcm(),), fast=True)
         await converse(session, plan, Notes(), tally=tally, started_s=began_s)
@@ -362,7 +359,7 @@ def test_a_file_is_said_and_the_reply_written(url: str, tmp_path: Path) -> None:
     assert (reply.samplerate, reply.channels, reply.frames) == (24_000, 1, 42_000)
 
 
-@pytest.mark.parametrize("dialect", ["realtime", "duplex-v1"])
+@pytest.mark.parametrize("dialect", ["realtime", "duplex-v1", "legacy-duplex"])
 def test_json_is_for_programs(url: str, tmp_path: Path, dialect: str) -> None:
     """A script could not read what was said, or would wade through megabytes of base64."""
     speech = write_speech(tmp_path / "ask.wav")

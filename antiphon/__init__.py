@@ -1,0 +1,114 @@
+"""Antiphon's client, under the distribution's own name: `import antiphon`.
+
+    url = "ws://127.0.0.1:8006"
+    async with antiphon.connect(url, mode="audio", instructions="Be brief.") as session:
+        await session.append(pcm)              # any amount of float32, 16 kHz mono
+        async for event in session:
+            if isinstance(event, antiphon.Speech):
+                play(event.pcm)
+
+    async with antiphon.connect(url, mode="chat") as session:
+        async for piece in await session.ask("Good morning!"):
+            print(piece.text if isinstance(piece, antiphon.Delta) else "", end="", flush=True)
+
+It runs on asyncio and on trio. One task sends and one receives. What can go wrong is an
+`antiphon.ClientError`, or a `LocalProtocolError` where the calling code is at fault.
+
+This package holds nothing: the packages behind it (`protocol`, `runtime`) bear names that anyone
+might have chosen, and the name that was installed is the one that is looked for. It is a package
+and no single module, because only a package can tell type checkers that it is typed (PEP 561).
+"""
+
+from __future__ import annotations
+
+from protocol.errors import ErrorCode, LocalProtocolError, ProtocolError, RemoteProtocolError
+from protocol.messages import (
+    Closed,
+    Created,
+    Delta,
+    ErrorReport,
+    Interrupted,
+    Listen,
+    Metrics,
+    Paused,
+    Prefilled,
+    QueuePlace,
+    Response,
+    Resumed,
+    Speech,
+)
+from protocol.model import DuplexConfig
+from protocol.requests import (
+    Append,
+    AudioPart,
+    ChatMessage,
+    ImagePart,
+    Init,
+    ReferenceAudio,
+    SpeechRequest,
+    TextPart,
+    VideoPart,
+    VoiceName,
+)
+from protocol.turn import ChatConfig
+from runtime.client import ClientSession
+from runtime.client import connect as connect_raw
+from runtime.client_chat import Answer, ChatSession, message
+from runtime.client_connect import connect
+from runtime.client_duplex import DuplexSession, Event
+from runtime.client_errors import (
+    AddressError,
+    CannotConnectError,
+    ClientError,
+    HandshakeRejectedError,
+    ReportedError,
+    SessionClosedError,
+    SessionRefusedError,
+)
+
+__all__ = [
+    "AddressError",
+    "Answer",
+    "Append",
+    "AudioPart",
+    "CannotConnectError",
+    "ChatConfig",
+    "ChatMessage",
+    "ChatSession",
+    "ClientError",
+    "ClientSession",
+    "Closed",
+    "Created",
+    "Delta",
+    "DuplexConfig",
+    "DuplexSession",
+    "ErrorCode",
+    "ErrorReport",
+    "Event",
+    "HandshakeRejectedError",
+    "ImagePart",
+    "Init",
+    "Interrupted",
+    "Listen",
+    "LocalProtocolError",
+    "Metrics",
+    "Paused",
+    "Prefilled",
+    "ProtocolError",
+    "QueuePlace",
+    "ReferenceAudio",
+    "RemoteProtocolError",
+    "ReportedError",
+    "Response",
+    "Resumed",
+    "SessionClosedError",
+    "SessionRefusedError",
+    "Speech",
+    "SpeechRequest",
+    "TextPart",
+    "VideoPart",
+    "VoiceName",
+    "connect",
+    "connect_raw",
+    "message",
+]

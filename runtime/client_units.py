@@ -1,0 +1,119 @@
+"""Cutting any amounts of sound into appends that end where the server's units end.
+
+A caller has 20 ms of a microphone, or a file of minutes; the server takes 250 ms to 10 s an append
+and joins them to units of one second. `UnitCutter` sends whole seconds and keeps the rest:
+
+- Appends, joined, are what was added, but for the silence that `rest` puts after it on request.
+- What was seen belongs to the unit in which the last sample of its sound falls, as the server has
+  it. Where more than `FRAMES_MAX` come to one unit, the newest are sent.
+- A rest that is sent early leaves the server amid a unit. The next append ends that unit, so that
+  appends and units end together again.
+
+It has no clock and does no IO.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import LocalProtocolError
+from protocol.limits import APPEND_SAMPLES_MIN, FRAMES_MAX
+from protocol.model import SAMPLE_BYTES, UNIT_SAMPLES
+from protocol.requests import Append
+
+Samples = bytes | bytearray | memoryview | NDArray[np.floating[Any]]
+"""float32 LE as bytes, or an array of shape (samples,); 16 kHz mono, in [-1, 1]."""
+
+
+class UnitCutter:
+    """Cuts one session's sound; see the rules above."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._frames: list[bytes] = []
+        self._sent_samples = 0
+
+    @property
+    def held_samples(self) -> int:
+        """How many samples wait for more."""
+        return len(self._rest) // SAMPLE_BYTES
+
+    def add(self, pcm: Samples, frames: tuple[bytes, ...] = ()) -> list[Append]:
+        """Take sound, and what was seen with it.
+
+        Args:
+            pcm: any amount of it, also none.
+            frames: JPEG files.
+
+        Returns:
+            The appends that it completes.
+
+        Raises:
+            LocalProtocolError: it is no sound; nothing of it was taken.
+        """
+        self._rest += to_pcm(pcm)
+        appends = []
+        while len(self._rest) >= (size := self._next_bytes()):
+            if len(self._rest) == size:
+                self._see(frames)
+                frames = ()
+            appends.append(self._cut(size))
+        self._see(frames)
+        return appends
+
+    def rest(self) -> list[Append]:
+        """Take what is left, with silence up to the end of its unit; nothing where nothing is."""
+        if not self._rest and not self._frames:
+            return []
+        self._rest += bytes(self._next_bytes() - len(self._rest))
+        return [self._cut(len(self._rest))]
+
+    def at_once(self) -> Append:
+        """Take what is left as it is, with silence up to 250 ms, to make the model listen."""
+        short = APPEND_SAMPLES_MIN * SAMPLE_BYTES - len(self._rest)
+        self._rest += bytes(max(short, 0))
+        return self._cut(len(self._rest), force_listen=True)
+
+    def _see(self, frames: tuple[bytes, ...]) -> None:
+        self._frames = [*self._frames, *frames][-FRAMES_MAX:]
+
+    def _next_bytes(self) -> int:
+        """Say how long the next append is: to the end of a unit, and no shorter than it may be."""
+        samples = UNIT_SAMPLES - self._sent_samples % UNIT_SAMPLES
+        return SAMPLE_BYTES * (samples + (UNIT_SAMPLES if samples < APPEND_SAMPLES_MIN else 0))
+
+    def _cut(self, size: int, *, force_listen: bool = False) -> Append:
+        pcm = bytes(self._rest[:size])
+        del self._rest[:size]
+        frames, self._frames = tuple(self._frames), []
+        self._sent_samples += size // SAMPLE_BYTES
+        return Append(pcm=pcm, frames=frames, force_listen=force_listen)
+
+
+def to_pcm(samples: Samples) -> bytes:
+    """Turn sound into what a message carries.
+
+    Args:
+        samples: see `Samples`.
+
+    Returns:
+        float32 LE.
+
+    Raises:
+        LocalProtocolError: it is of another kind or shape, or not finite.
+    """
+    if isinstance(samples, np.ndarray):
+        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
+            kind = f"{samples.dtype} of shape {samples.shape}"
+            raise LocalProtocolError(f"samples are {kind}, wanted is float32, shape (samples,)")
+        array = samples.astype("<f4", copy=False)
+    elif len(data := bytes(samples)) % SAMPLE_BYTES:
+        raise LocalProtocolError(f"{len(data)} bytes of audio, wanted are whole float32 samples")
+    else:
+        array = np.frombuffer(data, "<f4")
+    if not np.isfinite(array).all():
+        raise LocalProtocolError("samples hold NaN or infinity")
+    return array.tobytes()

@@ -1,0 +1,586 @@
+/**
+ * Antiphon's client for browsers and Node: the `realtime` protocol over a WebSocket, in one file.
+ *
+ *     import { connect } from "./antiphon.js";
+ *
+ *     const session = await connect("ws://127.0.0.1:8006", { mode: "audio", instructions: "Be brief." });
+ *     microphone.onSamples = (samples) => session.append(samples);     // Float32Array, 16 kHz mono
+ *     for await (const event of session) {
+ *       if (event.type === "speech") play(event.audio);                // Float32Array, 24 kHz mono
+ *     }
+ *
+ *     const chat = await connect("ws://127.0.0.1:8006", { mode: "chat" });
+ *     for await (const piece of await chat.ask("Good morning!")) show(piece.text);
+ *
+ * Rules: events go to the iterator, or, where `onEvent` is given, to that alone. Sound is cut into
+ * whole seconds; a rest waits for more, or for `flush`. `connect` tries again, with growing waits,
+ * until the server has created the session, and never after. Settings within `config`, `generation`
+ * and `speech` bear the names that they have on the wire.
+ *
+ * It records no microphone, plays nothing, keeps no history of a chat and knows no other dialect.
+ * Node before 22 has no WebSocket by itself: give one as `WebSocket`.
+ */
+
+const UNIT_SAMPLES = 16_000;
+/** The shortest append that a server takes: 250 ms. */
+const APPEND_SAMPLES_MIN = 4_000;
+const FRAMES_MAX = 4;
+/** An hour of a duplex session that nobody reads: more would only cost memory. */
+const EVENTS_WAITING_MAX = 4_096;
+/** Half a minute of sound and pictures that the network does not take: it will not catch up. */
+const UNSENT_BYTES_MAX = 32 * 1024 * 1024;
+const BACKOFF_MS = 500;
+const BACKOFF_MS_MAX = 30_000;
+const CLOSE_WAIT_MS = 10_000;
+/** Refusals: an `error`, then a close with 1013. */
+const REFUSALS = ["service_unavailable", "queue_full", "worker_busy", "worker_connect_failed"];
+/** Going away, lost, failed, restarting, full, a gateway without its server: these may pass. */
+const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
+
+/**
+ * @typedef {{position: number, estimated_wait_s: number, ticket_id: string, queue_length: number}} QueuePlace
+ * @typedef {Record<string, number | string>} Metrics
+ * @typedef {{type: "listen", inputId: string, metrics: Metrics}} ListenEvent
+ * @typedef {{type: "speech", text: string, audio: Float32Array, endOfTurn: boolean,
+ *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
+ * @typedef {{type: "error", code: string, message: string}} ErrorEvent
+ * @typedef {{type: "closed", reason: string}} ClosedEvent
+ * @typedef {ListenEvent | SpeechEvent | ErrorEvent | ClosedEvent} SessionEvent
+ * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
+ * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
+ *   responseId: string, metrics: Metrics}} Response
+ * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
+ * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
+ * @typedef {{sessionId: string, recording: string}} Created
+ * @typedef {{
+ *   readyState: number, bufferedAmount: number, binaryType: any,
+ *   send(data: string): void, close(code?: number, reason?: string): void,
+ *   addEventListener(type: string, listener: (event: any) => void): void}} WebSocketLike
+ * @typedef {object} Options
+ * @property {"audio" | "video" | "chat"} mode what the session carries
+ * @property {string} [instructions] the system prompt; in chat a message says it
+ * @property {object} [config] inference settings, as on the wire
+ * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
+ * @property {(place: QueuePlace) => void} [onQueue] is told each place in the queue
+ * @property {(event: SessionEvent) => void} [onEvent] is told what happens, instead of the iterator
+ * @property {(error: Error | null) => void} [onEnd] with `onEvent`: the session is over; null: in order
+ * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
+ * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
+ * @property {new (url: string) => WebSocketLike} [WebSocket] instead of the global one
+ */
+
+/** The root of what goes wrong between a client and its server; the message is one line. */
+export class AntiphonError extends Error {
+  /** @param {string} message */
+  constructor(message) {
+    super(message);
+    this.name = new.target.name;
+  }
+}
+
+/** Nobody answers at the address, or not as a server does; a browser does not say why. */
+export class CannotConnectError extends AntiphonError {}
+
+/** What was asked for is not possible now, or never is: a mistake of the calling code. */
+export class MisuseError extends AntiphonError {}
+
+/** The server broke the protocol. */
+export class RemoteProtocolError extends AntiphonError {}
+
+/** The server answered a request with an `error`; the session lives on. */
+export class ReportedError extends AntiphonError {
+  /** @param {{code: string, message: string}} error */
+  constructor({ code, message }) {
+    super(`the server reported an error: ${message} (${code})`);
+    this.code = code;
+  }
+}
+
+/** The server has no place for the session. */
+export class SessionRefusedError extends AntiphonError {
+  /** @param {{code: string, message: string}} error */
+  constructor({ code, message }) {
+    super(`the server refused the session: ${message} (${code})`);
+    this.code = code;
+  }
+}
+
+/** The connection is over: its close code and reason. */
+export class SessionClosedError extends AntiphonError {
+  /** @param {number} code @param {string} reason */
+  constructor(code, reason) {
+    const said = code === 1006 ? "connection lost" : `closed with code ${code}`;
+    super(reason ? `${said}, ${reason}` : said);
+    this.code = code;
+    this.reason = reason;
+  }
+}
+
+/**
+ * Write bytes, or samples (little-endian, as all machines with a WebSocket have it), as base64.
+ * @param {ArrayBuffer | ArrayBufferView} data
+ * @returns {string}
+ */
+export function encodeBase64(data) {
+  const bytes = ArrayBuffer.isView(data)
+    ? new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
+    : new Uint8Array(data);
+  const native = /** @type {any} */ (bytes);
+  if (native.toBase64) return native.toBase64();
+  const { Buffer } = /** @type {any} */ (globalThis);
+  if (Buffer) return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString("base64");
+  const pieces = [];
+  for (let start = 0; start < bytes.length; start += 0x8000) {
+    pieces.push(String.fromCharCode(.../** @type {any} */ (bytes.subarray(start, start + 0x8000))));
+  }
+  return btoa(pieces.join(""));
+}
+
+/**
+ * Read base64.
+ * @param {string} text
+ * @returns {Uint8Array} with a buffer of its own
+ */
+export function decodeBase64(text) {
+  const native = /** @type {any} */ (Uint8Array);
+  if (native.fromBase64) return native.fromBase64(text);
+  const { Buffer } = /** @type {any} */ (globalThis);
+  if (Buffer) return new Uint8Array(Buffer.from(text, "base64"));
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+/** @param {unknown} text @returns {Float32Array} */
+function decodeAudio(text) {
+  return typeof text === "string" ? new Float32Array(decodeBase64(text).buffer) : new Float32Array(0);
+}
+
+/** One WebSocket: its messages wait for whoever reads them. */
+class Channel {
+  /** @type {any[]} */ #waiting = [];
+  /** @type {(() => void) | null} */ #wake = null;
+  /** @type {Error | null} */ #failure = null;
+  /** @type {SessionRefusedError | null} */ #refusal = null;
+  #isOver = false;
+  isClosed = false;
+  hasOpened = false;
+  closeSent = false;
+  code = 1006;
+  reason = "";
+
+  /** @param {WebSocketLike} socket */
+  constructor(socket) {
+    this.socket = socket;
+    /** @type {Promise<void>} */
+    this.ended = new Promise((resolve) => {
+      const end = (/** @type {number} */ code, /** @type {string} */ reason) => {
+        [this.isClosed, this.code, this.reason] = [true, code, reason];
+        this.#notify();
+        resolve();
+      };
+      socket.addEventListener("close", ({ code, reason }) => end(code, reason));
+      // A close follows, but not in Node 20, where no connection was made.
+      socket.addEventListener("error", () => this.hasOpened || end(1006, ""));
+    });
+    socket.addEventListener("open", () => (this.hasOpened = true));
+    socket.addEventListener("message", (event) => this.#take(event.data));
+  }
+
+  /** @param {unknown} data */
+  #take(data) {
+    if (this.#failure) return;
+    let event = null;
+    try {
+      event = JSON.parse(/** @type {string} */ (data));
+    } catch {} // it is told below
+    if (typeof event?.type !== "string") {
+      return this.fail(new RemoteProtocolError("the server sent a message that is no event"));
+    }
+    if (this.#waiting.push(event) > EVENTS_WAITING_MAX) {
+      return this.fail(new MisuseError(`${EVENTS_WAITING_MAX} events wait, and nobody reads them`));
+    }
+    this.#notify();
+  }
+
+  #notify() {
+    this.#wake?.();
+    this.#wake = null;
+  }
+
+  /** @param {Error} failure */
+  fail(failure) {
+    this.#failure ??= failure;
+    this.socket.close();
+    this.#notify();
+  }
+
+  /** @returns {Promise<any>} the next event; null after the last of a session that ended in order */
+  async receive() {
+    while (this.#waiting.length === 0) {
+      if (this.#failure) throw this.#failure;
+      if (this.isClosed) {
+        if (this.#isOver) return null;
+        throw this.#refusal ?? new SessionClosedError(this.code, this.reason);
+      }
+      await new Promise((resolve) => (this.#wake = () => resolve(undefined)));
+    }
+    const event = this.#waiting.shift();
+    this.#isOver ||= event.type === "session.closed";
+    if (event.type === "error" && REFUSALS.includes(event.error?.code)) {
+      this.#refusal = new SessionRefusedError(event.error);
+    }
+    return event;
+  }
+
+  /** @param {object} message */
+  send(message) {
+    if (this.isClosed) throw new SessionClosedError(this.code, this.reason);
+    if (this.#isOver) throw new SessionClosedError(1000, "the server has ended the session");
+    if (this.closeSent) throw new MisuseError("nothing is sent after close()");
+    if (this.socket.bufferedAmount > UNSENT_BYTES_MAX) {
+      throw new AntiphonError(`${this.socket.bufferedAmount} bytes wait to be sent`);
+    }
+    this.socket.send(JSON.stringify(message));
+  }
+
+  /** @param {string} [reason] @returns {Promise<void>} settled when the connection is closed */
+  async close(reason) {
+    if (!this.isClosed && !this.closeSent && !this.#isOver) {
+      this.send({ type: "session.close", ...(reason === undefined ? {} : { reason }) });
+    }
+    this.closeSent = true;
+    const timer = setTimeout(() => this.socket.close(), CLOSE_WAIT_MS);
+    await this.ended;
+    clearTimeout(timer);
+  }
+}
+
+/** A duplex session that is set up; made by `connect`. */
+export class DuplexSession {
+  #channel;
+  #rest = new Float32Array(0);
+  /** @type {string[]} */ #frames = [];
+  #sentSamples = 0;
+
+  /** @param {Channel} channel @param {Created} created @param {Options} options */
+  constructor(channel, created, options) {
+    this.#channel = channel;
+    this.created = created;
+    this.mode = options.mode;
+    if (options.onEvent) this.#tell(options.onEvent, options.onEnd);
+  }
+
+  /**
+   * Send sound, and what was seen with it; less than a second is held until more comes.
+   * @param {Float32Array} samples any number of them, 16 kHz mono, in [-1, 1]
+   * @param {(Uint8Array | ArrayBuffer | string)[]} [frames] JPEG files, or these in base64, in
+   *   mode=video; of those that come to one second the newest four are sent
+   */
+  append(samples, frames = []) {
+    if (!(samples instanceof Float32Array)) throw new MisuseError("samples are to be a Float32Array");
+    if (frames.length && this.mode === "audio") throw new MisuseError("video frames in mode=audio");
+    let seen = frames.map((frame) => (typeof frame === "string" ? frame : encodeBase64(frame)));
+    const joined = new Float32Array(this.#rest.length + samples.length);
+    joined.set(this.#rest);
+    joined.set(samples, this.#rest.length);
+    this.#rest = joined;
+    for (let size = this.#next(); this.#rest.length >= size; size = this.#next()) {
+      if (this.#rest.length === size) {
+        this.#see(seen); // what was seen belongs to the second in which the sound ends
+        seen = [];
+      }
+      this.#send(size);
+    }
+    this.#rest = this.#rest.slice();
+    this.#see(seen);
+  }
+
+  /** Send what is held, with silence up to a whole second. */
+  flush() {
+    if (this.#rest.length || this.#frames.length) this.#sendRest(this.#next(), false);
+  }
+
+  /** Make the model stop speaking, at once; what is held goes with it, 250 ms at least. */
+  interrupt() {
+    this.#sendRest(Math.max(this.#rest.length, APPEND_SAMPLES_MIN), true);
+  }
+
+  /**
+   * End the session; its last events can still be read.
+   * @param {string} [reason] in the caller's own words
+   * @returns {Promise<void>} settled when the connection is closed
+   */
+  close(reason) {
+    return this.#channel.close(reason);
+  }
+
+  /** @returns {AsyncGenerator<SessionEvent, void>} what happens, up to the session's end */
+  async *[Symbol.asyncIterator]() {
+    for (let event; (event = await this.#channel.receive()) !== null; ) {
+      const said = readEvent(event);
+      if (said) yield said;
+    }
+  }
+
+  /** @param {(event: SessionEvent) => void} onEvent @param {Options["onEnd"]} onEnd */
+  async #tell(onEvent, onEnd) {
+    try {
+      for await (const event of this) onEvent(event);
+      onEnd?.(null);
+    } catch (error) {
+      if (onEnd) onEnd(/** @type {Error} */ (error));
+      else throw error;
+    }
+  }
+
+  /** @param {string[]} frames */
+  #see(frames) {
+    this.#frames = [...this.#frames, ...frames].slice(-FRAMES_MAX);
+  }
+
+  /** The samples of the next append: to the end of a unit, and no fewer than it may have. */
+  #next() {
+    const samples = UNIT_SAMPLES - (this.#sentSamples % UNIT_SAMPLES);
+    return samples < APPEND_SAMPLES_MIN ? samples + UNIT_SAMPLES : samples;
+  }
+
+  /** @param {number} size @param {boolean} forceListen */
+  #sendRest(size, forceListen) {
+    const padded = new Float32Array(size);
+    padded.set(this.#rest);
+    this.#rest = padded;
+    this.#send(size, forceListen);
+  }
+
+  /** @param {number} size @param {boolean} [forceListen] */
+  #send(size, forceListen = false) {
+    const input = { audio: encodeBase64(this.#rest.subarray(0, size)), force_listen: forceListen };
+    const seen = this.#frames.length ? { video_frames: this.#frames } : {};
+    this.#channel.send({ type: "input.append", input: { ...input, ...seen } });
+    this.#rest = this.#rest.subarray(size);
+    this.#frames = [];
+    this.#sentSamples += size;
+  }
+}
+
+/** @param {any} event @returns {SessionEvent | null} */
+function readEvent(event) {
+  const about = { inputId: event.input_id, metrics: event.metrics };
+  switch (event.type) {
+    case "response.output.delta":
+      if (event.kind === "listen") return { type: "listen", ...about };
+      return {
+        type: "speech",
+        text: event.text ?? "",
+        audio: decodeAudio(event.audio),
+        endOfTurn: event.end_of_turn === true,
+        responseId: event.response_id,
+        ...about,
+      };
+    case "error":
+      return { type: "error", code: event.error.code, message: event.error.message };
+    case "session.closed":
+      return { type: "closed", reason: event.reason };
+  }
+  return null; // of a later version than this client
+}
+
+/** A chat that is open; made by `connect`. */
+export class ChatSession {
+  #channel;
+  #onQueue;
+  /** @type {Answer | null} */ #answer = null;
+
+  /** @param {Channel} channel @param {Created} created @param {Options} options */
+  constructor(channel, created, options) {
+    this.#channel = channel;
+    this.#onQueue = options.onQueue;
+    this.created = created;
+  }
+
+  /**
+   * Ask; the answer is still to come. A server remembers nothing: give it the whole conversation.
+   * @param {string | Message[]} question the user's words, or the conversation that ends with them
+   * @param {object} [how]
+   * @param {boolean} [how.stream] the answer comes as it is made (true), or at once
+   * @param {boolean | object} [how.speech] whether it is spoken; an object: as on the wire (`tts`)
+   * @param {object} [how.generation] how it is generated, as on the wire
+   * @param {object} [how.image] how pictures are cut, as on the wire
+   * @param {string} [how.inputId] a name for this turn
+   * @returns {Promise<Answer>} to be iterated, or finished
+   */
+  async ask(question, { stream = true, speech = false, generation, image, inputId } = {}) {
+    if (this.#answer && !this.#answer.isOver) {
+      throw new MisuseError("a question amid the answer to another: read that to its end");
+    }
+    /** @type {Message[]} */
+    const messages = typeof question === "string" ? [{ role: "user", content: question }] : question;
+    const input = {
+      messages: messages.map(encodeMessage),
+      streaming: stream,
+      tts: typeof speech === "object" ? { enabled: true, ...speech } : { enabled: speech },
+      ...(generation ? { generation } : {}),
+      ...(image ? { image } : {}),
+    };
+    const name = inputId === undefined ? {} : { input_id: inputId };
+    this.#channel.send({ type: "input.append", input, ...name });
+    this.#answer = new Answer(this.#channel, this.#onQueue);
+    return this.#answer;
+  }
+
+  /**
+   * Ask, and wait for the whole answer.
+   * @param {string | Message[]} question
+   * @param {Parameters<ChatSession["ask"]>[1]} [how] see `ask`
+   * @returns {Promise<Response>}
+   */
+  async answer(question, how) {
+    return (await this.ask(question, { ...how, stream: false })).finish();
+  }
+
+  /**
+   * End the session; an answer that is under way is cut.
+   * @param {string} [reason] in the caller's own words
+   * @returns {Promise<void>} settled when the connection is closed
+   */
+  close(reason) {
+    return this.#channel.close(reason);
+  }
+}
+
+/** The answer to one question: iterate it for deltas and at last the response. */
+export class Answer {
+  #channel;
+  #onQueue;
+  isOver = false;
+  /** @type {Response | null} */ response = null;
+
+  /** @param {Channel} channel @param {Options["onQueue"]} onQueue */
+  constructor(channel, onQueue) {
+    this.#channel = channel;
+    this.#onQueue = onQueue;
+  }
+
+  /** @returns {AsyncGenerator<Delta | Response, void>} */
+  async *[Symbol.asyncIterator]() {
+    while (!this.isOver) {
+      const event = await this.#channel.receive();
+      if (event === null) {
+        throw new SessionClosedError(this.#channel.code, this.#channel.reason);
+      }
+      if (event.type === "session.queued" || event.type === "session.queue_update") {
+        this.#onQueue?.(event);
+      } else if (event.type === "response.output.delta") {
+        yield { type: "delta", text: event.text ?? "", audio: decodeAudio(event.audio) };
+      } else if (event.type === "response.done") {
+        this.isOver = true;
+        this.response = {
+          type: "response",
+          text: event.text,
+          audio: decodeAudio(event.audio),
+          reason: event.reason,
+          responseId: event.response_id,
+          metrics: event.metrics,
+        };
+        yield this.response;
+      } else if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
+        this.isOver = true;
+        throw new ReportedError(event.error);
+      }
+    }
+  }
+
+  /** @returns {Promise<Response>} once the answer has come to its end */
+  async finish() {
+    for await (const _ of this);
+    if (this.response === null) throw new MisuseError("the answer has failed, and was told so before");
+    return this.response;
+  }
+}
+
+/** @param {Message} message @returns {object} with bytes and samples as base64 */
+function encodeMessage({ role, content }) {
+  if (typeof content === "string") return { role, content };
+  const encoded = content.map(({ data, ...part }) => {
+    if (data === undefined) return part;
+    return { ...part, data: typeof data === "string" ? data : encodeBase64(/** @type {any} */ (data)) };
+  });
+  return { role, content: encoded };
+}
+
+/**
+ * Open a session and set it up.
+ * @template {Options} T
+ * @param {string} url of the server, such as `ws://127.0.0.1:8006`; a path is added where it has none
+ * @param {T} options
+ * @returns {Promise<T["mode"] extends "chat" ? ChatSession : DuplexSession>}
+ * @throws {AntiphonError} see the classes of errors
+ */
+export async function connect(url, options) {
+  const { retries = 4, random = Math.random } = options;
+  const address = endpoint(url, options.mode);
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return /** @type {any} */ (await open(address, options));
+    } catch (error) {
+      if (attempt >= retries || !mayPass(error)) throw error;
+    }
+    const wait = Math.min(BACKOFF_MS * 2 ** attempt, BACKOFF_MS_MAX) * (1 - random() / 2);
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+/** @param {string} url @param {string} mode */
+function endpoint(url, mode) {
+  let address;
+  try {
+    address = new URL(url);
+  } catch {
+    throw new MisuseError(`${url} is no address: it is like ws://127.0.0.1:8006`);
+  }
+  if (!/^wss?:$/.test(address.protocol)) throw new MisuseError("an address begins with ws: or wss:");
+  if (address.pathname === "/") address.pathname = "/v1/realtime";
+  address.searchParams.set("mode", mode);
+  return address.href;
+}
+
+/** @param {unknown} error */
+function mayPass(error) {
+  if (error instanceof SessionClosedError) return PASSING_CLOSE_CODES.includes(error.code);
+  return error instanceof CannotConnectError || error instanceof SessionRefusedError;
+}
+
+/** @param {string} address @param {Options} options */
+async function open(address, options) {
+  const Socket = options.WebSocket ?? /** @type {any} */ (globalThis).WebSocket;
+  if (!Socket) throw new MisuseError("there is no global WebSocket: give one as an option");
+  const channel = new Channel(new Socket(address));
+  try {
+    const created = await setUp(channel, options);
+    const Session = options.mode === "chat" ? ChatSession : DuplexSession;
+    return new Session(channel, created, options);
+  } catch (error) {
+    channel.socket.close();
+    if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}`);
+    throw error;
+  }
+}
+
+/** @param {Channel} channel @param {Options} options @returns {Promise<Created>} */
+async function setUp(channel, { mode, instructions, config, voice, onQueue }) {
+  const payload = mode === "chat" ? {} : { system_prompt: instructions ?? "", config, voice };
+  for (;;) {
+    const event = await channel.receive();
+    if (event === null) throw new SessionClosedError(channel.code, channel.reason);
+    if (event.type === "session.queued" || event.type === "session.queue_update") onQueue?.(event);
+    if (event.type === "session.queue_done") channel.send({ type: "session.init", payload });
+    if (event.type === "session.created") {
+      return { sessionId: event.session_id, recording: event.recording ?? "off" };
+    }
+    if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
+      throw new ReportedError(event.error);
+    }
+  }
+}

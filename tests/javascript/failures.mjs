@@ -1,0 +1,65 @@
+// What goes wrong: `node failures.mjs URL CASE`, where the peer at URL does what the case says.
+import assert from "node:assert/strict";
+import * as antiphon from "../../runtime/web/antiphon.js";
+
+const [, , url, name] = process.argv;
+const options = { mode: "audio", random: () => 0.999 };
+
+const cases = {
+  async nobody() {
+    await assert.rejects(antiphon.connect(url, { ...options, retries: 1 }), antiphon.CannotConnectError);
+  },
+  async refusedTwice() {
+    const session = await antiphon.connect(url, { ...options, retries: 2 });
+    assert.equal(session.created.sessionId, "sess_1");
+    await session.close();
+  },
+  async refused() {
+    const refused = antiphon.connect(url, { ...options, retries: 1 });
+    await assert.rejects(refused, (error) => {
+      assert.ok(error instanceof antiphon.SessionRefusedError);
+      assert.equal(error.code, "queue_full");
+      assert.equal(error.name, "SessionRefusedError");
+      return true;
+    });
+  },
+  async badInit() {
+    await assert.rejects(antiphon.connect(url, options), antiphon.ReportedError);
+  },
+  async cancelled() {
+    await assert.rejects(antiphon.connect(url, options), /closed with code 1000, cancelled/);
+  },
+  async nonsense() {
+    await assert.rejects(antiphon.connect(url, options), antiphon.RemoteProtocolError);
+  },
+  async lost() {
+    const session = await antiphon.connect(url, options);
+    const [first, second] = [session[Symbol.asyncIterator](), session];
+    assert.equal((await first.next()).value.code, "inference_error");
+    await assert.rejects(first.next(), (error) => {
+      assert.ok(error instanceof antiphon.SessionClosedError);
+      return error.code === 1011 && error.reason === "out of memory";
+    });
+    assert.throws(() => second.append(new Float32Array(16_000)), antiphon.SessionClosedError);
+  },
+  async addresses() {
+    for (const address of ["", "127.0.0.1:8006", "http://h"]) {
+      await assert.rejects(antiphon.connect(address, options), antiphon.MisuseError);
+    }
+    const without = { ...options, WebSocket: null };
+    const { WebSocket } = globalThis;
+    delete globalThis.WebSocket;
+    await assert.rejects(antiphon.connect(url, without), /there is no global WebSocket/);
+    globalThis.WebSocket = WebSocket;
+  },
+  async unread() {
+    const session = await antiphon.connect(url, options);
+    await session.close();
+    await assert.rejects(async () => {
+      for await (const _ of session);
+    }, /4096 events wait/);
+  },
+};
+
+await cases[name]();
+console.log("ok");
