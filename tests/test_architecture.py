@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 import pytest
 
-from protocol.state import diagram
+from protocol.state import Course, diagram
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -48,9 +48,7 @@ MUTABLE_CALLS: Final = frozenset({
 })
 # fmt: on
 
-TRIO_ALLOWED: Final = frozenset(
-    {"runtime/listener.py", "runtime/websocket.py", "runtime/client.py"}
-)
+TRIO_ALLOWED: Final = frozenset({"runtime/listener.py", "runtime/websocket.py"})
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/backends/minicpmo/",)
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
@@ -466,7 +464,10 @@ def test_only_the_model_loads_torch() -> None:
     assert findings(heavy_imports) == []
 
 
-ENTRANCES: Final = ("protocol.session", "recorder.writer", "runtime.cli", "runtime.serve_command")
+ENTRANCES: Final = (
+    *("antiphon", "protocol.session", "recorder.writer"),
+    *("runtime.cli", "runtime.serve_command"),
+)
 
 
 @pytest.mark.parametrize("name", ENTRANCES)
@@ -509,7 +510,8 @@ def test_the_state_diagram_is_the_table_s() -> None:
     """A reader would learn a state machine that the server does not run."""
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     blocks = re.findall(r"^```mermaid\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert [block for block in blocks if block.startswith("stateDiagram")] == [diagram()]
+    drawn = [block for block in blocks if block.startswith("stateDiagram")]
+    assert drawn == [diagram(course) for course in Course]
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:

@@ -15,17 +15,9 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from protocol.errors import LocalProtocolError
-from protocol.messages import (
-    Append,
-    Closed,
-    Created,
-    Init,
-    Listen,
-    QueueDone,
-    ServerMessage,
-    Speech,
-)
+from protocol.messages import Closed, Created, Listen, QueueDone, ServerMessage, Speech
 from protocol.model import UNIT_BYTES, Cut, DuplexConfig, Voice
+from protocol.requests import Append, Init
 from runtime import listener
 from runtime.backends.base import Backend, BackendError, BackendSession
 from runtime.backends.llama_omni import (

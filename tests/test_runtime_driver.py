@@ -15,7 +15,8 @@ from recorder.disk import LocalDisk
 from recorder.reader import LogReader, read
 from recorder.verify import verify
 from replay.logic import replay
-from runtime.backends.scripted import Call, ScriptedBackend, Speaks, Step, tone
+from runtime.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from runtime.backends.scripted_tone import tone
 from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time, world
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,8 @@ import simplejpeg
 
 from protocol.model import Unit
 from recorder.reader import read
-from runtime.backends.scripted import Call, ScriptedBackend, Speaks, Step, tone
+from runtime.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from runtime.backends.scripted_tone import tone
 from tests.helpers import (
     Peer,
     World,

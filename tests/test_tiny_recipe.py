@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -9,17 +11,20 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from fixtures.tiny.recipe import labels
+from fixtures.tiny.recipe import chat, chat_batches, labels, shelf
+from fixtures.tiny.recipe.chat_phrases import ALIASES, STRANGE, STRANGE_ANSWER, all_texts
 from fixtures.tiny.recipe.layout import AUDIO, IGNORE, PICTURE, lay_out
+from fixtures.tiny.recipe.lesson import Lesson
+from fixtures.tiny.recipe.mouth import Spoken, lay_out_chat
 from fixtures.tiny.recipe.phrases import (
     PHRASES,
     SEEING,
     SIGHTS,
     UNKNOWN,
     UNKNOWN_HELDOUT,
-    answer_texts,
     says,
 )
 from fixtures.tiny.recipe.render import ACCENTS, HELDOUT_VARIANTS, VARIANTS, Rendering
@@ -27,11 +32,16 @@ from fixtures.tiny.recipe.sights import SIZES, picture
 from fixtures.tiny.recipe.sounds import noise_pool
 from fixtures.tiny.recipe.tasks import TASKS, draw_task
 from fixtures.tiny.recipe.timeline import Knobs, Session, Turn, World, compose
+from fixtures.tiny.recipe.vocabulary import MERGED, make_tokenizer
 from fixtures.tiny.recipe.voice import Answer
 from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
+from protocol.turn import Picture, Sound
+from runtime.backends.minicpmo.chat_voice import Mouth
 from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.score_chat import UNKNOWN as ADMITTED
 from runtime.backends.minicpmo.staging import known_phrases, read_manifest, stage_phrase
 from runtime.backends.minicpmo.tokens import Tokens
+from runtime.backends.minicpmo.work import Speak
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "fixtures" / "tiny"
@@ -213,7 +223,7 @@ def world() -> World:
         known={phrase: [rendering(phrase)] for phrase in PHRASES},
         unknown=[rendering("no")],
         noises=noise_pool(3),
-        units=dict.fromkeys(answer_texts(), 3),
+        units=dict.fromkeys(all_texts(), 3),
         sights=tuple(SIGHTS),
     )
 
@@ -273,3 +283,163 @@ def test_labels_of_the_ear_follow_what_is_said(world: World) -> None:
     ended = labels.ended(session, list(PHRASES))
     assert ended[int(first.end_s * 10) + 5] == 1 + list(PHRASES).index(first.text)
     assert ended[row - 2] == 0
+
+
+# -- chat -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lesson(model: DuplexModel, world: World) -> Lesson:
+    """What the stages share, with answers of one code a token and pictures that were seen."""
+    parts, tokens = model.machine.parts, model.tokens
+    texts = {key: tokens.encode(text) for key, text in all_texts().items()}
+    silent = np.zeros(0, np.float32)
+    answers = {
+        key: Answer(
+            text=all_texts()[key],
+            chunks=(tuple(ids),),
+            codes=tuple(range(1, 1 + 3 * len(ids))),
+            begins=tuple(range(0, 3 * len(ids), 3)),
+            pcm=silent,
+        )
+        for key, ids in texts.items()
+    }
+    shown = torch.zeros(len(world.sights), 64, int(parts.config.llm.hidden_size))
+    return Lesson(
+        parts=parts,
+        front=parts.front_end,
+        world=world,
+        answers=answers,
+        tokens=tokens,
+        seed=1,
+        shown=shown,
+    )
+
+
+def turns(world: World, count: int) -> list[chat.Asked]:
+    """Turns of chat, each from its own generator."""
+    texts = all_texts()
+    return [chat.compose(world, texts, np.random.default_rng(seed)) for seed in range(count)]
+
+
+def test_chat_is_laid_out_as_the_engine_feeds_it(model: DuplexModel, lesson: Lesson) -> None:
+    """The model would be asked in chat in another form than it was trained in."""
+    for asked in turns(lesson.world, 12):
+        laid = chat_batches.lay(lesson, asked)
+        prompt = len(laid.ids) - len(laid.answer)
+        fed = model.answer(attrs.evolve(asked.turn, max_slice_nums=1), cut=0)[0].fed_ids
+        assert [min(index, 0) or index for index in fed] == [
+            -1 if index < 0 else index for index in laid.ids[:prompt]
+        ]
+        assert laid.labels[: prompt - 1] == [IGNORE] * (prompt - 1)
+        assert laid.labels[prompt - 1 : -1] == laid.answer == laid.ids[prompt:]
+        ids, speech = model.tokens.ids, asked.turn.speech is not None
+        heard = any(isinstance(p, Sound) for m in asked.turn.messages for p in m.content)
+        assert (fed[-1] == ids.tts_bos) == asked.aloud == (speech or heard)
+        assert laid.labels[-1] in model.tokens.endings
+
+
+def test_chat_is_answered_from_what_was_asked_last(world: World) -> None:
+    """Training would teach the wrong answers."""
+    keys = set()
+    for asked in turns(world, 60):
+        keys.add(asked.says)
+        shown = [p for m in asked.turn.messages for p in m.content if isinstance(p, Picture)]
+        assert len(shown) == len(asked.pictures)
+        assert asked.turn.messages[-1].role == "user"
+        if asked.says.startswith(SEEING):
+            sight = world.sights[asked.pictures[-1]] if asked.pictures else None
+            assert asked.says == says(SEEING, sight)
+    assert STRANGE in keys
+    assert len(keys & set(PHRASES)) > 5
+
+
+def test_what_is_strange_is_no_phrase(world: World) -> None:
+    """It would be taught not to know what it knows."""
+    composer = chat.Composer(world=world, rng=np.random.default_rng(3))
+    told = {composer.strange() for _ in range(300)}
+    assert not told & {*PHRASES, *ALIASES, ""}
+    assert len(told) > 200
+
+
+def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
+    model: DuplexModel, lesson: Lesson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The speech decoder would be fed another sequence than it was trained on."""
+    key = "what can you do"
+    answer, parts = lesson.answers[key], model.machine.parts
+    ids = model.tokens.encode(answer.text)
+    states = torch.randn(len(ids), int(parts.config.llm.hidden_size))
+    spoken = Spoken(key=key, chunk=0, states=states)
+    lines = lay_out_chat(lesson, spoken, answer, np.random.default_rng(0))
+    codes = iter([label for label in lines.labels if label != IGNORE])
+    monkeypatch.setattr(
+        "runtime.backends.minicpmo.chat_voice.decide_chat_code", lambda *_: next(codes)
+    )
+    vocoder = model.machine.vocoder
+    assert vocoder is not None
+    mouth = Mouth(parts=parts, vocoder=vocoder, voice="any", slot=0, capacity=4096, key=(0, 0))
+    text, rows = list(zip(ids, states, strict=True)), []
+    for piece, last in ((text[:10], False), (text[10:], True)):
+        steps = mouth.say(piece, lambda *_: None, last=last)
+        work = next(steps)
+        with contextlib.suppress(StopIteration):
+            while True:
+                if isinstance(work, Speak):
+                    rows.append(work.rows)
+                    work = steps.send(torch.zeros(parts.config.tts.num_audio_tokens))
+                else:
+                    work = steps.send((np.zeros(0, np.float32), None))
+    assert torch.equal(torch.cat(rows), lines.rows)
+    assert next(codes, None) is None
+
+
+def test_what_it_says_of_strange_things_is_what_the_scores_ask() -> None:
+    """The scores would ask for another sentence than training taught."""
+    assert STRANGE_ANSWER == ADMITTED
+
+
+def test_ids_of_the_tokenizer_stay_where_they_were() -> None:
+    """Weights and recordings of an earlier version would mean other words."""
+    tokenizer = make_tokenizer()
+    placed = {"<|endoftext|>": 600, "<unit>": 601, "<|im_end|>": 608, "<focus>": 618}
+    placed |= {"<think>": 619, "<|tts_eos|>": 623, "</focus>": 624}
+    assert {name: tokenizer.token_to_id(name) for name in placed} == placed
+    assert MERGED == 600
+    assert tokenizer.encode("I do not know that.").ids == model_ids()
+
+
+def model_ids() -> list[int]:
+    """What the tokenizer beside the weights makes of the same text."""
+    return Tokens(TINY).encode("I do not know that.")
+
+
+def test_a_stage_is_trained_again_when_its_recipe_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The shelf would hand out weights that the recipe no longer makes."""
+    learnt = {"ear": "a", "eye": "b", "mind": "c"}
+    keys = {name: shelf.key(name, (1, 2), learnt) for name in shelf.RECIPES}
+    assert len(set(keys.values())) == 4
+    assert shelf.key("ear", (1, 3), learnt) != keys["ear"]
+    assert shelf.key("mind", (1, 2), {**learnt, "eye": "x"}) != keys["mind"]
+    recipe = tmp_path / "recipe"
+    shutil.copytree(shelf.RECIPE, recipe)
+    shutil.copy(TINY / "config.json", tmp_path)
+    monkeypatch.setattr(shelf, "RECIPE", recipe)
+    assert shelf.key("mind", (1, 2), learnt) == keys["mind"]
+    (recipe / "chat.py").write_text("# changed")
+    assert shelf.key("mind", (1, 2), learnt) != keys["mind"]
+    assert shelf.key("ear", (1, 2), learnt) == keys["ear"]
+
+
+def test_the_shelf_gives_back_what_was_put_there(lesson: Lesson, tmp_path: Path) -> None:
+    """A training that was taken up again would go on from other weights."""
+    before = shelf.digest(lesson.parts, ("llm.",))
+    shelf.put(tmp_path / "mind.pt", lesson, ("llm.",), {"loss": 0.5, "seconds": 3})
+    norm = lesson.parts.llm.model.norm.weight
+    with torch.no_grad():
+        norm.add_(1.0)
+    assert shelf.digest(lesson.parts, ("llm.",)) != before
+    assert shelf.take(tmp_path / "mind.pt", lesson) == {"loss": 0.5, "seconds": 3}
+    assert shelf.digest(lesson.parts, ("llm.",)) == before

@@ -10,6 +10,10 @@ import pytest
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.score import (
     score_barge,
+    score_chat_aloud,
+    score_chat_sight,
+    score_chat_spoken,
+    score_chat_typed,
     score_colour,
     score_heldout,
     score_late,
@@ -78,6 +82,35 @@ def test_stops_for_whoever_speaks_into_its_answer(model: DuplexModel) -> None:
 def test_does_not_stop_for_a_noise(model: DuplexModel) -> None:
     """A knock on the table would cut its answers off."""
     assert score_noise_during_answer(model, HELDOUT)["went_on"] >= 0.9
+
+
+def test_answers_what_is_typed_and_admits_what_it_does_not_know(model: DuplexModel) -> None:
+    """Who writes to the demo would get wrong answers, or invented ones."""
+    scores = score_chat_typed(model, HELDOUT)
+    assert scores["phrases"] == 25
+    assert scores["answered_right"] >= 0.95
+    assert scores["unknown_admitted"] >= 0.7
+
+
+def test_answers_speech_that_is_sent_in_a_message(model: DuplexModel) -> None:
+    """Sound in a conversation would not be understood."""
+    scores = score_chat_spoken(model, HELDOUT)
+    assert scores["renderings"] >= 100
+    assert scores["answered_right"] >= 0.85
+
+
+def test_says_in_chat_which_colour_it_sees(model: DuplexModel) -> None:
+    """Nobody could see that pictures of a conversation arrive."""
+    scores = score_chat_sight(model, HELDOUT)
+    assert scores["named_right_typed"] >= 0.9
+    assert scores["named_right_spoken"] >= 0.8
+
+
+def test_answers_aloud_in_the_same_words(model: DuplexModel) -> None:
+    """Speech on request would be missing, or say something else than the text."""
+    scores = score_chat_aloud(model, HELDOUT)
+    assert scores["answered_right"] >= 0.95
+    assert scores["answered_aloud"] >= 0.95
 
 
 def test_its_card_is_filled_in() -> None:
