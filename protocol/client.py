@@ -29,8 +29,7 @@ from .errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
 from .limits import (
     APPEND_SAMPLES_MAX,
     APPEND_SAMPLES_MIN,
-    CHAT_FRAME_BYTES_MAX,
-    FRAME_BYTES_MAX,
+    FRAME_BYTES_MAX_OF,
 )
 from .messages import Closed, ErrorReport, Mode, Paused, Response, Resumed, ServerMessage
 from .model import SAMPLE_BYTES, UNIT_SAMPLES
@@ -112,11 +111,6 @@ class ClientConnection:
     def closed_with(self) -> tuple[int, str] | None:
         """Code and reason of the WebSocket's close; None while it is open."""
         return self._closed_with
-
-    @property
-    def _bytes_max(self) -> int:
-        """How long a message may be, either way."""
-        return CHAT_FRAME_BYTES_MAX if self._mode == "chat" else FRAME_BYTES_MAX
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -240,8 +234,9 @@ class ClientConnection:
         if verdict != ACCEPT:
             raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
         frame = self._dialect.encode_request(message)
-        if len(frame) > self._bytes_max:
-            text = f"a message of {len(frame)} bytes, at most {self._bytes_max} are taken"
+        bytes_max = FRAME_BYTES_MAX_OF[self._mode]
+        if len(frame) > bytes_max:
+            text = f"a message of {len(frame)} bytes, at most {bytes_max} are taken"
             raise LocalProtocolError(text)
         return frame
 
@@ -260,7 +255,9 @@ class ClientConnection:
             RemoteProtocolError: it is no JSON object, no event of the dialect, or one that has no
                 place in this state.
         """
-        messages = self._dialect.decode(parse_frame(frame, self._bytes_max), self._mode)
+        messages = self._dialect.decode(
+            parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode]), self._mode
+        )
         return tuple(message for message in messages if self._take(message))
 
     def _take(self, message: ServerMessage) -> bool:

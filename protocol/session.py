@@ -26,7 +26,7 @@ from .dialects.opening import OPENING, choose
 from .digest import digest
 from .duplex import Duplex
 from .errors import CLOSE_TOO_BIG, REFUSALS, ErrorCode, FieldError, FrameError, LocalProtocolError
-from .limits import CHAT_FRAME_BYTES_MAX, ESTIMATE_INTERVAL_S, FRAME_BYTES_MAX, NS_PER_S
+from .limits import ESTIMATE_INTERVAL_S, FRAME_BYTES_MAX_OF, NS_PER_S
 from .messages import EndReason, ErrorReport, Queued, QueueDone, QueuePlace, QueueUpdate
 from .requests import (
     Append,
@@ -50,11 +50,6 @@ def _dialect_of(opened: ev.ConnectionOpened) -> Dialect:
     if opened.endpoint == "realtime":
         return REALTIME if opened.mode == "chat" else OPENING
     return LEGACY_CHAT if opened.endpoint == "chat" else LEGACY_DUPLEX
-
-
-def frame_bytes_max(opened: ev.ConnectionOpened) -> int:
-    """How long a client's frame may be."""
-    return CHAT_FRAME_BYTES_MAX if opened.mode == "chat" else FRAME_BYTES_MAX
 
 
 class Session:
@@ -259,7 +254,7 @@ class Session:
         if core.is_closed:
             return
         try:
-            body = parse_frame(event.frame, frame_bytes_max(core.opened))
+            body = parse_frame(event.frame, FRAME_BYTES_MAX_OF[core.opened.mode])
         except FrameError as error:
             self._end_by_frame(error)
             return

@@ -20,15 +20,16 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from protocol.errors import CLOSE_TRY_LATER, ErrorCode
-from protocol.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX
+from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.messages import ErrorReport
 from recorder.writer import Recorder, RecorderPolicy
 
-from . import listener, media
+from . import listener
 from .backends.base import Backend, BackendError, Remote
 from .http import error_body, make_app
 from .identity import SystemIdentities
 from .listener import Address, WebSocketRequest
+from .media.decoder import MediaDecoder
 from .models import load_backend
 from .routing import NotServedError, Route, route
 from .server import Server
@@ -70,10 +71,7 @@ class Gateway:
             body = error_body(error.code, error.message, **error.details)
             await request.reject(error.status, body)
             return
-        is_chat = to.mode == "chat"
-        websocket = await request.accept(
-            frame_bytes_max=CHAT_FRAME_BYTES_MAX if is_chat else FRAME_BYTES_MAX
-        )
+        websocket = await request.accept(frame_bytes_max=FRAME_BYTES_MAX_OF[to.mode])
         if self.server is None:
             await self._turn_away(websocket, to)
         else:
@@ -163,7 +161,7 @@ async def run(
                 tasks=tasks,
                 recorder=recorder,
                 identities=SystemIdentities(),
-                decode_media=media.MediaDecoder(voices).decode,
+                decode_media=MediaDecoder(voices).decode,
             )
             tasks.start_soon(gateway.server.refresh_estimates)
             on_ready()
