@@ -51,12 +51,9 @@ from protocol.requests import (
     VoiceName,
 )
 from protocol.turn import ChatConfig
-from runtime.client import ClientSession
-from runtime.client import connect as connect_raw
-from runtime.client_chat import Answer, ChatSession, message
-from runtime.client_connect import connect
-from runtime.client_duplex import DuplexSession, Event
-from runtime.client_errors import (
+from runtime.client.chat import Answer, ChatSession, message
+from runtime.client.duplex import DuplexSession, Event
+from runtime.client.errors import (
     AddressError,
     CannotConnectError,
     ClientError,
@@ -65,6 +62,9 @@ from runtime.client_errors import (
     SessionClosedError,
     SessionRefusedError,
 )
+from runtime.client.sdk import connect
+from runtime.client.session import ClientSession
+from runtime.client.session import connect as connect_raw
 
 __all__ = [
     "AddressError",

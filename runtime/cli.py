@@ -16,15 +16,18 @@ import click
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "serve": ("runtime.serve_command:serve_command", "Serve a model over WebSockets."),
-        "talk": ("runtime.talk:talk_command", "Stream a WAV file to a server, hear its reply."),
-        "chat": ("runtime.chat_command:chat_command", "Ask a server in words, read its answer."),
+        "talk": (
+            "runtime.talk.command:talk_command",
+            "Stream a WAV file to a server, hear its reply.",
+        ),
+        "chat": ("runtime.chat.command:chat_command", "Ask a server in words, read its answer."),
         "demo": ("runtime.demo:demo_command", "Serve, talk, record and replay, in one go."),
         "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
         "verify": ("replay.cli:verify_command", "Check a log's integrity."),
         "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
-        "bench": ("runtime.bench:bench_command", "Measure units, replay and recording."),
-        "doctor": ("runtime.doctor_command:doctor_command", "Say whether a model would be served."),
-        "schema": ("runtime.schema_command:schema_command", "Describe the wire protocols."),
+        "bench": ("runtime.bench.command:bench_command", "Measure units, replay and recording."),
+        "doctor": ("runtime.doctor.command:doctor_command", "Say whether a model would be served."),
+        "schema": ("runtime.schema.command:schema_command", "Describe the wire protocols."),
         "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
     }
 )

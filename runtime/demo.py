@@ -31,10 +31,10 @@ from protocol.messages import Mode
 from .audio import AudioFileError, write_wav
 from .models import MODELS
 from .server_process import RUN, served
-from .talk import UnusableError, read_frame, read_speech
-from .talk_session import Plan, talk
-from .talk_tally import Tally
-from .talk_view import JsonView, LineView, View, summarize
+from .talk.command import UnusableError, read_frame, read_speech
+from .talk.session import Plan, talk
+from .talk.tally import Tally
+from .talk.view import JsonView, LineView, View, summarize
 
 SPEECH: Final = Path("fixtures") / "speech"
 SOURCE_TREE: Final = Path(__file__).parents[1]

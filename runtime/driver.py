@@ -32,7 +32,7 @@ from .admission import Admission, Refused, Ticket
 from .calls import Calls
 from .connection import Ready
 from .journal import Journal, OpenLog
-from .media import Decoded, MediaError
+from .media.values import Decoded, MediaError
 from .pool import Lease
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -66,7 +66,7 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
-        decode_media: decodes media off the event loop (`media.MediaDecoder.decode`).
+        decode_media: decodes media off the event loop (`MediaDecoder.decode`).
         admit: whether there is room for a connection without a slot.
         clock_ns: monotonic nanoseconds.
     """

@@ -13,7 +13,7 @@ from typing import Final
 
 from protocol.limits import VOICE_NAME_CHARS_MAX, WAV_BYTES_MAX
 
-from .media_values import MediaError
+from .media.values import MediaError
 
 VOICES_MAX: Final = 1_000
 """Names that are listed; a folder of more was surely not meant."""

@@ -28,7 +28,8 @@ from recorder.disk import Disk
 from recorder.writer import Recorder
 from runtime.backends.scripted import ScriptedBackend
 from runtime.identity import CountedIdentities
-from runtime.media import Decoded, MediaDecoder
+from runtime.media.decoder import MediaDecoder
+from runtime.media.values import Decoded
 from runtime.server import Server
 from runtime.settings import Settings
 from runtime.websocket import WebSocketClosed

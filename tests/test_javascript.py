@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
 from protocol.codec import encode_base64
-from runtime.client_units import UnitCutter
+from runtime.client.units import UnitCutter
 
 from .live import live_server
 from .peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say

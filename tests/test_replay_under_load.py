@@ -18,7 +18,7 @@ from replay.full import replay_fully
 from replay.report import FullReport
 from runtime.audio import read_wav
 from runtime.backends.minicpmo.model import DuplexModel
-from runtime.client import ClientSession, connect
+from runtime.client.session import ClientSession, connect
 from runtime.engine.backend import EngineBackend
 from runtime.models import tiny_path
 

@@ -24,7 +24,7 @@ from runtime.backends.llama_omni import (
     LlamaOmniBackend,
 )
 from runtime.backends.llama_omni_http import Address
-from runtime.client import connect
+from runtime.client.session import connect
 from runtime.http import make_app
 from runtime.identity import CountedIdentities
 from runtime.server import Server

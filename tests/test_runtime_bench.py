@@ -15,7 +15,7 @@ import pytest
 
 from protocol.media import check_jpeg
 from protocol.model import UNIT_BYTES, UNIT_SAMPLES
-from runtime.bench_material import (
+from runtime.bench.material import (
     Speech,
     Times,
     camera_frame,

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import bench_engine_command
 from runtime.backends.minicpmo.config import read_config
 from runtime.backends.minicpmo.full import SPEAKING_TOKENS, floor_ms, random_model
 from runtime.backends.minicpmo.model import DuplexModel
-from runtime.bench_engine import (
+from runtime.bench import engine_command
+from runtime.bench.engine import (
     MODES,
     NEAR,
     Arrival,
@@ -29,7 +29,7 @@ from runtime.bench_engine import (
     Served,
     judge,
 )
-from runtime.bench_engine_command import (
+from runtime.bench.engine_command import (
     ARRIVALS,
     Clock,
     EngineBenchResult,
@@ -37,7 +37,7 @@ from runtime.bench_engine_command import (
     bench,
     full_facts,
 )
-from runtime.bench_material import Times, load_speech
+from runtime.bench.material import Times, load_speech
 from runtime.cli import main
 from tests.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
 
@@ -112,7 +112,7 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
     words += ["--device", "cpu"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_engine_command, "SESSIONS_MAX", 1)
+        patch.setattr(engine_command, "SESSIONS_MAX", 1)
         told = CliRunner().invoke(main, [*words, "--json"])
         shown = CliRunner().invoke(main, words)
     assert told.exit_code == shown.exit_code == 0, told.output

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from runtime import demo, server_process
 from runtime.cli import main
 from runtime.server_process import RUN
-from runtime.talk_session import Plan
-from runtime.talk_tally import Tally
+from runtime.talk.session import Plan
+from runtime.talk.tally import Tally
 
 
 def run_demo(*options: str | Path) -> Result:

@@ -16,7 +16,7 @@ from runtime.backends.minicpmo import device
 from runtime.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.cli import main
-from runtime.doctor import Diagnosis, Finding, Question, examine
+from runtime.doctor.examination import Diagnosis, Finding, Question, examine
 
 
 def antiphon(*arguments: str) -> Result:

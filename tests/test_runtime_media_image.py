@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.limits import FRAME_JPEG_BYTES_MAX, IMAGE_BYTES_MAX
-from runtime.media_image import JPEG_SCANS_MAX, PNG_CHUNKS_MAX, decode_image, decode_jpeg
-from runtime.media_values import MediaError
+from runtime.media.image import JPEG_SCANS_MAX, PNG_CHUNKS_MAX, decode_image, decode_jpeg
+from runtime.media.values import MediaError
 
 DAMAGED = "the image is a damaged PNG"
 JPEG_DAMAGED = "the image is not a JPEG, or is damaged"

@@ -9,11 +9,10 @@ import anyio
 import pytest
 from anyio.abc import Process
 
-from runtime import media_process
-from runtime.media_process import ANSWER_BYTES_MAX, decode_video
-from runtime.media_values import MediaError
-from runtime.media_video import read_video
-from runtime.media_worker import MEMORY_BYTES_MAX
+from runtime.media.process import ANSWER_BYTES_MAX, decode_video
+from runtime.media.values import MediaError
+from runtime.media.video import read_video
+from runtime.media.worker import MEMORY_BYTES_MAX
 
 from .videos import claiming, make_video, steady
 
@@ -43,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
         processes.append(await start(*arguments, **options))
         return processes[-1]
 
-    monkeypatch.setattr(media_process.anyio, "open_process", note)
+    monkeypatch.setattr(anyio, "open_process", note)
     return processes
 
 
@@ -121,7 +120,7 @@ async def test_a_process_that_cannot_start_is_a_refusal() -> None:
 )
 async def test_it_can_open_nothing_and_take_little(code: str, error: str) -> None:
     """A file that takes the decoder over could read the server's keys or call home."""
-    script = f"import socket\nfrom runtime import media_worker as w\nw.limit_itself()\n{code}"
+    script = f"import socket\nfrom runtime.media import worker as w\nw.limit_itself()\n{code}"
     ended = await anyio.run_process([*running(script)], check=False)
     assert ended.returncode == 1
     assert error in ended.stderr.decode()

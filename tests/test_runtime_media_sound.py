@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from protocol.limits import WAV_BYTES_MAX
 from protocol.media import AUDIO_BYTES_MAX
-from runtime.media_sound import BLOCK_SAMPLES, decode_audio, decode_wav
-from runtime.media_values import MediaError
+from runtime.media.sound import BLOCK_SAMPLES, decode_audio, decode_wav
+from runtime.media.values import MediaError
 
 NOT_WAV = "the audio is not a WAV file, or is damaged"
 

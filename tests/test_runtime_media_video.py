@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.limits import VIDEO_BYTES_MAX
-from runtime import media_pictures, media_video
-from runtime.media_values import Decoded, MediaError
-from runtime.media_video import PACKETS_MAX, STREAMS_MAX, read_video
+from runtime.media import pictures, video
+from runtime.media.values import Decoded, MediaError
+from runtime.media.video import PACKETS_MAX, STREAMS_MAX, read_video
 
 from .videos import (
     GREYS,
@@ -126,7 +126,7 @@ def test_a_last_second_may_have_no_others() -> None:
 def test_pictures_of_other_shapes_are_fitted_on_white() -> None:
     """A recording whose window was resized would be torn."""
     wide, high = np.zeros((40, 80, 3), np.uint8), np.zeros((80, 40, 3), np.uint8)
-    whole = media_pictures.stack([wide, high])
+    whole = pictures.stack([wide, high])
     assert whole.shape == (166, 80, 3)
     assert whole[:20].min() == 255
     assert whole[20:60].max() == 0
@@ -236,7 +236,7 @@ def test_huge_pictures_are_refused() -> None:
 
 def test_pictures_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A video of noise would fill the log and the memory with its pictures."""
-    monkeypatch.setattr(media_pictures, "PICTURES_BYTES_MAX", 1_000)
+    monkeypatch.setattr(pictures, "PICTURES_BYTES_MAX", 1_000)
     assert reason(SMALL) == "the video's pictures have more than 1000 bytes"
 
 
@@ -244,7 +244,7 @@ def test_pictures_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packets_and_frames_are_counted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A file of a million empty frames would keep a core busy until its time is up."""
     assert PACKETS_MAX > 64 * 60
-    monkeypatch.setattr(media_video, name, 5)
+    monkeypatch.setattr(video, name, 5)
     assert reason(SMALL).endswith(f"more than 5 {name.partition('_')[0].lower()}")
 
 

@@ -27,9 +27,9 @@ from protocol.schema.wire import MODES
 from protocol.state import TRANSITIONS, Course
 from runtime.cli import main
 from runtime.routing import route
-from runtime.schema_document import GATES, asyncapi
-from runtime.schema_markdown import reference
-from runtime.schema_notes import CHANNELS, ENDS
+from runtime.schema.document import GATES, asyncapi
+from runtime.schema.markdown import reference
+from runtime.schema.notes import CHANNELS, ENDS
 
 ROOT = Path(__file__).resolve().parent.parent
 VALIDATOR = ROOT / "tests" / "schema"

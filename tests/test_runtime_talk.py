@@ -23,10 +23,11 @@ from protocol.messages import Mode
 from protocol.model import UNIT_BYTES, Unit
 from runtime.backends.scripted import ScriptedBackend, Speaks, Step, default_script
 from runtime.cli import main
-from runtime.client import ClientSession, SessionClosedError
-from runtime.talk_session import ANSWER_WAIT_S, CLOSED_WAIT_S, Plan, converse, cut_units
-from runtime.talk_tally import Happening, Tally
-from runtime.talk_view import LiveView, printable
+from runtime.client.errors import SessionClosedError
+from runtime.client.session import ClientSession
+from runtime.talk.session import ANSWER_WAIT_S, CLOSED_WAIT_S, Plan, converse, cut_units
+from runtime.talk.tally import Happening, Tally
+from runtime.talk.view import LiveView, printable
 
 from .helpers import Peer, World, on_virtual_time, pcm, world
 

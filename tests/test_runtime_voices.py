@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.limits import WAV_BYTES_MAX
-from runtime.media_values import MediaError
+from runtime.media.values import MediaError
 from runtime.voices import VoiceLibrary
 
 NO_VOICE = "there is no voice of that name"

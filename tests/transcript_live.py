@@ -26,7 +26,7 @@ from runtime import listener
 from runtime.backends.scripted import ScriptedBackend
 from runtime.http import make_app
 from runtime.identity import SystemIdentities
-from runtime.media import MediaDecoder
+from runtime.media.decoder import MediaDecoder
 from runtime.server import Server
 from runtime.serving import Gateway
 from runtime.settings import Settings

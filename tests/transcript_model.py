@@ -28,9 +28,9 @@ from runtime.backends.scripted import (
     _result,
 )
 from runtime.backends.scripted_chat import ScriptedTurn
-from runtime.media import MediaDecoder
-from runtime.media_values import Decoded, MediaError
-from runtime.media_video import read_video
+from runtime.media.decoder import MediaDecoder
+from runtime.media.values import Decoded, MediaError
+from runtime.media.video import read_video
 
 from .transcript_scripts import make_backend
 

@@ -26,7 +26,7 @@ from protocol.messages import ErrorReport
 from protocol.session import Session, frame_bytes_max
 from runtime.admission import Admission, Refused, Ticket
 from runtime.identity import CountedIdentities
-from runtime.media import MediaDecoder
+from runtime.media.decoder import MediaDecoder
 from runtime.pool import Lease, Pool
 from runtime.routing import NotServedError, Route, route
 from runtime.settings import MODES, Settings

@@ -1,0 +1,1 @@
+"""`antiphon bench`: what units, replays, recordings and the engine cost."""

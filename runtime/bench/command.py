@@ -1,0 +1,243 @@
+"""`antiphon bench`: what a unit, a replay and a recording cost, measured in one run.
+
+It serves a model in a process of its own, talks to it with one client and with eight, replays a log
+of that, and measures the recorder by itself; see `units`, `replay`, `recording`.
+`antiphon bench engine` is another bench; see `engine_command`.
+
+Times of one machine say little about another, so each stands beside what it can be judged by: a
+unit beside the second that it has, eight sessions beside one, a replay beside the session's own
+time, recording beside a simpler way to keep the same. All of them come from the same run.
+
+It judges nothing: there is no limit here that fails.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import anyio
+import attrs
+import click
+import orjson
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from ..models import MODELS
+from ..server_process import served
+from .engine_command import engine_command
+from .material import Times, load_speech, machine_facts
+from .recording import RecordingResult, measure_recording
+from .replay import ReplayResult, measure_replay
+from .units import Arrival, UnitsResult, measure_units
+
+SESSIONS_MANY: Final = 8
+RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
+    (1, "spread"),
+    (SESSIONS_MANY, "spread"),
+    (SESSIONS_MANY, "together"),
+)
+SECONDS: Final = 20
+SECONDS_MAX: Final = 200
+"""Longer sessions would meet the server's own limit."""
+LOGS: Final = "*.session.zst"
+
+
+@attrs.frozen(kw_only=True)
+class Bench:
+    """What one run found; as JSON it is `attrs.asdict` of this.
+
+    Attributes:
+        machine: what it ran on.
+        model: which model was served.
+        speech: what was said to it.
+        seconds: units that each session sent.
+        units: for each of `RUNS`.
+        latency_ratio: eight sessions' `p50` and `p99` in terms of one's, for each arrival.
+        replay: of the first session's log.
+        recording: what it costs.
+    """
+
+    machine: dict[str, str | int | float]
+    model: str
+    speech: str
+    seconds: int
+    units: list[UnitsResult]
+    latency_ratio: dict[str, dict[str, float]]
+    replay: ReplayResult
+    recording: RecordingResult
+
+
+@click.group("bench", invoke_without_command=True)
+@click.pass_context
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="What is served: the embedded trained model, or a script that computes nothing.",
+)
+@click.option(
+    "--seconds",
+    type=click.IntRange(2, SECONDS_MAX),
+    default=SECONDS,
+    show_default=True,
+    help="Units of each session; there are five runs of so many seconds.",
+)
+def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int) -> None:
+    """Measure units, replay and recording, and print what they cost in terms of each other.
+
+    It takes about two minutes, and wants a machine that does nothing else meanwhile. `bench engine`
+    measures the model's engine by itself instead: how many sessions it serves.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    found: Bench | None = None
+    try:
+        found = anyio.run(_run, model, seconds, backend="trio")
+    except* KeyboardInterrupt:
+        _tell("interrupted")
+    if found is None:
+        raise click.Abort
+    if as_json:
+        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
+    else:
+        _show(Console(), found)
+
+
+bench_command.add_command(engine_command)
+
+
+async def _run(model: str, seconds: int) -> Bench:
+    speech = load_speech()
+    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
+        folder = Path(name)
+        units: list[UnitsResult] = []
+        _tell(f"starting a server with the {model} model")
+        async with served(model, folder, "--slots", str(SESSIONS_MANY)) as url:
+            for sessions, arrival in RUNS:
+                _tell(f"{sessions} sessions, {arrival}, for {seconds} s")
+                units.append(
+                    await measure_units(
+                        url, speech, sessions=sessions, seconds=seconds, arrival=arrival
+                    )
+                )
+        _tell("replaying the first of them")
+        replay = await measure_replay(_first_log(folder))
+        _tell("recording, without a server")
+        recording = await measure_recording(
+            speech, folder, seconds=seconds, sessions_many=SESSIONS_MANY
+        )
+    return Bench(
+        machine=machine_facts(),
+        model=model,
+        speech=speech.name,
+        seconds=seconds,
+        units=units,
+        latency_ratio={run.arrival: _ratio(run, units[0]) for run in units[1:]},
+        replay=replay,
+        recording=recording,
+    )
+
+
+def _first_log(folder: Path) -> Path:
+    """Find the first session's: names begin with the time."""
+    return min(folder.glob(LOGS))
+
+
+def _tell(text: str) -> None:
+    click.echo(f"bench: {text}", err=True)
+
+
+def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:
+    return {
+        "p50": round(many.latency.p50_ms / one.latency.p50_ms, 2),
+        "p99": round(many.latency.p99_ms / one.latency.p99_ms, 2),
+        "server_p50": round(many.server.p50_ms / one.server.p50_ms, 2),
+        "server_p99": round(many.server.p99_ms / one.server.p99_ms, 2),
+    }
+
+
+# -- for people ---------------------------------------------------------------------------------
+
+
+def _show(console: Console, found: Bench) -> None:
+    facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
+    console.print(f"{found.model} model, {found.seconds} s of {found.speech} a session; {facts}\n")
+    console.print("A unit, p50 / p99 in ms", _units_table(found))
+    replay = found.replay
+    console.print(f"Logic replay of {replay.session_s:.1f} s: {replay.result}")
+    console.print(_replay_table(replay))
+    console.print(
+        "Recording a unit; JSON lines are the baseline", _recording_table(found.recording)
+    )
+
+
+def _table(columns: list[str], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(box=SIMPLE)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _both(times: Times | None) -> str:
+    return "-" if times is None else f"{times.p50_ms:.1f} / {times.p99_ms:.1f}"
+
+
+def _units_table(found: Bench) -> Table:
+    runs = found.units
+    ratios = [found.latency_ratio.get(run.arrival) for run in runs]
+    ratios[0] = None
+    rows: list[tuple[str, ...]] = [
+        ("as a client sees it", *(_both(run.latency) for run in runs)),
+        ("  listening", *(_both(run.latency_listening) for run in runs)),
+        ("  speaking", *(_both(run.latency_speaking) for run in runs)),
+        ("in the model", *(_both(run.server) for run in runs)),
+        (
+            "part of its second",
+            *(f"{run.p50_of_second:.1%} / {run.p99_of_second:.1%}" for run in runs),
+        ),
+        (
+            "times that of one session",
+            *(f"{ratio['p50']:.2f} / {ratio['p99']:.2f}" if ratio else "" for ratio in ratios),
+        ),
+        ("units answered", *(f"{run.answered} of {run.units}" for run in runs)),
+        ("  of them spoken", *(f"{run.speaking_share:.0%}" for run in runs)),
+    ]
+    names = [f"{run.sessions} {run.arrival}" if run.sessions > 1 else "1 session" for run in runs]
+    return _table(names, rows)
+
+
+def _replay_table(replay: ReplayResult) -> Table:
+    rows: list[tuple[str, ...]] = [
+        ("the replay", f"{replay.elapsed_ms:.0f}", f"{replay.times_real_time:.0f}"),
+        ("with a process", f"{replay.process_ms:.0f}", f"{replay.times_real_time_process:.0f}"),
+    ]
+    return _table(["ms", "times real time"], rows)
+
+
+def _recording_table(found: RecordingResult) -> Table:
+    costs = [found.busy, found.baseline, *(paced.cost for paced in found.paced)]
+    waits = [_both(paced.send_wait) for paced in found.paced]
+    times = f"{found.of_baseline:.2f}"
+    rows: list[tuple[str, ...]] = [
+        ("CPU ms a unit", *(f"{cost.total_ms:.2f}" for cost in costs)),
+        ("  session's task", *(f"{cost.session_ms:.2f}" for cost in costs)),
+        ("  recorder's thread", *(f"{cost.thread_ms:.2f}" for cost in costs)),
+        ("times JSON lines'", times, "1", *("" for _ in found.paced)),
+        (
+            "kB a unit",
+            *(f"{size / 1000:.0f}" for size in (found.file_bytes, found.baseline_file_bytes)),
+            *("" for _ in found.paced),
+        ),
+        ("send waits, ms", "", "", *waits),
+    ]
+    paced = [f"{each.sessions} a second" for each in found.paced]
+    return _table(["full speed", "JSON lines", *paced], rows)

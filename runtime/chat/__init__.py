@@ -1,0 +1,1 @@
+"""`antiphon chat`: a conversation with a server, in words."""

@@ -1,0 +1,126 @@
+"""A conversation of `antiphon chat`: what was said so far, and the next question.
+
+The history is kept here, because a server keeps none. Each question has a connection of its own, so
+that one may think about the next for longer than a server waits. A question that was not answered
+is forgotten.
+
+It reads no file and knows no terminal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import attrs
+
+from protocol.messages import Delta, QueuePlace, Response
+from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.requests import ChatMessage, Part, SpeechRequest
+from protocol.turn import ChatConfig
+
+from ..audio import write_wav
+from ..client.chat import message
+from ..client.sdk import Dialect, connect
+
+RETRIES: Final = 0
+"""Whoever sits before a terminal wants to know at once that nobody is there."""
+
+
+@attrs.frozen(kw_only=True)
+class Asking:
+    """How each question is asked.
+
+    Attributes:
+        url: of the server.
+        dialect: the protocol that is spoken.
+        streams: the answer comes as it is made.
+        speech: how it is spoken; None: it is not.
+        config: how it is generated.
+    """
+
+    url: str
+    dialect: Dialect
+    streams: bool
+    speech: SpeechRequest | None
+    config: ChatConfig
+
+
+class Shown(Protocol):
+    """Shows one answer as it comes."""
+
+    def waits(self, place: QueuePlace) -> None:
+        """Show that the question waits."""
+
+    def hears(self, delta: Delta) -> None:
+        """Show a piece of the answer."""
+
+    def ends(self, response: Response, speech_s: float) -> None:
+        """Show the end of the answer, and the whole of it where it did not come in pieces."""
+
+
+class Chat:
+    """A conversation, and what was answered so far.
+
+    Args:
+        asking: how each question is asked.
+        system: the system message; empty for none.
+        media: what comes with the first question.
+        speak: where the speech goes; None: nowhere.
+    """
+
+    def __init__(
+        self, asking: Asking, *, system: str, media: tuple[Part, ...], speak: Path | None
+    ) -> None:
+        self._asking = asking
+        self._history: list[ChatMessage] = [message("system", system)] if system else []
+        self._media = media
+        self._speak = speak
+        self._speech = bytearray()
+
+    def ask(self, text: str, shown: Shown) -> Response:
+        """Ask, show the answer as it comes, and remember both.
+
+        Args:
+            text: the question.
+            shown: is told what comes.
+
+        Returns:
+            The end of the answer.
+
+        Raises:
+            ClientError: it was not answered, and is forgotten.
+            RemoteProtocolError: likewise, for the server broke the protocol.
+            AudioFileError: the speech cannot be written; the answer is remembered.
+        """
+        question = message("user", *self._media, text)
+        response, pcm = anyio.run(self._answer, (*self._history, question), shown)
+        self._history += [question, message("assistant", response.text)]
+        self._media = ()
+        self._speech += pcm
+        shown.ends(response, len(pcm) / SAMPLE_BYTES / OUTPUT_RATE_HZ)
+        if self._speak is not None:
+            write_wav(self._speak, bytes(self._speech))
+        return response
+
+    async def _answer(
+        self, conversation: tuple[ChatMessage, ...], shown: Shown
+    ) -> tuple[Response, bytes]:
+        how = self._asking
+        pcm = bytearray()
+        async with connect(
+            how.url, mode="chat", dialect=how.dialect, on_queue=shown.waits, retries=RETRIES
+        ) as session:
+            answer = await session.ask(
+                conversation,
+                stream=how.streams,
+                speech=how.speech or False,
+                config=how.config,
+            )
+            async for piece in answer:
+                pcm += piece.pcm
+                if isinstance(piece, Delta):
+                    shown.hears(piece)
+        assert answer.response is not None
+        return answer.response, bytes(pcm)

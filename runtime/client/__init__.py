@@ -1,0 +1,1 @@
+"""The client: a session message by message (`session`), and the SDK on it (`sdk`)."""

@@ -1,0 +1,259 @@
+"""Chat as the SDK gives it: a question, and its answer as it comes.
+
+    answer = await session.ask("What is in the picture?")
+    async for piece in answer:                 # Delta, Delta ... Response
+        print(piece.text if isinstance(piece, Delta) else "")
+
+Rules: a server remembers nothing from turn to turn, so each question carries the whole
+conversation. One answer at a time: it is read to its end before the next question. A question that
+the server refuses raises `ReportedError`, and the session lives on. `close`, from another task,
+cuts an answer short: it ends with a `Response` whose reason is `interrupted`.
+
+It keeps no history and decodes no media.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from protocol.errors import ADMISSION_ERRORS, LocalProtocolError
+from protocol.messages import (
+    Closed,
+    Created,
+    Delta,
+    ErrorReport,
+    Prefilled,
+    Queued,
+    QueuePlace,
+    QueueUpdate,
+    Response,
+    ServerMessage,
+)
+from protocol.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
+from protocol.turn import ChatConfig, Role
+
+from .duplex import say_goodbye
+from .errors import ReportedError, SessionClosedError
+from .session import ClientSession
+
+Question = str | ChatMessage | Sequence[ChatMessage]
+"""What is asked: the user's words, or the conversation that ends with them."""
+
+_ALL_DEFAULTS = ChatConfig()
+
+
+def message(role: Role, *parts: str | Part) -> ChatMessage:
+    """Put a message together.
+
+    Args:
+        role: whose it is.
+        parts: words, and media as `ImagePart`, `AudioPart` and `VideoPart`, in their order.
+
+    Returns:
+        The message.
+    """
+    content = tuple(TextPart(text=part) if isinstance(part, str) else part for part in parts)
+    return ChatMessage(role=role, content=content)
+
+
+class ChatSession:
+    """A chat that is open; made by `antiphon.connect`, which closes it.
+
+    Args:
+        raw: the session below.
+        created: what the server said of it; None in `legacy-chat`, which says nothing.
+        on_queue: is told a question's place where it must wait.
+
+    Attributes:
+        raw: for what this class has no word for.
+        created: as given.
+    """
+
+    def __init__(
+        self,
+        raw: ClientSession,
+        *,
+        created: Created | None,
+        on_queue: Callable[[QueuePlace], object] | None = None,
+    ) -> None:
+        self.raw = raw
+        self.created = created
+        self._on_queue = on_queue
+        self._answer: Answer | None = None
+        self._reason = ""
+
+    async def ask(
+        self,
+        question: Question,
+        *,
+        stream: bool = True,
+        speech: SpeechRequest | bool = False,
+        config: ChatConfig = _ALL_DEFAULTS,
+        max_slice_nums: int | None = None,
+        use_image_id: bool = True,
+        omni: bool = False,
+        thinking: bool = False,
+        input_id: str | None = None,
+    ) -> Answer:
+        """Ask, and return the answer, which is still to come.
+
+        Args:
+            question: the user's words, or the whole conversation.
+            stream: the answer comes as it is made; else only its `Response`.
+            speech: whether and how it is spoken.
+            config: how it is generated.
+            max_slice_nums: most slices a picture may be cut into, 1-9; None takes the model's own.
+            use_image_id: pictures are numbered, where there are several.
+            omni: sound and pictures of a message belong together (004, omni_mode).
+            thinking: the model may think aloud before it answers.
+            input_id: a name for this turn, where the dialect has a field for it.
+
+        Returns:
+            The answer, to be iterated or `finish`ed.
+
+        Raises:
+            LocalProtocolError: the answer before is not over, or the dialect cannot ask this.
+            SessionClosedError: the session is over.
+        """
+        if self._answer is not None and not self._answer.is_over:
+            raise LocalProtocolError("a question amid the answer to another: read that to its end")
+        if isinstance(speech, bool):
+            speech_request = SpeechRequest() if speech else None
+        else:
+            speech_request = speech
+        ask = Ask(
+            messages=_conversation(question),
+            streaming=stream,
+            config=config,
+            speech=speech_request,
+            max_slice_nums=max_slice_nums,
+            use_image_id=use_image_id,
+            omni=omni,
+            thinking=thinking,
+            input_id=input_id,
+        )
+        try:
+            await self.raw.ask(ask)
+        except SessionClosedError:
+            while True:
+                await self._receive()  # what is still to be read says why, by raising in the end
+        self._answer = Answer(self._receive)
+        return self._answer
+
+    async def answer(
+        self,
+        question: Question,
+        *,
+        speech: SpeechRequest | bool = False,
+        config: ChatConfig = _ALL_DEFAULTS,
+    ) -> Response:
+        """Ask, and wait for the whole answer; for more settings, `ask` and `finish`.
+
+        Args:
+            question: see `ask`.
+            speech: likewise.
+            config: likewise.
+
+        Returns:
+            The answer, with all of its speech.
+
+        Raises:
+            ReportedError: the server refused the question, or failed to answer.
+            SessionRefusedError: it has no place for it.
+            SessionClosedError: the session is over.
+            LocalProtocolError: as `ask`.
+            RemoteProtocolError: the server said what it may not.
+        """
+        answer = await self.ask(question, stream=False, speech=speech, config=config)
+        return await answer.finish()
+
+    async def close(self, reason: str | None = None) -> None:
+        """Ask for the session's end; an answer that is under way is cut.
+
+        Args:
+            reason: in the caller's own words, 64 characters at most; not in every dialect.
+
+        Raises:
+            LocalProtocolError: it was asked for before, or the dialect knows no close.
+            SessionClosedError: the session is over.
+        """
+        await self.raw.close(reason)
+
+    async def leave(self) -> None:
+        """Say that the session is over, where nobody has; `antiphon.connect` does it."""
+        await say_goodbye(self.raw)
+
+    async def _receive(self) -> ServerMessage:
+        while True:
+            message = await self.raw.receive()
+            if message is None:
+                code, reason = self.raw.closed_with
+                raise SessionClosedError(code, reason or self._reason)
+            if isinstance(message, Closed):
+                self._reason = message.client_reason or message.reason
+            if not isinstance(message, Queued | QueueUpdate):
+                return message
+            if self._on_queue is not None:
+                self._on_queue(message.place)
+
+
+class Answer:
+    """The answer to one question: iterate it for `Delta`s and at last the `Response`.
+
+    Args:
+        receive: waits for the session's next message.
+
+    Attributes:
+        response: the end of the answer; None before it came.
+        prefilled: the conversation is in the model; `legacy-chat` alone says so.
+        is_over: nothing more comes of it.
+    """
+
+    def __init__(self, receive: Callable[[], Awaitable[ServerMessage]]) -> None:
+        self._receive = receive
+        self.response: Response | None = None
+        self.prefilled: Prefilled | None = None
+        self.is_over = False
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Delta | Response:
+        while not self.is_over:
+            message = await self._receive()
+            match message:
+                case Delta():
+                    return message
+                case Response():
+                    self.response, self.is_over = message, True
+                    return message
+                case Prefilled():
+                    self.prefilled = message
+                case ErrorReport() if message.code not in ADMISSION_ERRORS:
+                    self.is_over = True
+                    raise ReportedError(message)
+        raise StopAsyncIteration
+
+    async def finish(self) -> Response:
+        """Read on to the end.
+
+        Returns:
+            The response. What came in deltas before it is not in its `pcm`, where it was streamed.
+
+        Raises:
+            ReportedError: the server refused the question, or failed to answer.
+            SessionRefusedError: it has no place for it.
+            SessionClosedError: the session is over.
+            RemoteProtocolError: the server said what it may not.
+        """
+        async for _ in self:
+            pass
+        if self.response is None:
+            raise LocalProtocolError("the answer has failed, and was told so before")
+        return self.response
+
+
+def _conversation(question: Question) -> tuple[ChatMessage, ...]:
+    if isinstance(question, str):
+        return (message("user", question),)
+    return (question,) if isinstance(question, ChatMessage) else tuple(question)

@@ -1,0 +1,254 @@
+"""`antiphon.connect`: a session that is set up, of any mode and dialect.
+
+It connects, waits in the queue, sends the init and yields the session once the server has created
+it. Until then nothing was said that could be lost, so an attempt that failed for a reason that may
+pass (refused with 1013, connection lost, nobody there) is made again, after a wait that doubles
+from `BACKOFF_S` to `BACKOFF_S_MAX` and is cut by up to a half by chance, so that the clients of a
+server that restarts do not come back all at once. After the session was created nothing is tried
+again: its state is gone with it, and what to do then is the caller's to say.
+
+Left in order, the session is closed with a `session.close`; left by an error, the connection is.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from itertools import count
+from typing import Final, Literal, overload
+
+import anyio
+import attrs
+
+from protocol.errors import ADMISSION_ERRORS, LocalProtocolError
+from protocol.messages import Created, ErrorReport, Mode, Queued, QueueDone, QueuePlace, QueueUpdate
+from protocol.requests import Init
+from protocol.state import Gate
+
+from .chat import ChatSession
+from .duplex import DuplexSession
+from .errors import (
+    CannotConnectError,
+    ClientError,
+    HandshakeRejectedError,
+    ReportedError,
+    SessionClosedError,
+    SessionRefusedError,
+)
+from .session import ClientSession
+from .session import connect as connect_raw
+
+RETRIES: Final = 4
+"""With the waits below some five seconds: a server that restarts with a small model is back."""
+RETRIES_MAX: Final = 100
+"""With `BACKOFF_S_MAX` the better part of an hour; more is a service manager's business."""
+BACKOFF_S: Final = 0.5
+"""Longer than a lost packet, shorter than a person notices."""
+BACKOFF_S_MAX: Final = 30.0
+"""A server that is gone for long is asked twice a minute, and not more rarely."""
+PASSING_CLOSE_CODES: Final = frozenset({1001, 1006, 1011, 1012, 1013, 1014})
+"""Going away, lost, failed, restarting, full, and a gateway without its server (RFC 6455, 7.4)."""
+PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""Too many requests, and a gateway or server that is not up yet (RFC 9110, 15.6)."""
+
+Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat"]
+OnQueue = Callable[[QueuePlace], object]
+
+_LOG: Final = logging.getLogger("antiphon.client")
+
+
+@overload
+def connect(
+    url: str,
+    *,
+    mode: Literal["audio", "video"],
+    dialect: Dialect = ...,
+    instructions: str | None = ...,
+    init: Init | None = ...,
+    on_queue: OnQueue | None = ...,
+    retries: int = ...,
+    jitter: Callable[[], float] = ...,
+    tls: ssl.SSLContext | None = ...,
+) -> AbstractAsyncContextManager[DuplexSession]: ...
+
+
+@overload
+def connect(
+    url: str,
+    *,
+    mode: Literal["chat"],
+    dialect: Dialect = ...,
+    instructions: None = ...,
+    init: Init | None = ...,
+    on_queue: OnQueue | None = ...,
+    retries: int = ...,
+    jitter: Callable[[], float] = ...,
+    tls: ssl.SSLContext | None = ...,
+) -> AbstractAsyncContextManager[ChatSession]: ...
+
+
+def connect(
+    url: str,
+    *,
+    mode: Mode,
+    dialect: Dialect = "realtime",
+    instructions: str | None = None,
+    init: Init | None = None,
+    on_queue: OnQueue | None = None,
+    retries: int = RETRIES,
+    jitter: Callable[[], float] = random.random,
+    tls: ssl.SSLContext | None = None,
+) -> AbstractAsyncContextManager[DuplexSession] | AbstractAsyncContextManager[ChatSession]:
+    """Open a session and set it up; cancelled or left, it is closed.
+
+    Args:
+        url: of the server, such as `ws://127.0.0.1:8006`; a path is added where it has none.
+        mode: what the session carries.
+        dialect: the protocol that is spoken.
+        instructions: the system prompt, of a duplex session; in chat a message says it.
+        init: all that a session can be set up with, instead of `instructions`.
+        on_queue: is called with each place in the queue that the server tells.
+        retries: further attempts, 0-100, where one fails for a reason that may pass.
+        jitter: gives numbers in [0, 1) that shorten the waits between attempts.
+        tls: for `wss://`; None trusts whom the system trusts.
+
+    Returns:
+        A context that opens and closes a `ChatSession` in mode=chat, else a `DuplexSession`; what
+        is raised, is raised when it is entered, but for the last.
+
+    Raises:
+        AddressError: the address cannot be one.
+        CannotConnectError: nobody answers there.
+        HandshakeRejectedError: the server answered with an HTTP error.
+        SessionRefusedError: it has no place for the session.
+        SessionClosedError: it closed the connection before there was a session.
+        ReportedError: it refused the init.
+        RemoteProtocolError: the server said what it may not.
+        LocalProtocolError: these settings do not go together.
+    """
+    if not 0 <= retries <= RETRIES_MAX:
+        raise LocalProtocolError(f"retries is {retries}, allowed is 0 to {RETRIES_MAX}")
+    opening = _Opening(
+        url=url,
+        mode=mode,
+        dialect=dialect,
+        init=_choose_init(mode, instructions, init),
+        on_queue=on_queue,
+        retries=retries,
+        jitter=jitter,
+        tls=tls,
+    )
+    return _chat(opening) if mode == "chat" else _duplex(opening)
+
+
+@asynccontextmanager
+async def _duplex(opening: _Opening) -> AsyncIterator[DuplexSession]:
+    async with AsyncExitStack() as stack:
+        raw, created = await opening.persevere(stack)
+        assert created is not None
+        session = DuplexSession(raw, mode=opening.mode, created=created)
+        yield session
+        await session.leave()
+
+
+@asynccontextmanager
+async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
+    async with AsyncExitStack() as stack:
+        raw, created = await opening.persevere(stack)
+        session = ChatSession(raw, created=created, on_queue=opening.on_queue)
+        yield session
+        await session.leave()
+
+
+def _choose_init(mode: Mode, instructions: str | None, init: Init | None) -> Init:
+    if init is not None and instructions is not None:
+        raise LocalProtocolError("instructions are given twice: as such and in init")
+    chosen = init or Init(instructions=instructions or "")
+    if mode == "chat" and chosen.instructions:
+        raise LocalProtocolError("a chat has no instructions: begin it with a system message")
+    return chosen
+
+
+def may_pass(error: ClientError) -> bool:
+    """Whether an attempt that failed so could fare better a while later."""
+    match error:
+        case CannotConnectError():
+            return error.may_pass
+        case HandshakeRejectedError():
+            return error.status in PASSING_STATUSES
+        case SessionClosedError():
+            return error.code in PASSING_CLOSE_CODES
+    return isinstance(error, SessionRefusedError)
+
+
+def backoff_s(attempt: int, chance: float) -> float:
+    """Say how long to wait after an attempt.
+
+    Args:
+        attempt: 0, 1, 2... counts those that failed.
+        chance: in [0, 1), shortens the wait by up to a half.
+
+    Returns:
+        Seconds.
+    """
+    return float(min(BACKOFF_S * 2**attempt, BACKOFF_S_MAX) * (1 - chance / 2))
+
+
+@attrs.frozen(kw_only=True)
+class _Opening:
+    """What is opened, and how often it is tried."""
+
+    url: str
+    mode: Mode
+    dialect: Dialect
+    init: Init
+    on_queue: OnQueue | None
+    retries: int
+    jitter: Callable[[], float]
+    tls: ssl.SSLContext | None
+
+    async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
+        """Open until it succeeds, fails for good, or was tried often enough."""
+        for number in count():
+            try:
+                async with AsyncExitStack() as attempt:
+                    opened = await self._open(attempt)
+                    await stack.enter_async_context(attempt.pop_all())
+                    return opened
+            except ClientError as error:
+                if number == self.retries or not may_pass(error):
+                    raise
+                wait_s = backoff_s(number, self.jitter())
+                _LOG.info("connecting again in %.1f s: %s", wait_s, error)
+            await anyio.sleep(wait_s)
+        raise AssertionError("it opens or raises")
+
+    async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
+        """Connect and set up; the stack closes what was opened."""
+        connecting = connect_raw(self.url, mode=self.mode, dialect=self.dialect, tls=self.tls)
+        raw = await stack.enter_async_context(connecting)
+        if self.dialect == "legacy-chat":
+            return raw, None  # its one request is all that it sets up
+        return raw, await self._set_up(raw)
+
+    async def _set_up(self, raw: ClientSession) -> Created:
+        async for message in raw:
+            match message:
+                case Queued(place=place) | QueueUpdate(place=place) if self.on_queue:
+                    self.on_queue(place)
+                case QueueDone() if raw.connection.gate is Gate.CONNECTED:
+                    with suppress(SessionClosedError):  # what is still to be read says why
+                        await raw.init(self.init)
+                case ErrorReport() if message.code not in ADMISSION_ERRORS:
+                    raise ReportedError(message)
+                case Created():
+                    return message
+        raise SessionClosedError(*raw.closed_with)

@@ -1,0 +1,1 @@
+"""`antiphon doctor`: whether a model would be served here."""

@@ -1,0 +1,239 @@
+"""Decoding of images: a JPEG is proven and kept as it came, a PNG becomes a JPEG.
+
+Rules:
+
+- A PNG is proven before it is decoded: the checksum of each chunk, the order of those that matter,
+  and that its data unfolds to exactly as many bytes as its header promises. So a file that is cut
+  short or has a bit flipped is refused.
+- The decoder is given the chunks that make the picture and no other: text and colour profiles are
+  compressed too, and could unfold to gigabytes.
+- What is transparent is shown on white.
+
+Orientation, gamma and colour profiles are not applied.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from protocol.errors import FieldError
+from protocol.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX, IMAGE_BYTES_MAX
+from protocol.media import PNG_SIGNATURE, check_image
+
+from .values import MediaError
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+JPEG_SCANS_MAX: Final = 64
+"""A progressive file has about 10; each of thousands would cost a pass over the whole image."""
+CODED_PIXELS_MAX: Final = FRAME_PIXELS_MAX + FRAME_PIXELS_MAX // 8
+"""What a decoder may allocate: it rounds each side up to blocks of 64, and crops afterwards."""
+JPEG_QUALITY: Final = 95
+"""Of the pictures that are made here: the model sees no difference to the source."""
+PNG_CHUNKS_MAX: Final = 16_384
+"""At 4 KiB each, the smallest that encoders write, 64 MiB of them."""
+
+_START_OF_SCAN: Final = b"\xff\xda"
+_NEEDED: Final = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
+_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""By colour type: grey, RGB, palette, grey and alpha, RGB and alpha."""
+_ADAM7: Final = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+                 (0, 1, 1, 2))  # fmt: skip
+"""The passes of an interlaced image: first column and row, and the steps between them."""
+_PIECE_BYTES: Final = 1 << 20
+_BAND_ROWS: Final = 64
+
+
+def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
+    """Prove that a JPEG decodes without a fault.
+
+    Args:
+        data: the file, 20 megapixels at most.
+        bytes_max: the most bytes that it may have.
+
+    Returns:
+        Nothing: the model decodes it again, in its own way.
+
+    Raises:
+        MediaError: it does not.
+    """
+    if len(data) > bytes_max:
+        raise MediaError(f"the image has more than {bytes_max} bytes")
+    if data.count(_START_OF_SCAN) > JPEG_SCANS_MAX:
+        raise MediaError(f"the image has more than {JPEG_SCANS_MAX} scans")
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        if height * width > FRAME_PIXELS_MAX:
+            raise MediaError(f"the image has more than {FRAME_PIXELS_MAX} pixels")
+        simplejpeg.decode_jpeg(data)
+    except ValueError:
+        raise MediaError("the image is not a JPEG, or is damaged") from None
+    return b""
+
+
+def encode_jpeg(picture: NDArray[np.uint8], colours: Literal["444", "420"] = "444") -> bytes:
+    """Encode a picture for the model.
+
+    Args:
+        picture: uint8, shape (height, width, 3), RGB.
+        colours: "420" keeps them at half the size, for what was filmed so.
+
+    Returns:
+        A JPEG file.
+    """
+    rows = np.ascontiguousarray(picture)
+    return bytes(simplejpeg.encode_jpeg(rows, quality=JPEG_QUALITY, colorsubsampling=colours))
+
+
+def decode_image(data: bytes) -> bytes:
+    """Make a conversation's image a JPEG.
+
+    Args:
+        data: a JPEG or PNG file, 16 MiB and 20 megapixels at most.
+
+    Returns:
+        A JPEG as it came, or a PNG as a JPEG.
+
+    Raises:
+        MediaError: it is neither, too big, or damaged.
+    """
+    if not data.startswith(PNG_SIGNATURE):
+        decode_jpeg(data, IMAGE_BYTES_MAX)
+        return data
+    try:
+        width, height = check_image("image", data)
+    except FieldError:
+        raise MediaError("the image is a PNG that is too big, or damaged") from None
+    chunks = list(_prove_png(data, width, height))
+    names, colour = {name for name, _ in chunks}, data[25]
+    if colour == 3 and b"PLTE" not in names:
+        raise _damaged()
+    is_clear = colour in (4, 6) or b"tRNS" in names
+    return encode_jpeg(_decode_png(b"".join(chunk for _, chunk in chunks), is_clear))
+
+
+# -- PNG (ISO 15948) ----------------------------------------------------------------------------
+
+
+def _prove_png(data: bytes, width: int, height: int) -> Iterator[tuple[bytes, bytes]]:
+    """Walk the chunks, whose header is known to be sound; give those that are needed, whole."""
+    inflater, inflated = zlib.decompressobj(), 0
+    bytes_max = _unfolded_bytes(data, width, height)
+    for name, body, chunk in _chunks(data):
+        if name == b"IDAT":
+            inflated += _inflate(inflater, body, bytes_max - inflated)
+        if name in _NEEDED:
+            yield name, chunk
+        elif name[0:1].isupper():
+            raise _damaged()
+    if not inflater.eof or inflated != bytes_max:
+        raise _damaged()
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, bytes]]:
+    """Walk the chunks up to the end's, each with the sum that proves it."""
+    view, at = memoryview(data), len(PNG_SIGNATURE)
+    for _ in range(PNG_CHUNKS_MAX):
+        head = data[at : at + 8]
+        if len(head) < 8:
+            raise _damaged()
+        size, name = struct.unpack(">I4s", head)
+        body, end = view[at + 8 : at + 8 + size], at + 12 + size
+        if end > len(data) or zlib.crc32(view[at + 4 : end - 4]) != _number(data, end - 4):
+            raise _damaged()
+        yield name, body, data[at:end]
+        if name == b"IEND":
+            return
+        at = end
+    raise MediaError(f"the image has more than {PNG_CHUNKS_MAX} chunks")
+
+
+def _number(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4])
+
+
+def _inflate(inflater: zlib._Decompress, body: memoryview, bytes_max: int) -> int:
+    """Unfold a piece of the data, at most a byte more than may follow, and count it."""
+    count = 0
+    rest: bytes | memoryview = body
+    try:
+        while len(rest) and not inflater.eof and count <= bytes_max:
+            count += len(inflater.decompress(rest, _PIECE_BYTES))
+            rest = inflater.unconsumed_tail
+    except zlib.error:
+        raise _damaged() from None
+    return count
+
+
+def _unfolded_bytes(data: bytes, width: int, height: int) -> int:
+    """Say how many bytes the data must unfold to: a filter's byte and the samples of each row."""
+    pixel_bits = data[24] * _CHANNELS[data[25]]
+    passes = _ADAM7 if data[28] else ((0, 0, 1, 1),)
+    total = 0
+    for column, row, columns_step, rows_step in passes:
+        columns = -(-(width - column) // columns_step)
+        rows = -(-(height - row) // rows_step)
+        if columns > 0 and rows > 0:
+            total += rows * (1 + -(-columns * pixel_bits // 8))
+    return total
+
+
+def _decode_png(chunks: bytes, is_clear: bool) -> NDArray[np.uint8]:
+    """Decode what was proven; shape (height, width, 3), RGB."""
+    import av  # It costs 50 ms: only a server that is sent a PNG pays them.
+
+    decoder = av.CodecContext.create("png", "r")
+    decoder.thread_count = 1
+    decoder.options = {"max_pixels": str(CODED_PIXELS_MAX)}
+    try:
+        frames = decoder.decode(av.Packet(PNG_SIGNATURE + chunks)) or decoder.decode(None)
+    except (av.FFmpegError, ValueError):
+        raise _damaged() from None
+    if len(frames) != 1:
+        raise _damaged()
+    return _on_white(frames[0]) if is_clear else to_rgb(frames[0])
+
+
+def to_rgb(frame: VideoFrame, width: int = 0, height: int = 0) -> NDArray[np.uint8]:
+    """Convert a decoded frame.
+
+    Args:
+        frame: of any pixel format.
+        width: the width to scale to, in pixels; 0 keeps the frame's.
+        height: likewise.
+
+    Returns:
+        uint8, shape (height, width, 3), RGB; transparency is dropped.
+    """
+    return _convert(frame, "rgb24", width or frame.width, height or frame.height)
+
+
+def _on_white(frame: VideoFrame) -> NDArray[np.uint8]:
+    """Lay a frame on white, some rows at a time."""
+    seen = _convert(frame, "rgba", frame.width, frame.height)
+    shown = np.empty((*seen.shape[:2], 3), np.uint8)
+    for at in range(0, len(seen), _BAND_ROWS):
+        band = seen[at : at + _BAND_ROWS].astype(np.uint16)
+        alpha = band[..., 3:]
+        shown[at : at + _BAND_ROWS] = (band[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255
+    return shown
+
+
+def _convert(frame: VideoFrame, form: str, width: int, height: int) -> NDArray[np.uint8]:
+    from av.video.reformatter import Interpolation
+
+    flags = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+    made = frame.reformat(width, height, form, interpolation=int(flags), threads=1)
+    return made.to_ndarray().astype(np.uint8, copy=False)
+
+
+def _damaged() -> MediaError:
+    return MediaError("the image is a damaged PNG")

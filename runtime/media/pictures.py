@@ -1,0 +1,186 @@
+"""Which pictures of a video the model sees: the one shown at each whole second, and those between.
+
+Frames come in the order in which they are shown; what is shown at a time is the last frame that
+began by then. With n pictures a second the first stands by itself and the other n - 1 lie side by
+side in one further picture, as the published model's own tools lay them out: on a grid, divided by
+black lines, each on white where shapes differ.
+
+At most the frame that is shown and one second's small pictures are held, beside the JPEG files.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX, VIDEO_S_MAX
+
+from .image import encode_jpeg, to_rgb
+from .values import MediaError
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+SIDE_MAX: Final = 1_920
+"""Pixels: nine slices of 448 x 448 are all that the model sees of a picture."""
+PICTURES_BYTES_MAX: Final = 2 * VIDEO_S_MAX * 1024 * 1024
+"""Of a video: 1 MiB each, which of 1920 x 1080 only pictures that are all noise exceed."""
+LINE_PIXELS: Final = 6
+"""Between pictures that lie side by side."""
+
+Picture = NDArray[np.uint8]
+"""Shape (height, width, 3), RGB."""
+
+
+class Pictures:
+    """Collects the pictures of one video.
+
+    Args:
+        per_second: how many a second, 1 or more.
+
+    Attributes:
+        first: JPEG files, one a second.
+        stacked: JPEG files, one a second that has other pictures; only the last may have none.
+    """
+
+    def __init__(self, per_second: int) -> None:
+        self.first: list[bytes] = []
+        self.stacked: list[bytes] = []
+        self._per_second = per_second
+        self._taken = 0
+        self._others: list[Picture] = []
+        self._shown: VideoFrame | None = None
+        self._picture: Picture | None = None
+        self._bytes = 0
+
+    def show(self, at: Fraction, frame: VideoFrame) -> None:
+        """Show a frame from a time on.
+
+        Args:
+            at: seconds from the first frame's; never less than before.
+            frame: the frame, which must not change any more.
+
+        Raises:
+            MediaError: the frame is too large, or the pictures are.
+        """
+        _check_size(frame)
+        self._take_until(at)
+        self._shown, self._picture = frame, None
+
+    def finish(self, end: Fraction) -> int:
+        """End the video.
+
+        Args:
+            end: seconds from the first frame, when the last is no longer shown.
+
+        Returns:
+            How many seconds were begun.
+
+        Raises:
+            MediaError: the pictures are too large.
+        """
+        self._take_until(end)
+        self._stack()
+        return len(self.first)
+
+    def _take_until(self, end: Fraction) -> None:
+        """Take what is to be seen before `end`; it is what is shown now."""
+        while self._shown is not None and Fraction(self._taken, self._per_second) < end:
+            if self._picture is None:
+                self._picture = _picture_of(self._shown)
+            if self._taken % self._per_second == 0:
+                self._stack()
+                self.first.append(self._encode(self._picture))
+            else:
+                self._others.append(self._picture)
+            self._taken += 1
+
+    def _stack(self) -> None:
+        if self._others:
+            self.stacked.append(self._encode(stack(self._others)))
+            self._others = []
+
+    def _encode(self, picture: Picture) -> bytes:
+        jpeg = encode_jpeg(picture, "420")
+        self._bytes += len(jpeg)
+        if self._bytes > PICTURES_BYTES_MAX:
+            raise MediaError(f"the video's pictures have more than {PICTURES_BYTES_MAX} bytes")
+        return jpeg
+
+
+def stack(pictures: list[Picture]) -> Picture:
+    """Lay pictures side by side: four in a square, two or three whichever way is squarer.
+
+    Args:
+        pictures: one at least; of one shape, or else each is fitted into the largest.
+
+    Returns:
+        The whole, no side above `SIDE_MAX`.
+    """
+    height = max(len(picture) for picture in pictures)
+    width = max(picture.shape[1] for picture in pictures)
+    rows, columns = _grid(len(pictures), height, width)
+    lines_high, lines_wide = LINE_PIXELS * (rows - 1), LINE_PIXELS * (columns - 1)
+    scale = min(
+        Fraction(1),
+        Fraction(SIDE_MAX - lines_high, rows * height),
+        Fraction(SIDE_MAX - lines_wide, columns * width),
+    )
+    height, width = max(1, int(height * scale)), max(1, int(width * scale))
+    whole = np.zeros((rows * height + lines_high, columns * width + lines_wide, 3), np.uint8)
+    for index, picture in enumerate(pictures):
+        row, column = divmod(index, columns)
+        top, left = row * (height + LINE_PIXELS), column * (width + LINE_PIXELS)
+        whole[top : top + height, left : left + width] = _fit(picture, height, width)
+    return whole
+
+
+def _grid(count: int, height: int, width: int) -> tuple[int, int]:
+    """Choose rows and columns for cells of that size."""
+    if count == 4:
+        return 2, 2
+    if count > 4:
+        return 1, count
+    lines = LINE_PIXELS * (count - 1)
+    beside = abs(Fraction(count * width + lines, height) - 1)
+    below = abs(Fraction(width, count * height + lines) - 1)
+    return (1, count) if beside <= below else (count, 1)
+
+
+def _fit(picture: Picture, height: int, width: int) -> Picture:
+    """Scale a picture into a cell, in the middle and on white."""
+    high, wide = picture.shape[:2]
+    if (high, wide) == (height, width):
+        return picture
+    scale = min(Fraction(height, high), Fraction(width, wide))
+    high, wide = max(1, round(high * scale)), max(1, round(wide * scale))
+    cell = np.full((height, width, 3), 255, np.uint8)
+    top, left = (height - high) // 2, (width - wide) // 2
+    cell[top : top + high, left : left + wide] = _scale(picture, high, wide)
+    return cell
+
+
+def _scale(picture: Picture, height: int, width: int) -> Picture:
+    from av import VideoFrame
+
+    frame = VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
+    return to_rgb(frame, width, height)
+
+
+def _check_size(frame: VideoFrame) -> None:
+    width, height = frame.width, frame.height
+    if width * height > FRAME_PIXELS_MAX:
+        raise MediaError(f"the video's pictures have more than {FRAME_PIXELS_MAX} pixels")
+    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
+        ratio = FRAME_SIDES_RATIO_MAX
+        raise MediaError(f"the video's pictures have sides of more than {ratio} to 1")
+
+
+def _picture_of(frame: VideoFrame) -> Picture:
+    """Convert a frame, scale it down where it is large, and turn it as it is to be seen."""
+    scale = min(Fraction(1), Fraction(SIDE_MAX, max(frame.width, frame.height)))
+    width, height = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+    return np.rot90(to_rgb(frame, width, height), round(frame.rotation / 90))

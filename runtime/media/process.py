@@ -1,0 +1,135 @@
+"""Decodes a video in a process of its own, and waits for it within bounds.
+
+A decoder for every video in the world is the most likely place for a file to break in, to hang or
+to take all memory. In a process of its own that costs the client its video, and the server nothing.
+The process is killed when its client leaves, when it takes too long, and when it answers too much;
+it has its own bounds of memory and processor time (`worker`), so that it ends even
+where the server was killed before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import orjson
+from anyio.abc import ByteSendStream, Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from protocol.limits import VIDEO_S_MAX
+from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
+
+from .pictures import PICTURES_BYTES_MAX
+from .values import Decoded, MediaError
+
+VIDEO_WAIT_S: Final = 90.0
+"""The processor time that it may take, and half as much again for those that run beside it."""
+HEAD_BYTES_MAX: Final = 16 * 1024
+"""The line of the answer that counts its pieces, 129 at most."""
+ANSWER_BYTES_MAX: Final = PICTURES_BYTES_MAX + VIDEO_S_MAX * INPUT_RATE_HZ * SAMPLE_BYTES
+"""All pictures and all sound."""
+PIECE_BYTES: Final = 1 << 20
+"""What is handed over at once: a transport copies what its pipe does not take."""
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "runtime.media.worker")
+_ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""All that finding Python takes; a server's keys may stand in the rest."""
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Threads that wait to multiply matrices would take half of the addresses."""
+
+_UNREADABLE: Final = (
+    *(anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream, anyio.BrokenResourceError),
+    *(ValueError, TypeError, KeyError),
+)
+"""What reading an answer raises that is none."""
+
+_log = logging.getLogger("antiphon.media")
+
+
+async def decode_video(
+    data: bytes,
+    stack_frames: int,
+    command: tuple[str, ...] = _COMMAND,
+    wait_s: float = VIDEO_WAIT_S,
+) -> Decoded:
+    """Decode a video; cancelled, it kills the process that does it.
+
+    Args:
+        data: the file.
+        stack_frames: pictures a second (see `requests.VideoPart`).
+        command: the worker's command line, without its argument.
+        wait_s: seconds that it may take.
+
+    Returns:
+        Its sound and pictures.
+
+    Raises:
+        MediaError: it is no video, damaged, too long, too large, or takes too much to decode; or
+            the system has no room for a process.
+    """
+    process = await _start([*command, str(stack_frames)])
+    with anyio.move_on_after(wait_s):
+        async with process:  # Left by a cancellation, it kills the process and waits for its end.
+            return await _ask(process, data)
+    raise MediaError(f"the video takes more than {wait_s:g} s to decode")
+
+
+async def _start(command: list[str]) -> Process:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    try:
+        return await anyio.open_process(
+            command,
+            stderr=subprocess.DEVNULL,
+            env=environment | _ONE_THREAD,
+            start_new_session=True,  # Ctrl-C is for us: sessions end with their media.
+        )
+    except OSError as error:
+        _log.error("no process for a video: %s", error.strerror)
+        raise MediaError("the video cannot be decoded now") from None
+
+
+async def _ask(process: Process, data: bytes) -> Decoded:
+    """Hand a file over and take the answer; a process that a limit ended gives none, or a part."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_write, process.stdin, data)
+            answer = await _read(BufferedByteReceiveStream(process.stdout))
+            tasks.cancel_scope.cancel()
+    except* _UNREADABLE:
+        with suppress(ProcessLookupError):  # It has ended by itself.
+            process.kill()
+        code = await process.wait()
+        _log.warning("a video was not decoded: its process ended with code %d", code)
+        answer = MediaError("the video is damaged, or takes too much to decode")
+    if isinstance(answer, MediaError):
+        raise answer
+    return answer
+
+
+async def _write(stdin: ByteSendStream, data: bytes) -> None:
+    try:
+        for at in range(0, len(data), PIECE_BYTES):
+            await stdin.send(data[at : at + PIECE_BYTES])
+        await stdin.aclose()
+    except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return  # It has ended: why is seen by its answer.
+
+
+async def _read(stdout: BufferedByteReceiveStream) -> Decoded | MediaError:
+    """Read the answer piece by piece, each once and no more of them than is allowed."""
+    head = orjson.loads(await stdout.receive_until(b"\n", HEAD_BYTES_MAX))
+    if "reason" in head:
+        return MediaError(str(head["reason"]))
+    sizes = [head["pcm"], *head["pictures"], *head["stacked"]]
+    if min(sizes) < 0 or sum(sizes) > ANSWER_BYTES_MAX:
+        raise ValueError(sum(sizes))
+    pcm, *pieces = [await stdout.receive_exactly(size) for size in sizes]
+    count = len(head["pictures"])
+    return Decoded(pcm=pcm, pictures=tuple(pieces[:count]), stacked=tuple(pieces[count:]))

@@ -1,0 +1,145 @@
+"""Decoding of sound: WAV files and raw samples become what the model hears.
+
+Reference audio is short and decoded in one go. A conversation's sound may last minutes, at any rate
+and in eight channels, so it goes through in blocks: what is held is the file and what came of it.
+The same bytes give the same samples. Compressed files are not taken: they could unfold to anything.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from protocol.limits import AUDIO_S_MAX, REFERENCE_S_MAX, REFERENCE_S_MIN, WAV_BYTES_MAX
+from protocol.media import AUDIO_BYTES_MAX, AUDIO_S_MIN
+from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+
+from ..audio import to_model_rate
+from .values import MediaError
+
+WAV_SUBTYPES: Final = frozenset(
+    {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
+)
+"""A byte a sample at least, so that the file's size bounds the memory."""
+BLOCK_SAMPLES: Final = 65_536
+"""2 MiB of eight channels: a pass costs far more than its call, and is soon over."""
+
+
+def decode_wav(data: bytes) -> bytes:
+    """Decode reference audio.
+
+    Args:
+        data: a WAV file, 0.5 to 30 s, of a common rate, 8 channels at most, uncompressed.
+
+    Returns:
+        float32 LE, 16 kHz mono, finite.
+
+    Raises:
+        MediaError: it is not that.
+    """
+    if len(data) > WAV_BYTES_MAX:
+        raise MediaError(f"the audio has more than {WAV_BYTES_MAX} bytes")
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check_wav(file, REFERENCE_S_MIN, REFERENCE_S_MAX)
+            samples = file.read(dtype="float32", always_2d=True)
+            rate_hz = file.samplerate
+    except soundfile.SoundFileError:
+        raise _not_wav() from None
+    _check_duration(len(samples), rate_hz, REFERENCE_S_MIN, REFERENCE_S_MAX)
+    with np.errstate(all="ignore"):  # Overflow shows as a value that is not finite.
+        return _finite(to_model_rate(samples, rate_hz))
+
+
+def decode_audio(data: bytes, rate_hz: int) -> bytes:
+    """Decode a conversation's sound.
+
+    Args:
+        data: a WAV file as above, or float32 LE mono; 0.1 to 300 s.
+        rate_hz: of raw samples, 8-192 kHz; a WAV knows its own.
+
+    Returns:
+        float32 LE, 16 kHz mono, finite.
+
+    Raises:
+        MediaError: it is not that.
+    """
+    if len(data) > AUDIO_BYTES_MAX:
+        raise MediaError(f"the audio has more than {AUDIO_BYTES_MAX} bytes")
+    if not data.startswith(b"RIFF"):
+        return _decode_raw(data, rate_hz)
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check_wav(file, AUDIO_S_MIN, AUDIO_S_MAX)
+            return _resample(_read_blocks(file), file.samplerate)
+    except soundfile.SoundFileError:
+        raise _not_wav() from None
+
+
+def _decode_raw(data: bytes, rate_hz: int) -> bytes:
+    if len(data) % SAMPLE_BYTES:
+        raise MediaError(f"the audio is not whole samples of {SAMPLE_BYTES} bytes")
+    _check_rate(rate_hz)
+    samples = np.frombuffer(data, "<f4")
+    _check_duration(len(samples), rate_hz, AUDIO_S_MIN, AUDIO_S_MAX)
+    starts = range(0, len(samples), BLOCK_SAMPLES)
+    return _resample((samples[at : at + BLOCK_SAMPLES] for at in starts), rate_hz)
+
+
+def _read_blocks(file: soundfile.SoundFile) -> Iterator[NDArray[np.float32]]:
+    """Read a file block by block, each mixed to mono; as many samples as its header says."""
+    left = file.frames
+    while left:
+        block = file.read(min(left, BLOCK_SAMPLES), dtype="float32", always_2d=True)
+        if not len(block):
+            raise _not_wav()
+        left -= len(block)
+        with np.errstate(all="ignore"):
+            yield block.mean(axis=1, dtype=np.float32)
+
+
+def _resample(blocks: Iterator[NDArray[np.float32]], rate_hz: int) -> bytes:
+    """Bring mono blocks to the model's rate, and join them."""
+    if rate_hz == INPUT_RATE_HZ:
+        return _finite(np.concatenate(list(blocks)))
+    stream = soxr.ResampleStream(rate_hz, INPUT_RATE_HZ, 1, dtype="float32")
+    pieces = [stream.resample_chunk(np.ascontiguousarray(block)) for block in blocks]
+    pieces.append(stream.resample_chunk(np.empty(0, np.float32), last=True))
+    return _finite(np.concatenate(pieces))
+
+
+def _finite(pcm: NDArray[np.float32]) -> bytes:
+    if not np.isfinite(pcm).all():
+        raise MediaError("the audio holds values that are not finite")
+    return pcm.astype("<f4", copy=False).tobytes()
+
+
+def _check_wav(file: soundfile.SoundFile, s_min: float, s_max: float) -> None:
+    """Hold what the header says to the limits, before anything is read by it."""
+    if file.format not in {"WAV", "WAVEX"} or file.subtype not in WAV_SUBTYPES:
+        raise MediaError("the audio is not an uncompressed WAV file")
+    _check_rate(file.samplerate)
+    if file.channels > WAV_CHANNELS_MAX:
+        raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")
+    _check_duration(file.frames, file.samplerate, s_min, s_max)
+
+
+def _check_rate(rate_hz: int) -> None:
+    if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
+        raise MediaError(f"the audio's rate is not {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX} Hz")
+
+
+def _check_duration(samples: int, rate_hz: int, s_min: float, s_max: float) -> None:
+    if not s_min * rate_hz <= samples <= s_max * rate_hz:
+        raise MediaError(f"the audio does not last {s_min} to {s_max} s")
+
+
+def _not_wav() -> MediaError:
+    return MediaError("the audio is not a WAV file, or is damaged")

@@ -1,0 +1,86 @@
+"""The process that decodes one video: it gives itself limits, reads a file, answers and ends.
+
+The file comes on standard input. The answer, on standard output, is a line of JSON and what it
+counts: `{"reason": ...}` where the video is refused, else `{"pcm": bytes, "pictures": [bytes, ...],
+"stacked": [bytes, ...]}` and then those, one after the other.
+
+It is given its memory, its processor time and no way to open anything: all that a hostile file can
+make a decoder do is then to end this process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from contextlib import suppress
+from typing import Final
+
+# All that `av` would load when it needs it: by then nothing can be opened any more.
+import av.audio.codeccontext
+import av.audio.stream
+import av.subtitles.codeccontext
+import av.subtitles.stream
+import av.video.codeccontext
+import av.video.reformatter
+import av.video.stream
+import orjson
+
+from protocol.limits import VIDEO_BYTES_MAX
+
+from .values import Decoded, MediaError
+from .video import read_video
+
+MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Of addresses: 0.2 GiB of libraries, the file, its pictures, and 17 frames of 20 megapixels."""
+CPU_S_MAX: Final = 60
+"""64 s of 1920 x 1080 at 60 frames take half of it on a slow core."""
+NICENESS: Final = 10
+"""A model that answers others matters more."""
+
+
+def main() -> None:
+    """Decode the video on standard input, with as many pictures a second as the argument says."""
+    stack_frames = int(sys.argv[1])
+    av.logging.set_level(None)
+    limit_itself()
+    try:
+        made = read_video(sys.stdin.buffer.read(VIDEO_BYTES_MAX + 1), stack_frames)
+    except MediaError as error:
+        sys.stdout.buffer.write(orjson.dumps({"reason": error.reason}) + b"\n")
+    else:
+        write(made)
+
+
+def limit_itself() -> None:
+    """Bound what this process may do; a limit that the system does not know is passed over."""
+    limits = {
+        resource.RLIMIT_AS: MEMORY_BYTES_MAX,
+        resource.RLIMIT_CPU: CPU_S_MAX,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 3,  # those that are open; no file and no socket can be opened
+    }
+    for name, most in limits.items():
+        with suppress(OSError, ValueError):
+            resource.setrlimit(name, (most, most))
+    with suppress(OSError):
+        os.nice(NICENESS)
+
+
+def write(made: Decoded) -> None:
+    """Write the answer."""
+    head = {
+        "pcm": len(made.pcm),
+        "pictures": [len(jpeg) for jpeg in made.pictures],
+        "stacked": [len(jpeg) for jpeg in made.stacked],
+    }
+    out = sys.stdout.buffer
+    out.write(orjson.dumps(head) + b"\n")
+    for piece in (made.pcm, *made.pictures, *made.stacked):
+        out.write(piece)
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

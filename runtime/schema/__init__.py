@@ -1,0 +1,1 @@
+"""`antiphon schema`: the wire protocols as a document."""

@@ -1,0 +1,1 @@
+"""`antiphon talk`: a sound file, said to a server and answered."""

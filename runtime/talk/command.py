@@ -1,0 +1,216 @@
+"""`antiphon talk`: say a sound file to a server, hear what it answers.
+
+The command reads and checks files before it connects, chooses how the conversation is shown
+(`view`), holds it (`session`), and writes the reply. Ctrl-C ends it politely, and what
+was said until then is kept; a second one ends at once.
+
+It plays nothing on a loudspeaker and records nothing from a microphone.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import click
+from rich.console import Console
+
+from protocol.errors import FieldError
+from protocol.media import check_jpeg
+from protocol.messages import Mode
+
+from ..audio import AudioFileError, read_wav, write_wav
+from ..client.errors import AddressError
+from ..client.session import endpoint
+from ..settings import DEFAULT_PORT, MODES
+from .session import Plan, cut_units, talk
+from .tally import Tally
+from .view import JsonView, LineView, LiveView, View, summarize
+
+DIALECTS: Final = ("realtime", "duplex-v1", "legacy-duplex")
+DEFAULT_URL: Final = f"ws://127.0.0.1:{DEFAULT_PORT}"
+SILENCE_S: Final = 10
+"""A model that has not begun to answer ten seconds after the question will not."""
+EXIT_UNUSABLE: Final = 2
+
+
+class UnusableError(click.ClickException):
+    """A file or an option that cannot be used: nothing was sent to anybody."""
+
+    exit_code = EXIT_UNUSABLE
+
+
+@click.command("talk")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="Address of the server.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help="What the session carries [default: video with --frame, else audio].",
+)
+@click.option("--frame", type=click.Path(path_type=Path), help="A JPEG, seen with every second.")
+@click.option("--instructions", default="", help="The system prompt.")
+@click.option(
+    "--dialect",
+    type=click.Choice(DIALECTS),
+    default="realtime",
+    show_default=True,
+    help="The protocol that is spoken.",
+)
+@click.option(
+    "--reply",
+    type=click.Path(path_type=Path),
+    help="Where the model's speech goes [default: FILE's name with .reply.wav, in this folder].",
+)
+@click.option(
+    "--wait-s",
+    type=click.IntRange(0, 600),
+    default=SILENCE_S,
+    show_default=True,
+    help="Seconds of silence sent after FILE, at most, while the model has not answered.",
+)
+@click.option(
+    "--fast",
+    is_flag=True,
+    help="Send a second as soon as the one before it was answered, and not in real time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+def talk_command(
+    *,
+    file: Path,
+    url: str,
+    mode: Mode | None,
+    frame: Path | None,
+    instructions: str,
+    dialect: str,
+    reply: Path | None,
+    wait_s: int,
+    fast: bool,
+    as_json: bool,
+) -> None:
+    """Say FILE to a server in real time, and hear what it answers.
+
+    FILE is a WAV of any rate; it is sent as it would be spoken, a second each second. After it
+    comes silence, until the model has answered and listens again. The model's words are shown as
+    they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply after
+    the other, without the pauses between them. The file is empty when the model said nothing.
+
+    \b
+    Example:
+      antiphon serve                          in one terminal
+      antiphon talk question.wav              in another
+      antiphon talk question.wav --frame photo.jpg --instructions "be brief"
+      antiphon talk question.wav --json --fast | jq -r 'select(.type == "summary").text'
+
+    \b
+    Exit codes:
+      0  the conversation came to its end
+      1  the server could not be reached, refused, reported an error, or ended it
+      2  a file or an option that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    mode = mode or ("audio" if frame is None else "video")
+    if frame is not None and mode == "audio":
+        raise UnusableError("--frame: there is nothing to see with --mode audio")
+    plan = Plan(
+        units=read_speech(file),
+        instructions=instructions,
+        frame=None if frame is None else read_frame(frame),
+        silence_s_max=wait_s,
+        fast=fast,
+    )
+    reply = reply or Path(f"{file.stem}.reply.wav")
+    _check(file, reply, url, mode)
+    tally = Tally()
+    view = _choose_view(as_json, tally, f"{file.name} to {url}", len(plan.units))
+    started_s = time.monotonic()
+    with view:
+        anyio.run(partial(_talk, url, plan, view, mode=mode, dialect=dialect, tally=tally))
+    elapsed_s = time.monotonic() - started_s
+    written = _write_reply(tally, reply)
+    answered = plan.is_answered(tally)
+    view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=written))
+    if tally.failure is not None:
+        raise click.ClickException(tally.failure)
+
+
+def read_speech(path: Path) -> tuple[bytes, ...]:
+    """Read a sound file as seconds of what the model hears.
+
+    Raises:
+        UnusableError: it cannot be read.
+    """
+    try:
+        return cut_units(read_wav(path))
+    except AudioFileError as error:
+        raise UnusableError(str(error)) from error
+
+
+def read_frame(path: Path) -> bytes:
+    """Read a JPEG that a server will take.
+
+    Raises:
+        UnusableError: it is none, or too large.
+    """
+    try:
+        data = path.read_bytes()
+        check_jpeg(str(path), data)
+    except OSError as error:
+        raise UnusableError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    except FieldError as error:
+        raise UnusableError(error.message) from error
+    return data
+
+
+def _check(file: Path, reply: Path, url: str, mode: Mode) -> None:
+    """Find out before the conversation what would go wrong after it."""
+    try:
+        endpoint(url, mode)
+    except AddressError as error:
+        raise UnusableError(f"--url: {error}") from error
+    if not reply.parent.is_dir():
+        raise UnusableError(f"--reply: there is no folder {reply.parent}")
+    if reply.is_dir() or (reply.exists() and reply.samefile(file)):
+        raise UnusableError(f"--reply: {reply} would be overwritten")
+
+
+def _choose_view(as_json: bool, tally: Tally, title: str, file_s: int) -> View:
+    if as_json:
+        return JsonView()
+    console = Console()
+    return LiveView(console, tally, title, file_s) if console.is_terminal else LineView(console)
+
+
+async def _talk(
+    url: str, plan: Plan, view: View, *, mode: Mode, dialect: str, tally: Tally
+) -> None:
+    """Talk; the first Ctrl-C ends it politely, the second at once."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_interrupts, stop, tally, tasks.cancel_scope)
+        await talk(url, plan, view, mode=mode, dialect=dialect, tally=tally, stop=stop)
+        tasks.cancel_scope.cancel()
+
+
+async def _watch_interrupts(stop: anyio.Event, tally: Tally, everything: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT) as signals:
+        async for _ in signals:
+            if stop.is_set():
+                tally.failure = "interrupted"
+                everything.cancel()
+            stop.set()
+
+
+def _write_reply(tally: Tally, path: Path) -> Path | None:
+    """Write what the model said, be it nothing, wherever there was a session."""
+    if tally.created is None:
+        return None
+    try:
+        write_wav(path, bytes(tally.pcm))
+    except AudioFileError as error:
+        tally.failure = tally.failure or str(error)
+        return None
+    return path

@@ -1,0 +1,154 @@
+"""Media: each kind goes to its decoder, off the event loop, a bounded number at a time."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+import simplejpeg
+import soundfile
+
+from protocol.effects import DecodeMedia, MediaKind
+from runtime.media.decoder import VIDEOS_MAX, WORKERS_MAX, MediaDecoder
+from runtime.media.image import decode_jpeg
+from runtime.media.values import Decoded, MediaError
+from runtime.media.video import read_video
+from runtime.voices import VoiceLibrary
+
+from .videos import make_video, steady
+
+pytestmark = pytest.mark.anyio
+
+JPEG = bytes(simplejpeg.encode_jpeg(np.zeros((48, 64, 3), np.uint8)))
+MP4 = make_video(steady(12), sound=[(0, 1)])
+
+
+def make_wav(seconds: float) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(int(seconds * 16_000), np.float32), 16_000, format="WAV")
+    return file.getvalue()
+
+
+def effect(kind: MediaKind, data: bytes, **fields: int) -> DecodeMedia:
+    return DecodeMedia(media=0, kind=kind, data=data, **fields)
+
+
+async def decode(kind: MediaKind, data: bytes, **fields: int) -> Decoded:
+    return await MediaDecoder().decode(effect(kind, data, **fields))
+
+
+async def test_each_kind_becomes_what_the_model_takes(tmp_path: Path) -> None:
+    """A picture would be heard, or a voice not found."""
+    (tmp_path / "anna.wav").write_bytes(make_wav(1))
+    decoder = MediaDecoder(VoiceLibrary(tmp_path))
+    second = Decoded(pcm=bytes(64_000))
+    made = {
+        ("jpeg", JPEG): Decoded(),
+        ("wav", make_wav(1)): second,
+        ("voice", b"anna"): second,
+        ("image", JPEG): Decoded(pictures=(JPEG,)),
+        ("audio", make_wav(1)): second,
+    }
+    for (kind, data), decoded in made.items():
+        assert await decoder.decode(effect(kind, data)) == decoded  # type: ignore[arg-type]
+    assert await decoder.decode(effect("audio", bytes(96_000), rate_hz=24_000)) == second
+
+
+async def test_a_video_is_decoded_the_same_in_a_process_and_here() -> None:
+    """A replay or a test would see another video than the session did."""
+    asked = effect("video", MP4, stack_frames=3)
+    made = await MediaDecoder().decode(asked)
+    assert made == MediaDecoder().decode_here(asked) == read_video(MP4, 3)
+    assert (len(made.pictures), len(made.stacked), len(made.pcm)) == (2, 1, 128_000)
+
+
+async def test_decodes_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every session on the server would stand still while one frame decodes."""
+    threads: set[int] = set()
+
+    def note(data: bytes) -> bytes:
+        threads.add(threading.get_ident())
+        return decode_jpeg(data)
+
+    monkeypatch.setattr("runtime.media.decoder.decode_jpeg", note)
+    assert await decode("jpeg", JPEG) == Decoded()
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_bounds_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of frames would take every core from the model."""
+    lock, full = threading.Lock(), threading.Barrier(WORKERS_MAX)
+    running = most = 0
+
+    def slow(_: bytes) -> bytes:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        full.wait(timeout=10)  # Passes only in groups of `WORKERS_MAX`.
+        with lock:
+            running -= 1
+        return b""
+
+    monkeypatch.setattr("runtime.media.decoder.decode_wav", slow)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3 * WORKERS_MAX):
+            tasks.start_soon(decode, "wav", b"")
+    assert most == WORKERS_MAX
+
+
+async def test_bounds_its_videos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of videos would take all memory, and no frame would be looked at meanwhile."""
+    running = most = 0
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    async def slow(*_: Any) -> Decoded:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        begun.set()
+        await go_on.wait()
+        running -= 1
+        return Decoded()
+
+    monkeypatch.setattr("runtime.media.decoder.decode_video", slow)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3 * VIDEOS_MAX):
+            tasks.start_soon(decode, "video", b"")
+        await begun.wait()
+        assert await decode("jpeg", JPEG) == Decoded()
+        go_on.set()
+    assert most == VIDEOS_MAX
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("jpeg", "the image is not a JPEG, or is damaged"),
+        ("wav", "the audio is not a WAV file, or is damaged"),
+        ("voice", "there is no voice of that name"),
+        ("image", "the image is not a JPEG, or is damaged"),
+        ("audio", "the audio is not whole samples of 4 bytes"),
+        ("video", "the video is not of MP4, QuickTime, Matroska or WebM"),
+    ],
+)
+async def test_tells_what_is_wrong(kind: MediaKind, reason: str) -> None:
+    """A client would lose its session, or be shown a library's error, over one bad file."""
+    with pytest.raises(MediaError) as refused:
+        await decode(kind, b"\xff\xd8\xff\xe0 and so on")
+    assert refused.value.reason == reason
+
+
+async def test_starting_does_not_load_the_video_library() -> None:
+    """Every start would take longer, for what most servers are never sent."""
+    code = "import sys, runtime.serving; print('av' in sys.modules)"
+    made = await anyio.run_process([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    assert made.stdout.split() == [b"False"]
