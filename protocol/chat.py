@@ -48,7 +48,7 @@ class ActiveTurn:
         stage: how far it is.
         prefill: what prefill told; None before.
         text: the answer so far.
-        pcm: its speech so far, where it is told at once; else it has been sent.
+        pcm: its speech so far, piece by piece, where it is told at once; else it has been sent.
         tokens: tokens generated so far.
         codes: speech codes so far.
     """
@@ -60,7 +60,7 @@ class ActiveTurn:
     stage: Stage = Stage.DECODING
     prefill: Prefill | None = None
     text: str = ""
-    pcm: bytes = b""
+    pcm: list[bytes] = attrs.Factory(list)
     tokens: int = 0
     codes: int = 0
 
@@ -112,10 +112,14 @@ class Chat:
         self.turn.pending.decoded(event)
         self._queue_if_due()
 
-    def media_rejected(self, reason: str) -> None:
+    def media_rejected(self, media: int, reason: str) -> None:
         """A part of the question is damaged: the turn is over, and the client may ask again."""
-        if not self.core.is_closed:
-            self._give_up(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {reason}")
+        if self.core.is_closed or self.turn is None:
+            return
+        for other in self.turn.pending.undecided:
+            if other != media:
+                self.core.do(ef.CancelDecode(media=other))
+        self._give_up(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {reason}")
 
     def _queue_if_due(self) -> None:
         """Ask for a slot once the question is whole and the last turn's slot is back."""
@@ -135,7 +139,7 @@ class Chat:
         if core.state is State.QUEUED:
             core.say(QueueDone())
         turn.stage = Stage.RUNNING
-        core.turn = turn.index
+        core.running_turn = turn.index
         core.do(ef.StartTurn(lease=lease, turn=turn.pending.to_turn(turn.index, core.opened.seed)))
 
     def slot_returned(self) -> None:
@@ -166,7 +170,7 @@ class Chat:
         turn.tokens += len(chunk.token_ids)
         turn.codes += len(chunk.codec_ids)
         if not turn.pending.ask.streaming:
-            turn.pcm += chunk.pcm
+            turn.pcm.append(chunk.pcm)
         elif chunk.text or chunk.pcm:
             core.say(
                 Delta(
@@ -181,22 +185,23 @@ class Chat:
     def done(self, result: TurnResult) -> None:
         """Tell the end of the answer, and give the slot back."""
         core, turn = self.core, self._running(result.index)
-        if core.turn == result.index:
-            core.turn = None
+        if core.running_turn == result.index:
+            core.running_turn = None
             core.release()
         if turn is None:
             return
         turn.tokens = result.generated_tokens
         turn.codes += len(result.codec_ids)
-        turn.text, turn.pcm = result.text, turn.pcm + result.pcm
+        turn.text = result.text
+        turn.pcm.append(result.pcm)
         core.say(self._response(turn, result.reason, result))
         self._go_on()
 
     def failed(self, index: int, *, context_full: bool) -> None:
         """There is no answer, or no more of it: the turn ends, the chat goes on."""
         core, turn = self.core, self._running(index)
-        if core.turn == index:
-            core.turn = None
+        if core.running_turn == index:
+            core.running_turn = None
             core.release()
         if turn is None:
             return
@@ -212,8 +217,8 @@ class Chat:
 
     def backend_lost(self) -> None:
         """The model is gone, and the turn with it."""
-        if self.core.turn is not None:
-            self.failed(self.core.turn, context_full=False)
+        if self.core.running_turn is not None:
+            self.failed(self.core.running_turn, context_full=False)
 
     def refused(self) -> None:
         """There is no slot for the turn, nor a place in the queue: it is over without an answer."""
@@ -246,7 +251,7 @@ class Chat:
             response_id=turn.response_id,
             input_id=turn.input_id,
             text=turn.text,
-            pcm=turn.pcm,
+            pcm=b"".join(turn.pcm),
             reason=reason,
             streaming=streaming,
             input_tokens=0 if turn.prefill is None else turn.prefill.input_tokens,

@@ -62,7 +62,7 @@ class Core:
         opening_backend: `OpenBackend` is under way.
         releasing: `Release` is under way.
         loop: the unit loop, which knows the model call under way.
-        turn: the turn of chat that is under way on the model.
+        running_turn: the turn of chat that is under way on the model, be it wanted or not.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         dialect: the wire protocol in use; hashed by its name alone.
@@ -86,7 +86,7 @@ class Core:
     dialect: Dialect = attrs.field(default=OPENING, eq=lambda dialect: dialect.name)
     effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
     farewell: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
-    turn: int | None = added(None)
+    running_turn: int | None = added(None)
 
     @property
     def course(self) -> Course:
@@ -189,9 +189,9 @@ class Core:
         interrupt = self.loop.interrupt()
         if interrupt is not None:
             self.do(interrupt)
-        if self.turn is not None:
-            self.do(ef.CutTurn(index=self.turn))
-        if self.opening_backend or self.turn is not None or not self.loop.is_idle:
+        if self.running_turn is not None:
+            self.do(ef.CutTurn(index=self.running_turn))
+        if self.opening_backend or self.running_turn is not None or not self.loop.is_idle:
             self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
         else:
             self.release()

@@ -39,7 +39,7 @@ class Close:
 
 @attrs.frozen(kw_only=True)
 class Admit:
-    """Ask for room for a connection without a slot: the answer is `Admitted` or a refusal."""
+    """Ask for room for a chat, which holds no slot yet: the answer is `Admitted` or a refusal."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +79,13 @@ class DecodeMedia:
     data: bytes
     rate_hz: int = added(0)
     stack_frames: int = added(1)
+
+
+@attrs.frozen(kw_only=True)
+class CancelDecode:
+    """Forget media that nobody waits for any more; nothing is told of it after this."""
+
+    media: int
 
 
 @attrs.frozen(kw_only=True)
@@ -173,6 +180,7 @@ Effect = (
     | LeaveQueue
     | OpenBackend
     | DecodeMedia
+    | CancelDecode
     | StartUnit
     | Interrupt
     | StartFinalize

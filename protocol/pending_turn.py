@@ -27,7 +27,7 @@ from .requests import (
     Voice,
     VoiceName,
 )
-from .turn import Content, Message, Picture, Sound, SpeechConfig, Text, Turn
+from .turn import Content, Message, Picture, Role, Sound, SpeechConfig, Text, Turn
 
 SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
 VIDEO_SLICES: Final = 1
@@ -63,13 +63,17 @@ class PendingTurn:
     """A turn that was asked for, and the media it is still waiting for.
 
     Attributes:
-        ask: what the client asked for.
+        ask: what the client asked for, without the conversation: its files are not held twice.
+        roles: whose each message is.
+        has_video: a video is among the contents.
         contents: of each message, what is known of each of its contents.
         undecided: message and content that each media number stands for; None for the voice.
         voice_pcm: the reference audio.
     """
 
     ask: Ask
+    roles: tuple[Role, ...]
+    has_video: bool
     contents: list[list[Contents]]
     undecided: dict[int, tuple[int, int] | None]
     voice_pcm: bytes = b""
@@ -77,7 +81,15 @@ class PendingTurn:
     @classmethod
     def of(cls, ask: Ask, first_media: int) -> tuple[PendingTurn, list[DecodeMedia]]:
         """Take a turn in; say what has to be decoded, numbered from `first_media`."""
-        pending = cls(ask, [[() for _ in message.content] for message in ask.messages], {})
+        pending = cls(
+            ask=attrs.evolve(ask, messages=()),
+            roles=tuple(message.role for message in ask.messages),
+            has_video=any(
+                isinstance(part, VideoPart) for message in ask.messages for part in message.content
+            ),
+            contents=[[() for _ in message.content] for message in ask.messages],
+            undecided={},
+        )
         decodes: list[DecodeMedia] = []
         for at, message in enumerate(ask.messages):
             for place, part in enumerate(message.content):
@@ -116,17 +128,15 @@ class PendingTurn:
             self.contents[at][index] = tuple(_contents(event))
 
     def to_turn(self, index: int, seed: int) -> Turn:
-        """What the backend is asked for."""
+        """What the backend is asked for; the conversation is the model's from then on."""
         ask = self.ask
-        has_video = any(
-            isinstance(part, VideoPart) for message in ask.messages for part in message.content
-        )
-        slices = ask.max_slice_nums or (VIDEO_SLICES if has_video else SLICES_MAX)
+        slices = ask.max_slice_nums or (VIDEO_SLICES if self.has_video else SLICES_MAX)
+        contents, self.contents = self.contents, []
         return Turn(
             index=index,
             messages=tuple(
-                Message(role=message.role, content=tuple(c for known in contents for c in known))
-                for message, contents in zip(ask.messages, self.contents, strict=True)
+                Message(role=role, content=tuple(part for known in message for part in known))
+                for role, message in zip(self.roles, contents, strict=True)
             ),
             config=ask.config,
             speech=None if ask.speech is None else self._speech(ask.speech),

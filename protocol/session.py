@@ -83,10 +83,8 @@ class Session:
                 core.waits_for_slot = True
                 core.set_timer("session", event.limits.session_s)
                 core.do(ef.EnterQueue(mode=event.mode))
-            case Course.CHAT:
+            case Course.CHAT | Course.REQUEST:
                 core.do(ef.Admit())
-            case Course.REQUEST:
-                core.set_timer("init", event.limits.init_wait_s)
         return session, session._take_effects()
 
     def step(self, event: ev.Event) -> tuple[ef.Effect, ...]:
@@ -195,8 +193,11 @@ class Session:
         self._core.refuse(event.code, REFUSALS[event.code])
 
     def _admitted(self, _event: ev.Admitted) -> None:
-        if not self._core.is_closed:
+        core = self._core
+        if core.course is Course.CHAT and not core.is_closed:
             self._queue_done()
+        elif not core.is_closed:
+            core.set_timer("init", core.opened.limits.init_wait_s)
 
     def _slot_leased(self, event: ev.SlotLeased) -> None:
         core = self._core
@@ -322,7 +323,7 @@ class Session:
 
     def _media_rejected(self, event: ev.MediaRejected) -> None:
         if self._chat.awaits(event.media):
-            self._chat.media_rejected(event.reason)
+            self._chat.media_rejected(event.media, event.reason)
         elif self._beginning.awaits(event.media):
             self._beginning.media_rejected(event.reason)
         else:

@@ -143,8 +143,9 @@ class FullReplay:
     async def close(self) -> None:
         """Give the session back to the backend."""
         held, self._held = self._held, None
-        if held is not None:
-            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await self._chat.close()
+            if held is not None:
                 await held.release()
 
     # -- the model again ------------------------------------------------------------------------
@@ -161,7 +162,9 @@ class FullReplay:
                 renewed = await self._run_finalize(step, event, self._finalize)
             case ev.UnitFailed():
                 self._unit = None
-            case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone() | ev.TurnFailed():
+            case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone():
+                renewed = await self._renew_turn(step)
+            case ev.TurnFailed() | ev.BackendLost():
                 renewed = await self._renew_turn(step)
         self._note(step.effects)
         return renewed

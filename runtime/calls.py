@@ -110,6 +110,7 @@ class Calls:
 
     def start_turn(self, effect: ef.StartTurn) -> None:
         """Prefill a conversation and answer it."""
+        self._turn_is_cut = False  # here, for the cut may come before the task begins
         self._start(self._run_turn, effect)
 
     def cut_turn(self) -> None:
@@ -210,7 +211,6 @@ class Calls:
         lease, turn = self._lease, effect.turn
         assert lease is not None
         assert isinstance(self._backend, Chats)
-        self._turn_is_cut = False
         try:
             held = await self._backend.chat(turn, slot=lease.slot)
             if self._lease is not lease:  # condemned meanwhile: nobody waits for it any more

@@ -30,13 +30,16 @@ import attrs
 from .websocket import WebSocket, WebSocketClosed, frame_bytes
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
-"""A minute of speech in base64: who is that far behind does not listen any more."""
+"""A minute of speech in base64: who is that far behind does not listen any more. A single frame may
+be larger: an answer of chat, with all its speech."""
 QUEUED_BYTES_MIN: Final = 256
 """What a queued frame is counted as at least, so that tiny ones cannot take memory uncounted."""
 SEND_STALL_S: Final = 10.0
-"""A frame is a second of speech at most; a peer that takes none in ten will not catch up."""
+"""A peer that takes nothing for so long will not catch up."""
+SEND_BYTES_PER_S_MIN: Final = 64 * 1024
+"""Half of what speech takes in real time: a large frame may take longer by this rate."""
 CLOSE_FLUSH_S: Final = 15.0
-"""For all that is queued before a close, and the close: one stall and the peer's answer."""
+"""For a close: one stall and the peer's answer; what is queued before it counts by its bytes."""
 DRAIN_S: Final = 1.0
 """For the messages that came before the end; a reader that is held longer is not waited for."""
 ABORT_S: Final = 1.0
@@ -101,7 +104,7 @@ class Connection:
         if self._ended or self._close_queued:
             return
         size_bytes = max(frame_bytes(frame), QUEUED_BYTES_MIN)
-        if self._queued_bytes + size_bytes > SEND_BUFFER_BYTES:
+        if self._queued_bytes and self._queued_bytes + size_bytes > SEND_BUFFER_BYTES:
             self._fail()
             return
         self._queued_bytes += size_bytes
@@ -118,7 +121,8 @@ class Connection:
         if self._ended or self._close_queued:
             return
         self._close_queued = True
-        self._writing.deadline = anyio.current_time() + CLOSE_FLUSH_S
+        flush_s = CLOSE_FLUSH_S + self._queued_bytes / SEND_BYTES_PER_S_MIN
+        self._writing.deadline = anyio.current_time() + flush_s
         self._put(_Close(code=code, reason=reason, ready=ready))
 
     async def run(self) -> None:
@@ -170,7 +174,7 @@ class Connection:
                 await self._websocket.close(item.code, item.reason)
                 return False
             try:
-                with anyio.fail_after(SEND_STALL_S):
+                with anyio.fail_after(SEND_STALL_S + item.size_bytes / SEND_BYTES_PER_S_MIN):
                     await self._websocket.send(item.text)
             except WebSocketClosed:
                 return True

@@ -36,9 +36,11 @@ from .media.values import Decoded, MediaError
 from .pool import Lease
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
-"""One frame of the largest size and what comes while it is parsed; then the reader pauses."""
+"""An append of the largest size, or a turn's frame that is larger: then the reader pauses until the
+session has taken it."""
 DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Frames handed to the decoder and not back yet: one append's worth; then the reader pauses."""
+"""Frames of video handed to the decoder and not back yet: one append's worth; then the reader
+pauses."""
 
 DecodeMedia = Callable[[ef.DecodeMedia], Awaitable[Decoded]]
 """Decodes media, or raises `MediaError`."""
@@ -97,6 +99,7 @@ class Driver:
         self._relief = anyio.Event()
         self._ticket: Ticket | None = None
         self._timers: dict[str, anyio.CancelScope] = {}
+        self._decodes: dict[int, anyio.CancelScope] = {}
         self._outlet: Outlet | None = None
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
@@ -106,7 +109,7 @@ class Driver:
     def is_chat(self) -> bool:
         """It is a chat that goes on: connected, with a slot for its turns alone."""
         over = self.session is not None and self.session.state is State.CLOSED
-        return not over and self._opened.mode == "chat" and self._opened.endpoint == "realtime"
+        return not over and self._opened.mode == "chat"
 
     # -- facts come in --------------------------------------------------------------------------
 
@@ -189,6 +192,7 @@ class Driver:
         if self._ticket is not None:
             self._admission.leave(self._ticket)
         if self._calls.lease is not None:
+            self._calls.cut_turn()
             self._calls.release(condemn=False)
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
@@ -214,8 +218,9 @@ class Driver:
             case ef.OpenBackend():
                 self._calls.open(effect)
             case ef.DecodeMedia():
-                self._decode_bytes += len(effect.data)
-                self._tasks.start_soon(self._decode, effect)
+                self._start_decoding(effect)
+            case ef.CancelDecode():
+                self._decodes.pop(effect.media).cancel()
             case ef.StartUnit():
                 self._calls.start_unit(effect)
             case ef.Interrupt():
@@ -288,19 +293,32 @@ class Driver:
             del self._timers[effect.name]
             self.post(ev.TimerFired, name=effect.name, generation=effect.generation)
 
-    async def _decode(self, effect: ef.DecodeMedia) -> None:
+    def _start_decoding(self, effect: ef.DecodeMedia) -> None:
+        assert self._tasks is not None
+        scope = self._decodes[effect.media] = anyio.CancelScope()
+        # A turn's media holds no reader up: amid a turn there is nothing more to come but a close.
+        held_bytes = 0 if self._opened.mode == "chat" else len(effect.data)
+        self._decode_bytes += held_bytes
+        self._tasks.start_soon(self._decode, effect, scope, held_bytes)
+
+    async def _decode(
+        self, effect: ef.DecodeMedia, scope: anyio.CancelScope, held_bytes: int
+    ) -> None:
         try:
-            made = await self._decode_media(effect)
+            with scope:
+                made = await self._decode_media(effect)
+                if not scope.cancel_called:
+                    self.post(
+                        ev.MediaDecoded,
+                        media=effect.media,
+                        pcm=made.pcm,
+                        pictures=made.pictures,
+                        stacked=made.stacked,
+                    )
         except MediaError as error:
-            self.post(ev.MediaRejected, media=effect.media, reason=str(error))
-        else:
-            self.post(
-                ev.MediaDecoded,
-                media=effect.media,
-                pcm=made.pcm,
-                pictures=made.pictures,
-                stacked=made.stacked,
-            )
+            if not scope.cancel_called:
+                self.post(ev.MediaRejected, media=effect.media, reason=str(error))
         finally:
-            self._decode_bytes -= len(effect.data)
+            self._decodes.pop(effect.media, None)
+            self._decode_bytes -= held_bytes
             self._relief.set()

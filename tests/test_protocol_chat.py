@@ -296,6 +296,7 @@ def test_between_turns_a_chat_may_be_idle_for_so_long() -> None:
 def test_a_single_request_is_prefilled_told_and_closed() -> None:
     """A client of /ws/chat waits for ever, or gets events that 004 does not have."""
     run = Run("chat")
+    run.step(ev.Admitted)
     assert run.session.state is State.CONNECTED
     run.say(question(tts={"enabled": True}))
     answer(run, 0, "Good ", "day", pcm=PCM)
@@ -309,6 +310,7 @@ def test_a_single_request_is_prefilled_told_and_closed() -> None:
 def test_a_single_request_that_must_wait_is_queued() -> None:
     """It would be told of a queue where there is none, or not where there is one."""
     run = Run("chat")
+    run.step(ev.Admitted)
     run.say(question())
     place = QueuePlace(position=1, estimated_wait_s=3, ticket_id="ticket_1", queue_length=1)
     run.step(ev.TicketMoved, place=place)
@@ -329,6 +331,7 @@ def test_a_bad_single_request_gets_an_error_and_a_close(
 ) -> None:
     """The client would wait for an answer that never comes."""
     run = Run("chat")
+    run.step(ev.Admitted)
     run.step(ev.FrameReceived, frame=frame)
     assert run.kinds == ["error"]
     assert [it.code for it in run.of(ef.Close)] == [close]
@@ -338,6 +341,7 @@ def test_a_bad_single_request_gets_an_error_and_a_close(
 def test_a_single_request_that_fails_ends_with_an_internal_error() -> None:
     """A client could not tell our fault from its own."""
     run = Run("chat")
+    run.step(ev.Admitted)
     run.say(question())
     run.step(ev.SlotLeased, lease=1, slot=0)
     run.step(ev.TurnFailed, index=0)
@@ -404,6 +408,8 @@ class ChatWorld(RuleBasedStateMachine):
                     self.releasing = True
                 case ef.DecodeMedia(media=media):
                     self.media.append(media)
+                case ef.CancelDecode(media=media):
+                    self.media.remove(media)
                 case ef.SetTimer(name=name, generation=generation):
                     self.timers[name] = generation
                 case ef.CancelTimer(name=name):
@@ -477,7 +483,6 @@ class ChatWorld(RuleBasedStateMachine):
             self._step(ev.MediaDecoded, media=media, pcm=b"\0" * 8)
         else:
             self._step(ev.MediaRejected, media=media, reason="it is damaged")
-            self.media = [it for it in self.media if self.run.session._chat.awaits(it)]
 
     @precondition(lambda self: self.waits)
     @rule(how=st.sampled_from([*["slot"] * 8, *["place"] * 4, "refused", "cancelled"]))

@@ -182,8 +182,8 @@ def test_a_turn_is_the_same_in_every_dialect(
     told = {}
     for name, endpoint in CHAT.items():
         both = Both(name, endpoint, "chat")
+        both.step(ev.Admitted)
         if endpoint == "realtime":
-            both.step(ev.Admitted)
             both.say(both.client.init(Init(instructions="")))
         asked = ChatMessage(role="user", content=(TextPart(text="hello"),))
         both.say(both.client.ask(Ask(messages=(asked,), streaming=streaming)))

@@ -247,7 +247,7 @@ async def test_a_peer_that_takes_nothing_is_dropped_after_the_stall_limit() -> N
         websocket.stalled = True
         start = anyio.current_time()
         connection.send("speech", at_once)
-    assert anyio.current_time() - start == pytest.approx(SEND_STALL_S)
+    assert anyio.current_time() - start == pytest.approx(SEND_STALL_S, abs=0.1)
     assert session.told == ["SEND FAILED"]
 
 
@@ -289,7 +289,7 @@ async def test_a_close_is_bounded_with_all_that_waits_before_it() -> None:
         for _ in range(50):
             connection.send("speech", nearly_stalled)
         connection.close(1012, "server_shutdown", at_once)
-    assert anyio.current_time() - start == pytest.approx(CLOSE_FLUSH_S)
+    assert anyio.current_time() - start == pytest.approx(CLOSE_FLUSH_S, abs=0.5)
     assert session.told == ["SEND FAILED"]
     assert websocket.closed is None
 

@@ -14,12 +14,15 @@ from typing import Any
 import anyio
 import pytest
 
+from protocol import effects as ef
 from protocol.turn import Text, Turn
 from recorder.reader import LogReader
 from replay.full import replay_fully
 from replay.logic import replay
 from runtime.backends.scripted import Call, ScriptedBackend
 from runtime.backends.scripted_chat import Answer
+from runtime.media.values import Decoded, MediaError
+from tests.golden import picture
 from tests.helpers import (
     Peer,
     World,
@@ -165,6 +168,100 @@ def test_a_drain_ends_turns_and_requests_with_what_there_is() -> None:
             assert request.closed == (1013, "service_unavailable")
 
     on_virtual_time(body)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_client_that_leaves_as_its_slot_comes_costs_no_slot(seed: int) -> None:
+    """The turn would run on for nobody, and its slot be condemned for it."""
+
+    async def body() -> None:
+        backend = ScriptedBackend(chat=lambda _: Answer(tokens=("word ",) * 400), slots=1)
+        async with world(backend, cleanup_wait_s=2) as server:
+            first, second = await chat(server), await chat(server)
+            first.send(ask_frame("one"))
+            await first.heard("text")
+            second.send(ask_frame("two"))
+            await second.heard("session.queued")
+            first.send(close_frame())
+            await first.heard("session.closed")
+            second.vanish()
+            await anyio.sleep(5)
+            third = await chat(server)
+            third.send(ask_frame("three"))
+            await third.heard("text")
+
+    on_virtual_time(body, seed=seed)
+
+
+def test_a_long_answer_at_once_reaches_a_slow_reader() -> None:
+    """Two minutes of speech in one frame would be dropped for its size."""
+
+    async def body() -> None:
+        answer = Answer(tokens=("word ",) * 24, samples=24_000 * 5)
+        async with world(ScriptedBackend(chat=lambda _: answer)) as server:
+            request = server.connect("chat", endpoint="chat")
+            request.send(request_frame("hello", streaming=False, tts={"enabled": True}))
+            done = await request.heard("done")
+            assert len(done["audio_data"]) > 15_000_000
+            await request.over()
+            assert request.closed == (1000, "answered")
+
+    on_virtual_time(body)
+
+
+def test_what_is_decoded_for_a_turn_that_was_refused_is_given_up() -> None:
+    """Videos that nobody waits for would hold up those of others for minutes."""
+    ended: list[str] = []
+
+    async def decode(effect: ef.DecodeMedia) -> Decoded:
+        if effect.kind == "image":
+            raise MediaError("the image is damaged")
+        try:
+            await anyio.sleep(1000)
+        except anyio.get_cancelled_exc_class():
+            ended.append(effect.kind)
+            raise
+        return Decoded()
+
+    async def body() -> None:
+        async with world(ScriptedBackend(chat=echo)) as server:
+            server.server._decode_media = decode
+            talker = await chat(server)
+            video = {"type": "video", "data": base64(b"\0\0\0\x18ftypisom" + bytes(400))}
+            image = {"type": "image", "data": picture()}
+            messages = [{"role": "user", "content": [video, image]}]
+            talker.send(json.dumps({"type": "input.append", "input": {"messages": messages}}))
+            await talker.heard("error")
+            await anyio.sleep(1)
+            assert ended == ["video"]
+            talker.send(ask_frame("hello"))
+            await talker.heard("response.done")
+
+    on_virtual_time(body)
+
+
+@pytest.mark.parametrize("fault", ["fail", "gone"])
+def test_a_turn_that_failed_amid_its_answer_replays_fully(tmp_path: Path, fault: Any) -> None:
+    """An engineer with a failed turn would be told that its recording is wrong."""
+    answer = Answer(tokens=("word ",) * 5, fault=fault, fault_at=3)
+    made = ScriptedBackend(chat=lambda _: answer)
+
+    async def body() -> None:
+        async with world(made, record_to=tmp_path) as server:
+            talker = await chat(server)
+            talker.send(ask_frame("hello"))
+            await talker.heard("error")
+            talker.send(close_frame())
+            await talker.over()
+
+    on_virtual_time(body)
+    (path,) = tmp_path.iterdir()
+    with LogReader(path) as reader:
+        items = list(reader)
+    again = ScriptedBackend(chat=lambda _: answer)
+    report = anyio.run(replay_fully, items[0].fields, items, partial(_load, again), backend="trio")
+    assert report.identical, report.first_divergence
+    assert not again.held_slots
 
 
 def test_a_pause_ends_after_its_time_and_the_slot_is_clean_first() -> None:

@@ -21,9 +21,9 @@ import attrs
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.errors import CLOSE_TRY_LATER, ErrorCode
-from protocol.limits import NS_PER_S
+from protocol.limits import FRAME_BYTES_MAX_OF, NS_PER_S
 from protocol.messages import ErrorReport
-from protocol.session import Session, frame_bytes_max
+from protocol.session import Session
 from runtime.admission import Admission, Refused, Ticket
 from runtime.identity import CountedIdentities
 from runtime.media.decoder import MediaDecoder
@@ -218,7 +218,7 @@ class PurePlayer:
     def _send(self, frame: str | bytes) -> None:
         """Hand a frame over as a socket does, which gives None for one that is too long."""
         size = len(frame.encode() if isinstance(frame, str) else frame)
-        is_too_big = self.opened is not None and size > frame_bytes_max(self.opened)
+        is_too_big = self.opened is not None and size > FRAME_BYTES_MAX_OF[self.opened.mode]
         self.post(ev.FrameReceived, frame=None if is_too_big else frame)
 
     def _operate(self, what: str) -> None:
