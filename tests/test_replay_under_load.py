@@ -42,7 +42,7 @@ async def talk(url: str, number: int) -> int:
     pcm = np.frombuffer(read_wav(ROOT / "fixtures" / "speech" / "demo.wav"), "<f4")
     frame = (ROOT / "fixtures" / "speech" / "frame.jpg").read_bytes()
     spoken: set[int] = set()
-    sent = 0
+    sent = answered = 0
 
     async def send(session: ClientSession) -> None:
         nonlocal sent
@@ -69,10 +69,13 @@ async def talk(url: str, number: int) -> int:
                 await session.init(Init(instructions="Be brief.", config=config))
             elif isinstance(message, Created):
                 await send(session)
-            elif isinstance(message, Speech):
-                spoken.add(int(message.input_id))
-            if isinstance(message, Listen) or (isinstance(message, Speech) and message.pcm):
-                await send(session)
+            elif isinstance(message, Listen | Speech):
+                unit = int(message.input_id)
+                if isinstance(message, Speech):
+                    spoken.add(unit)
+                if unit == answered:  # its words, or where it has none its sound, which is all
+                    answered += 1
+                    await send(session)
     return len(spoken)
 
 

@@ -184,7 +184,8 @@ class _Client:
         self.dropped = message.metrics.dropped_units
         if isinstance(message, Speech):
             self.spoken.add(number)
-        is_whole = isinstance(message, Listen) or bool(message.pcm)
+        is_silent = not message.metrics.n_tts_tokens  # it listens, or speaks without a sound
+        is_whole = is_silent or (isinstance(message, Speech) and bool(message.pcm))
         if is_whole and len(self.latency_ms) == len(self.units):
             self._all_answered.set()
 
