@@ -95,10 +95,14 @@ CHAT_TEXT_CHARS_MAX: Final = 131_072
 """Characters of a conversation's text: more than any context of 8192 tokens could hold."""
 IMAGES_MAX: Final = 64
 """Images a conversation: 64 tokens each, half the context."""
+IMAGE_PIXELS_SUM_MAX: Final = 100_000_000
+"""Pixels of a conversation's images: five of the largest, a second or two of decoding."""
 IMAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """A PNG of 20 megapixels, compressed as photographs are."""
 AUDIO_S_MAX: Final = 300
 """Seconds of sound a content: 3000 tokens, and 19 MB as it comes."""
+AUDIO_SUM_S_MAX: Final = 600
+"""Seconds of sound a conversation: 6000 tokens, most of the context, and 38 MB decoded."""
 AUDIO_SAMPLES_MIN: Final = 1_600
 """100 ms: the model's smallest piece of sound."""
 VIDEOS_MAX: Final = 1

@@ -26,9 +26,9 @@ from .limits import (
     REFERENCE_S_MIN,
     VIDEO_BYTES_MAX,
 )
-from .model import INPUT_RATE_HZ
+from .model import INPUT_RATE_HZ, SAMPLE_BYTES
 from .requests import AudioPart, ReferenceAudio
-from .wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, check_bytes, check_wav
+from .wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, check_bytes, check_wav, read_wav
 
 JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
@@ -209,6 +209,21 @@ def read_audio(path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ) -> AudioPar
     samples_min = math.ceil(AUDIO_SAMPLES_MIN * rate_hz / INPUT_RATE_HZ)
     pcm = check_pcm(path, data, samples_min, AUDIO_S_MAX * rate_hz)
     return AudioPart(data=pcm, is_wav=False, rate_hz=rate_hz)
+
+
+def audio_s(part: AudioPart) -> float:
+    """Say how long a conversation's sound lasts, by its header alone.
+
+    Args:
+        part: as `read_audio` gave it.
+
+    Returns:
+        Seconds.
+    """
+    if part.is_wav:
+        header = read_wav("audio", part.data)
+        return header.samples / header.rate_hz
+    return len(part.data) / (SAMPLE_BYTES * part.rate_hz)
 
 
 # -- video --------------------------------------------------------------------------------------

@@ -63,16 +63,32 @@ def check_wav(
         FieldError: it is no such WAV, or it lies about itself.
     """
     check_bytes(path, data, bytes_max)
+    header = read_wav(path, data)
+    seconds = header.samples / header.rate_hz
+    if not s_min <= seconds <= s_max:
+        raise invalid(path, f"{seconds:.3f} s of audio, allowed is {s_min:g} to {s_max:g} s")
+    return header
+
+
+def read_wav(path: str, data: bytes) -> WavHeader:
+    """Read a WAV's header, and hold it to the bytes that are there; it may be of any length.
+
+    Args:
+        path: where it stands in the message, for the error.
+        data: the file.
+
+    Returns:
+        What the header says.
+
+    Raises:
+        FieldError: it is no such WAV, or it lies about itself.
+    """
     if len(data) < 12 or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise invalid(path, f"{len(data)} bytes that are not a WAV")
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data):
         raise invalid(path, f"a WAV that says {end} bytes and has {len(data)}")
-    header = _walk_chunks(path, data, end)
-    seconds = header.samples / header.rate_hz
-    if not s_min <= seconds <= s_max:
-        raise invalid(path, f"{seconds:.3f} s of audio, allowed is {s_min:g} to {s_max:g} s")
-    return header
+    return _walk_chunks(path, data, end)
 
 
 def _walk_chunks(path: str, data: bytes, end: int) -> WavHeader:

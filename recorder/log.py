@@ -2,7 +2,8 @@
 
 Rules: one thread appends to a log; the recorder's thread takes, advances, releases and fails it.
 All of it is bookkeeping under one short lock: no work, IO or waiting is done while holding it. The
-waits are cancellable and lose nothing: what was appended is written all the same.
+waits are cancellable and lose nothing: what was appended is written all the same. The bound of all
+logs together asks their drivers to wait; only a log's own bound, and a record beyond it, refuses.
 
 It does not encode or write; see `recorder.logfile`.
 """
@@ -111,10 +112,12 @@ class SessionLog:
     def is_full(self) -> bool:
         """Whether the driver should wait in `room` before it appends more."""
         shared = self._shared
-        return (
-            self._backlog_bytes >= shared.session_bytes_max
-            or shared.backlog_bytes >= shared.total_bytes_max
-        )
+        return self.is_over_its_bound or shared.backlog_bytes >= shared.total_bytes_max
+
+    @property
+    def is_over_its_bound(self) -> bool:
+        """Whether the log is full by its own backlog, whatever other logs hold."""
+        return self._backlog_bytes >= self._shared.session_bytes_max
 
     @property
     def lost_records(self) -> int:

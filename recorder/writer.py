@@ -13,7 +13,8 @@ Rules:
 - A failed create, write or sync fails that log for good: it is never retried, its backlog is
   dropped and counted, its opener is told. Other logs go on.
 - The backlog is bounded in bytes, a log and in all. The recorder says when it is full; what a
-  session does then is the driver's decision.
+  session does then is the driver's decision. Where drivers go on although all logs together are
+  full, each log's own bound holds: that many bytes a log, and one record.
 
 It does not read logs, and decides nothing about a session.
 """

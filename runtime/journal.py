@@ -3,6 +3,10 @@
 - The event is appended before the machine steps, its effects before they are performed.
 - Log order is the order: `seq` counts the records of a session, 0 being the log's own head.
 - A state hash follows every `STATE_HASH_UNITS` units, to find where a replay went another way.
+- While the recorder is behind, reading pauses, `RECORDER_STALL_S` at most. Then a log that is over
+  its own bound is given up. One that only shares a full backlog with others is not: it goes on, to
+  its own bound, and waits no more until there was room again. So all logs together never hold more
+  than the shared bound, or each its own and one record.
 - A log that failed takes no more; nothing waits for it from then on. What the session does about it
   is the session's decision (`RecordingFailed`).
 
@@ -30,7 +34,8 @@ from recorder.records import Fields, Record
 from .connection import Ready
 
 RECORDER_STALL_S: Final = 2.0
-"""How long reading pauses while the recorder is behind; then the recording is given up (B6)."""
+"""How long reading pauses while the recorder is behind; then the recording of a session that is
+itself behind is given up (B6)."""
 
 FIN_WAIT_S: Final = 10.0
 """A disk that takes longer to sync a log hangs; the session's end is not held up for it."""
@@ -54,6 +59,7 @@ class Journal:
     def __init__(self, open_log: OpenLog | None, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
         self._seq = 1
+        self._has_waited = False
         self._log: SessionLog | None = None
         if open_log is not None:
             try:
@@ -98,13 +104,21 @@ class Journal:
         self._seq += 1
 
     async def wait_for_room(self) -> None:
-        """Wait while the recorder is behind; after `RECORDER_STALL_S` the recording is given up."""
+        """Wait while the recorder is behind, `RECORDER_STALL_S` at most.
+
+        Then the recording is given up, if the session's own backlog is full; while that of others
+        alone is, the session has waited its share, and is held up no more before there was room.
+        """
         log = self._log
         if log is None or not log.is_full:
+            self._has_waited = False
+            return
+        if self._has_waited and not log.is_over_its_bound:
             return
         with anyio.move_on_after(RECORDER_STALL_S) as scope, suppress(LogFailed):
             await log.room()
-        if scope.cancelled_caught:
+        self._has_waited = scope.cancelled_caught
+        if scope.cancelled_caught and log.is_over_its_bound:
             self._give_up(f"the recorder was behind for {RECORDER_STALL_S} s")
 
     def _give_up(self, reason: str) -> None:

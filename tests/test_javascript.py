@@ -162,6 +162,8 @@ FAILURES: Final[dict[str, Any]] = {
     "cancelled": lambda websocket: websocket.close(1000, "cancelled"),
     "nonsense": nonsense,
     "lost": lose,
+    "lostWhileTelling": lose,
+    "nobodyToTell": lose,
     "addresses": stay,
     "unread": flood,
 }

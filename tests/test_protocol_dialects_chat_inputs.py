@@ -205,6 +205,9 @@ def test_what_is_not_known_is_counted() -> None:
 
 SYSTEM = {"role": "system", "content": "x"}
 LONG = "x" * 131_072
+LARGE_TEXT = encode_base64(png_header(5_000, 4_000))
+LARGE_JPEG_TEXT = encode_base64(jpeg_header(5_000, 4_000))
+MINUTES_TEXT = encode_base64(wav(8_000 * 300, 8_000, bits=8))
 BAD: list[tuple[dict[str, object], str, str]] = [
     ({"messages": None}, "missing_field", "messages: required field is missing"),
     ({"messages": "Hello!"}, "invalid_payload", "messages: a string of 6 characters, an array"),
@@ -306,6 +309,37 @@ BAD: list[tuple[dict[str, object], str, str]] = [
         "invalid_payload",
         "messages: 2 videos in all, at most 1 are allowed",
     ),
+    (
+        {
+            "messages": [
+                message(*[{"type": "image", "data": LARGE_TEXT}] * 3),
+                message(*[{"type": "image", "data": LARGE_JPEG_TEXT}] * 2),
+                message({"type": "image", "data": JPEG_TEXT}),
+            ]
+        },
+        "invalid_payload",
+        "messages: 100307200 pixels of images in all, at most 100000000 are allowed",
+    ),
+    (
+        {
+            "messages": [
+                message(*[{"type": "audio", "data": MINUTES_TEXT}] * 2),
+                message({"type": "audio", "data": SOUND_TEXT}),
+            ]
+        },
+        "invalid_payload",
+        "messages: 601 seconds of sound in all, at most 600 are allowed",
+    ),
+    (
+        {
+            "messages": [
+                message(*[{"type": "audio", "data": MINUTES_TEXT}] * 2),
+                message({"type": "audio", "data": SOUND_TEXT, "sample_rate": 48_000}),
+            ]
+        },
+        "invalid_payload",
+        "messages: 601 seconds of sound in all, at most 600 are allowed",
+    ),
     ({"streaming": 1}, "invalid_payload", "streaming: an integer, a boolean is needed"),
     ({"omni_mode": "yes"}, "invalid_payload", "omni_mode: a string of 3 characters, a boolean"),
     ({"enable_thinking": 0}, "invalid_payload", "enable_thinking: an integer, a boolean"),
@@ -374,6 +408,13 @@ def test_a_bad_turn_is_explained_in_both_dialects(
             parse(**fields)
         assert caught.value.code == code
         assert caught.value.message.startswith(root + text)
+
+
+def test_as_much_as_is_allowed_is_taken() -> None:
+    """Else a conversation that is within the bounds is refused."""
+    sights = [{"type": "image", "data": LARGE_TEXT}] * 5
+    sounds = [{"type": "audio", "data": MINUTES_TEXT}] * 2
+    assert len(ask(messages=[message(*sights, *sounds)]).messages[0].content) == 7
 
 
 # -- what is written ----------------------------------------------------------------------------

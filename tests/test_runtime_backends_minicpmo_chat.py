@@ -196,7 +196,9 @@ def whole(turn: ChatTurn, chunks: list[TurnChunk]) -> Any:
 
 def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
     """What one client is told would depend on who else is served (B8)."""
-    turns = [ask(*everything(n), seed=n, max_new_tokens=15 + n) for n in range(4)]
+    short = said("user", "the lazy dog")  # Two prompts of one length meet in a batch.
+    asked = [everything(0), everything(1), (short,), (short,)]
+    turns = [ask(*asked[n], seed=n, max_new_tokens=15 + n) for n in range(4)]
     expected = [facts(*model.answer(turn)[1:]) for turn in turns]
     chunks: list[list[TurnChunk]] = [[] for _ in turns]
     done: list[Any] = []

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import anyio
+import attrs
 import pytest
 
+from protocol.effects import StartTurn
 from protocol.errors import LocalProtocolError
+from protocol.events import Event, TurnDone, TurnPrefilled, TurnProgress
 from protocol.turn import Message, Picture, Sound, Text, Turn, TurnChunk
+from replay.full_turns import TurnReplay
 from runtime.backends.base import BackendError, Chats, ContextFull
 from runtime.backends.minicpmo.machine import Machine
 from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.work import Feed, See, Work
+from runtime.backends.minicpmo.work import Feed, Recall, See, Speak, Work
+from runtime.backends.minicpmo.work import Sound as Vocode
 from runtime.engine.backend import EngineBackend, EngineTurn
 
 from . import random_model
@@ -110,14 +115,151 @@ async def test_an_interrupt_cuts_the_answer_within_a_token(model: DuplexModel) -
     assert wiped(model, 0)
 
 
-async def test_an_interrupt_before_the_answer_is_kept(model: DuplexModel) -> None:
-    """A client that leaves during the prefill would get a whole answer."""
-    session = await EngineBackend(model).chat(ask(), slot=0)
-    session.interrupt()
-    await session.prefill()
-    result = await session.generate(lambda _: None)
-    assert (result.cut, result.text) == (0, "")
+LONG: Final = Message(
+    role="user",
+    content=(
+        Text(text="the lazy dog " * 60),
+        Picture(jpeg=picture(1, 900, 900)),
+        Picture(jpeg=picture(2, 900, 900)),
+        Sound(pcm=sound(1)),
+        Sound(pcm=sound(2)),
+    ),
+)
+"""Of several pictures, each of several slices, several sounds, and several blocks to be fed."""
+
+
+@pytest.mark.parametrize("kind", [See, Recall, Feed])
+async def test_an_interrupt_cuts_the_prefill(
+    model: DuplexModel, kind: type[Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who left amid a long prefill would keep its slot to the end of it, from those who wait."""
+    backend, seen = EngineBackend(model), list[type[Work]]()
+    session = await backend.chat(ask(LONG, max_new_tokens=2), slot=3)
+    real = Machine.compute
+
+    def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
+        seen.append(type(works[0]))
+        if type(works[0]) is kind:
+            session.interrupt()
+        return real(self, works)
+
+    monkeypatch.setattr(Machine, "compute", noted)
+    with pytest.raises(BackendError, match="the turn was cut"):
+        await session.prefill()
+    assert seen.count(kind) == 1
+    assert seen[-1] is kind
+    assert wiped(model, 3)
+    with pytest.raises(BackendError, match="out of order"):
+        await session.generate(lambda _: None)
     await session.release()
+    monkeypatch.undo()
+    assert await answered(backend, short(1), 3) == facts(*model.answer(short(1))[1:])
+
+
+async def test_an_interrupt_in_the_last_block_cuts_the_turn(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that was cut in its prefill would be told of as one that was prefilled."""
+    session = await EngineBackend(model).chat(ask(), slot=0)
+    real = Machine.compute
+
+    def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
+        session.interrupt()
+        return real(self, works)
+
+    monkeypatch.setattr(Machine, "compute", noted)
+    with pytest.raises(BackendError, match="the turn was cut"):
+        await session.prefill()
+    assert wiped(model, 0)
+
+
+async def test_a_turn_that_was_cut_computes_nothing(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that left in the queue would have its pictures decoded and its words fed."""
+    calls: list[object] = []
+    monkeypatch.setattr(Machine, "compute", lambda _, works: calls.append(works))
+    monkeypatch.setattr("simplejpeg.decode_jpeg", lambda *_, **__: calls.append("a picture"))
+    for turn in (ask(), ask(LONG)):
+        session = await EngineBackend(model).chat(turn, slot=0)
+        session.interrupt()
+        with pytest.raises(BackendError, match="the turn was cut"):
+            await session.prefill()
+        await session.release()
+    assert calls == []
+
+
+@attrs.define
+class Cutting:
+    """Interrupts a turn before the vocoder or the speech decoder is asked for the n-th time."""
+
+    kind: type[Work]
+    left: int
+    session: EngineTurn
+    spoken_since: int = 0
+
+    def __call__(self, machine: Machine, works: Sequence[Work], real: Any) -> list[Any]:
+        if type(works[0]) is self.kind:
+            self.left -= 1
+        if self.left == 0 and type(works[0]) is self.kind:
+            self.session.interrupt()
+        elif self.left <= 0 and isinstance(works[0], Speak | Vocode):
+            self.spoken_since += 1
+        out: list[Any] = real(machine, works)
+        return out
+
+
+SPOKEN: Final = {"max_new_tokens": 14, "seed": 3}
+"""Ten tokens are spoken amid the answer, the rest behind its last token."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "cut"),
+    [
+        (Speak, 1, 10),  # the first code of all
+        (Speak, 60, 10),  # behind seconds of speech that were told
+        (Vocode, 1, 10),
+        (Vocode, 3, 10),
+        (Speak, 510, 14),  # behind the last token
+        (Vocode, 22, 14),
+    ],
+)
+async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(
+    model: DuplexModel, kind: type[Work], at: int, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Speech would go on for seconds after a barge-in, or a replay would call the log wrong."""
+    backend, chunks, turn = EngineBackend(model), list[TurnChunk](), ask(**SPOKEN)
+    session = await backend.chat(turn, slot=0)
+    prefill = await session.prefill()
+    cutting, real = Cutting(kind=kind, left=at, session=session), Machine.compute
+    monkeypatch.setattr(Machine, "compute", lambda self, works: cutting(self, works, real))
+    result = await session.generate(chunks.append)
+    await session.release()
+    monkeypatch.undo()
+    assert cutting.left == 0, "the answer had no such moment"
+    assert cutting.spoken_since == 0
+    assert (result.reason, result.pcm, result.codec_ids) == ("interrupted", b"", ())
+    assert result.cut == result.generated_tokens == cut
+    assert result.text == "".join(chunk.text for chunk in chunks)
+
+    _, whole, _ = model.answer(turn)
+    assert chunks == whole[: len(chunks)]
+    assert len(chunks) < len(whole)
+    _, first, again = model.answer(turn, cut=result.cut)
+    assert facts((), again) == facts((), result)
+    assert chunks[: len(first)] == first
+    assert not any(chunk.text for chunk in chunks[len(first) :])
+
+    replay = TurnReplay(backend)
+    replay.note(StartTurn(lease=1, turn=turn))
+    events: list[Event] = [
+        TurnPrefilled(at_ns=0, prefill=prefill),
+        *(TurnProgress(at_ns=0, chunk=chunk) for chunk in chunks),
+        TurnDone(at_ns=0, result=result),
+    ]
+    verdicts = [await replay.renew(event) for event in events]
+    assert [verdict.found for verdict in verdicts] == [None] * len(events)
+    assert [verdict.event for verdict in verdicts] == events
 
 
 async def test_cancelling_cuts_the_answer_and_waits_for_it(model: DuplexModel) -> None:

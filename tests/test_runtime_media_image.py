@@ -218,7 +218,32 @@ def test_refuses_a_bomb_of_data() -> None:
 def test_the_largest_image_is_taken() -> None:
     """A photograph that was within the limits would be called damaged."""
     png = make_png([bytes(625)] * 4_000, 5_000, 1, 0)
-    assert simplejpeg.decode_jpeg_header(decode_image(png))[:2] == (4_000, 5_000)
+    assert simplejpeg.decode_jpeg_header(decode_image(png))[:2] == (1_536, 1_920)
+
+
+@pytest.mark.parametrize("colour", [2, 6])
+def test_a_large_png_is_scaled_down(colour: int) -> None:
+    """Screenshots of noise would fill the log and the memory with pictures nobody can see."""
+    clear = {2: b"", 6: b"\xff"}[colour]
+    halves = (bytes(RED) + clear) * 1_000 + (bytes(BLUE) + clear) * 1_000
+    seen = pixels(decode_image(make_png([halves] * 500, 2_000, 8, colour)))
+    assert seen.shape == (480, 1_920, 3)
+    assert np.abs(seen[:, :950].astype(int) - RED).max() < 4
+    assert np.abs(seen[:, 970:].astype(int) - BLUE).max() < 4
+
+
+def test_hidden_colours_stay_hidden_in_a_large_png() -> None:
+    """Edges of a drawing on nothing would take on a colour that nobody sees."""
+    row = (bytes(RED) + b"\0") * 1_000 + b"\xff\xff\xff\xff" * 1_000
+    seen = pixels(decode_image(make_png([row] * 500, 2_000, 8, 6)))
+    assert seen.shape == (480, 1_920, 3)
+    assert seen.min() == 255
+
+
+def test_a_png_of_just_the_largest_side_keeps_its_size() -> None:
+    """Small print would be blurred without need."""
+    png = make_png([bytes(240)] * 1_080, 1_920, 1, 0)
+    assert simplejpeg.decode_jpeg_header(decode_image(png))[:2] == (1_080, 1_920)
 
 
 def test_text_and_profiles_are_not_unfolded() -> None:

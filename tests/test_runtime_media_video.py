@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.limits import VIDEO_BYTES_MAX
+from protocol.events import MediaDecoded
+from protocol.limits import VIDEO_BYTES_MAX, VIDEO_S_MAX
+from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from recorder.mapping import event_record
+from recorder.records import Record, RecordEncoder
 from runtime.media import pictures, video
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import PACKETS_MAX, STREAMS_MAX, read_video
@@ -238,6 +242,23 @@ def test_pictures_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A video of noise would fill the log and the memory with its pictures."""
     monkeypatch.setattr(pictures, "PICTURES_BYTES_MAX", 1_000)
     assert reason(SMALL) == "the video's pictures have more than 1000 bytes"
+
+
+def test_the_largest_answer_fits_a_record_of_the_log() -> None:
+    """A long video of noise would be answered, and cost the session its recording."""
+    sizes = [pictures.PICTURES_BYTES_MAX // (2 * VIDEO_S_MAX)] * VIDEO_S_MAX
+    noise = np.random.default_rng(0)
+    event = MediaDecoded(
+        at_ns=1,
+        media=0,
+        pcm=noise.bytes(VIDEO_S_MAX * INPUT_RATE_HZ * SAMPLE_BYTES),
+        pictures=tuple(map(noise.bytes, sizes)),
+        stacked=tuple(map(noise.bytes, sizes)),
+    )
+    assert sum(map(len, event.pictures + event.stacked)) == pictures.PICTURES_BYTES_MAX
+    kind, fields = event_record(event)
+    framed = RecordEncoder().encode(Record(kind=kind, seq=1, at_ns=1, fields=fields))
+    assert framed.framed_bytes > pictures.PICTURES_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ["PACKETS_MAX", "FRAMES_MAX"])

@@ -378,7 +378,15 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     )
     vocoder = model.machine.vocoder
     assert vocoder is not None
-    mouth = Mouth(parts=parts, vocoder=vocoder, voice="any", slot=0, capacity=4096, key=(0, 0))
+    mouth = Mouth(
+        parts=parts,
+        vocoder=vocoder,
+        voice="any",
+        slot=0,
+        capacity=4096,
+        is_cut=lambda: False,
+        key=(0, 0),
+    )
     text, rows = list(zip(ids, states, strict=True)), []
     for piece, last in ((text[:10], False), (text[10:], True)):
         steps = mouth.say(piece, lambda *_: None, last=last)

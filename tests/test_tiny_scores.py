@@ -88,7 +88,7 @@ def test_answers_what_is_typed_and_admits_what_it_does_not_know(model: DuplexMod
     """Who writes to the demo would get wrong answers, or invented ones."""
     scores = score_chat_typed(model, HELDOUT)
     assert scores["phrases"] == 25
-    assert scores["answered_right"] >= 0.95
+    assert scores["answered_right"] >= 0.9
     assert scores["unknown_admitted"] >= 0.7
 
 

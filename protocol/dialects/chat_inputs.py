@@ -4,7 +4,8 @@
   and `image`, so that nobody believes a setting to be in force that is not. An extra field
   elsewhere is ignored and counted.
 - The conversation begins with at most one system message and ends with the user's.
-- Bounds hold for the whole conversation: text, images and videos are counted over all messages.
+- Bounds hold for the whole conversation: text, images with their pixels, seconds of sound and
+  videos are counted over all messages.
 - Without `tts`, a turn is spoken in 004, whose default that is, and not in 001.
 
 Files are checked by their headers alone; nothing is decoded here.
@@ -12,6 +13,7 @@ Files are checked by their headers alone; nothing is decoded here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,14 +21,16 @@ import attrs
 
 from ..codec import Fields, Value, encode_base64, invalid
 from ..limits import (
+    AUDIO_SUM_S_MAX,
     CHAT_TEXT_CHARS_MAX,
     CONTENTS_MAX,
+    IMAGE_PIXELS_SUM_MAX,
     IMAGES_MAX,
     MESSAGES_MAX,
     STACK_FRAMES_MAX,
     VIDEOS_MAX,
 )
-from ..media import check_image, check_video, read_audio
+from ..media import audio_s, check_image, check_video, read_audio
 from ..model import INPUT_RATE_HZ
 from ..requests import (
     Ask,
@@ -132,15 +136,21 @@ def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
 def _check_sums(path: str, messages: tuple[ChatMessage, ...]) -> None:
     parts = [part for message in messages for part in message.content]
     chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-    images = sum(isinstance(part, ImagePart) for part in parts)
+    images = [part.data for part in parts if isinstance(part, ImagePart)]
+    sounds = [part for part in parts if isinstance(part, AudioPart)]
     videos = sum(isinstance(part, VideoPart) for part in parts)
-    for count, count_max, what in (
-        (chars, CHAT_TEXT_CHARS_MAX, "characters of text"),
-        (images, IMAGES_MAX, "images"),
-        (videos, VIDEOS_MAX, "videos"),
-    ):
-        if count > count_max:
-            raise invalid(path, f"{count} {what} in all, at most {count_max} are allowed")
+    _check_sum(path, chars, CHAT_TEXT_CHARS_MAX, "characters of text")
+    _check_sum(path, len(images), IMAGES_MAX, "images")
+    _check_sum(path, videos, VIDEOS_MAX, "videos")
+    # Only a bounded number of headers is read once more.
+    pixels = sum(math.prod(check_image(path, image)) for image in images)
+    _check_sum(path, pixels, IMAGE_PIXELS_SUM_MAX, "pixels of images")
+    _check_sum(path, math.ceil(sum(map(audio_s, sounds))), AUDIO_SUM_S_MAX, "seconds of sound")
+
+
+def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
+    if count > count_max:
+        raise invalid(path, f"{count} {what} in all, at most {count_max} are allowed")
 
 
 def _message_fields(message: ChatMessage) -> dict[str, object]:

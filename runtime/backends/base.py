@@ -114,14 +114,27 @@ class BackendSession(Protocol):
 
 
 class TurnSession(Protocol):
-    """One turn of chat on a backend: prefilled once, generated once, then released."""
+    """One turn of chat on a backend: prefilled once, generated once, then released.
+
+    What `interrupt` does:
+
+    - A turn that is not answered yet has failed: `prefill` raises at its next step.
+    - An answer ends before its next token, and there is no more speech of it. `TurnResult.cut` is
+      that token's number, `generated_tokens` where only the speech behind the last token is cut.
+    - Amid speech, what was not told of that speech is discarded, and the cut counts as one before
+      the next token. Pieces that were told stay.
+
+    So the pieces of a cut answer are always the first pieces of the whole one, and `generate` with
+    `cut` gives its result again, byte for byte. It does not begin speech that stands right before
+    that token; pieces of it that were told are found in the whole answer.
+    """
 
     async def prefill(self) -> Prefill:
         """Feed the conversation and the generation prompt.
 
         Raises:
             ContextFull: it does not fit, with room for one token at least; nothing was fed.
-            BackendError: it failed; release the turn.
+            BackendError: it failed, or was cut; release the turn.
             BackendGone: the turn is lost.
         """
         ...
@@ -145,7 +158,7 @@ class TurnSession(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Cut the answer before its next token, also where it has not begun; never blocks."""
+        """Cut the turn, also where it has not begun; never blocks."""
         ...
 
     async def release(self) -> None:

@@ -1,7 +1,8 @@
 """Turns of chat by script: what a `ScriptedBackend` answers, piece by piece.
 
 A script is a pure function of a turn. Each token of its answer is a piece and a step: an interrupt
-takes effect before the next, and `generate(cut=n)` stops before token n with the same bytes.
+takes effect before the next, and `generate(cut=n)` stops before token n with the same bytes. In a
+prefill it takes effect within `POLL_S`, but where the script has it hang.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SOUND_BYTES_PER_TOKEN: Final = 6_400
 """A tenth of a second of float32 at 16 kHz."""
 CODE_SAMPLES: Final = 960
 TAIL_SAMPLES: Final = 2_400
+POLL_S: Final = 0.1
+"""How often a prefill looks whether it is cut; a real one does so once a block."""
 US_PER_S: Final = 1_000_000
 SHOWN_CHARS: Final = 64
 
@@ -90,7 +93,7 @@ class ScriptedTurn:
                 raise ContextFull(f"turn {self._turn.index}: the script says so")
             if self._input_tokens >= self._backend.info.context_limit:
                 raise ContextFull(f"a conversation of {self._input_tokens} tokens")
-            await anyio.sleep(self._answer.prefill_s)
+            await self._take_in()
             if self._answer.fault == "hang":
                 await anyio.sleep_forever()
             self._phase = "prefilled"
@@ -100,6 +103,16 @@ class ScriptedTurn:
             input_hash=digest(self._turn.messages),
             cost_us=round(self._answer.prefill_s * US_PER_S),
         )
+
+    async def _take_in(self) -> None:
+        left_s = self._answer.prefill_s
+        while True:
+            if self._is_cut:
+                raise BackendError("the turn was cut")
+            if left_s <= 0:
+                return
+            await anyio.sleep(min(left_s, POLL_S))
+            left_s -= POLL_S
 
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
@@ -122,7 +135,7 @@ class ScriptedTurn:
         return self._result(made, len(made) if stopped else None)
 
     def interrupt(self) -> None:
-        """Cut the answer before its next token."""
+        """Cut the prefill at its next look, or the answer before its next token."""
         self._is_cut = True
 
     async def release(self) -> None:

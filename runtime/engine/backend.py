@@ -10,6 +10,8 @@ Rules:
   for the engine, the unit is cut before its first step, as the log tells and a replay repeats.
 - A call that has begun is never abandoned: cancelling waits for it, so that nothing of it can run
   beside what comes next (B4). One that never ends is its worker's end: the driver condemns it.
+- A turn of chat that is cut goes no further than its next picture, block or token: also where it
+  waits for the engine. Before its answer began it fails.
 - Chat is nobody's deadline: it is `BACKGROUND` work, computed with the units of sessions or where
   no unit waits. Its pieces cross from the engine's thread to the event loop in their order, through
   the thread that waits for the answer. Where the task that waits is cancelled, the answer is cut.
@@ -111,7 +113,7 @@ class SteppedTurn(Protocol):
         ...
 
     def look(self, place: int) -> Any:
-        """Prepare a picture; called from any thread, changes nothing."""
+        """Prepare a picture, unless the turn is cut; called from any thread, changes nothing."""
         ...
 
     def see(self, place: int, slices: Any) -> Generator[Any, Any, None]:
@@ -129,7 +131,10 @@ class SteppedTurn(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Cut the answer; called from any thread, also before it has begun."""
+        """Cut the turn; called from any thread, also before it has begun.
+
+        What of the prefill is still to come raises `BackendError`, at its next step.
+        """
         ...
 
     def release(self) -> None:
@@ -325,7 +330,7 @@ class EngineTurn:
         return future.result()
 
     def interrupt(self) -> None:
-        """Cut the answer before its next token, whether it runs or waits; never blocks."""
+        """Cut the turn at its next step, whether it runs or waits for the engine; never blocks."""
         self.stepped.interrupt()
 
     async def release(self) -> None:

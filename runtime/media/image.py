@@ -8,6 +8,7 @@ Rules:
 - The decoder is given the chunks that make the picture and no other: text and colour profiles are
   compressed too, and could unfold to gigabytes.
 - What is transparent is shown on white.
+- A PNG with a side above `SIDE_MAX` is scaled down to it, as pictures of videos are.
 
 Orientation, gamma and colour profiles are not applied.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -32,6 +34,8 @@ from .values import MediaError
 if TYPE_CHECKING:
     from av import VideoFrame
 
+SIDE_MAX: Final = 1_920
+"""Pixels: nine slices of 448 x 448 are all that the model sees of a picture."""
 JPEG_SCANS_MAX: Final = 64
 """A progressive file has about 10; each of thousands would cost a pass over the whole image."""
 CODED_PIXELS_MAX: Final = FRAME_PIXELS_MAX + FRAME_PIXELS_MAX // 8
@@ -100,7 +104,7 @@ def decode_image(data: bytes) -> bytes:
         data: a JPEG or PNG file, 16 MiB and 20 megapixels at most.
 
     Returns:
-        A JPEG as it came, or a PNG as a JPEG.
+        A JPEG as it came, or a PNG as a JPEG with no side above `SIDE_MAX`.
 
     Raises:
         MediaError: it is neither, too big, or damaged.
@@ -199,7 +203,43 @@ def _decode_png(chunks: bytes, is_clear: bool) -> NDArray[np.uint8]:
         raise _damaged() from None
     if len(frames) != 1:
         raise _damaged()
-    return _on_white(frames[0]) if is_clear else to_rgb(frames[0])
+    frame = frames[0]
+    size = fitted(frame.width, frame.height)
+    if not is_clear:
+        return to_rgb(frame, *size)
+    seen = _on_white(frame)  # at its full size, or the edges would take the hidden colours on
+    return seen if size == (frame.width, frame.height) else scale(seen, *size)
+
+
+def fitted(width: int, height: int) -> tuple[int, int]:
+    """Fit a picture's size into `SIDE_MAX`.
+
+    Args:
+        width: in pixels.
+        height: in pixels.
+
+    Returns:
+        Width and height of the same shape, each 1 or more.
+    """
+    factor = min(Fraction(1), Fraction(SIDE_MAX, max(width, height)))
+    return max(1, round(width * factor)), max(1, round(height * factor))
+
+
+def scale(picture: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Scale a picture.
+
+    Args:
+        picture: uint8, shape (rows, columns, 3), RGB.
+        width: the width to scale to, in pixels.
+        height: likewise.
+
+    Returns:
+        uint8, shape (height, width, 3), RGB.
+    """
+    from av import VideoFrame
+
+    frame = VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
+    return to_rgb(frame, width, height)
 
 
 def to_rgb(frame: VideoFrame, width: int = 0, height: int = 0) -> NDArray[np.uint8]:

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX, VIDEO_S_MAX
+from protocol.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX
 
-from .image import encode_jpeg, to_rgb
+from .image import SIDE_MAX, encode_jpeg, fitted, scale, to_rgb
 from .values import MediaError
 
 if TYPE_CHECKING:
     from av import VideoFrame
 
-SIDE_MAX: Final = 1_920
-"""Pixels: nine slices of 448 x 448 are all that the model sees of a picture."""
-PICTURES_BYTES_MAX: Final = 2 * VIDEO_S_MAX * 1024 * 1024
-"""Of a video: 1 MiB each, which of 1920 x 1080 only pictures that are all noise exceed."""
+PICTURES_BYTES_MAX: Final = 96 * 1024 * 1024
+"""Of a video, 128 pictures at most: 768 KiB each, which of 1920 x 1080 only noise exceeds. With the
+video's sound they fit a record of a session's log."""
 LINE_PIXELS: Final = 6
 """Between pictures that lie side by side."""
 
@@ -124,12 +123,12 @@ def stack(pictures: list[Picture]) -> Picture:
     width = max(picture.shape[1] for picture in pictures)
     rows, columns = _grid(len(pictures), height, width)
     lines_high, lines_wide = LINE_PIXELS * (rows - 1), LINE_PIXELS * (columns - 1)
-    scale = min(
+    factor = min(
         Fraction(1),
         Fraction(SIDE_MAX - lines_high, rows * height),
         Fraction(SIDE_MAX - lines_wide, columns * width),
     )
-    height, width = max(1, int(height * scale)), max(1, int(width * scale))
+    height, width = max(1, int(height * factor)), max(1, int(width * factor))
     whole = np.zeros((rows * height + lines_high, columns * width + lines_wide, 3), np.uint8)
     for index, picture in enumerate(pictures):
         row, column = divmod(index, columns)
@@ -155,19 +154,12 @@ def _fit(picture: Picture, height: int, width: int) -> Picture:
     high, wide = picture.shape[:2]
     if (high, wide) == (height, width):
         return picture
-    scale = min(Fraction(height, high), Fraction(width, wide))
-    high, wide = max(1, round(high * scale)), max(1, round(wide * scale))
+    factor = min(Fraction(height, high), Fraction(width, wide))
+    high, wide = max(1, round(high * factor)), max(1, round(wide * factor))
     cell = np.full((height, width, 3), 255, np.uint8)
     top, left = (height - high) // 2, (width - wide) // 2
-    cell[top : top + high, left : left + wide] = _scale(picture, high, wide)
+    cell[top : top + high, left : left + wide] = scale(picture, wide, high)
     return cell
-
-
-def _scale(picture: Picture, height: int, width: int) -> Picture:
-    from av import VideoFrame
-
-    frame = VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
-    return to_rgb(frame, width, height)
 
 
 def _check_size(frame: VideoFrame) -> None:
@@ -181,6 +173,5 @@ def _check_size(frame: VideoFrame) -> None:
 
 def _picture_of(frame: VideoFrame) -> Picture:
     """Convert a frame, scale it down where it is large, and turn it as it is to be seen."""
-    scale = min(Fraction(1), Fraction(SIDE_MAX, max(frame.width, frame.height)))
-    width, height = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
-    return np.rot90(to_rgb(frame, width, height), round(frame.rotation / 90))
+    size = fitted(frame.width, frame.height)
+    return np.rot90(to_rgb(frame, *size), round(frame.rotation / 90))

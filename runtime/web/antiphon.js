@@ -12,8 +12,9 @@
  *     const chat = await connect("ws://127.0.0.1:8006", { mode: "chat" });
  *     for await (const piece of await chat.ask("Good morning!")) show(piece.text);
  *
- * Rules: events go to the iterator, or, where `onEvent` is given, to that alone. Sound is cut into
- * whole seconds; a rest waits for more, or for `flush`. `connect` tries again, with growing waits,
+ * Rules: events go to the iterator, or, where `onEvent` is given, to that alone; it needs `onEnd`,
+ * which is told how the session ended. Sound is cut into whole seconds; a rest waits for more, or for
+ * `flush`. `connect` tries again, with growing waits,
  * until the server has created the session, and never after. Settings within `config`, `generation`
  * and `speech` bear the names that they have on the wire.
  *
@@ -63,7 +64,8 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
  * @property {(place: QueuePlace) => void} [onQueue] is told each place in the queue
  * @property {(event: SessionEvent) => void} [onEvent] is told what happens, instead of the iterator
- * @property {(error: Error | null) => void} [onEnd] with `onEvent`: the session is over; null: in order
+ * @property {(error: Error | null) => void} [onEnd] needed with `onEvent`: the session is over; null: in
+ *   order
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
  * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
  * @property {new (url: string) => WebSocketLike} [WebSocket] instead of the global one
@@ -269,7 +271,7 @@ export class DuplexSession {
     this.#channel = channel;
     this.created = created;
     this.mode = options.mode;
-    if (options.onEvent) this.#tell(options.onEvent, options.onEnd);
+    if (options.onEvent && options.onEnd) this.#tell(options.onEvent, options.onEnd);
   }
 
   /**
@@ -324,15 +326,15 @@ export class DuplexSession {
     }
   }
 
-  /** @param {(event: SessionEvent) => void} onEvent @param {Options["onEnd"]} onEnd */
+  /** @param {(event: SessionEvent) => void} onEvent @param {(error: Error | null) => void} onEnd */
   async #tell(onEvent, onEnd) {
+    let failure = null;
     try {
       for await (const event of this) onEvent(event);
-      onEnd?.(null);
     } catch (error) {
-      if (onEnd) onEnd(/** @type {Error} */ (error));
-      else throw error;
+      failure = /** @type {Error} */ (error);
     }
+    onEnd(failure);
   }
 
   /** @param {string[]} frames */
@@ -517,8 +519,12 @@ function encodeMessage({ role, content }) {
  * @param {T} options
  * @returns {Promise<T["mode"] extends "chat" ? ChatSession : DuplexSession>}
  * @throws {AntiphonError} see the classes of errors
+ * @throws {TypeError} `onEvent` without `onEnd`: nobody would hear of a lost connection
  */
 export async function connect(url, options) {
+  if (options.onEvent && typeof options.onEnd !== "function") {
+    throw new TypeError("onEvent needs onEnd: a function that is told when the session is over");
+  }
   const { retries = 4, random = Math.random } = options;
   const address = endpoint(url, options.mode);
   for (let attempt = 0; ; attempt++) {

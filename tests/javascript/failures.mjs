@@ -52,6 +52,25 @@ const cases = {
     await assert.rejects(antiphon.connect(url, without), /there is no global WebSocket/);
     globalThis.WebSocket = WebSocket;
   },
+  async lostWhileTelling() {
+    const heard = [];
+    const error = await new Promise((onEnd) => {
+      antiphon.connect(url, { ...options, onEvent: (event) => heard.push(event.code), onEnd });
+    });
+    assert.ok(error instanceof antiphon.SessionClosedError);
+    assert.deepEqual([heard, error.code], [["inference_error"], 1011]);
+  },
+  async nobodyToTell() {
+    const onEvent = () => {};
+    for (const onEnd of [undefined, null, "a function"]) {
+      for (const mode of ["audio", "chat"]) {
+        await assert.rejects(antiphon.connect(url, { ...options, mode, onEvent, onEnd }), (error) => {
+          assert.ok(error instanceof TypeError);
+          return error.message.startsWith("onEvent needs onEnd");
+        });
+      }
+    }
+  },
   async unread() {
     const session = await antiphon.connect(url, options);
     await session.close();

@@ -6,8 +6,9 @@ never lies in memory decoded.
 
 - Nothing is computed before it is known that the conversation fits, with room for one token.
 - An answer ends with one of the tokenizer's endings, at `max_new_tokens`, or at the context's end.
-- `interrupt` may come from any thread; the answer stops before its next token, and the speech of
-  what was not yet spoken is left out. The result says where, and `cut` stops there again.
+- `interrupt` may come from any thread. Before the answer it fails the turn, at the next picture,
+  sound or block of the prefill. The answer stops before its next token, and the speech of what was
+  not yet spoken is left out. The result says where, and `cut` stops there again.
 - A turn that fails leaves the slot empty. `release` wipes it always.
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import simplejpeg
@@ -110,8 +113,9 @@ class ChatTurn:
             place: which, from 0.
 
         Raises:
-            BackendError: it cannot be decoded.
+            BackendError: it cannot be decoded, or the turn was cut.
         """
+        self._require_uncut()
         try:
             pixels = simplejpeg.decode_jpeg(self._prompt.pictures[place], colorspace="RGB")
         except ValueError as error:
@@ -124,26 +128,26 @@ class ChatTurn:
         Args:
             place: which, from 0.
             slices: what `look` made of it.
+
+        Raises:
+            BackendError: it failed, or the turn was cut; the slot is empty again.
         """
         self._require("measured")
-        for index, picture in enumerate(slices):
-            self._seen[place, index] = yield See(picture=picture)  # (64, width)
+        with self._wiped_on_failure("a picture"):
+            for index, picture in enumerate(slices):
+                self._require_uncut()
+                self._seen[place, index] = yield See(picture=picture)  # (64, width)
 
     def prefill(self) -> Steps[Prefill]:
         """Feed the conversation, once all pictures were seen; see `TurnSession.prefill`.
 
         Raises:
-            BackendError: it failed, or sound is malformed; the slot is empty again.
+            BackendError: it failed, sound is malformed or the turn was cut; the slot is empty
+                again.
         """
         self._require("measured")
-        try:
+        with self._wiped_on_failure("prefill"):
             return (yield from self._prefill())
-        except Exception as error:
-            self.release()
-            self._phase = "failed"
-            if isinstance(error, BackendError):
-                raise
-            raise BackendError(f"prefill of turn {self._turn.index} failed: {error}") from error
 
     def _prefill(self) -> Steps[Prefill]:
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
@@ -156,13 +160,16 @@ class ChatTurn:
                     rows.append(self._seen[picture, index])
                     fed += [EMBEDDED] * len(rows[-1])
                 case Clip(pcm=pcm):
+                    self._require_uncut()
                     rows.append((yield Recall(pcm=_samples(pcm))))  # (10 a second, width)
                     fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == self._prompt.length, (len(fed), self._prompt.length)
         self._seen.clear()
         for block in torch.split(torch.cat(rows), BLOCK):
+            self._require_uncut()
             self._first = yield Feed(slot=self._slot, start=self._length, rows=block)
             self._length += len(block)
+        self._require_uncut()
         self._phase = "ready"
         return Prefill(
             index=self._turn.index,
@@ -177,7 +184,8 @@ class ChatTurn:
 
         Args:
             emit: told each piece as it is made, from the thread that drives the generator.
-            cut: stop before this token, whatever `interrupt` says.
+            cut: stop before this token, whatever `interrupt` says; the one behind the last token
+                leaves out its speech alone.
 
         Raises:
             BackendError: it failed, or was called out of order; the slot is empty again.
@@ -187,7 +195,7 @@ class ChatTurn:
         def stop(step: int) -> bool:
             return self._is_interrupted if cut is None else step == cut
 
-        try:
+        with self._wiped_on_failure("the answer"):
             answer = Answer(
                 machine=self._machine,
                 tokens=self._tokens,
@@ -196,19 +204,13 @@ class ChatTurn:
                 length=self._length,
                 stop=stop,
                 emit=emit,
-                mouth=self._mouth(),
+                mouth=self._mouth(lambda: cut is None and self._is_interrupted),
             )
             result = yield from answer.run(self._first)
-        except Exception as error:
-            self.release()
-            self._phase = "failed"
-            if isinstance(error, BackendError):
-                raise
-            raise BackendError(f"turn {self._turn.index} failed: {error}") from error
         self._phase = "ran"
         return result
 
-    def _mouth(self) -> Mouth | None:
+    def _mouth(self, is_cut: Callable[[], bool]) -> Mouth | None:
         """What speaks the answer; None where speech is not asked for, or cannot be had."""
         speech, vocoder = self._turn.speech, self._machine.vocoder
         if speech is None or vocoder is None or not vocoder.is_ready:
@@ -222,11 +224,12 @@ class ChatTurn:
             voice=voice,
             slot=self._slot,
             capacity=self._machine.tts.capacity,
+            is_cut=is_cut,
             key=(self._turn.seed, self._turn.index),
         )
 
     def interrupt(self) -> None:
-        """Cut the answer before its next token; safe from any thread."""
+        """Cut the turn at its next step, or before its next token; safe from any thread."""
         self._is_interrupted = True
 
     def release(self) -> None:
@@ -237,6 +240,22 @@ class ChatTurn:
             for name in ("_prompt", "_first"):
                 self.__dict__.pop(name, None)
         self._phase = "released"
+
+    @contextmanager
+    def _wiped_on_failure(self, what: str) -> Iterator[None]:
+        """Hold that a turn which fails leaves its slot empty, and raises `BackendError`s alone."""
+        try:
+            yield
+        except Exception as error:
+            self.release()
+            self._phase = "failed"
+            if isinstance(error, BackendError):
+                raise
+            raise BackendError(f"{what} of turn {self._turn.index} failed: {error}") from error
+
+    def _require_uncut(self) -> None:
+        if self._is_interrupted:
+            raise BackendError("the turn was cut")
 
     def _require(self, phase: Phase) -> None:
         if self._phase != phase:

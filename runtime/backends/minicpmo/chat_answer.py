@@ -3,6 +3,10 @@
 A run is a generator of requests (`work.py`) and tells its pieces as it goes: each token's text at
 once, speech second by second behind the text that it says. The flush of the speech is no piece but
 part of the result.
+
+It is cut before a token, the one behind the last included. A cut that falls into speech discards
+what was not told of it, and counts as one before the token that would come next: what is left in
+the slot, and the result, are those of an answer that was cut there before it spoke.
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ class Answer:
         turn: what is answered.
         slot: where its keys and values lie.
         length: tokens in the slot.
-        stop: asked before each token; True cuts the answer there.
+        stop: asked before each token, the one behind the last included; True cuts there.
         emit: told each piece.
-        mouth: what speaks it; None gives text alone.
+        mouth: what speaks it, and knows by itself of a cut amid speech; None gives text alone.
         generated: ids so far, but for the ending.
         told: of these, so many are in pieces.
         chunks: pieces so far.
@@ -71,17 +75,20 @@ class Answer:
         reason: StopReason = "length"
         cut, ended = None, 0
         for step, number in enumerate(numbers):
-            if self.stop(step):
-                reason, cut = "interrupted", step
-                break
             if self.length == limit:
+                break
+            if self.stop(step):
+                cut = step
                 break
             token = self._decide(fed, float(number))
             if token in self.tokens.endings:
                 reason, ended = "turn_end", 1
                 break
             if self.mouth is not None and len(waiting) == TEXT_A_CHUNK:
-                yield from self.mouth.say(waiting, self._speech, last=False)
+                is_said = yield from self.mouth.say(waiting, self._speech, last=False)
+                if not is_said:
+                    cut = step
+                    break
                 waiting = []
             self.generated.append(token)
             self._tell(stream.add(token))
@@ -92,14 +99,17 @@ class Answer:
         if cut is None:
             self._tell(stream.end())
             if self.mouth is not None and (waiting or self.mouth.codes):
-                yield from self._last_words(waiting, flushed)
+                step = len(self.generated) + ended
+                if self.stop(step) or not (yield from self._last_words(waiting, flushed)):
+                    cut = step
+                    flushed.clear()
         pcm, codes = flushed[-1] if flushed else (b"", ())
         return self._result(
             TurnResult(
                 index=self.turn.index,
                 text=stream.text,
                 pcm=pcm,
-                reason=reason,
+                reason=reason if cut is None else "interrupted",
                 generated_tokens=len(self.generated) + ended,
                 kv_length=self.length,
                 codec_ids=codes,
@@ -131,7 +141,7 @@ class Answer:
 
     def _last_words(
         self, waiting: list[tuple[int, Tensor]], flushed: list[tuple[bytes, tuple[int, ...]]]
-    ) -> Steps[None]:
+    ) -> Steps[bool]:
         """Speak the rest; what is flushed at its end is kept, what comes before it is told."""
         assert self.mouth is not None
 
@@ -140,7 +150,7 @@ class Answer:
                 self._speech(*flushed.pop())
             flushed.append((pcm, codes))
 
-        yield from self.mouth.say(waiting, tell, last=True)
+        return (yield from self.mouth.say(waiting, tell, last=True))
 
     def _tell(self, text: str) -> None:
         if text:

@@ -4,6 +4,9 @@ Ten text tokens at a time are spoken: their conditions, behind the last of the a
 then `audio_bos`, then codes until speech ends or `CODES_MAX` were drawn. What the speech decoder
 remembers lives for the answer; where its slot would overflow it starts over. Each 25 codes give a
 second of sound (`Voicing`); what is left is flushed behind the last text.
+
+Whether the answer was cut is asked before each code and each portion for the vocoder. Nothing is
+told from then on, and nothing more can be said.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Mouth:
         slot: where the speech decoder's keys and values lie.
         capacity: positions of that slot.
         key: session seed and turn index, which key the draws.
+        is_cut: asked as it speaks; True ends it there. By default it never is.
         length: positions in use.
         chunks: texts spoken so far.
         codes: all codes so far.
@@ -60,6 +64,7 @@ class Mouth:
     slot: int
     capacity: int
     key: tuple[int, int]
+    is_cut: Callable[[], bool] = bool
     length: int = 0
     chunks: int = 0
     codes: list[int] = attrs.field(factory=list)
@@ -71,20 +76,24 @@ class Mouth:
     def __attrs_post_init__(self) -> None:
         self.voicing = Voicing(buffer=(self.vocoder.silent_code,) * LOOKAHEAD)
 
-    def say(self, text: Sequence[tuple[int, Tensor]], tell: Tell, *, last: bool) -> Steps[None]:
+    def say(self, text: Sequence[tuple[int, Tensor]], tell: Tell, *, last: bool) -> Steps[bool]:
         """Speak some text.
 
         Args:
             text: token ids, each with its hidden state (width,).
             tell: told each second of sound as it is made, and what is flushed at the end.
             last: no text follows; what the vocoder holds back is flushed.
+
+        Returns:
+            Whether all was said; if not, the answer was cut.
         """
         began = time.perf_counter_ns()
         before_ns = self.vocoder_ns
-        yield from self._codes(self._rows(text, last=last), tell)
+        is_said = yield from self._codes(self._rows(text, last=last), tell)
         self.tts_ns += time.perf_counter_ns() - began - (self.vocoder_ns - before_ns)
-        if last:
-            yield from self._sound(tell, last=True)
+        if is_said and last:
+            is_said = yield from self._sound(tell, last=True)
+        return is_said
 
     def _rows(self, text: Sequence[tuple[int, Tensor]], *, last: bool) -> Tensor:
         """What a text begins with, (text + 1 or 2, hidden)."""
@@ -94,7 +103,7 @@ class Mouth:
             rows = cat((rows[:-1], tts.emb_text.weight[eos][None], rows[-1:]))
         return rows
 
-    def _codes(self, rows: Tensor, tell: Tell) -> Steps[None]:
+    def _codes(self, rows: Tensor, tell: Tell) -> Steps[bool]:
         seed, turn = self.key
         if self.length + len(rows) + CODES_MAX > self.capacity:
             self.length = 0  # It forgets what was said before; what lies there is overwritten.
@@ -102,22 +111,29 @@ class Mouth:
         numbers = draws(seed, turn, f"chat speech {self.chunks}", most)
         self.chunks += 1
         for number in numbers:
+            if self.is_cut():
+                return False
             answer: Tensor = yield Speak(slot=self.slot, start=self.length, rows=rows)
             self.length += len(rows)
             code = decide_chat_code(numbers_of(answer), self.codes, float(number))
             if code == self.parts.config.tts.eos:
-                return
+                break
             self.codes.append(code)
             rows = self.parts.tts.codes((code,))
             if len(self.codes) - self.sounded == CODES_A_UNIT:
-                yield from self._sound(tell, last=False)
+                is_said = yield from self._sound(tell, last=False)
+                if not is_said:
+                    return False
+        return True
 
-    def _sound(self, tell: Tell, *, last: bool) -> Steps[None]:
+    def _sound(self, tell: Tell, *, last: bool) -> Steps[bool]:
         began = time.perf_counter_ns()
         codes, self.sounded = tuple(self.codes[self.sounded :]), len(self.codes)
         portions, waiting = self.voicing.portions(codes, last=last)
         state, sound = self.voicing.state, [np.zeros(0, np.float32)]
         for index, portion in enumerate(portions):
+            if self.is_cut():
+                return False
             flush = last and index == len(portions) - 1
             sounding = Sounding(codes=portion, state=state, last=flush, voice=self.voice)
             pcm: NDArray[np.float32]
@@ -125,4 +141,7 @@ class Mouth:
             sound.append(pcm)
         self.voicing = Voicing(buffer=waiting, state=state)
         self.vocoder_ns += time.perf_counter_ns() - began
+        if self.is_cut():
+            return False
         tell(np.concatenate(sound).astype("<f4").tobytes(), codes)
+        return True
