@@ -30,7 +30,7 @@ from uuid import uuid4
 
 from protocol.client import ClientConnection
 from protocol.errors import ADMISSION_ERRORS
-from protocol.limits import FRAME_BYTES_MAX_OF
+from protocol.limits import FRAME_BYTES_MAX, FRAME_BYTES_MAX_OF
 from protocol.messages import ErrorReport, Mode, ServerMessage
 from protocol.requests import Append, Ask, Init, See
 from protocol.state import Gate
@@ -206,7 +206,7 @@ async def connect(
     """
     ClientConnection(dialect, mode)  # raises before anybody is called
     address = endpoint(url, mode, dialect)
-    frame_bytes_max = FRAME_BYTES_MAX_OF[mode]
+    frame_bytes_max = FRAME_BYTES_MAX_OF.get(mode, FRAME_BYTES_MAX)  # the server says no to others
     async with open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls) as socket:
         yield ClientSession(socket, mode=mode, dialect=dialect)
 
