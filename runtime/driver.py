@@ -34,6 +34,7 @@ from .connection import Ready
 from .journal import Journal, OpenLog
 from .media.values import Decoded, MediaError
 from .pool import Lease
+from .telemetry.watching import Watcher
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """An append of the largest size, or a turn's frame that is larger: then the reader pauses until the
@@ -69,8 +70,9 @@ class Driver:
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
         decode_media: decodes media off the event loop (`MediaDecoder.decode`).
-        admit: whether there is room for a connection without a slot.
         clock_ns: monotonic nanoseconds.
+        admit: whether there is room for a connection without a slot.
+        watcher: sees what the session is told and what it does; None where nobody looks.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Driver:
         decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
         admit: Callable[[], ErrorCode | None] = lambda: None,
+        watcher: Watcher | None = None,
     ) -> None:
         self._opened = opened
         self._admission = admission
@@ -90,6 +93,7 @@ class Driver:
         self._calls = make_calls(self.post)
         self._decode_media = decode_media
         self._clock_ns = clock_ns
+        self._watcher = watcher
         self._began_ns = clock_ns()
         self._inbox: deque[ev.Event] = deque()
         self._inbox_bytes = 0
@@ -168,6 +172,8 @@ class Driver:
                 tasks.cancel_scope.cancel()
         finally:
             self._give_up_slot()
+            if self._watcher is not None:
+                self._watcher.over(None if self.session is None else self.session.end_reason)
             await self._journal.finish(self._now_ns(), self._summary("broken_off"))
 
     async def _run_session(self) -> None:
@@ -200,6 +206,8 @@ class Driver:
         ready = self._journal.append_effects(self.session, event, effects)
         for effect in effects:
             self._perform_one(effect, ready)
+        if self._watcher is not None:
+            self._watcher.saw(event, effects)
 
     def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
         assert self._outlet is not None

@@ -32,6 +32,7 @@ from .driver import DecodeMedia, Driver
 from .identity import Identities, Identity
 from .pool import Pool
 from .settings import MODES, Settings
+from .telemetry.watching import Telemetry, Watcher
 from .websocket import WebSocket
 
 REFRESH_S: Final = 3.0
@@ -57,6 +58,7 @@ class Server:
         recorder: writes the logs; None records nothing.
         identities: draws ids and seeds.
         decode_media: decodes media off the event loop.
+        telemetry: sees every session; None where nobody looks.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Server:
         recorder: Recorder | None,
         identities: Identities,
         decode_media: DecodeMedia,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._settings = settings
         self._backend = backend
@@ -75,6 +78,7 @@ class Server:
         self._recorder = recorder if settings.record_to is not None else None
         self._identities = identities
         self._decode_media = decode_media
+        self._telemetry = telemetry
         self._pool = Pool(backend.info.slots)
         self.admission = Admission(
             self._pool,
@@ -118,6 +122,7 @@ class Server:
         *,
         endpoint: ev.Endpoint = "realtime",
         label: str = "",
+        owner: str = "",
     ) -> None:
         """Run one session to its end; it never raises but for cancellation.
 
@@ -126,9 +131,10 @@ class Server:
             mode: what the client asked for, one of `modes`.
             endpoint: where it connected.
             label: its own name for the session.
+            owner: the name of the key that it came with; empty where there are no keys.
         """
         identity = self._identities.draw()
-        driver = self._make_driver(identity, mode, endpoint, label)
+        driver = self._make_driver(identity, mode, endpoint, label, owner)
         connection = Connection(
             websocket,
             on_frame=driver.frame_received,
@@ -158,9 +164,10 @@ class Server:
         return ErrorCode.QUEUE_FULL if chats > self._settings.chats_max else None
 
     def _make_driver(
-        self, identity: Identity, mode: Mode, endpoint: ev.Endpoint, label: str
+        self, identity: Identity, mode: Mode, endpoint: ev.Endpoint, label: str, owner: str
     ) -> Driver:
         settings, info = self._settings, self._backend.info
+        watcher: Watcher | None = None
         opened = ev.ConnectionOpened(
             recording_id=identity.recording_id,
             created_ms=identity.created_ms,
@@ -181,6 +188,8 @@ class Server:
             endpoint=endpoint,
             label=label,
         )
+        if self._telemetry is not None:
+            watcher = self._telemetry.watch(opened, owner)
         return Driver(
             opened,
             open_log=None if self._recorder is None else partial(self._open_log, opened),
@@ -191,6 +200,7 @@ class Server:
             decode_media=self._decode_media,
             clock_ns=now_ns,
             admit=self._has_room,
+            watcher=watcher,
         )
 
     def _open_log(

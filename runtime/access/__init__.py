@@ -1,0 +1,1 @@
+"""Who may do what: API keys with their limits, and web origins."""

@@ -1,0 +1,1 @@
+"""The HTTP side of a server: what it serves beside WebSockets."""

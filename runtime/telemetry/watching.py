@@ -1,0 +1,107 @@
+"""What a session and a server let others see; nothing here can change either.
+
+A session is seen as its log is: each event with the effects it led to. So whatever is measured or
+told of a session could be found again in its recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+
+from protocol.effects import Effect
+from protocol.events import ConnectionOpened, Event
+from protocol.messages import Mode
+from protocol.state import State
+
+from ..pool import PoolCounts
+
+
+class Watcher(Protocol):
+    """Sees one session, from the event loop; it must return at once and raise nothing."""
+
+    def saw(self, event: Event, effects: tuple[Effect, ...]) -> None:
+        """Take note of an event and its effects, after they were performed.
+
+        The first is `ConnectionOpened`; `event.at_ns` counts from it.
+        """
+        ...
+
+    def over(self, reason: str | None) -> None:
+        """Take note that nothing more comes.
+
+        Args:
+            reason: why the session ended; None where it was broken off.
+        """
+        ...
+
+
+class Telemetry(Protocol):
+    """Sees all sessions of a server."""
+
+    def watch(self, opened: ConnectionOpened, owner: str) -> Watcher:
+        """Begin to watch a session.
+
+        Args:
+            opened: its first event, which `saw` is told of too.
+            owner: the name of the key that it came with; empty where there are no keys.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class SessionStatus:
+    """One session that runs.
+
+    Attributes:
+        recording_id: its name.
+        owner: the name of its key; empty where there are no keys.
+        mode: what it carries.
+        dialect: its wire protocol; None before the client has chosen.
+        state: where it is.
+        age_s: since its connection was opened.
+        units: units that the model began.
+        dropped_units: units dropped since they came too fast.
+        kv_tokens: what it holds in the model's cache; 0 without a slot.
+    """
+
+    recording_id: str
+    owner: str
+    mode: Mode
+    dialect: str | None
+    state: State
+    age_s: float
+    units: int
+    dropped_units: int
+    kv_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class ServerStatus:
+    """A server at one moment.
+
+    Attributes:
+        readiness: as `/ready` says.
+        version: of the software.
+        model: what is served.
+        speech: `on`, or `off` where the model gives text alone; None while that is not known.
+        uptime_s: since the server began.
+        sessions: those that run, oldest first.
+        queue_length: sessions and turns that wait for a slot.
+        slots: where the slots are; None while the model loads.
+        connections: open connections of any kind.
+        recorder: what `RecorderStatistics` holds, by name; empty where nothing is recorded.
+    """
+
+    readiness: str
+    version: str
+    model: str
+    speech: str | None
+    uptime_s: float
+    sessions: tuple[SessionStatus, ...]
+    queue_length: int
+    slots: PoolCounts | None
+    connections: int
+    recorder: Mapping[str, int | float]
