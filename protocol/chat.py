@@ -102,6 +102,11 @@ class Chat:
             core.do(decode)
         self._queue_if_due()
 
+    @property
+    def is_answering(self) -> bool:
+        """The model is at work for a turn."""
+        return self.turn is not None and self.turn.stage is Stage.RUNNING
+
     def awaits(self, media: int) -> bool:
         """Whether `media` belongs to the turn under way."""
         return self.turn is not None and self.turn.pending.awaits(media)
@@ -239,6 +244,8 @@ class Chat:
         self.turn = None
         if self.core.course is Course.REQUEST:
             self.core.end("answered" if answered else "rejected")
+        elif self.core.is_draining:
+            self.core.end("server_shutdown")
         elif not self.core.is_closed:
             self.core.set_timer("idle", self.core.opened.limits.idle_s)
 

@@ -63,6 +63,7 @@ class Core:
         releasing: `Release` is under way.
         loop: the unit loop, which knows the model call under way.
         running_turn: the turn of chat that is under way on the model, be it wanted or not.
+        is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         dialect: the wire protocol in use; hashed by its name alone.
@@ -87,6 +88,7 @@ class Core:
     effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
     farewell: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
     running_turn: int | None = added(None)
+    is_draining: bool = added(False)
 
     @property
     def course(self) -> Course:

@@ -311,8 +311,21 @@ class RecordingFailed:
 
 
 @attrs.frozen(kw_only=True)
+class DrainBegan:
+    """The server will shut down: what is under way may be finished, nothing new begins.
+
+    Attributes:
+        at_ns: when.
+        wait_s: seconds until `Draining`.
+    """
+
+    at_ns: int
+    wait_s: int
+
+
+@attrs.frozen(kw_only=True)
 class Draining:
-    """The server shuts down."""
+    """The server shuts down: every session ends now."""
 
     at_ns: int
 
@@ -346,5 +359,6 @@ Event = (
     | BackendReleased
     | TimerFired
     | RecordingFailed
+    | DrainBegan
     | Draining
 )

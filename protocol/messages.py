@@ -170,6 +170,17 @@ class Interrupted:
 
 
 @attrs.frozen(kw_only=True)
+class GoingAway:
+    """The server shuts down; until then the session goes on as before, and need not heed this.
+
+    Attributes:
+        seconds_left: after which the session ends, if it has not by then.
+    """
+
+    seconds_left: int
+
+
+@attrs.frozen(kw_only=True)
 class Prefilled:
     """The conversation is in the model; its answer begins (004, prefill_done).
 
@@ -290,6 +301,7 @@ ServerMessage = (
     | Paused
     | Resumed
     | Interrupted
+    | GoingAway
     | Prefilled
     | Delta
     | Response

@@ -5,8 +5,8 @@ owns no clock, id, randomness or socket, so the same events always give the same
 what makes a recording replayable.
 
 This file hands each fact to whom it concerns: `core` says how a session speaks and ends,
-`beginning` how it is set up, `duplex` what becomes of audio, `chat` what becomes of a question.
-What is left here is the queue, and the order in which a client's frame is judged.
+`waiting` what is told of the queue, `beginning` how it is set up, `duplex` what becomes of audio,
+`chat` what becomes of a question. What is left here is the order in which a frame is judged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .dialects.opening import OPENING, choose
 from .digest import digest
 from .duplex import Duplex
 from .errors import CLOSE_TOO_BIG, REFUSALS, ErrorCode, FieldError, FrameError, LocalProtocolError
-from .limits import ESTIMATE_INTERVAL_S, FRAME_BYTES_MAX_OF, NS_PER_S
-from .messages import EndReason, ErrorReport, Queued, QueueDone, QueuePlace, QueueUpdate
+from .limits import FRAME_BYTES_MAX_OF
+from .messages import EndReason, ErrorReport, GoingAway, QueueDone
 from .requests import (
     Append,
     Ask,
@@ -43,6 +43,7 @@ from .requests import (
 )
 from .state import ACCEPT, BEGINNINGS, Course, Gate, State, judge
 from .unit_loop import Phase
+from .waiting import Waiting
 
 
 def _dialect_of(opened: ev.ConnectionOpened) -> Dialect:
@@ -70,8 +71,7 @@ class Session:
         self._chat = Chat(core)
         core.farewell = self._chat.break_off
         self._beginning = Beginning(core, self._duplex)
-        self._place: QueuePlace | None = None
-        self._place_told_ns = 0
+        self._waiting = Waiting(core)
 
     @classmethod
     def open(cls, event: ev.ConnectionOpened) -> tuple[Session, tuple[ef.Effect, ...]]:
@@ -145,6 +145,11 @@ class Session:
         return self._core.loop.phase
 
     @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+        return len(self._duplex.waiting)
+
+    @property
     def counts(self) -> Mapping[str, int]:
         """Units started and dropped, turns, appends, frames sent, fields ignored."""
         turns = {"turns": self._chat.turns} if self._core.course is not Course.DUPLEX else {}
@@ -160,32 +165,12 @@ class Session:
     def digest(self) -> str:
         """Hash the whole state: equal states have equal digests, in any process."""
         init = self._beginning.pending
-        parts = (self._core, self._duplex, init, self._place, self._place_told_ns)
+        parts = (self._core, self._duplex, init, self._waiting.place, self._waiting.told_ns)
         if self._core.course is Course.DUPLEX:
             return digest(parts)
         return digest((*parts, self._chat))
 
     # -- connection and queue -------------------------------------------------------------------
-
-    def _ticket_moved(self, event: ev.TicketMoved) -> None:
-        """Tell the client its place: at once when it moved, the estimate at most every 3 s."""
-        core, told, place = self._core, self._place, event.place
-        if core.is_closed or not core.waits_for_slot or told == place:
-            return
-        if told is not None:
-            moved = (told.position, told.queue_length) != (place.position, place.queue_length)
-            age_ns = core.now_ns - self._place_told_ns
-            if not moved and age_ns < ESTIMATE_INTERVAL_S * NS_PER_S:
-                return
-        self._place, self._place_told_ns = place, core.now_ns
-        core.say(Queued(place=place) if told is None else QueueUpdate(place=place))
-
-    def _ticket_left(self, _event: ev.TicketLeft) -> None:
-        self._core.waits_for_slot = False
-
-    def _ticket_cancelled(self, _event: ev.TicketCancelled) -> None:
-        self._core.waits_for_slot = False
-        self._core.end("cancelled")
 
     def _admission_refused(self, event: ev.AdmissionRefused) -> None:
         self._core.waits_for_slot = False
@@ -230,7 +215,25 @@ class Session:
         if self._core.opened.limits.close_on_recording_failure:
             self._core.end("backend_error")
 
+    def _drain_began(self, event: ev.DrainBegan) -> None:
+        """Warn those whose model is at work for them; the others are served nothing new here."""
+        core = self._core
+        if core.is_closed:
+            return
+        core.is_draining = True
+        if core.course is Course.DUPLEX:
+            is_served = core.state is State.ACTIVE
+        else:
+            is_served = self._chat.is_answering
+        if not is_served:
+            self._end_by_shutdown()
+        elif core.course is not Course.REQUEST:
+            core.say(GoingAway(seconds_left=event.wait_s))
+
     def _draining(self, _event: ev.Draining) -> None:
+        self._end_by_shutdown()
+
+    def _end_by_shutdown(self) -> None:
         if self._core.course is Course.REQUEST:
             self._core.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")
         else:
@@ -300,7 +303,7 @@ class Session:
             case Append():
                 self._duplex.append(message)
             case Ask():
-                self._place = None
+                self._waiting.place = None
                 self._chat.ask(message)
             case See():
                 self._duplex.see(message)
@@ -358,9 +361,9 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.FrameReceived: Session._frame_received,
     ev.PeerGone: Session._peer_gone,
     ev.SendFailed: Session._peer_gone,
-    ev.TicketMoved: Session._ticket_moved,
-    ev.TicketLeft: Session._ticket_left,
-    ev.TicketCancelled: Session._ticket_cancelled,
+    ev.TicketMoved: lambda self, event: self._waiting.moved(event),
+    ev.TicketLeft: lambda self, _: self._waiting.left(),
+    ev.TicketCancelled: lambda self, _: self._waiting.cancelled(),
     ev.AdmissionRefused: Session._admission_refused,
     ev.Admitted: Session._admitted,
     ev.SlotLeased: Session._slot_leased,
@@ -386,6 +389,7 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.BackendReleased: Session._backend_released,
     ev.TimerFired: Session._timer_fired,
     ev.RecordingFailed: Session._recording_failed,
+    ev.DrainBegan: Session._drain_began,
     ev.Draining: Session._draining,
 }
 """Whom each fact concerns."""

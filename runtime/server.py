@@ -235,6 +235,16 @@ class Server:
             await anyio.sleep(REFRESH_S)
             self.admission.refresh()
 
+    def begin_drain(self, wait_s: int) -> None:
+        """Admit nobody any more; what the model is at work for may be finished, all else ends.
+
+        Args:
+            wait_s: when `drain` will come, which clients are told.
+        """
+        self.admission.drain()
+        for driver in self._drivers:
+            driver.post(ev.DrainBegan, wait_s=wait_s)
+
     def drain(self) -> None:
         """Admit nobody any more and end every session with `server_shutdown`."""
         self.admission.drain()

@@ -1,8 +1,10 @@
 """A server on its port: from loading the model to a clean shutdown.
 
-The port is bound first, so that `/health` and `/ready` answer while the model loads. The first
-SIGINT or SIGTERM drains: every session gets its `session.closed` with `server_shutdown`, every log
-its `fin`. The second one ends at once.
+The port is bound first, so that `/health` and `/ready` answer while the model loads.
+
+The first SIGINT or SIGTERM drains: nobody is admitted, `/ready` is 503, and who is served is warned
+and may go on for `drain_s`. Then, or at the second signal, every session gets its `session.closed`
+with `server_shutdown` and every log its `fin`. The third signal waits for nobody.
 
 Nurseries: `run` owns the listener and the model calls; a connection's tasks live in the listener's.
 """
@@ -142,7 +144,7 @@ async def run(
                 app=make_app(gateway.readiness, speech=gateway.speech),
             )
             on_bound(await tasks.start(serve))
-            tasks.start_soon(_watch_signals, gateway, tasks, on_stopping)
+            tasks.start_soon(_watch_signals, gateway, tasks, settings.drain_s, on_stopping)
             try:
                 backend = await anyio.to_thread.run_sync(
                     partial(load, device=settings.device, dtype=settings.dtype),
@@ -173,19 +175,40 @@ async def run(
 
 
 async def _watch_signals(
-    gateway: Gateway, tasks: TaskGroup, on_stopping: Callable[[], None]
+    gateway: Gateway, tasks: TaskGroup, drain_s: int, on_stopping: Callable[[], None]
 ) -> None:
+    patience = anyio.CancelScope()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            if gateway.server is None or gateway.readiness() == "draining":
+            server = gateway.server
+            if server is None or patience.cancel_called:
                 break
-            _logger.info("%s: ending %d sessions", number.name, gateway.server.sessions)
-            tasks.start_soon(_shut_down, gateway.server, tasks, on_stopping)
+            if gateway.readiness() == "draining":
+                _logger.warning("%s: ending %d sessions now", number.name, server.sessions)
+                patience.cancel()
+            else:
+                _logger.warning(
+                    "%s: %d sessions have %d s to finish", number.name, server.sessions, drain_s
+                )
+                shut_down = partial(_shut_down, server, tasks, drain_s, patience, on_stopping)
+                tasks.start_soon(shut_down)
     on_stopping()
     tasks.cancel_scope.cancel()
 
 
-async def _shut_down(server: Server, tasks: TaskGroup, on_stopping: Callable[[], None]) -> None:
+async def _shut_down(
+    server: Server,
+    tasks: TaskGroup,
+    drain_s: int,
+    patience: anyio.CancelScope,
+    on_stopping: Callable[[], None],
+) -> None:
+    if drain_s:
+        server.begin_drain(drain_s)
+        patience.deadline = anyio.current_time() + drain_s
+        with patience:
+            await server.wait_until_empty()
+    patience.cancel()  # from here on a signal waits for nobody
     server.drain()
     with anyio.move_on_after(SHUTDOWN_WAIT_S) as scope:
         await server.wait_until_empty()

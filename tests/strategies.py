@@ -21,6 +21,7 @@ from protocol.messages import (
     Created,
     Delta,
     ErrorReport,
+    GoingAway,
     Interrupted,
     Listen,
     Metrics,
@@ -396,6 +397,9 @@ _pauses = st.one_of(
 )
 
 
+_warnings = st.builds(GoingAway, seconds_left=st.integers(0, 86_400))
+
+
 def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrategy[ServerMessage]:
     """Everything that a server can say in a dialect and a mode."""
     common = queue_events | error_reports
@@ -404,13 +408,12 @@ def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
         case "legacy-chat", _:
             return st.one_of(common, prefills, deltas, responses)
         case "realtime", "chat":
-            return st.one_of(
-                common, created(is_chat=True), deltas, responses, closed(*ends, "refused")
-            )
+            end = closed(*ends, "refused")
+            return st.one_of(common, _warnings, created(is_chat=True), deltas, responses, end)
         case "legacy-duplex", _:
             end = closed(*ends, "pause_timeout")
-            return st.one_of(common, created(), listens, speeches, _pauses, end)
-    return st.one_of(common, created(), listens, speeches, closed(*ends))
+            return st.one_of(common, _warnings, created(), listens, speeches, _pauses, end)
+    return st.one_of(common, _warnings, created(), listens, speeches, closed(*ends))
 
 
 # -- frames gone wrong --------------------------------------------------------------------------

@@ -351,7 +351,7 @@ def test_a_single_request_that_fails_ends_with_an_internal_error() -> None:
     assert run.session.is_finished
 
 
-RARELY = st.sampled_from([*["nothing"] * 40, "close", "leave", "drain"])
+RARELY = st.sampled_from([*["nothing"] * 40, "close", "leave", "warn", "drain"])
 
 
 class ChatWorld(RuleBasedStateMachine):
@@ -362,7 +362,7 @@ class ChatWorld(RuleBasedStateMachine):
         """Open a connection; `ready`: a chat is set up, and may be asked."""
         self.run = Run(endpoint)
         self.endpoint = endpoint
-        self.waits = self.admitting = False
+        self.waits = self.admitting = self.is_draining = False
         self.lease: int | None = None
         self.leases = 0
         self.turn: int | None = None
@@ -388,6 +388,7 @@ class ChatWorld(RuleBasedStateMachine):
                     self.admitting = True
                 case ef.EnterQueue():
                     assert not self.waits, "two places in the queue"
+                    assert not self.is_draining, "a place for a turn that will not be served"
                     assert self.lease is None, "a place while a slot is held"
                     assert not self.media, "a place before the question is whole"
                     self.waits = True
@@ -469,10 +470,11 @@ class ChatWorld(RuleBasedStateMachine):
         """Seldom, and so not before there was something to be ended, it ends."""
         if how == "close":
             self._perform(self.run.say({"type": "session.close"}))
-        elif how == "leave":
-            self._step(ev.PeerGone)
-        elif how == "drain":
-            self._step(ev.Draining)
+        elif how == "warn":
+            self._step(ev.DrainBegan, wait_s=30)
+            self.is_draining = True
+        elif how != "nothing":
+            self._step(ev.PeerGone if how == "leave" else ev.Draining)
 
     @precondition(lambda self: self.media)
     @rule(sound=st.integers(0, 4))

@@ -294,6 +294,8 @@ class SessionMachine(RuleBasedStateMachine):
             self.post(ev.RecordingFailed)
         elif dice == 2:
             self.post(ev.Draining)
+        elif dice == 3:
+            self.post(ev.DrainBegan, wait_s=30)
 
     # -- what must hold -------------------------------------------------------------------------
 

@@ -304,6 +304,7 @@ class Scene:
             partial(self.post, ev.BackendOpened, lease=9, opened=Opened(prompt_length=1)),
         ]
         ends: list[Callable[[], None]] = [
+            partial(self.post, ev.DrainBegan, wait_s=number),
             partial(self.post, ev.Draining),
             self._vanish,
             self._lose_backend,

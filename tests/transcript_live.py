@@ -34,7 +34,7 @@ from runtime.voices import VoiceLibrary
 
 from .transcript_media import make_voices
 from .transcript_scripts import make_backend
-from .transcripts import SENDS, Mismatch, Step, Transcript, check, frame_of
+from .transcripts import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of
 
 PATIENCE_S: Final = 30.0
 """What takes longer than this has been lost; no limit in a transcript is above 1 s."""
@@ -217,6 +217,8 @@ class LivePlayer:
 
     def _operate(self, what: str) -> None:
         match what:
+            case "warn":
+                self._live.server.begin_drain(WARNED_S)
             case "drain":
                 self._live.server.drain()
             case "cancel":

@@ -34,7 +34,7 @@ from runtime.voices import VoiceLibrary
 
 from .transcript_media import make_voices
 from .transcript_model import PureModel
-from .transcripts import SENDS, Mismatch, Step, Transcript, check, frame_of
+from .transcripts import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of
 
 PATIENCE_S: Final = 1_000
 """Longer than any limit of a session: what has not come by then never comes."""
@@ -223,6 +223,10 @@ class PurePlayer:
 
     def _operate(self, what: str) -> None:
         match what:
+            case "warn":
+                self.server.admission.drain()
+                if self.session is not None:
+                    self.post(ev.DrainBegan, wait_s=WARNED_S)
             case "drain":
                 self.server.admission.drain()
                 if self.session is not None:

@@ -22,6 +22,9 @@ import pybase64
 
 from .transcript_media import make_media
 
+WARNED_S: Final = 30
+"""What a transcript's `warn` tells clients; its `drain` comes when the transcript says so."""
+
 ROOT: Final = Path(__file__).resolve().parents[1] / "fixtures" / "wire"
 
 STEPS: Final = frozenset(

@@ -26,6 +26,7 @@ from ..errors import LocalProtocolError
 from ..messages import (
     Closed,
     Created,
+    GoingAway,
     Interrupted,
     Listen,
     Mode,
@@ -128,6 +129,8 @@ class LegacyDuplex:
                 return (dump_frame({"type": "resumed"}),)
             case Interrupted():
                 return (dump_frame({"type": "interrupted"}),)
+            case GoingAway(seconds_left=seconds_left):
+                return (dump_frame({"type": "going_away", "seconds_left": seconds_left}),)
             case Closed():
                 return results.encode_closed(message)
         return (legacy.encode_common(self, message),)
@@ -171,6 +174,8 @@ class LegacyDuplex:
                 return (Resumed(),)
             case "interrupted":
                 return (Interrupted(),)
+            case "going_away":
+                return (GoingAway(seconds_left=fields.required("seconds_left", Value.integer)),)
             case "stopped":
                 session_id = fields.optional("session_id", Value.text, "")
                 return (Closed(session_id=session_id, reason="client"),)

@@ -16,6 +16,7 @@ from ..errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolEr
 from ..limits import FRAME_BYTES_MAX, REASON_CHARS_MAX
 from ..messages import (
     ErrorReport,
+    GoingAway,
     Metrics,
     Queued,
     QueueDone,
@@ -41,6 +42,7 @@ SESSION_QUEUED: Final = "session.queued"
 SESSION_QUEUE_UPDATE: Final = "session.queue_update"
 SESSION_QUEUE_DONE: Final = "session.queue_done"
 SESSION_CREATED: Final = "session.created"
+SESSION_GOING_AWAY: Final = "session.going_away"
 SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
@@ -118,7 +120,7 @@ def encode_close(request: CloseRequest) -> str:
 
 
 def encode_common(message: ServerMessage) -> str:
-    """Write a queue event or an error.
+    """Write a queue event, a warning or an error.
 
     Raises:
         LocalProtocolError: it is another message, which needs a dialect.
@@ -130,6 +132,8 @@ def encode_common(message: ServerMessage) -> str:
             return dump_frame({"type": SESSION_QUEUE_UPDATE, **place_fields(place)})
         case QueueDone():
             return dump_frame({"type": SESSION_QUEUE_DONE})
+        case GoingAway(seconds_left=seconds_left):
+            return dump_frame({"type": SESSION_GOING_AWAY, "seconds_left": seconds_left})
         case ErrorReport(code=code, message=text):
             error = {"code": code, "message": text, "type": error_type(code)}
             return dump_frame({"type": ERROR, "error": error})
@@ -137,7 +141,7 @@ def encode_common(message: ServerMessage) -> str:
 
 
 def decode_common(kind: str, body: Json) -> ServerMessage:
-    """Read a queue event or an error.
+    """Read a queue event, a warning or an error.
 
     Args:
         kind: the message's type.
@@ -157,6 +161,8 @@ def decode_common(kind: str, body: Json) -> ServerMessage:
             return QueueUpdate(place=read_place(fields))
         case "session.queue_done":
             return QueueDone()
+        case "session.going_away":
+            return GoingAway(seconds_left=fields.required("seconds_left", Value.integer))
         case "error":
             error = fields.child("error")
             code = error.required("code", read_code)

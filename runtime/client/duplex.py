@@ -2,9 +2,10 @@
 
 Rules: one task sends and one receives. Sound is cut into units (`units`); what does not fill
 one waits for more, for `flush`, or for `interrupt`. Events are the canonical messages
-(`protocol.messages`) after `session.created`: `Listen`, `Speech`, `ErrorReport`, `Closed`, and in
-`legacy-duplex` `Paused`, `Resumed` and `Interrupted`. An `ErrorReport` does not end a session by
-itself; the events of one that ended in order run out after `Closed`, any other end raises.
+(`protocol.messages`) after `session.created`: `Listen`, `Speech`, `GoingAway`, `ErrorReport`,
+`Closed`, and in `legacy-duplex` `Paused`, `Resumed` and `Interrupted`. Neither `GoingAway` nor an
+`ErrorReport` ends a session; the events of one that ended in order run out after `Closed`, any
+other end raises.
 
 It does not pace and plays nothing: whoever sends a file sends a second each second.
 """
@@ -20,6 +21,7 @@ from protocol.messages import (
     Closed,
     Created,
     ErrorReport,
+    GoingAway,
     Interrupted,
     Listen,
     Mode,
@@ -35,7 +37,7 @@ from .session import ClientSession
 from .units import Samples, UnitCutter
 from .websocket import CLOSE_WAIT_S
 
-Event = Listen | Speech | Paused | Resumed | Interrupted | ErrorReport | Closed
+Event = Listen | Speech | Paused | Resumed | Interrupted | GoingAway | ErrorReport | Closed
 """What a session tells once it was created."""
 
 

@@ -29,6 +29,7 @@ from protocol.messages import (
     Closed,
     Created,
     ErrorReport,
+    GoingAway,
     Listen,
     Queued,
     QueueDone,
@@ -112,6 +113,9 @@ class LineView:
             case Speech() if message.text or not message.pcm:
                 text = printable(message.text).strip() or "(speaks)"
                 self._write(at_s, "model", text, _cost(happening), style="bold green")
+            case GoingAway(seconds_left=seconds_left):
+                text = f"the server shuts down in {seconds_left} s"
+                self._write(at_s, "session", text, style="yellow")
             case ErrorReport():
                 text = printable(f"{message.message} ({message.code})")
                 self._write(at_s, "error", text, style="red")
@@ -276,6 +280,7 @@ _TYPES: Final[dict[type[ServerMessage], str]] = {
     Created: "created",
     Listen: "listen",
     Speech: "speech",
+    GoingAway: "going_away",
     ErrorReport: "error",
     Closed: "closed",
 }

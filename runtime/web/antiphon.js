@@ -45,8 +45,9 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {{type: "speech", text: string, audio: Float32Array, endOfTurn: boolean,
  *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
  * @typedef {{type: "error", code: string, message: string}} ErrorEvent
+ * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
  * @typedef {{type: "closed", reason: string}} ClosedEvent
- * @typedef {ListenEvent | SpeechEvent | ErrorEvent | ClosedEvent} SessionEvent
+ * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | ClosedEvent} SessionEvent
  * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
  * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
  *   responseId: string, metrics: Metrics}} Response
@@ -383,6 +384,8 @@ function readEvent(event) {
       };
     case "error":
       return { type: "error", code: event.error.code, message: event.error.message };
+    case "session.going_away":
+      return { type: "going_away", secondsLeft: event.seconds_left };
     case "session.closed":
       return { type: "closed", reason: event.reason };
   }
