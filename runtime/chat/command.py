@@ -41,6 +41,13 @@ FAILURES: Final = (ClientError, RemoteProtocolError, AudioFileError)
 @click.command("chat")
 @click.argument("text", required=False)
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="Address of the server.")
+@click.option(
+    "--key",
+    envvar="ANTIPHON_KEY",
+    show_envvar=True,
+    help="API key, where the server asks for one; others on this machine see options, so rather "
+    "set the variable.",
+)
 @click.option("--system", default="", help="What the model is told before all else.")
 @click.option(
     "--image",
@@ -86,6 +93,7 @@ def chat_command(
     *,
     text: str | None,
     url: str,
+    key: str | None,
     system: str,
     images: tuple[Path, ...],
     sounds: tuple[Path, ...],
@@ -125,6 +133,7 @@ def chat_command(
         config = attrs.evolve(config, temperature=temperature)
     asking = Asking(
         url=url,
+        key=key,
         dialect=dialect,
         streams=streams,
         speech=_choose_speech(speak, voice),

@@ -38,6 +38,7 @@ class Asking:
         streams: the answer comes as it is made.
         speech: how it is spoken; None: it is not.
         config: how it is generated.
+        key: the API key, where the server asks for one.
     """
 
     url: str
@@ -45,6 +46,7 @@ class Asking:
     streams: bool
     speech: SpeechRequest | None
     config: ChatConfig
+    key: str | None = attrs.field(default=None, repr=False)
 
 
 class Shown(Protocol):
@@ -110,7 +112,12 @@ class Chat:
         how = self._asking
         pcm = bytearray()
         async with connect(
-            how.url, mode="chat", dialect=how.dialect, on_queue=shown.waits, retries=RETRIES
+            how.url,
+            mode="chat",
+            dialect=how.dialect,
+            on_queue=shown.waits,
+            retries=RETRIES,
+            key=how.key,
         ) as session:
             answer = await session.ask(
                 conversation,

@@ -77,6 +77,7 @@ def connect(
     retries: int = ...,
     jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
+    key: str | None = ...,
 ) -> AbstractAsyncContextManager[DuplexSession]: ...
 
 
@@ -92,6 +93,7 @@ def connect(
     retries: int = ...,
     jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
+    key: str | None = ...,
 ) -> AbstractAsyncContextManager[ChatSession]: ...
 
 
@@ -106,6 +108,7 @@ def connect(
     retries: int = RETRIES,
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
+    key: str | None = None,
 ) -> AbstractAsyncContextManager[DuplexSession] | AbstractAsyncContextManager[ChatSession]:
     """Open a session and set it up; cancelled or left, it is closed.
 
@@ -119,6 +122,7 @@ def connect(
         retries: further attempts, 0-100, where one fails for a reason that may pass.
         jitter: gives numbers in [0, 1) that shorten the waits between attempts.
         tls: for `wss://`; None trusts whom the system trusts.
+        key: the API key, where the server asks for one; send it over `wss://` alone.
 
     Returns:
         A context that opens and closes a `ChatSession` in mode=chat, else a `DuplexSession`; what
@@ -145,6 +149,7 @@ def connect(
         retries=retries,
         jitter=jitter,
         tls=tls,
+        key=key,
     )
     return _chat(opening) if mode == "chat" else _duplex(opening)
 
@@ -214,6 +219,7 @@ class _Opening:
     retries: int
     jitter: Callable[[], float]
     tls: ssl.SSLContext | None
+    key: str | None = attrs.field(repr=False)
 
     async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
         """Open until it succeeds, fails for good, or was tried often enough."""
@@ -233,7 +239,9 @@ class _Opening:
 
     async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
         """Connect and set up; the stack closes what was opened."""
-        connecting = connect_raw(self.url, mode=self.mode, dialect=self.dialect, tls=self.tls)
+        connecting = connect_raw(
+            self.url, mode=self.mode, dialect=self.dialect, tls=self.tls, key=self.key
+        )
         raw = await stack.enter_async_context(connecting)
         if self.dialect == "legacy-chat":
             return raw, None  # its one request is all that it sets up

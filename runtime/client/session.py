@@ -185,7 +185,12 @@ class ClientSession:
 
 @asynccontextmanager
 async def connect(
-    url: str, *, mode: Mode, dialect: str = "realtime", tls: ssl.SSLContext | None = None
+    url: str,
+    *,
+    mode: Mode,
+    dialect: str = "realtime",
+    tls: ssl.SSLContext | None = None,
+    key: str | None = None,
 ) -> AsyncIterator[ClientSession]:
     """Open a session's connection; cancelled or left, it is closed.
 
@@ -194,6 +199,7 @@ async def connect(
         mode: what the session carries.
         dialect: `realtime`, `duplex-v1`, `legacy-duplex` or `legacy-chat`.
         tls: for `wss://`; None trusts whom the system trusts.
+        key: the API key, where the server asks for one.
 
     Yields:
         The session, before its first message is received.
@@ -202,12 +208,13 @@ async def connect(
         AddressError: the address cannot be one.
         CannotConnectError: nobody answers there.
         HandshakeRejectedError: the server answered with an HTTP error.
-        LocalProtocolError: there is no such dialect, or it has no such mode.
+        LocalProtocolError: there is no such dialect, it has no such mode, or the key is none.
     """
     ClientConnection(dialect, mode)  # raises before anybody is called
     address = endpoint(url, mode, dialect)
     frame_bytes_max = FRAME_BYTES_MAX_OF.get(mode, FRAME_BYTES_MAX)  # the server says no to others
-    async with open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls) as socket:
+    opening = open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
+    async with opening as socket:
         yield ClientSession(socket, mode=mode, dialect=dialect)
 
 

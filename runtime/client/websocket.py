@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -52,6 +53,8 @@ PIECE_BYTES: Final = 1_048_576
 """Ten seconds of audio in one piece; a video of a chat in dozens."""
 MESSAGES_WAITING_MAX: Final = 4
 """A burst of small messages does not stall the reader; four of the largest still fit in memory."""
+TOKEN: Final = r"[A-Za-z0-9._~+/-]{1,512}=*"
+"""What a bearer token is made of; nothing else may stand in the header."""
 MESSAGE_CHARS_SHOWN: Final = 200
 """Of an HTTP error's body: enough for a sentence, too little for a page of HTML."""
 
@@ -60,7 +63,11 @@ _LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResour
 
 @asynccontextmanager
 async def open_socket(
-    address: str, *, frame_bytes_max: int, tls: ssl.SSLContext | None = None
+    address: str,
+    *,
+    frame_bytes_max: int,
+    tls: ssl.SSLContext | None = None,
+    key: str | None = None,
 ) -> AsyncIterator[ClientSocket]:
     """Open a WebSocket; cancelled or left, it is closed.
 
@@ -68,6 +75,7 @@ async def open_socket(
         address: `ws://` or `wss://`, complete.
         frame_bytes_max: messages above this are neither taken nor sent.
         tls: for `wss://`; None trusts whom the system trusts.
+        key: goes with the handshake as a bearer token (RFC 6750, 2.1).
 
     Yields:
         The open WebSocket.
@@ -76,9 +84,12 @@ async def open_socket(
         AddressError: the address cannot be one.
         CannotConnectError: nobody answers there, or not as a WebSocket server does.
         HandshakeRejectedError: the server answered with an HTTP error.
+        LocalProtocolError: the key cannot be one.
     """
+    if key is not None and not re.fullmatch(TOKEN, key):
+        raise LocalProtocolError("a key has letters, digits and -._~+/ alone")  # and is not shown
     failure: BaseException | None = None
-    socket = await _open(address, frame_bytes_max, tls)
+    socket = await _open(address, frame_bytes_max, tls, key)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(socket.read)
         try:
@@ -240,7 +251,9 @@ class ClientSocket:
 # -- opening ------------------------------------------------------------------------------------
 
 
-async def _open(address: str, frame_bytes_max: int, tls: ssl.SSLContext | None) -> ClientSocket:
+async def _open(
+    address: str, frame_bytes_max: int, tls: ssl.SSLContext | None, key: str | None
+) -> ClientSocket:
     try:
         protocol = ClientProtocol(parse_uri(address), max_size=frame_bytes_max)
     except (InvalidURI, UnicodeError):
@@ -249,7 +262,7 @@ async def _open(address: str, frame_bytes_max: int, tls: ssl.SSLContext | None) 
     with anyio.move_on_after(CONNECT_WAIT_S):
         try:
             stream = await _dial(protocol, tls)
-            await _shake_hands(stream, protocol)
+            await _shake_hands(stream, protocol, key)
             return ClientSocket(stream, protocol, frame_bytes_max)
         except ssl.SSLError as error:
             why, may_pass = f"no TLS, {error}", False
@@ -275,9 +288,12 @@ async def _dial(protocol: ClientProtocol, tls: ssl.SSLContext | None) -> ByteStr
     )
 
 
-async def _shake_hands(stream: ByteStream, protocol: ClientProtocol) -> None:
+async def _shake_hands(stream: ByteStream, protocol: ClientProtocol, key: str | None) -> None:
+    request = protocol.connect()
+    if key is not None:
+        request.headers["Authorization"] = f"Bearer {key}"
     try:
-        protocol.send_request(protocol.connect())
+        protocol.send_request(request)
         for data in protocol.data_to_send():
             await stream.send(data)
         while protocol.state is State.CONNECTING and protocol.handshake_exc is None:

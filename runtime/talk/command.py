@@ -48,6 +48,13 @@ class UnusableError(click.ClickException):
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="Address of the server.")
 @click.option(
+    "--key",
+    envvar="ANTIPHON_KEY",
+    show_envvar=True,
+    help="API key, where the server asks for one; others on this machine see options, so rather "
+    "set the variable.",
+)
+@click.option(
     "--mode",
     type=click.Choice(MODES),
     help="What the session carries [default: video with --frame, else audio].",
@@ -83,6 +90,7 @@ def talk_command(
     *,
     file: Path,
     url: str,
+    key: str | None,
     mode: Mode | None,
     frame: Path | None,
     instructions: str,
@@ -128,7 +136,7 @@ def talk_command(
     view = _choose_view(as_json, tally, f"{file.name} to {url}", len(plan.units))
     started_s = time.monotonic()
     with view:
-        anyio.run(partial(_talk, url, plan, view, mode=mode, dialect=dialect, tally=tally))
+        anyio.run(partial(_talk, url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally))
     elapsed_s = time.monotonic() - started_s
     written = _write_reply(tally, reply)
     answered = plan.is_answered(tally)
@@ -185,13 +193,13 @@ def _choose_view(as_json: bool, tally: Tally, title: str, file_s: int) -> View:
 
 
 async def _talk(
-    url: str, plan: Plan, view: View, *, mode: Mode, dialect: str, tally: Tally
+    url: str, plan: Plan, view: View, *, mode: Mode, dialect: str, key: str | None, tally: Tally
 ) -> None:
     """Talk; the first Ctrl-C ends it politely, the second at once."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_interrupts, stop, tally, tasks.cancel_scope)
-        await talk(url, plan, view, mode=mode, dialect=dialect, tally=tally, stop=stop)
+        await talk(url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally, stop=stop)
         tasks.cancel_scope.cancel()
 
 

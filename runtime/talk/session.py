@@ -105,6 +105,7 @@ async def talk(
     *,
     mode: Mode,
     dialect: str = "realtime",
+    key: str | None = None,
     tally: Tally | None = None,
     stop: anyio.Event | None = None,
 ) -> Tally:
@@ -116,6 +117,7 @@ async def talk(
         observer: is told what happens.
         mode: `audio` or `video`.
         dialect: `realtime`, `duplex-v1` or `legacy-duplex`.
+        key: the API key, where the server asks for one.
         tally: is added up in; it can be read meanwhile.
         stop: set by the caller to end the conversation politely before its time.
 
@@ -125,7 +127,7 @@ async def talk(
     tally = tally or Tally()
     started_s = anyio.current_time()
     try:
-        async with connect(url, mode=mode, dialect=dialect) as session:
+        async with connect(url, mode=mode, dialect=dialect, key=key) as session:
             await converse(session, plan, observer, tally=tally, started_s=started_s, stop=stop)
     except (ClientError, RemoteProtocolError) as error:
         tally.failure = str(error)

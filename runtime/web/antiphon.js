@@ -69,7 +69,8 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   order
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
  * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
- * @property {new (url: string) => WebSocketLike} [WebSocket] instead of the global one
+ * @property {string} [key] the API key, where the server asks for one; letters, digits, - and _
+ * @property {new (url: string, protocols?: string[]) => WebSocketLike} [WebSocket] instead of the global one
  */
 
 /** The root of what goes wrong between a client and its server; the message is one line. */
@@ -565,7 +566,9 @@ function mayPass(error) {
 async function open(address, options) {
   const Socket = options.WebSocket ?? /** @type {any} */ (globalThis).WebSocket;
   if (!Socket) throw new MisuseError("there is no global WebSocket: give one as an option");
-  const channel = new Channel(new Socket(address));
+  // A browser cannot set headers: a key goes as a subprotocol, of which the server picks the other.
+  const protocols = options.key === undefined ? [] : ["antiphon", `antiphon.key.${options.key}`];
+  const channel = new Channel(new Socket(address, protocols));
   try {
     const created = await setUp(channel, options);
     const Session = options.mode === "chat" ? ChatSession : DuplexSession;
