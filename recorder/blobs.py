@@ -152,26 +152,30 @@ def _shuffle(data: bytes, width: int) -> Piece:
     return planes.reshape(-1).data
 
 
-def _unshuffle(stored: Piece, width: int) -> _Bytes:
-    """Undo `_shuffle`; plane by plane, as that is three times as fast as a transpose."""
-    planes = np.frombuffer(stored, np.uint8).reshape(width, -1)
-    data = np.empty(len(stored), np.uint8)
-    for index, plane in enumerate(planes):
-        data[index::width] = plane
-    return data
-
-
 def _unpack_shuffled(stored: Piece) -> bytes | None:
     if not len(stored) or len(stored) % 4:
         return None
-    return _unshuffle(stored, 4).tobytes()
+    quarters = np.frombuffer(stored, np.uint8).reshape(4, -1)
+    words = _join_halves(quarters[2], quarters[3]).astype("<u4")
+    words <<= 16
+    words |= _join_halves(quarters[0], quarters[1])
+    return words.tobytes()
 
 
 def _unpack_exact(stored: Piece) -> bytes | None:
     if len(stored) < 3 or not len(stored) % 2 or stored[0] >= len(_DIVISORS):
         return None
-    deltas = _unshuffle(stored[1:], 2).view("<i2")
+    low, high = np.frombuffer(stored[1:], np.uint8).reshape(2, -1)
+    deltas = _join_halves(low, high).view("<i2")
     return _as_float(np.cumsum(deltas, dtype="<i2"), _DIVISORS[stored[0]])
+
+
+def _join_halves(low: _Bytes, high: _Bytes) -> npt.NDArray[np.uint16]:
+    """Make words of their bytes; shifting takes two thirds of the time of storing every other."""
+    words: npt.NDArray[np.uint16] = high.astype("<u2")
+    words <<= 8
+    words |= low
+    return words
 
 
 _UNPACKERS: Final[dict[int, Callable[[Piece], bytes | None]]] = {

@@ -2,7 +2,8 @@
 
 Rules: a payload comes in pieces. Where one of them is packed PCM, each large piece is compressed in
 zstd blocks of its own: sign and exponent of samples shrink to a third, their noise and a JPEG not
-at all, and what is mixed shares one code. A frame never holds the mark that starts a block.
+at all, and what is mixed shares one code. A frame never holds the mark that starts a block. Before
+it there is room for the block's header, so that nothing is copied to be written with it.
 
 It knows neither records nor files.
 """
@@ -16,8 +17,9 @@ import attrs
 import zstandard
 
 from .errors import RecordInvalid
-from .format import MARK, Piece, stuff
+from .format import HEADER_BYTES, MARK, Piece, stuff
 
+_ROOM: Final = bytes(HEADER_BYTES)
 LEVEL: Final = 3
 """zstd's level while live, for text."""
 LEVELS_INSTEAD: Final = (1, 2, 4, 5, 6)
@@ -36,14 +38,19 @@ class Frame:
     """A payload, compressed.
 
     Attributes:
-        data: the zstd frame.
+        block: `HEADER_BYTES` to be filled in, and the zstd frame.
         payload_bytes: what it decompresses to.
         is_stuffed: that is stuffed, see `recorder.format`.
     """
 
-    data: bytes
+    block: bytearray
     payload_bytes: int
     is_stuffed: bool
+
+    @property
+    def data(self) -> memoryview:
+        """The zstd frame alone."""
+        return memoryview(self.block)[HEADER_BYTES:]
 
 
 class Compressor:
@@ -65,24 +72,33 @@ class Compressor:
         """
         runs = list(_join_short(pieces)) if has_samples else [b"".join(pieces)]
         size = sum(map(len, runs))
-        data = self._compress_apart(runs, size) if has_samples else self._text.compress(runs[0])
-        if data.rfind(MARK) < 0:  # half the cost of `in`
-            return Frame(data, size, is_stuffed=False)
+        chunks = self._compress_apart(runs, size) if has_samples else [self._text.compress(runs[0])]
+        block = _with_room(chunks)
+        if not _has_mark(block):
+            return Frame(block, size, is_stuffed=False)
         stuffed = stuff(b"".join(runs))
         for level in (LEVEL, *LEVELS_INSTEAD):
-            data = _zstd(level).compress(stuffed)
-            if data.rfind(MARK) < 0:
-                return Frame(data, len(stuffed), is_stuffed=True)
+            block = _with_room([_zstd(level).compress(stuffed)])
+            if not _has_mark(block):
+                return Frame(block, len(stuffed), is_stuffed=True)
         raise RecordInvalid("no level of zstd gives a frame without the block mark")
 
-    def _compress_apart(self, runs: Iterable[Piece], size: int) -> bytes:
+    def _compress_apart(self, runs: Iterable[Piece], size: int) -> list[bytes]:
         stream = self._samples.compressobj(size=size)
         chunks = []
         for run in runs:
             chunks.append(stream.compress(run))
             chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
         chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
-        return b"".join(chunks)
+        return chunks
+
+
+def _with_room(chunks: list[bytes]) -> bytearray:
+    return bytearray().join([_ROOM, *chunks])
+
+
+def _has_mark(block: bytearray) -> bool:
+    return block.rfind(MARK, HEADER_BYTES) >= 0  # half the cost of `in`
 
 
 def _zstd(level: int) -> zstandard.ZstdCompressor:

@@ -119,7 +119,7 @@ def _pack_fields(header: BlockHeader) -> bytes:
     )
 
 
-def chain_of(previous: bytes, header: BlockHeader, compressed: bytes) -> bytes:
+def chain_of(previous: bytes, header: BlockHeader, compressed: Piece) -> bytes:
     """Link a block to everything before it.
 
     Args:

@@ -26,6 +26,7 @@ from .format import MIB, RECORD_BYTES_MAX
 from .logfile import FIN_FIELDS, LogFile
 from .records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
 
+_NOT_APPENDED: Final = frozenset({"session", "fin"})
 CALL_UP_BYTES: Final = MIB
 """A backlog of this size is served before anybody waits for it: some blocks' worth of work."""
 
@@ -124,20 +125,22 @@ class SessionLog:
         """Records appended and never written, as the log failed."""
         return self._next_seq - 1 - self.written_seq if self.failure is not None else 0
 
-    def append(self, record: Record, *, urgent: bool = False) -> None:
-        """Take a record; it never blocks. On a failed log the record is counted as lost.
+    def append(self, *records: Record, urgent: bool = False) -> None:
+        """Take records; it never blocks. On a failed log they are counted as lost.
 
         Args:
-            record: the next one; its fields are given away. Not `session` and not `fin`.
-            urgent: a Send or Close waits for it: write it now, with all that is ready.
+            records: the next ones; their fields are given away. None is `session` or `fin`.
+            urgent: a Send or Close waits for them: write them now, with all that is ready.
 
         Raises:
-            LogMisuse: it is not the next record, or the log or the recorder has ended.
-            LogFull: the backlog is a whole record past its bound; the record was not taken.
+            LogMisuse: one is not the next record, or the log or the recorder has ended.
+            LogFull: the backlog is a whole record past its bound; that record was not taken, nor
+                those after it.
         """
-        if record.kind in ("session", "fin"):
-            raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
-        self.put(record, urgent=urgent)
+        for record in records:
+            if record.kind in _NOT_APPENDED:
+                raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
+        self.put(*records, urgent=urgent)
 
     async def written(self, seq: int) -> None:
         """Wait until write(2) took the record `seq`, and have that happen now.
@@ -148,6 +151,8 @@ class SessionLog:
         """
         if seq >= self._next_seq:
             raise LogMisuse(f"record {seq} was never appended, the next is {self._next_seq}")
+        if self.written_seq >= seq:
+            return  # mostly another frame of the same step has waited already
         await self._wait(self._waiters, lambda: self.written_seq >= seq)
 
     async def room(self) -> None:
@@ -183,20 +188,21 @@ class SessionLog:
         self.fail(LogFailed(reason), tell=False)
         self._shared.serve_here()
 
-    def put(self, record: Record, *, urgent: bool, is_last: bool = False) -> None:
-        """Take any record; for the recorder. See `append`."""
-        size = size_bytes(record.fields) + RECORD_OVERHEAD_BYTES
+    def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
+        """Take any records; for the recorder. See `append`."""
+        sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
         shared = self._shared
         with shared.changed:
-            self._check(record, size)
-            self._next_seq += 1
-            self._is_ended = is_last
-            if self.failure is not None:
-                return  # it is lost, and counted by its seq
-            self._queue.append(record)
-            self._backlog_bytes += size
-            shared.backlog_bytes += size
-            if urgent or self._backlog_bytes >= CALL_UP_BYTES:
+            for record, size in zip(records, sizes, strict=True):
+                self._check(record, size)
+                self._next_seq += 1
+                self._is_ended = is_last
+                if self.failure is not None:
+                    continue  # it is lost, and counted by its seq
+                self._queue.append(record)
+                self._backlog_bytes += size
+                shared.backlog_bytes += size
+            if self._queue and (urgent or self._backlog_bytes >= CALL_UP_BYTES):
                 self._call_up()
         shared.serve_here()
 

@@ -25,6 +25,7 @@ from .format import (
     BLOCK_BYTES,
     CHAIN_START,
     HEAD_BYTES_MAX,
+    HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
     BlockHeader,
     Piece,
@@ -199,26 +200,28 @@ class LogFile:
 
     def _write_block(self, batch: _Batch, has_copy: bool) -> int:
         frame = self._compressor.compress(batch.pieces, has_samples=batch.has_samples)
+        data = frame.data
         if frame.payload_bytes > PAYLOAD_BYTES_MAX:
             raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
         header = BlockHeader(
             first_seq=batch.first.seq,
             mono_ns=batch.first.at_ns,
             n_records=batch.records + has_copy,
-            compressed_len=len(frame.data),
+            compressed_len=len(data),
             uncompressed_len=frame.payload_bytes,
-            payload_crc=zlib.crc32(frame.data),
+            payload_crc=zlib.crc32(data),
             has_head_copy=has_copy,
             is_stuffed=frame.is_stuffed,
         )
-        chain = chain_of(self._chain, header, frame.data)
-        block = pack_header(attrs.evolve(header, chain=chain)) + frame.data
+        chain = chain_of(self._chain, header, data)
+        block = frame.block
+        block[:HEADER_BYTES] = pack_header(attrs.evolve(header, chain=chain))
         self._write_bytes(block)
         self._chain = chain
         self._blocks += 1
         return len(block)
 
-    def _write_bytes(self, block: bytes) -> None:
+    def _write_bytes(self, block: bytearray) -> None:
         rest = memoryview(block)
         descriptor = self._opened()
         self.is_dirty = True

@@ -20,7 +20,8 @@ that records of old stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
@@ -60,6 +61,12 @@ EFFECT_KINDS: Final = frozenset({"tx", "effect"})
 EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
 
 
+HASHES_KEPT: Final = 3
+"""A second of sound and a picture or two: what comes between decoding a picture and its unit."""
+HASHED_BYTES_MAX: Final = 256 << 10
+"""Larger ones are not kept in memory for it."""
+
+
 class MappingError(ValueError):
     """A record does not hold what its name promises."""
 
@@ -76,11 +83,34 @@ def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
     return KINDS.get(type(event), "event"), {"type": type(event).__name__, **fields}
 
 
-def effect_record(effect: ef.Effect) -> tuple[str, dict[str, Value]]:
-    """Say which record holds an effect; all bytes in it are replaced by length and digest."""
+class Hashes:
+    """Digests of bytes, and the last few of them: what is decoded is soon shown to the model."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[bytes, str]] = deque(maxlen=HASHES_KEPT)
+
+    def of(self, data: bytes) -> str:
+        """Hash bytes, unless it is one of the last objects that were."""
+        for kept, found in self._kept:
+            if kept is data:
+                return found
+        made = digest(data)
+        if len(data) <= HASHED_BYTES_MAX:
+            self._kept.append((data, made))
+        return made
+
+
+def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str, dict[str, Value]]:
+    """Say which record holds an effect; all bytes in it are replaced by length and digest.
+
+    Args:
+        effect: what the machine asked for.
+        hashes: of the session; they save some time and change nothing.
+    """
     if isinstance(effect, ef.Send):
         return "tx", {"type": "Send", "ordinal": effect.ordinal, "frame": effect.frame}
-    fields = {name: _hashed(value) for name, value in _plain(effect).items()}
+    hash_of = digest if hashes is None else hashes.of
+    fields = {name: _hashed(value, hash_of) for name, value in _plain(effect).items()}
     return "effect", {"type": type(effect).__name__, **fields}
 
 
@@ -107,13 +137,13 @@ def _plain(instance: attrs.AttrsInstance) -> dict[str, Value]:
     return plain
 
 
-def _hashed(value: Value) -> Value:
+def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
     if isinstance(value, bytes):
-        return {"bytes": len(value), "blake2b": digest(value)}
-    if isinstance(value, Mapping):
-        return {key: _hashed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hashed(item) for item in value]
+        return {"bytes": len(value), "blake2b": hash_of(value)}
+    if isinstance(value, (dict, Mapping)):  # an abstract class alone is slow to ask
+        return {key: _hashed(item, hash_of) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hashed(item, hash_of) for item in value]
     return value
 
 

@@ -137,11 +137,11 @@ class LogReader:
         block = next((item for item in Scanner(self._source) if isinstance(item, Block)), None)
         if block is None:
             raise Unreadable("no block of the log can be read, or none is complete yet")
-        stored = _parse_block(block).head
-        if stored is None:
-            raise Unreadable("both session records of the log are lost")
         source: HeadSource = "second" if block.header.first_seq else "first"
         try:
+            stored = _parse_block(block).head
+            if stored is None:
+                raise Unreadable("both session records of the log are lost")
             return decode(stored, self._resolve), source
         except FormatError as error:
             raise Unreadable(f"the log's session record is not sound: {error}") from error

@@ -10,12 +10,12 @@
 - A log that failed takes no more; nothing waits for it from then on. What the session does about it
   is the session's decision (`RecordingFailed`).
 
-Without a log (`--no-record`) the numbers are the same and nothing waits.
+Without a log (`--no-record`) the numbers are the same, nothing waits and nothing is put together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -28,7 +28,7 @@ from protocol.limits import STATE_HASH_UNITS
 from protocol.session import Session
 from recorder.errors import LogFailed, LogFull, RecorderError
 from recorder.log import SessionLog
-from recorder.mapping import effect_record, event_record
+from recorder.mapping import Hashes, effect_record, event_record
 from recorder.records import Fields, Record
 
 from .connection import Ready
@@ -39,6 +39,9 @@ itself behind is given up (B6)."""
 
 FIN_WAIT_S: Final = 10.0
 """A disk that takes longer to sync a log hangs; the session's end is not held up for it."""
+
+_AWAITED: Final = (Send, Close)
+"""What a peer sees: the log has it first."""
 
 OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
 """Opens a session's log, given whom to tell when it fails."""
@@ -60,6 +63,7 @@ class Journal:
         self._on_failure = on_failure
         self._seq = 1
         self._has_waited = False
+        self._hashes = Hashes()
         self._log: SessionLog | None = None
         if open_log is not None:
             try:
@@ -69,8 +73,10 @@ class Journal:
 
     def append_event(self, event: Event) -> None:
         """Append a fact, before it is stepped."""
-        kind, fields = event_record(event)
-        self._append(kind, event.at_ns, fields, urgent=False)
+        if self._log is None:
+            self._seq += 1
+        else:
+            self._append(event.at_ns, [event_record(event)], urgent=False)
 
     def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
         """Append what a step asks for, before any of it is performed.
@@ -83,25 +89,33 @@ class Journal:
         Returns:
             What a `Send` or `Close` among them has to wait for.
         """
-        if isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0:
-            self._append("state", event.at_ns, {"digest": session.digest()}, urgent=False)
-        urgent = any(isinstance(effect, Send | Close) for effect in effects)
-        for effect in effects:
-            kind, fields = effect_record(effect)
-            self._append(kind, event.at_ns, fields, urgent=urgent)
-        log, last = self._log, self._seq - 1
-        if log is None or not urgent:
+        is_hashed = (
+            isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0
+        )
+        if self._log is None:
+            self._seq += len(effects) + is_hashed
             return ready_now
-        return partial(_written, log, last)
+        urgent = any(isinstance(effect, _AWAITED) for effect in effects)
+        recorded = [effect_record(effect, self._hashes) for effect in effects]
+        if is_hashed:
+            recorded.insert(0, ("state", {"digest": session.digest()}))
+        self._append(event.at_ns, recorded, urgent=urgent)
+        if self._log is None or not urgent:
+            return ready_now
+        return partial(_written, self._log, self._seq - 1)
 
-    def _append(self, kind: str, at_ns: int, fields: Fields, *, urgent: bool) -> None:
-        if self._log is not None:
-            record = Record(kind=kind, seq=self._seq, at_ns=at_ns, fields=fields)
+    def _append(self, at_ns: int, recorded: Sequence[tuple[str, Fields]], *, urgent: bool) -> None:
+        """Append records in one go, so that they share a block."""
+        first, self._seq = self._seq, self._seq + len(recorded)
+        if self._log is not None and recorded:
+            records = [
+                Record(kind=kind, seq=seq, at_ns=at_ns, fields=fields)
+                for seq, (kind, fields) in enumerate(recorded, first)
+            ]
             try:
-                self._log.append(record, urgent=urgent)
+                self._log.append(*records, urgent=urgent)
             except LogFull as full:
                 self._give_up(str(full))
-        self._seq += 1
 
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.

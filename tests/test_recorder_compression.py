@@ -21,7 +21,7 @@ LONG = st.binary(max_size=20).map(lambda seed: seed * (APART_BYTES_MIN // max(1,
 def decompressed(pieces: list[Piece], *, has_samples: bool) -> bytes:
     """Compress, and decompress as a stock tool does, which takes the size from the frame."""
     frame = COMPRESSOR.compress(pieces, has_samples=has_samples)
-    assert MARK not in frame.data
+    assert MARK not in bytes(frame.data)
     assert zstandard.frame_content_size(frame.data) == frame.payload_bytes
     payload = zstandard.ZstdDecompressor().decompress(frame.data, allow_extra_data=False)
     return unstuff(payload) if frame.is_stuffed else payload

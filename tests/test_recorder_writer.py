@@ -136,6 +136,33 @@ async def test_records_that_are_ready_together_share_a_block(
     assert len(block_offsets(disk.data())) - 1 <= 3
 
 
+async def test_records_that_are_appended_together_share_a_block(
+    recorder: Recorder, disk: MemoryDisk
+) -> None:
+    """The first record of a step is written by itself, and a client waits for a second write."""
+    with anyio.fail_after(TIMEOUT_S):
+        log = start(recorder)
+        await log.written(0)
+        log.append(record("tx", 1, frame="a", ordinal=0), record("mark", 2), urgent=True)
+        await log.written(2)
+        assert log.next_seq == 3
+    assert [one.kind for one in records_of(disk)] == ["session", "tx", "mark"]
+    assert len(block_offsets(disk.data())) - 1 == 2
+
+
+async def test_of_records_together_those_before_a_mistake_are_kept(recorder: Recorder) -> None:
+    """A log misses a record that its driver believes to be in it, or holds one twice."""
+    log = start(recorder)
+    with pytest.raises(LogMisuse, match="the next is 2"):
+        log.append(record("mark", 1), record("mark", 3))
+    assert log.next_seq == 2
+    with pytest.raises(LogMisuse, match="finishing"):
+        log.append(record("mark", 2), record("fin", 3))
+    assert log.next_seq == 2
+    with anyio.fail_after(TIMEOUT_S):
+        await log.written(1)
+
+
 @pytest.mark.parametrize("failing", ["create", "write"])
 async def test_failed_disk_fails_the_log_and_tells(failing: str, disk: MemoryDisk) -> None:
     """A recording that stops in silence is found out when it is needed."""

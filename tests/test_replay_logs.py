@@ -97,8 +97,8 @@ class _Kept:
     def __init__(self, records: list[Record]) -> None:
         self._records = records
 
-    def append(self, record: Record, *, urgent: bool) -> None:
-        self._records.append(record)
+    def append(self, *records: Record, urgent: bool) -> None:
+        self._records += records
 
 
 class Scene:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NoReturn, cast
 
 import anyio
 import anyio.to_thread
 import attrs
 import pytest
 
-from protocol.events import FrameReceived
+from protocol.effects import LeaveQueue, Send
+from protocol.events import ConnectionOpened, FrameReceived, SessionLimits
+from protocol.session import Session
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
+from recorder.records import Record
 from recorder.writer import Recorder, RecorderPolicy
+from runtime import journal
 from runtime.journal import RECORDER_STALL_S, Journal
 
 from .helpers import on_virtual_time
@@ -126,3 +131,43 @@ def test_who_has_found_room_waits_again_another_time(disk: MemoryDisk) -> None:
             disk.hold.set()
 
     on_virtual_time(body)
+
+
+def test_without_a_log_no_record_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not record pays for recording, and its sessions wait for nobody."""
+
+    def never(*_: object) -> NoReturn:
+        raise AssertionError("a record was made")
+
+    monkeypatch.setattr(journal, "event_record", never)
+    monkeypatch.setattr(journal, "effect_record", never)
+    opened = ConnectionOpened(
+        recording_id="r" * 20,
+        created_ms=1,
+        mode="video",
+        seed=1,
+        limits=SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=100),
+        recording="off",
+    )
+    kept = Journal(None, on_failure=never)
+    kept.append_event(opened)
+    session, effects = Session.open(opened)
+    assert kept.append_effects(session, opened, effects) is journal.ready_now
+
+
+def test_a_step_is_appended_in_one_go() -> None:
+    """A frame is written before the record of what came with it, and costs a write of its own."""
+    taken: list[tuple[int, ...]] = []
+
+    class Kept:
+        def append(self, *records: Record, urgent: bool) -> None:
+            taken.append(tuple(record.seq for record in records))
+
+    kept = Journal(lambda _: cast("SessionLog", Kept()), on_failure=lambda: None)
+    opened = FrameReceived(at_ns=0, frame="{}")
+    kept.append_event(opened)
+    effects = (Send(ordinal=0, frame="a"), LeaveQueue(), Send(ordinal=1, frame="b"))
+    kept.append_effects(cast("Session", None), opened, effects)
+    kept.append_effects(cast("Session", None), opened, ())
+    kept.append_event(opened)
+    assert taken == [(1,), (2, 3, 4), (5,)]

@@ -336,9 +336,9 @@ class _Kept:
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    def append(self, record: Record, *, urgent: bool) -> None:  # noqa: ARG002
-        """Take a record."""
-        self.records.append(record)
+    def append(self, *records: Record, urgent: bool) -> None:  # noqa: ARG002
+        """Take records."""
+        self.records += records
 
     async def written(self, seq: int) -> None:
         """Wait for nothing."""
