@@ -43,7 +43,7 @@ CLOSE_CODES: Final[Mapping[EndReason, int]] = {
 CLOSE_WORDS: Final[Mapping[EndReason, str]] = {"client": "stopped", "pause_timeout": "timeout"}
 """The reason of the WebSocket close, where it is not the end's own name."""
 
-ENDED_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause")
+ENDED_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
 """The timers that bound a session's life, and end with it."""
 
 
@@ -63,6 +63,7 @@ class Core:
         releasing: `Release` is under way.
         loop: the unit loop, which knows the model call under way.
         running_turn: the turn of chat that is under way on the model, be it wanted or not.
+        alive_ns: when the model call under way last showed that it goes on; None where none is.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
@@ -88,6 +89,7 @@ class Core:
     effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
     farewell: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
     running_turn: int | None = added(None)
+    alive_ns: int | None = added(None)
     is_draining: bool = added(False)
 
     @property

@@ -24,7 +24,7 @@ from .turn import Prefill, TurnChunk, TurnResult
 Endpoint = Literal["realtime", "duplex", "chat"]
 """Where a client connected: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
 
-TimerName = Literal["session", "init", "cleanup", "idle", "pause"]
+TimerName = Literal["session", "init", "cleanup", "idle", "pause", "call"]
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +41,7 @@ class SessionLimits:
         close_on_recording_failure: end the session when its log fails; else go on and say so.
         idle_s: time between two turns of chat.
         pause_s: longest pause.
+        call_wait_s: how long a model call may show no sign of life; 0 waits for ever.
     """
 
     session_s: int
@@ -52,6 +53,7 @@ class SessionLimits:
     close_on_recording_failure: bool = False
     idle_s: int = added(IDLE_S)
     pause_s: int = added(PAUSE_S)
+    call_wait_s: int = added(0)
 
 
 @attrs.frozen(kw_only=True)

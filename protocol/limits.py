@@ -22,6 +22,10 @@ INIT_WAIT_S: Final = 30
 """A slot is held while the client has not said how to use it; it cannot be held for ever."""
 CLEANUP_WAIT_S: Final = 10
 """A model call that is still running this long after the end condemns its worker (B4)."""
+CALL_WAIT_S: Final = 30
+"""A unit is a second of sound: a call that shows no life for so long hangs, and holds up others."""
+TURN_WAIT_S: Final = 120
+"""The prefill of a full context says nothing until its end, and waits behind others' units."""
 IDLE_S: Final = 60
 """A chat holds no slot between its turns, but a socket and its memory (the wire decisions)."""
 PAUSE_S: Final = 60

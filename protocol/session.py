@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from . import effects as ef
 from . import events as ev
+from . import overdue
 from .beginning import Beginning
 from .chat import Chat
 from .codec import parse_frame
@@ -105,6 +106,7 @@ class Session:
             raise LocalProtocolError(f"time went back from {self._core.now_ns} to {event.at_ns} ns")
         self._core.now_ns = event.at_ns
         _HANDLERS[type(event)](self, event)
+        overdue.watch(self._core, event)
         return self._take_effects()
 
     def _take_effects(self) -> tuple[ef.Effect, ...]:
@@ -207,6 +209,8 @@ class Session:
             return
         if event.name == "cleanup":
             self._core.release(condemn=True)
+        elif event.name == "call":
+            overdue.look(self._core)
         else:
             self._core.end("pause_timeout" if event.name == "pause" else "timeout")
 

@@ -1,0 +1,63 @@
+"""A model call that shows no sign of life for too long: it hangs, and its session ends.
+
+One timer looks after all calls of a session. It is not set anew with each call, but where it fires
+too early for the call that is under way then: so it costs an effect in half a minute, and not one a
+unit. What hangs is cleaned up as always: waited for a while, then its slot condemned (B4).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import events as ev
+from .core import Core
+from .errors import CLOSE_INTERNAL_ERROR, ErrorCode
+from .limits import NS_PER_S
+from .state import Course, State
+
+SIGNS_OF_LIFE: Final = (
+    ev.BackendOpened,
+    ev.UnitDone,
+    ev.UnitFailed,
+    ev.FinalizeDone,
+    ev.RollbackDone,
+    ev.TurnPrefilled,
+    ev.TurnProgress,
+)
+"""What a model says that goes on; each may be followed by the next call within the same step."""
+
+
+def watch(core: Core, event: ev.Event) -> None:
+    """See that the call under way is not waited for without end; after every event.
+
+    Args:
+        core: the session's.
+        event: what it was told.
+    """
+    wait_s = core.opened.limits.call_wait_s
+    if not wait_s or core.is_closed:
+        return
+    if not _is_calling(core):
+        core.alive_ns = None
+    elif core.alive_ns is None or isinstance(event, SIGNS_OF_LIFE):
+        core.alive_ns = core.now_ns
+    if core.alive_ns is not None and "call" not in core.timers.pending:
+        core.do(core.timers.set("call", core.alive_ns + wait_s * NS_PER_S))
+
+
+def look(core: Core) -> None:
+    """The timer fired: end a session whose call hangs; for one that lives, `watch` sets it anew."""
+    wait_ns = core.opened.limits.call_wait_s * NS_PER_S
+    if core.alive_ns is None or core.now_ns - core.alive_ns < wait_ns:
+        return
+    if core.course is Course.DUPLEX and core.state is State.CONNECTED:
+        core.refuse(ErrorCode.WORKER_CONNECT_FAILED, "the model could not be opened")
+    elif core.course is Course.REQUEST:
+        core.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
+    else:
+        core.end("backend_error")
+
+
+def _is_calling(core: Core) -> bool:
+    """A model call is under way, be it wanted or not."""
+    return core.opening_backend or core.running_turn is not None or not core.loop.is_idle
