@@ -7,19 +7,21 @@ Rules:
 
 - Nobody waits while a slot is free, and nobody overtakes, whatever the mode.
 - At most `queue_max` wait; one more is refused, and told so (`queue_full`).
+- While no worker can be leased, they wait for one that is being replaced; where none is on its way
+  all are refused (`service_unavailable`).
 - Whoever waits is told its place when it changes, and by `refresh` when only the estimate did.
 - Callbacks are called one after the other, in the same order for the same calls: new leases first,
   oldest ticket first; then places, front of the queue first. Where a callback calls back in here,
   what that leads to is told after it, never within it.
 
 Callbacks only post events and must not raise. The clock and the ids are injected. It does not
-decide how often an estimate is sent on (the session does), nor time out those who wait (their
-session's timer does). It is not thread-safe: the event loop's thread alone calls it.
+decide how often an estimate is sent on (the session does), time out those who wait (their session's
+timer does), or replace workers (`runtime.workers`). It is not thread-safe: the event loop's thread
+alone calls it.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -31,14 +33,11 @@ from protocol.errors import ErrorCode
 from protocol.limits import NS_PER_S
 from protocol.messages import Mode, QueuePlace
 
+from .estimates import Durations, waits_ns
 from .pool import Lease, Pool
 
 QUEUE_MAX: Final = 64
 """At 90 s a session and one slot the last of 64 waits over an hour: more would only time out."""
-SESSION_S_ASSUMED: Final = 90
-"""How long a session takes until one has ended: the context lasts about that long (000)."""
-SESSIONS_AVERAGED: Final = 32
-"""Sessions the average looks back on: enough to be steady, few enough to follow the day."""
 ESTIMATE_S_MIN: Final = 1
 """Somebody who waits is never told to wait 0 seconds, however overdue a slot is."""
 
@@ -59,17 +58,40 @@ class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
 
 @attrs.frozen(kw_only=True)
 class Ticket:
-    """Names one request for a slot; `ticket_id` is `ticket_` and 12 hex digits."""
+    """Names one request for a slot.
+
+    Attributes:
+        ticket_id: `ticket_` and 12 hex digits.
+        mode: what the session carries.
+        owner: the name of the key that the session came with; empty where there are no keys.
+    """
 
     ticket_id: str
     mode: Mode
+    owner: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class TicketStatus:
+    """Somebody who waits.
+
+    Attributes:
+        ticket: who.
+        place: where in the queue, and how long it may still take.
+        waited_s: whole seconds in the queue so far.
+    """
+
+    ticket: Ticket
+    place: QueuePlace
+    waited_s: int
 
 
 @attrs.define(kw_only=True)
 class _Waiting:
-    """A ticket in the queue, whom to tell, and what it was told last."""
+    """A ticket in the queue, since when, whom to tell, and what it was told last."""
 
     ticket: Ticket
+    since_ns: int
     on_leased: Callable[[Lease], None]
     on_moved: Callable[[QueuePlace], None]
     on_cancelled: Callable[[], None]
@@ -82,10 +104,12 @@ class Admission:
 
     Args:
         pool: its slots; from now on only this object leases them and gives them back.
-        clock_ns: monotonic nanoseconds, for estimates alone.
+        clock_ns: monotonic nanoseconds, for estimates and what is told of waits alone.
         new_ticket_id: gives `ticket_` and 12 hex digits, another one each time.
         queue_max: most sessions that wait; 0 turns queueing off (`worker_busy`).
         state: `loading` refuses everybody until `open` is called.
+        more_to_come: whether a worker is on its way in place of one that was condemned; whenever
+            that changes, or a worker came, `review` is called.
     """
 
     def __init__(
@@ -96,15 +120,17 @@ class Admission:
         new_ticket_id: Callable[[], str],
         queue_max: int = QUEUE_MAX,
         state: AdmissionState = "open",
+        more_to_come: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pool = pool
+        self._more_to_come = more_to_come
         self._clock_ns = clock_ns
         self._new_ticket_id = new_ticket_id
         self._queue_max = queue_max
         self._state: AdmissionState = state
         self._waiting: dict[str, _Waiting] = {}
-        self._leased_at_ns: dict[Lease, int] = {}
-        self._took_ns: deque[int] = deque(maxlen=SESSIONS_AVERAGED)
+        self._held: dict[Lease, tuple[Mode, int]] = {}
+        self._durations = Durations()
         self._untold: deque[Callable[[], None]] = deque()
         self._telling = False
 
@@ -114,6 +140,7 @@ class Admission:
         self,
         mode: Mode,
         *,
+        owner: str = "",
         on_leased: Callable[[Lease], None],
         on_moved: Callable[[QueuePlace], None],
         on_cancelled: Callable[[], None],
@@ -125,11 +152,12 @@ class Admission:
 
         Args:
             mode: what the session carries; the queue is one for all modes.
+            owner: the name of the key that it came with; empty where there are no keys.
             on_leased: called at most once, with the session's slot; it is then the session's to
                 `release`.
             on_moved: called with each new place.
             on_cancelled: called at most once, when an operator deletes the ticket.
-            on_refused: called at most once, when the last slot is condemned: none will come.
+            on_refused: called at most once, when no slot will come any more.
 
         Returns:
             The ticket, for `leave`.
@@ -138,9 +166,10 @@ class Admission:
             Refused: there is no slot and no place in the queue.
         """
         self._refuse_where_full()
-        ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode)
+        ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner)
         self._waiting[ticket.ticket_id] = _Waiting(
             ticket=ticket,
+            since_ns=self._clock_ns(),
             on_leased=on_leased,
             on_moved=on_moved,
             on_cancelled=on_cancelled,
@@ -166,27 +195,33 @@ class Admission:
 
         Args:
             lease: as `on_leased` got it.
-            condemned: its worker hangs; the slot is handed to nobody (B4).
+            condemned: its worker hangs or is lost, and is lent to nobody any more (B4).
 
         Raises:
             LocalProtocolError: it was released already.
         """
         self._pool.give_back(lease, condemned=condemned)
-        self._took_ns.append(self._clock_ns() - self._leased_at_ns.pop(lease))
-        counts = self._pool.counts
-        if counts.condemned == counts.slots:
-            for waiting in self._waiting.values():
-                self._untold.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
-            self._waiting.clear()
-        self._hand_out()
+        mode, since_ns = self._held.pop(lease)
+        if not condemned:  # what hung tells nothing of how long the next will take
+            self._durations.add(mode, self._clock_ns() - since_ns)
+        self.review()
 
     # -- for operators and the server -----------------------------------------------------------
 
-    def cancel(self, ticket_id: str) -> bool:
-        """Delete a ticket; its session is told. False: nobody waits under that id."""
-        waiting = self._waiting.pop(ticket_id, None)
-        if waiting is None:
+    def cancel(self, ticket_id: str, owner: str | None = None) -> bool:
+        """Delete a ticket; its session is told.
+
+        Args:
+            ticket_id: whose.
+            owner: the name of a key, which deletes none but its own; None deletes any.
+
+        Returns:
+            False: nobody waits under that id, or it is not the owner's.
+        """
+        waiting = self._waiting.get(ticket_id)
+        if waiting is None or owner not in (None, waiting.ticket.owner):
             return False
+        del self._waiting[ticket_id]
         self._untold.append(waiting.on_cancelled)
         self._hand_out()
         return True
@@ -197,6 +232,14 @@ class Admission:
         Also those whose estimate is as it was told: their session may have kept it to itself then.
         """
         self._tell(estimates=True)
+
+    def review(self) -> None:
+        """Workers came or went: hand their slots out, or refuse those who wait where none will."""
+        if self._is_hopeless():
+            for waiting in self._waiting.values():
+                self._untold.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
+            self._waiting.clear()
+        self._hand_out()
 
     def open(self) -> None:
         """Admit from now on: the model is loaded."""
@@ -230,24 +273,45 @@ class Admission:
             for position, ticket_id in enumerate(self._waiting, start=1)
         )
 
+    def tickets(self, owner: str | None = None) -> tuple[TicketStatus, ...]:
+        """Say who waits, front of the queue first.
+
+        Args:
+            owner: the name of a key, which sees none but its own; None sees all.
+        """
+        now_ns = self._clock_ns()
+        return tuple(
+            TicketStatus(
+                ticket=waiting.ticket,
+                place=place,
+                waited_s=(now_ns - waiting.since_ns) // NS_PER_S,
+            )
+            for place, waiting in zip(self.places(), self._waiting.values(), strict=True)
+            if owner in (None, waiting.ticket.owner)
+        )
+
     # -- inside ---------------------------------------------------------------------------------
 
     def _refuse_where_full(self) -> None:
-        counts = self._pool.counts
-        if self._state != "open" or counts.condemned == counts.slots:
+        if self._state != "open" or self._is_hopeless():
             raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
-        if counts.free:
+        if self._pool.counts.free:
             return
         if self._queue_max == 0:
             raise Refused(ErrorCode.WORKER_BUSY)
         if len(self._waiting) >= self._queue_max:
             raise Refused(ErrorCode.QUEUE_FULL)
 
+    def _is_hopeless(self) -> bool:
+        """No worker can be leased, nor is one on its way."""
+        counts = self._pool.counts
+        return counts.condemned == counts.slots and not self._more_to_come()
+
     def _hand_out(self) -> None:
         """Lease what is free to those in front, then tell everybody what changed."""
         while self._state == "open" and self._waiting and (lease := self._pool.lease()):
             waiting = self._waiting.pop(next(iter(self._waiting)))
-            self._leased_at_ns[lease] = self._clock_ns()
+            self._held[lease] = (waiting.ticket.mode, self._clock_ns())
             self._untold.append(partial(waiting.on_leased, lease))
         self._tell(estimates=False)
 
@@ -271,26 +335,18 @@ class Admission:
                 waiting.on_moved(place)
 
     def _estimates_s(self) -> list[int]:
-        """Estimate everybody's wait: slots come free in turn, each after an average session.
-
-        Returns:
-            Whole seconds by position, never falling from one position to the next.
-        """
-        average_ns = self._average_ns()
+        """Estimate everybody's wait, in whole seconds by position."""
         now_ns = self._clock_ns()
-        free_in_ns = [max(0, average_ns - now_ns + at) for at in self._leased_at_ns.values()]
-        free_in_ns = free_in_ns or [average_ns]
-        heapq.heapify(free_in_ns)
-        waits_ns = []
-        for _ in self._waiting:
-            waits_ns.append(free_in_ns[0])
-            heapq.heapreplace(free_in_ns, free_in_ns[0] + average_ns)
-        return [max(ESTIMATE_S_MIN, -(-wait_ns // NS_PER_S)) for wait_ns in waits_ns]
-
-    def _average_ns(self) -> int:
-        if not self._took_ns:
-            return SESSION_S_ASSUMED * NS_PER_S
-        return sum(self._took_ns) // len(self._took_ns)
+        held = [
+            (mode, now_ns - since_ns)
+            for lease, (mode, since_ns) in self._held.items()
+            if not self._pool.is_condemned(lease.worker)
+        ]
+        modes = [waiting.ticket.mode for waiting in self._waiting.values()]
+        return [
+            max(ESTIMATE_S_MIN, -(-wait_ns // NS_PER_S))
+            for wait_ns in waits_ns(self._durations, held, modes)
+        ]
 
 
 def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:

@@ -6,6 +6,14 @@
     StartTurn -> TurnPrefilled, TurnProgress..., TurnDone | TurnFailed
     any of them -> BackendLost, where the backend is gone
 
+Rules:
+
+- What is done under a lease belongs to that lease (`_Tenure`). Once it is given back, nothing that
+  its calls still do is told to the session, which may hold another by then, nor waited for.
+- The calls of a lease that is condemned are cancelled, so that nothing keeps a hung backend alive
+  that can be made to let go. One in a thread goes on; what it returns is released or forgotten.
+- Opening alone is tried again, a few times and briefly: the next try may find a remote back.
+
 The machine never asks for two at once (B1, B4), so none is guarded here. The tasks live in the
 server's nursery, not the session's: a call that hangs must not keep its session from ending. An
 exception that is no `BackendError` is a bug of the backend: it costs that session, not the server.
@@ -15,9 +23,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 import anyio
+import attrs
 from anyio.abc import TaskGroup
 
 from protocol import effects as ef
@@ -28,17 +38,24 @@ from .backends.base import (
     Backend,
     BackendError,
     BackendGone,
+    BackendRefused,
     BackendSession,
     Chats,
     ContextFull,
     TurnSession,
 )
 from .pool import Lease
+from .telemetry.logs import bound_unit
+from .workers import Workers
 
 RELEASE_WAIT_S: Final = 10.0
 """A release that takes longer hangs: its slot is condemned rather than waited for (B4)."""
-
-Argument = TypeVar("Argument")
+OPEN_TRIES: Final = 3
+"""A remote that restarts, or still frees its last session, is there at the second or third."""
+OPEN_PAUSE_S: Final = 0.25
+"""Before the second try; each further pause is twice as long."""
+OPEN_S_MAX: Final = 5.0
+"""No further try so long after the first began: a client waits, and its slot with it."""
 
 _logger = logging.getLogger("antiphon.session")
 
@@ -51,40 +68,70 @@ class Post(Protocol):
         ...
 
 
+@attrs.define(eq=False)
+class _Tenure:
+    """One lease, from its `SlotLeased` to its `BackendReleased`, and what is done under it.
+
+    Attributes:
+        lease: the slot.
+        backend: whose slot it is.
+        held: what the backend holds for the session; None before it is opened.
+        turn: likewise for a turn of chat.
+        is_cut: the turn is not wanted any more, be it begun or not.
+        is_lost: the backend said that it is gone.
+        is_releasing: asked for already.
+        is_over: set once opening is not to be tried again.
+        calls: the calls under way.
+        settled: set when there is none any more.
+    """
+
+    lease: Lease
+    backend: Backend
+    held: BackendSession | None = None
+    turn: TurnSession | None = None
+    is_cut: bool = False
+    is_lost: bool = False
+    is_releasing: bool = False
+    is_over: anyio.Event = attrs.Factory(anyio.Event)
+    calls: set[anyio.CancelScope] = attrs.Factory(set)
+    settled: anyio.Event = attrs.Factory(anyio.Event)
+
+    async def settle(self) -> None:
+        """Wait until no call is under way."""
+        while self.calls:
+            self.settled = anyio.Event()
+            await self.settled.wait()
+
+
 class Calls:
     """Runs one session's model calls and posts what came of them."""
 
     def __init__(
-        self, *, backend: Backend, admission: Admission, post: Post, tasks: TaskGroup
+        self, *, workers: Workers, admission: Admission, post: Post, tasks: TaskGroup
     ) -> None:
         """Serve one session.
 
         Args:
-            backend: the model.
+            workers: the model.
             admission: where the slot goes back to.
             post: the session's inbox.
             tasks: the server's nursery for model calls.
         """
-        self._backend = backend
+        self._workers = workers
         self._admission = admission
         self._post = post
         self._tasks = tasks
-        self._lease: Lease | None = None
-        self._held: BackendSession | None = None
-        self._turn: TurnSession | None = None
-        self._turn_is_cut = False
-        self._in_flight = 0
-        self._settled = anyio.Event()
-        self._releasing = False
+        self._tenure: _Tenure | None = None
 
     @property
     def lease(self) -> Lease | None:
         """The slot that is held; None before `SlotLeased` and after the release."""
-        return self._lease
+        return None if self._tenure is None else self._tenure.lease
 
     def hold(self, lease: Lease) -> None:
         """Take the slot that was leased to the session."""
-        self._lease = lease
+        assert self._tenure is None, "a slot is given back before the next is leased"
+        self._tenure = _Tenure(lease=lease, backend=self._workers.backend_of(lease))
         self._post(ev.SlotLeased, lease=lease.generation, slot=lease.slot)
 
     def open(self, effect: ef.OpenBackend) -> None:
@@ -97,8 +144,8 @@ class Calls:
 
     def interrupt(self, effect: ef.Interrupt) -> None:
         """Cut the unit in flight, at once."""
-        if self._held is not None:
-            self._held.interrupt(effect.index)
+        if self._tenure is not None and self._tenure.held is not None:
+            self._tenure.held.interrupt(effect.index)
 
     def finalize(self, effect: ef.StartFinalize) -> None:
         """Finalize a unit."""
@@ -110,14 +157,20 @@ class Calls:
 
     def start_turn(self, effect: ef.StartTurn) -> None:
         """Prefill a conversation and answer it."""
-        self._turn_is_cut = False  # here, for the cut may come before the task begins
         self._start(self._run_turn, effect)
 
     def cut_turn(self) -> None:
         """Cut the answer under way, at once, or as soon as there is one to be cut."""
-        self._turn_is_cut = True
-        if self._turn is not None:
-            self._turn.interrupt()
+        tenure = self._tenure
+        if tenure is not None:
+            tenure.is_cut = True
+            if tenure.turn is not None:
+                tenure.turn.interrupt()
+
+    def stop_trying(self) -> None:
+        """The session is over: an opening that fails, or has failed, is not tried again."""
+        if self._tenure is not None:
+            self._tenure.is_over.set()
 
     def release(self, *, condemn: bool) -> None:
         """Give the slot back once it is clean; asked twice, do it once (B5).
@@ -126,146 +179,205 @@ class Calls:
             condemn: its call hangs, so it never will be clean. Otherwise a call that is still under
                 way, as after a bug of ours, is waited for: at most `RELEASE_WAIT_S` (B4).
         """
-        if not self._releasing:
-            self._releasing = True
-            self._tasks.start_soon(self._release, condemn)
+        tenure = self._tenure
+        assert tenure is not None
+        if not tenure.is_releasing:
+            tenure.is_releasing = True
+            tenure.is_over.set()
+            self._tasks.start_soon(self._release, tenure, condemn)
 
     # -- the tasks ------------------------------------------------------------------------------
 
-    def _start(self, call: Callable[[Argument], Awaitable[None]], argument: Argument) -> None:
-        self._in_flight += 1
-        self._tasks.start_soon(self._contain, call, argument)
+    def _start(self, call: Callable[[_Tenure, Any], Awaitable[None]], argument: object) -> None:
+        assert self._tenure is not None
+        scope = anyio.CancelScope()
+        self._tenure.calls.add(scope)
+        self._tasks.start_soon(self._contain, self._tenure, scope, call, argument)
 
     async def _contain(
-        self, call: Callable[[Argument], Awaitable[None]], argument: Argument
+        self,
+        tenure: _Tenure,
+        scope: anyio.CancelScope,
+        call: Callable[[_Tenure, Any], Awaitable[None]],
+        argument: object,
     ) -> None:
         try:
-            await call(argument)
+            with scope, _named(argument):
+                await call(tenure, argument)
+        except BackendGone as error:
+            _logger.warning("the worker is gone in %s: %s", _name(call), error)
+            tenure.is_lost = True
+            self._lost(tenure)
         except Exception:
-            _logger.exception("the backend broke in %s", getattr(call, "__name__", "a call"))
-            self._lost()
+            _logger.exception("the backend broke in %s", _name(call))
+            self._lost(tenure)
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._settled.set()
+            tenure.calls.discard(scope)
+            if not tenure.calls:
+                tenure.settled.set()
 
-    def _lost(self) -> None:
-        if self._lease is not None:
-            self._post(ev.BackendLost, lease=self._lease.generation)
+    def _tell(self, tenure: _Tenure, kind: type[Any], **fields: object) -> None:
+        """Post a fact, unless its lease is over: it concerns nobody then."""
+        if self._tenure is tenure:
+            self._post(kind, **fields)
+        else:
+            _logger.info("a late %s of lease %d", kind.__name__, tenure.lease.generation)
 
-    async def _open(self, effect: ef.OpenBackend) -> None:
-        lease = self._lease
-        assert lease is not None
+    def _lost(self, tenure: _Tenure) -> None:
+        self._tell(tenure, ev.BackendLost, lease=tenure.lease.generation)
+
+    async def _open(self, tenure: _Tenure, effect: ef.OpenBackend) -> None:
+        lease = tenure.lease
         try:
-            held = await self._backend.open(effect.opening, slot=lease.slot)
+            held = await self._try_to_open(tenure, effect)
         except BackendError as error:
-            _logger.warning("opening on slot %d failed: %s", lease.slot, error)
+            tenure.is_lost = isinstance(error, BackendGone)
             full = isinstance(error, ContextFull)
-            self._post(ev.BackendOpenFailed, lease=lease.generation, context_full=full)
-            return
-        if self._lease is not lease:  # condemned meanwhile: nobody waits for it any more
-            await held.release()
-            return
-        self._held = held
-        self._post(ev.BackendOpened, lease=lease.generation, opened=held.opened)
+            self._tell(tenure, ev.BackendOpenFailed, lease=lease.generation, context_full=full)
+        else:
+            if await self._is_late(tenure, held):
+                return
+            tenure.held = held
+            self._tell(tenure, ev.BackendOpened, lease=lease.generation, opened=held.opened)
 
-    async def _run_unit(self, effect: ef.StartUnit) -> None:
-        assert self._held is not None
+    async def _try_to_open(self, tenure: _Tenure, effect: ef.OpenBackend) -> BackendSession:
+        """Open, and try again where that may help and somebody still waits for it.
+
+        Raises:
+            BackendError: the last try's.
+        """
+        slot, began_s, tries = tenure.lease.slot, anyio.current_time(), 0
+        while True:
+            try:
+                return await tenure.backend.open(effect.opening, slot=slot)
+            except BackendError as error:
+                tries += 1
+                _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
+                waited_s = anyio.current_time() - began_s
+                is_final = isinstance(error, ContextFull | BackendRefused)
+                if is_final or tries == OPEN_TRIES or waited_s >= OPEN_S_MAX:
+                    raise
+                with anyio.move_on_after(OPEN_PAUSE_S * 2 ** (tries - 1)):
+                    await tenure.is_over.wait()
+                if tenure.is_over.is_set():
+                    raise
+
+    async def _is_late(self, tenure: _Tenure, held: BackendSession | TurnSession) -> bool:
+        """Release what came after its lease was condemned: nobody waits for it any more."""
+        if self._tenure is tenure:
+            return False
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await held.release()
+        return True
+
+    async def _run_unit(self, tenure: _Tenure, effect: ef.StartUnit) -> None:
+        assert tenure.held is not None
         index = effect.unit.index
         try:
-            result = await self._held.run_unit(effect.unit)
+            result = await tenure.held.run_unit(effect.unit)
         except BackendGone:
-            self._lost()
+            raise
         except BackendError as error:
             _logger.warning("unit %d failed: %s", index, error)
             full = isinstance(error, ContextFull)
-            self._post(ev.UnitFailed, index=index, context_full=full)
+            self._tell(tenure, ev.UnitFailed, index=index, context_full=full)
         else:
-            self._post(ev.UnitDone, result=result)
+            self._tell(tenure, ev.UnitDone, result=result)
 
-    async def _finalize(self, effect: ef.StartFinalize) -> None:
-        assert self._held is not None
+    async def _finalize(self, tenure: _Tenure, effect: ef.StartFinalize) -> None:
+        assert tenure.held is not None
         try:
-            done = await self._held.finalize(effect.index, interrupted=effect.interrupted)
+            done = await tenure.held.finalize(effect.index, interrupted=effect.interrupted)
         except BackendGone:
-            self._lost()
+            raise
         except BackendError as error:
             _logger.warning("finalize of unit %d failed: %s", effect.index, error)
-            self._post(ev.FinalizeFailed, index=effect.index)
+            self._tell(tenure, ev.FinalizeFailed, index=effect.index)
         else:
-            self._post(ev.FinalizeDone, finalized=done)
+            self._tell(tenure, ev.FinalizeDone, finalized=done)
 
-    async def _roll_back(self, effect: ef.Rollback) -> None:
-        assert self._held is not None
+    async def _roll_back(self, tenure: _Tenure, effect: ef.Rollback) -> None:
+        assert tenure.held is not None
         try:
-            await self._held.rollback(effect.index)
+            await tenure.held.rollback(effect.index)
         except BackendGone:
-            self._lost()
+            raise
         except BackendError as error:
             _logger.warning("rollback of unit %d failed: %s", effect.index, error)
-            self._post(ev.RollbackFailed, index=effect.index)
+            self._tell(tenure, ev.RollbackFailed, index=effect.index)
         else:
-            self._post(ev.RollbackDone, index=effect.index)
+            self._tell(tenure, ev.RollbackDone, index=effect.index)
 
-    async def _run_turn(self, effect: ef.StartTurn) -> None:
-        lease, turn = self._lease, effect.turn
-        assert lease is not None
-        assert isinstance(self._backend, Chats)
+    async def _run_turn(self, tenure: _Tenure, effect: ef.StartTurn) -> None:
+        turn = effect.turn
+        assert isinstance(tenure.backend, Chats)
         try:
-            held = await self._backend.chat(turn, slot=lease.slot)
-            if self._lease is not lease:  # condemned meanwhile: nobody waits for it any more
-                await held.release()
+            held = await tenure.backend.chat(turn, slot=tenure.lease.slot)
+            if await self._is_late(tenure, held):
                 return
-            self._turn = held
-            if self._turn_is_cut:
+            tenure.turn = held
+            if tenure.is_cut:
                 held.interrupt()
-            self._post(ev.TurnPrefilled, prefill=await held.prefill())
-            result = await held.generate(lambda chunk: self._post(ev.TurnProgress, chunk=chunk))
+            self._tell(tenure, ev.TurnPrefilled, prefill=await held.prefill())
+            result = await held.generate(
+                lambda chunk: self._tell(tenure, ev.TurnProgress, chunk=chunk)
+            )
         except BackendGone:
-            self._lost()
+            raise
         except BackendError as error:
             _logger.warning("turn %d failed: %s", turn.index, error)
             full = isinstance(error, ContextFull)
-            self._post(ev.TurnFailed, index=turn.index, context_full=full)
+            self._tell(tenure, ev.TurnFailed, index=turn.index, context_full=full)
         else:
-            self._post(ev.TurnDone, result=result)
+            self._tell(tenure, ev.TurnDone, result=result)
 
-    async def _release(self, condemn: bool) -> None:
-        lease = self._lease
-        assert lease is not None
+    async def _release(self, tenure: _Tenure, condemn: bool) -> None:
         clean = False
         try:
             if not condemn:
                 with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                    clean = await self._clean_up()
+                    clean = await self._clean_up(tenure)
         finally:  # B5: it always returns, if only to be condemned
+            lease, lost = tenure.lease, tenure.is_lost and self._workers.can_replace
             if not clean:
-                _logger.error("slot %d is condemned: its worker hangs or broke", lease.slot)
-            self._lease = self._held = self._turn = None
-            self._releasing = False
-            self._admission.release(lease, condemned=not clean)
+                text = "slot %d of worker %d is condemned: its call hangs or broke"
+                _logger.error(text, lease.slot, lease.worker)
+            self._tenure = None
+            for call in tuple(tenure.calls):
+                call.cancel()
+            self._admission.release(lease, condemned=lost or not clean)
             self._post(ev.BackendReleased, lease=lease.generation)
 
-    async def _clean_up(self) -> bool:
+    async def _clean_up(self, tenure: _Tenure) -> bool:
         """Wait for the call under way, then have the backend forget the session; True once it has.
 
         The release is a task of its own: a thread that hangs in it could not be waited for in
         bounded time.
         """
-        while self._in_flight:
-            self._settled = anyio.Event()
-            await self._settled.wait()
-        held = self._held or self._turn
+        await tenure.settle()
+        held = tenure.held or tenure.turn
         if held is None:
             return True
         released = anyio.Event()
 
-        async def release(_: None) -> None:
+        async def release(_: _Tenure, __: object) -> None:
             await held.release()
             released.set()
 
         self._start(release, None)
-        while self._in_flight:
-            self._settled = anyio.Event()
-            await self._settled.wait()
+        await tenure.settle()
         return released.is_set()
+
+
+def _named(argument: object) -> AbstractContextManager[None]:
+    """Say in the log which unit a call is about."""
+    match argument:
+        case ef.StartUnit():
+            return bound_unit(argument.unit.index)
+        case ef.StartFinalize() | ef.Rollback():
+            return bound_unit(argument.index)
+    return nullcontext()
+
+
+def _name(call: Callable[..., object]) -> str:
+    return getattr(call, "__name__", "a call")

@@ -33,6 +33,7 @@ from runtime.media.values import Decoded
 from runtime.server import Server
 from runtime.settings import Settings
 from runtime.websocket import WebSocketClosed
+from runtime.workers import Load, Workers
 
 Body = dict[str, Any]
 
@@ -241,6 +242,7 @@ async def world(
     record_to: Path | None = None,
     disk: Disk | None = None,
     threaded: bool = False,
+    load: Load | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -250,6 +252,7 @@ async def world(
         record_to: the folder of the logs; nothing is recorded where it is None.
         disk: where logs go, where it is not the real one.
         threaded: record in a thread, as a server does; only on real time.
+        load: loads a backend in place of one that is condemned; None: there comes no other.
         settings: of `runtime.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -260,13 +263,14 @@ async def world(
     async with anyio.create_task_group() as tasks:
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
-            backend,
+            Workers((backend,), load=load),
             tasks=tasks,
             recorder=recorder,
             identities=CountedIdentities(),
             decode_media=decode_here,
         )
         tasks.start_soon(server.refresh_estimates)
+        tasks.start_soon(server.replace_workers)
         try:
             yield World(server, backend, tasks)
             server.drain()

@@ -363,23 +363,33 @@ def test_a_failing_unit_is_undone_and_three_in_a_row_end_the_session() -> None:
     on_virtual_time(body)
 
 
-def test_a_model_that_hangs_costs_its_slot_and_nothing_else() -> None:
+def test_a_model_that_hangs_costs_its_session_and_is_replaced() -> None:
     """One hung call stops the whole server (B4)."""
 
     def hanging(unit: Unit, seed: int) -> Step:
         return Step(fault="hang") if seed == 1 else Step()
 
+    async def load(_: int) -> ScriptedBackend:
+        await anyio.sleep(20)
+        return ScriptedBackend(hanging, slots=1)
+
     async def body() -> None:
-        async with world(ScriptedBackend(hanging, slots=2), limit_video_s=60) as server:
+        backend = ScriptedBackend(hanging, slots=1)
+        async with world(backend, load=load, limit_video_s=60) as server:
             peer = await server.activate()
+            waiting = server.connect("audio")
+            await waiting.heard("session.queued")
             peer.send(append_frame())
             await peer.over()
-            assert peer.events[-1]["reason"] == "timeout"
+            assert peer.events[-1]["reason"] == "backend_error"
             await anyio.sleep(11)
-            assert server.server.sessions == 0
-            other = await server.activate()
-            other.send(append_frame())
-            await other.heard("listen")
+            assert server.server.readiness == "ready"
+            await waiting.heard("session.queue_done")
+            waiting.send(init_frame())
+            await waiting.heard("session.created")
+            waiting.send(append_frame())
+            await waiting.heard("listen")
+            assert 60 <= anyio.current_time() < 62
             third = server.connect()
             await third.heard("session.queued")
 

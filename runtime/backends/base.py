@@ -28,6 +28,10 @@ class ContextFull(BackendError):  # noqa: N818 - names say what happened
     """The unit's worst case does not fit the context; nothing was fed (B10)."""
 
 
+class BackendRefused(BackendError):  # noqa: N818
+    """It cannot do what is asked; asked again it would say the same."""
+
+
 class BackendGone(BackendError):  # noqa: N818
     """The backend or its worker is lost, with all the sessions it held."""
 
@@ -179,6 +183,7 @@ class Backend(Protocol):
 
         Raises:
             ContextFull: the prompt does not fit.
+            BackendRefused: it never will take this one.
             BackendError: it failed; the slot is as empty as before.
         """
         ...
@@ -194,6 +199,15 @@ class Chats(Protocol):
         Raises:
             BackendError: the turn cannot be taken; the slot is as empty as before.
         """
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A backend that holds something which is not given back by forgetting it."""
+
+    async def aclose(self) -> None:
+        """Let go of everything, calls that hang included; nobody asks anything of it after this."""
         ...
 
 

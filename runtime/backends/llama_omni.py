@@ -108,6 +108,12 @@ class LlamaOmniBackend:
             if state == "loading":
                 raise BackendError("expected a server that is ready, got one that is loading")
 
+    async def aclose(self) -> None:
+        """Close what a session that was given up left open (`Closes`)."""
+        held, self._held = self._held, None
+        if held is not None:
+            await held.release()
+
     async def open(self, opening: Opening, *, slot: int) -> LlamaOmniSession:
         """Open a session, as `Backend.open` says.
 

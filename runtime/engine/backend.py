@@ -175,6 +175,10 @@ class EngineBackend:
         """What it is; constant while it runs."""
         return self._model.info
 
+    async def aclose(self) -> None:
+        """Stop the engine (`Closes`); calls that wait fail, one that hangs goes on hanging."""
+        self.engine.stop()
+
     async def open(self, opening: Opening, *, slot: int) -> EngineSession:
         """Open a session, as `Backend.open` says.
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
+from ..backends.base import BackendGone
 from .scheduler import Scheduler, Task
 
 Result = TypeVar("Result")
@@ -68,7 +69,7 @@ class Engine:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_running = False
+        self._is_running = self._is_stopped = False
         self._tasks = self._missed = self._cpu_ns = 0
 
     @property
@@ -94,6 +95,9 @@ class Engine:
         """
         future: Future[Result] = Future()
         future.set_running_or_notify_cancel()
+        if self._is_stopped:
+            future.set_exception(BackendGone("the engine was stopped"))
+            return future
         deadline = self._clock() + due_ns
 
         def done(result: Any, error: Exception | None) -> None:
@@ -112,12 +116,17 @@ class Engine:
             self._inbox.put(task)
         return future
 
+    def stop(self) -> None:
+        """Take nothing more and fail what waits, once what is being computed is; it never waits."""
+        self._is_stopped = True
+
     def _run(self) -> None:
         try:
             self._serve()
         except BaseException as mistake:
             # A bug of ours: whoever waits is told, and the next submission starts a new thread.
-            _log.exception("the engine's thread failed")
+            if not self._is_stopped:
+                _log.exception("the engine's thread failed")
             with self._lock:
                 while not self._inbox.empty():
                     self._scheduler.take(self._inbox.get())
@@ -128,6 +137,8 @@ class Engine:
         spent_ns = time.thread_time_ns()
         while self._take():
             while not self._scheduler.is_idle:
+                if self._is_stopped:
+                    raise BackendGone("the engine was stopped")
                 self._scheduler.turn(self._clock())
                 self._take_all()
                 now_ns = time.thread_time_ns()

@@ -25,6 +25,8 @@ from typing import Any, Final, Protocol
 
 import attrs
 
+from ..backends.base import BackendGone
+
 URGENT_NS: Final = 400_000_000
 """Time to the deadline below which a task no longer waits for company: about what a unit takes on
 a busy machine."""
@@ -131,7 +133,10 @@ class Scheduler:
         """End all tasks with an error; their generators are left where they stand."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            task.done(None, RuntimeError(f"the engine failed: {error!r}"))
+            if isinstance(error, BackendGone):
+                task.done(None, error)
+            else:
+                task.done(None, RuntimeError(f"the engine failed: {error!r}"))
 
     def _choose(self, now_ns: float) -> list[Task]:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: then first come.

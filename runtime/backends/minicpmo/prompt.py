@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening
 
-from ..base import BackendError, ContextFull
+from ..base import BackendRefused, ContextFull
 from .parts import Parts
 from .sound import read_pcm
 from .state import Layout
@@ -49,9 +49,10 @@ def _reference(pcm: bytes) -> Tensor:
     try:
         samples = read_pcm(pcm)
     except ValueError as error:
-        raise BackendError(f"malformed reference audio: {error}") from error
+        raise BackendRefused(f"malformed reference audio: {error}") from error
     if len(samples) > REFERENCE_MAX:
-        raise BackendError(f"reference audio has {len(samples)} samples, more than {REFERENCE_MAX}")
+        given = len(samples)
+        raise BackendRefused(f"reference audio has {given} samples, more than {REFERENCE_MAX}")
     return torch.from_numpy(samples)
 
 

@@ -22,7 +22,7 @@ import simplejpeg
 
 from protocol.model import UNIT_BYTES, Cut, Finalized, Opened, Opening, Stage, Unit, UnitResult
 
-from ..base import BackendError, ContextFull
+from ..base import BackendError, BackendRefused, ContextFull
 from .decide import fed_max
 from .machine import Machine
 from .prompt import Prefilled, prefill
@@ -83,7 +83,7 @@ class ModelSession:
         try:
             reference = read_pcm(self._opening.voice.tts_pcm)
         except ValueError as error:
-            raise BackendError(f"malformed reference audio: {error}") from error
+            raise BackendRefused(f"malformed reference audio: {error}") from error
         vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
         self._setting = Setting(
             parts=self._machine.parts,

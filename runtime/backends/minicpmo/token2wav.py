@@ -32,7 +32,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from ..base import BackendError
+from ..base import BackendRefused
 from .token2wav_batch import Asked, Place, SpokenVoice, Turn, digest_of, remember, unpacked
 from .token2wav_link import WORKER, Link, VoiceLost, VoiceUnavailable
 from .token2wav_worker import SILENT_CODE
@@ -234,7 +234,7 @@ class Token2Wav:
         """
         seconds = len(reference) / RATE_HZ
         if len(reference) and seconds < REFERENCE_S_MIN:
-            raise BackendError(f"reference audio of {seconds:.2f} s is below {REFERENCE_S_MIN} s")
+            raise BackendRefused(f"reference audio of {seconds:.2f} s is below {REFERENCE_S_MIN} s")
         if not len(reference) and not self._has_default_voice:
             _log.warning("a session without reference audio: the model has no voice of its own")
             return None
