@@ -14,6 +14,8 @@ The session's driver owns it: it awaits `run`, and calls `send` and `close`, whi
   came before the end (a client says `session.close` and leaves in one go); `on_send_failed` is told
   where the reader cannot within `DRAIN_S`.
 - What is queued is bounded in bytes, a frame's sending in time, and a close with all before it too.
+  A peer that takes nothing at all is noticed sooner by the WebSocket (`WebSocketStalled`), which
+  sees how far it has come within a frame.
 
 It knows nothing of sessions, logs or wire formats, and reads no clock but for those bounds.
 """
@@ -27,7 +29,7 @@ from typing import Final
 import anyio
 import attrs
 
-from .websocket import WebSocket, WebSocketClosed, frame_bytes
+from .websocket import WebSocket, WebSocketClosed, WebSocketStalled, frame_bytes
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """A minute of speech in base64: who is that far behind does not listen any more. A single frame may
@@ -35,11 +37,12 @@ be larger: an answer of chat, with all its speech."""
 QUEUED_BYTES_MIN: Final = 256
 """What a queued frame is counted as at least, so that tiny ones cannot take memory uncounted."""
 SEND_STALL_S: Final = 10.0
-"""A peer that takes nothing for so long will not catch up."""
-SEND_BYTES_PER_S_MIN: Final = 64 * 1024
-"""Half of what speech takes in real time: a large frame may take longer by this rate."""
-CLOSE_FLUSH_S: Final = 15.0
-"""For a close: one stall and the peer's answer; what is queued before it counts by its bytes."""
+"""A peer that takes nothing for so long will not catch up; the default of an operator's setting."""
+SEND_BYTES_PER_S_MIN: Final = 16 * 1024
+"""A mobile network at its worst: a large frame may take longer by this rate, and is then of no use
+to a call, but still to a chat."""
+CLOSE_FLUSH_S: Final = 5.0
+"""For a close, beside one stall: the answer; what is queued before it counts by its bytes."""
 DRAIN_S: Final = 1.0
 """For the messages that came before the end; a reader that is held longer is not waited for."""
 ABORT_S: Final = 1.0
@@ -70,6 +73,7 @@ class Connection:
         on_frame: takes a message, None for one that was too big; awaited: it may hold the reader.
         on_gone: told once that the peer closed or was lost.
         on_send_failed: told once that a frame cannot be sent.
+        stall_s: for a frame to be taken, however small it is.
 
     It is made in the event loop that runs it.
     """
@@ -81,11 +85,13 @@ class Connection:
         on_frame: Callable[[str | bytes | None], Awaitable[None]],
         on_gone: Callable[[], None],
         on_send_failed: Callable[[], None],
+        stall_s: float = SEND_STALL_S,
     ) -> None:
         self._websocket = websocket
         self._on_frame = on_frame
         self._on_gone = on_gone
         self._on_send_failed = on_send_failed
+        self._stall_s = stall_s
         self._outbox: deque[_Frame | _Close] = deque()
         self._queued_bytes = 0
         self._wakeup = anyio.Event()
@@ -121,7 +127,7 @@ class Connection:
         if self._ended or self._close_queued:
             return
         self._close_queued = True
-        flush_s = CLOSE_FLUSH_S + self._queued_bytes / SEND_BYTES_PER_S_MIN
+        flush_s = self._stall_s + CLOSE_FLUSH_S + self._queued_bytes / SEND_BYTES_PER_S_MIN
         self._writing.deadline = anyio.current_time() + flush_s
         self._put(_Close(code=code, reason=reason, ready=ready))
 
@@ -146,6 +152,8 @@ class Connection:
             try:
                 while True:
                     await self._on_frame(await self._websocket.receive())
+            except WebSocketStalled:
+                self._fail()
             except WebSocketClosed:
                 self._lose()
         self._fail()  # Told only where the writer found the end and the reader could not reach it.
@@ -174,13 +182,13 @@ class Connection:
                 await self._websocket.close(item.code, item.reason)
                 return False
             try:
-                with anyio.fail_after(SEND_STALL_S + item.size_bytes / SEND_BYTES_PER_S_MIN):
+                with anyio.fail_after(self._stall_s + item.size_bytes / SEND_BYTES_PER_S_MIN):
                     await self._websocket.send(item.text)
-            except WebSocketClosed:
-                return True
-            except TimeoutError:
+            except (WebSocketStalled, TimeoutError):
                 self._fail()
                 return False
+            except WebSocketClosed:
+                return True
             self._outbox.popleft()
             self._queued_bytes -= item.size_bytes
 

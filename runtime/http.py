@@ -12,8 +12,9 @@ HTTP/2 and WebSockets are refused: the listener takes those. It sends no ASGI li
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import h11
@@ -27,10 +28,12 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
+
+from .transport.bodies import bounded
 
 HEAD_BYTES_MAX: Final = 16 * 1024
 """A request's head: cookies and tokens of a browser fit twice."""
@@ -58,6 +61,7 @@ def make_app(
     routes: Sequence[BaseRoute] = (),
     *,
     speech: Callable[[], str | None] = lambda: None,
+    handlers: Mapping[type[Exception], Callable[..., Any]] = MappingProxyType({}),
 ) -> Starlette:
     """Make the application.
 
@@ -67,6 +71,7 @@ def make_app(
         routes: what else is served, looked at after the ones made here.
         speech: asked for each `/health`: `on`, or `off` where the model gives text alone; None
             while that is not known. It must not block.
+        handlers: what answers exceptions that routes raise on purpose.
 
     Returns:
         The ASGI application, for `listener.serve`.
@@ -87,7 +92,12 @@ def make_app(
             *(Route(path, _upgrade_required) for path in WEBSOCKET_PATHS),
             *routes,
         ],
-        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+        exception_handlers={
+            HTTPException: _http_error,
+            ClientDisconnect: _request_timeout,
+            Exception: _internal_error,
+            **handlers,
+        },
     )
 
 
@@ -119,6 +129,12 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     )
 
 
+async def _request_timeout(_request: Request, _error: Exception) -> Response:
+    """Answer a body that did not come in time; where its client has left, nobody reads this."""
+    body = error_body("request_timeout", "the request's body did not come in time")
+    return Response(body, HTTPStatus.REQUEST_TIMEOUT, media_type="application/json")
+
+
 async def _internal_error(_request: Request, _error: Exception) -> Response:
     body = error_body("internal_error", "the server failed to answer")
     return Response(body, HTTPStatus.INTERNAL_SERVER_ERROR, media_type="application/json")
@@ -148,13 +164,17 @@ class HttpServer(TCPServer):
 
     Args:
         app: the ASGI application.
-        stream: the connection, with a `socket`; closed at the end. Its sends bound their own time
-            and raise when it is closed, for Hypercorn shields them from cancellation.
+        stream: the connection, with a `socket` and `is_tls`; closed at the end. Its sends raise
+            when it is closed, for Hypercorn shields them from cancellation.
     """
 
     def __init__(self, app: ASGIApp, stream: object) -> None:
         super().__init__(
-            ASGIWrapper(cast(Any, app)), _config(), WorkerContext(None), {}, cast(Any, stream)
+            ASGIWrapper(cast(Any, bounded(app))),
+            _config(),
+            WorkerContext(None),
+            {},
+            cast(Any, stream),
         )
 
     async def run(self) -> None:
@@ -163,8 +183,8 @@ class HttpServer(TCPServer):
         Raises:
             OSError: the peer left, or asked for what is not spoken here.
         """
-        connection = cast(Any, self.stream).socket
-        local, peer = connection.getsockname()[:2], connection.getpeername()[:2]
+        stream = cast(Any, self.stream)
+        local, peer = stream.socket.getsockname()[:2], stream.socket.getpeername()[:2]
         try:
             async with TaskGroup() as tasks:
                 self._task_group = tasks
@@ -174,7 +194,7 @@ class HttpServer(TCPServer):
                     self.context,
                     tasks,
                     ConnectionState({}),
-                    False,
+                    stream.is_tls,
                     peer,
                     local,
                     self.protocol_send,

@@ -2,29 +2,29 @@
 
 The rules:
 
-- A connection's first request head is read here, bounded in bytes and time, and parsed by h11. A
-  WebSocket upgrade becomes a `WebSocketRequest`; anything else goes, with its bytes put back, to
-  Hypercorn, which keeps the connection for the HTTP requests that follow.
+- A connection takes a place, of its address and of all; without one it is refused with as little
+  work as can be (503, 429; where TLS is spoken, without a word).
+- TLS, where there is a certificate, and the first request's head share one bounded time. The head
+  is bounded in bytes too, and parsed by h11. A WebSocket upgrade becomes a `WebSocketRequest`;
+  anything else goes, with its bytes put back, to Hypercorn, which keeps the connection for the
+  HTTP requests that follow.
 - What is no request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
   does not follow RFC 6455, 4.2.1. A peer that leaves, in any phase, is no error.
 - Whatever goes wrong in one connection stays in it: it is logged, and the others never see it.
 - A WebSocket has a connection of its own: on one that HTTP has used it is refused.
 
-One nursery, `serve`'s, holds a task for each connection; that task holds all others of it.
-Cancelling `serve` drops every connection at once; whoever wants to part politely does so first.
+One nursery, `serve`'s, holds a task for each connection, which holds all others of it, and the
+`transport.keeper`, which drops who is silent or takes nothing. Cancelling `serve` drops every
+connection at once; whoever wants to part politely does so first.
 
-It knows no path, no mode and no session, and does not speak TLS.
+It knows no path, no mode and no session.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, unquote
 
 import anyio
 import anyio.abc
@@ -35,34 +35,24 @@ from starlette.types import ASGIApp
 
 from protocol.limits import FRAME_BYTES_MAX
 
-from .http import (
-    HEAD_BYTES_MAX,
-    HTTP_VERSIONS,
-    HttpServer,
-    error_body,
-    header_tokens,
-    wants_websocket,
-)
-from .websocket import Handshake, TcpStream, TrioWebSocket, WebSocket, WebSocketClosed, accept
+from .http import HttpServer, error_body, header_tokens, wants_websocket
+from .settings import Settings
+from .transport.counters import Counters, Refusal
+from .transport.heads import Refused, answer, check_handshake, parse_target, read_head, say_last
+from .transport.keeper import Keeper, Line
+from .transport.limits import Limits
+from .transport.link import Link
+from .transport.places import Places
+from .transport.tcp import TcpStream
+from .transport.tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
+from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed, accept
 
-CONNECTIONS_MAX: Final = 4096
-"""Many times the sessions that a machine can serve, with room for those that look at it."""
 BACKLOG: Final = 1024
 """Connections that the kernel keeps for us: a fleet of clients comes back all at once."""
-HEAD_READ_BYTES: Final = 4096
-"""A head is read in few pieces, and exceeds its bound by less than one."""
-HEAD_WAIT_S: Final = 10.0
-"""Enough for a bad mobile link; longer, and a slow-loris holds sockets for nothing."""
-ANSWER_WAIT_S: Final = 2.0
-"""For a refusal to reach its client before the socket closes under it."""
-QUERY_FIELDS_MAX: Final = 32
-"""No source's URL has more than three."""
-HTTP_PIECE_BYTES: Final = 65_536
-"""A response is sent in pieces of this, each of which must go out in `HTTP_STALL_S`."""
-HTTP_STALL_S: Final = 30.0
-"""A download at 2 KB/s still works; one that stands still frees its socket."""
-
-WEBSOCKET_KEY_BYTES: Final = 16
+REFUSALS_MAX: Final = 64
+"""Connections that are told at once why there is no place for them; in a flood, others are not."""
+RETRY_AFTER_S: Final = 5
+"""What a refused client is told to wait: in that time sessions end, and a burst is over."""
 
 _LOG: Final = logging.getLogger("antiphon.listener")
 
@@ -78,25 +68,6 @@ class Address(NamedTuple):
     port: int
 
 
-class _Refusal(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
-    """The request is answered here and now, and the connection closed."""
-
-    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
-        super().__init__(status, code, message)
-        self.status = status
-        self.body = error_body(code, message)
-        self.headers = tuple((name.replace("_", "-"), value) for name, value in headers.items())
-
-
-@attrs.frozen(kw_only=True)
-class _Head:
-    """A request's head: as parsed, as it came, and what came after it."""
-
-    request: h11.Request
-    raw: bytes
-    trailing: bytes
-
-
 @attrs.define(kw_only=True, eq=False)
 class WebSocketRequest:
     """A valid WebSocket handshake that waits for its answer: accept it or reject it, once.
@@ -107,6 +78,7 @@ class WebSocketRequest:
         headers: names in lower case; the key of a client may be among them, so they are not logged.
         subprotocols: what the client offers, in its order.
         peer: the client's address.
+        is_tls: it came over TLS.
     """
 
     path: str
@@ -114,8 +86,10 @@ class WebSocketRequest:
     headers: tuple[tuple[str, str], ...]
     subprotocols: tuple[str, ...]
     peer: Address
+    is_tls: bool
     _key: str
-    _stream: TcpStream
+    _link: Link
+    _keeper: Keeper
     _nursery: trio.Nursery
     _websocket: TrioWebSocket | None = None
     _answered: bool = False
@@ -134,11 +108,11 @@ class WebSocketRequest:
         """
         assert subprotocol is None or subprotocol in self.subprotocols
         self._answer_once()
-        self._stream.notice_dead_peer()
+        self._link.tcp.notice_dead_peer()
         handshake = Handshake(
             key=self._key, subprotocol=subprotocol, frame_bytes_max=frame_bytes_max
         )
-        self._websocket = await accept(self._nursery, self._stream, handshake)
+        self._websocket = await accept(self._nursery, self._link, handshake, self._keeper)
         return self._websocket
 
     async def reject(
@@ -152,7 +126,7 @@ class WebSocketRequest:
             headers: more headers, beside the type, the length and `Connection: close`.
         """
         self._answer_once()
-        await _answer(self._stream, status, body, headers)
+        await answer(self._link, status, body, headers)
 
     async def finish(self, code: int) -> None:
         """Leave nothing open; called by the listener when the handler is done."""
@@ -184,6 +158,9 @@ async def serve(
     *,
     on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
     app: ASGIApp,
+    limits: Limits | None = None,
+    certificate: Certificate | None = None,
+    counters: Counters | None = None,
     task_status: anyio.abc.TaskStatus[tuple[Address, ...]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; cancelled, drop every connection.
@@ -193,10 +170,17 @@ async def serve(
         on_websocket: run for each WebSocket request in its connection's task, for as long as it
             lives. It answers the request. An exception of it is logged and ends its connection.
         app: the ASGI application for all other requests.
+        limits: what each connection, and all of them, may take; None: those of `Settings`.
+        certificate: TLS is spoken, and nothing else; None: plain TCP. It is watched from here.
+        counters: what happens is counted there.
         task_status: started with the bound addresses, once connections are taken.
     """
-    server = _Server(on_websocket, app)
+    keeper = Keeper(limits or Limits.of(Settings()), counters or Counters())
+    server = _Server(on_websocket, app, keeper, certificate)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        if certificate is not None:
+            nursery.start_soon(certificate.watch)
         await nursery.start(trio.serve_listeners, server.serve_connection, list(listeners))
         task_status.started(tuple(_address(it.socket.getsockname()) for it in listeners))
 
@@ -205,44 +189,97 @@ class _Server:
     """What the connections of one `serve` share."""
 
     def __init__(
-        self, on_websocket: Callable[[WebSocketRequest], Awaitable[None]], app: ASGIApp
+        self,
+        on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
+        app: ASGIApp,
+        keeper: Keeper,
+        certificate: Certificate | None,
     ) -> None:
         self._on_websocket = on_websocket
         self._app = app
-        self._connections = 0
+        self._keeper = keeper
+        self._certificate = certificate
+        self._limits = keeper.limits
+        self._counters = keeper.counters
+        self._places = Places(keeper.limits, keeper.counters)
+        self._refusals = 0
 
     async def serve_connection(self, socket_stream: trio.SocketStream) -> None:
         """Serve one connection to its end; raises nothing but `Cancelled`."""
-        self._connections += 1
         try:
-            await self._route(socket_stream, _address(socket_stream.socket.getpeername()))
+            peer = _address(socket_stream.socket.getpeername())
+            link = Link(TcpStream(socket_stream), self._counters, peer.host)
+            refusal = self._places.enter(peer.host)
+            if refusal is not None:
+                await self._turn_away(link, refusal)
+                return
+            try:
+                await self._route(link, peer)
+            finally:
+                self._places.leave(peer.host)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             _LOG.debug("a peer left", exc_info=True)
         except* Exception:
             _LOG.exception("a connection failed")
-        finally:
-            self._connections -= 1
 
-    async def _route(self, socket_stream: trio.SocketStream, peer: Address) -> None:
-        stream = TcpStream(socket_stream)
+    async def _turn_away(self, link: Link, refusal: Refusal) -> None:
+        """Say that there is no place; to few at once, and not where that would take a handshake."""
+        if self._certificate is not None or self._refusals >= REFUSALS_MAX:
+            link.abort()
+            return
+        self._refusals += 1
+        retry = [("Retry-After", str(RETRY_AFTER_S))]
         try:
-            if self._connections > CONNECTIONS_MAX:
-                raise _Refusal(503, "too_many_connections", "the server has no room for another")
-            head = await _read_head(stream)
+            if refusal == "full":
+                text = "the server has no room for another connection"
+                await answer(link, 503, error_body("too_many_connections", text), retry)
+            else:
+                at_once = self._limits.connections_per_address_max
+                text = f"an address may have {at_once} connections at once"
+                await answer(link, 429, error_body("too_many_connections", text), retry)
+        finally:
+            self._refusals -= 1
+
+    async def _route(self, link: Link, peer: Address) -> None:
+        wait_s = self._limits.handshake_s
+        deadline_s = trio.current_time() + wait_s
+        if self._certificate is not None:
+            with trio.move_on_at(deadline_s) as scope:
+                is_secure = await self._secure(link, self._certificate)
+            if scope.cancelled_caught or not is_secure:
+                self._counters.refused["tls"] += 1
+                link.abort()
+                return
+        try:
+            head = await read_head(link, deadline_s=deadline_s, wait_s=wait_s)
             if head is None:
                 return
-            if head.request.http_version not in HTTP_VERSIONS:
-                raise _Refusal(505, "http_version_not_supported", "HTTP/1.1 is spoken here")
-            if not wants_websocket(head.request):
-                await self._serve_http(_HttpStream(socket_stream, head.raw))
-                return
-            await self._serve_websocket(TcpStream(socket_stream, head.trailing), head.request, peer)
-        except _Refusal as refusal:
-            await _answer(stream, refusal.status, refusal.body, refusal.headers)
+            if wants_websocket(head.request):
+                link.put_back(head.trailing)
+                await self._serve_websocket(link, head.request, peer)
+            else:
+                link.put_back(head.raw)
+                await self._serve_http(link)
+        except Refused as refused:
+            self._counters.refused["head"] += 1
+            await answer(link, refused.status, refused.body, refused.headers)
 
-    async def _serve_websocket(self, stream: TcpStream, head: h11.Request, peer: Address) -> None:
-        target = _parse_target(head)
-        key = _check_handshake(head)
+    async def _secure(self, link: Link, certificate: Certificate) -> bool:
+        """Shake hands over TLS; False where the client does not speak it."""
+        first = await link.socket.recv(1, trio.socket.MSG_PEEK)
+        if first and first[0] != TLS_HANDSHAKE:
+            if first.isalpha():
+                await say_last(link, NO_TLS_ANSWER)
+            return False
+        try:
+            await link.secure(certificate.context)
+        except trio.BrokenResourceError:
+            return False
+        return True
+
+    async def _serve_websocket(self, link: Link, head: h11.Request, peer: Address) -> None:
+        target = parse_target(head)
+        key = check_handshake(head)
         async with trio.open_nursery() as nursery:
             request = WebSocketRequest(
                 path=target.path,
@@ -250,8 +287,10 @@ class _Server:
                 headers=_headers(head),
                 subprotocols=header_tokens(head, b"sec-websocket-protocol"),
                 peer=peer,
+                is_tls=link.is_tls,
                 key=key,
-                stream=stream,
+                link=link,
+                keeper=self._keeper,
                 nursery=nursery,
             )
             try:
@@ -264,120 +303,29 @@ class _Server:
                 await request.finish(1011)
             nursery.cancel_scope.cancel()
 
-    async def _serve_http(self, stream: _HttpStream) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.abort_when_cancelled)
-            await HttpServer(self._app, stream).run()
-            nursery.cancel_scope.cancel()
-
-
-# -- the head of a request ----------------------------------------------------------------------
-
-
-async def _read_head(stream: TcpStream) -> _Head | None:
-    """Read the first request's head; None if the peer left, or never said a word."""
-    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-    raw = bytearray()
-    with trio.move_on_after(HEAD_WAIT_S):
-        while data := await stream.receive_some(HEAD_READ_BYTES):
-            raw += data
-            parser.receive_data(data)
-            try:
-                event = parser.next_event()
-            except h11.RemoteProtocolError as error:
-                status = error.error_status_hint
-                raise _Refusal(status, "bad_request", "this is no HTTP/1.1 request") from None
-            if isinstance(event, h11.Request):
-                return _Head(request=event, raw=bytes(raw), trailing=parser.trailing_data[0])
-        return None
-    if not raw:
-        return None
-    raise _Refusal(408, "request_timeout", f"no request head within {HEAD_WAIT_S:g} s")
-
-
-class _Target(NamedTuple):
-    path: str
-    query: Mapping[str, tuple[str, ...]]
-
-
-def _parse_target(head: h11.Request) -> _Target:
-    path, _, query = head.target.decode("ascii").partition("?")
-    if not path.startswith("/"):
-        raise _Refusal(400, "bad_request", "the request's target is no path")
-    values: dict[str, tuple[str, ...]] = {}
-    try:
-        for name, value in parse_qsl(
-            query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX
-        ):
-            values[name] = (*values.get(name, ()), value)
-    except ValueError:
-        text = f"the query has more than {QUERY_FIELDS_MAX} fields"
-        raise _Refusal(400, "bad_request", text) from None
-    return _Target(unquote(path), values)
-
-
-def _check_handshake(head: h11.Request) -> str:
-    """Hold a request to RFC 6455, 4.2.1, and return its key."""
-    names = [name for name, _ in head.headers]
-    if head.http_version != b"1.1" or b"content-length" in names or b"transfer-encoding" in names:
-        raise _Refusal(400, "bad_request", "a WebSocket request is HTTP/1.1 without a body")
-    if header_tokens(head, b"sec-websocket-version") != ("13",):
-        text = "the WebSocket version must be 13"
-        raise _Refusal(426, "upgrade_required", text, Sec_WebSocket_Version="13")
-    keys = header_tokens(head, b"sec-websocket-key")
-    if len(keys) == 1:
+    async def _serve_http(self, link: Link) -> None:
+        line = Line(link=link)
+        self._keeper.add(line)
         try:
-            if len(base64.b64decode(keys[0], validate=True)) == WEBSOCKET_KEY_BYTES:
-                return keys[0]
-        except (ValueError, binascii.Error):
-            pass
-    raise _Refusal(400, "bad_request", "sec-websocket-key must be 16 bytes in base64, once")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_abort_when_cancelled, link)
+                await HttpServer(self._app, link).run()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._keeper.discard(line)
+
+
+async def _abort_when_cancelled(link: Link) -> None:
+    """Wait to be cancelled, then drop the connection: that wakes a send that Hypercorn shields."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        link.abort()
 
 
 def _headers(head: h11.Request) -> tuple[tuple[str, str], ...]:
     return tuple((name.decode("ascii"), value.decode("latin-1")) for name, value in head.headers)
 
 
-async def _answer(
-    stream: TcpStream, status: int, body: bytes, headers: Sequence[tuple[str, str]]
-) -> None:
-    """Send a whole response and wait, a bounded time, until the client has taken it."""
-    response = h11.Response(
-        status_code=status,
-        reason=HTTPStatus(status).phrase,
-        headers=[
-            ("Connection", "close"),
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(body))),
-            *headers,
-        ],
-    )
-    writer = h11.Connection(h11.SERVER)
-    parts = (writer.send(event) for event in (response, h11.Data(data=body), h11.EndOfMessage()))
-    with trio.move_on_after(ANSWER_WAIT_S):
-        await stream.send_all(b"".join(part or b"" for part in parts))
-        await stream.linger()
-
-
 def _address(name: tuple[Any, ...]) -> Address:
     return Address(str(name[0]), int(name[1]))
-
-
-class _HttpStream(TcpStream):
-    """A connection whose sends are bounded in time: Hypercorn shields them from cancellation."""
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        with memoryview(data) as view:
-            for start in range(0, len(view), HTTP_PIECE_BYTES):
-                with trio.move_on_after(HTTP_STALL_S) as scope:
-                    await super().send_all(view[start : start + HTTP_PIECE_BYTES])
-                if scope.cancelled_caught:
-                    self.abort()
-                    raise trio.BrokenResourceError("the client stopped reading its response")
-
-    async def abort_when_cancelled(self) -> None:
-        """Wait to be cancelled, then drop the connection: that wakes a shielded send."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            self.abort()

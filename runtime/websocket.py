@@ -4,18 +4,24 @@
 place. The rules of the interface:
 
 - One task receives, one task sends; `close` and `abort` may come from anywhere.
-- `receive` returns None once for a message above the limit; `WebSocketClosed` ends everything.
+- `receive` returns None once for a message above the limit, and then nothing more but the end; the
+  WebSocket is still open, so that its client can be told. `WebSocketClosed` ends everything.
 - A send that is cancelled may have left half a frame: the connection is aborted.
 - `close` waits at most `CLOSE_WAIT_S` for the peer; `abort` waits for nobody.
+- A peer that takes nothing, or from which nothing comes at all, is dropped (`transport.keeper`),
+  and one that sends too much waits (`transport.intake`).
 
 How trio-websocket is used here, and why (design.md, "Transport facts"):
 
 - It is given a handshake that we wrote ourselves from a head that the listener has checked: it
   fails in its reader task on some heads (an odd `Host`), and loses bytes sent before the 101.
 - It reads 256 KiB at a time, and its codec's mask is replaced by `FastMasker`.
+- It sees no message above the limit: its own limit ends the WebSocket before it can be explained.
+  In place of one, the channel between its reader and us is closed, which has no public name.
 - Its reader task lives in `TrioWebSocket.run` and cannot take a session down with it: it raises,
   for one, when a ping comes after we sent a close.
 - It answers pings itself, but waits for a frame that is being sent, and for a queue that is full.
+  Ours are not sent by it: its `ping` waits for the pong.
 - It offers no permessage-deflate, which costs ten times what it saves.
 
 It does not know sessions, JSON or HTTP.
@@ -24,9 +30,6 @@ It does not know sessions, JSON or HTTP.
 from __future__ import annotations
 
 import logging
-import socket
-import struct
-from contextlib import suppress
 from typing import Final, Protocol
 
 import attrs
@@ -36,29 +39,21 @@ import trio_websocket
 import wsproto.frame_protocol
 from wsproto.utilities import LocalProtocolError
 
-RECEIVE_BUFFER_BYTES: Final = 262_144
-"""A second of audio and a frame of video in one read; the library's 4 KiB take 29."""
+from .transport.budget import Share
+from .transport.intake import Intake
+from .transport.keeper import Keeper, Line
+from .transport.link import Link
+from .transport.tcp import RECEIVE_BUFFER_BYTES
+
 MESSAGE_QUEUE_SIZE: Final = 4
 """A burst of small messages does not stall the reader; four of the largest still fit in memory."""
 CLOSE_WAIT_S: Final = 2.0
 """A peer that lives answers a close within a round trip; one that does not is not waited for."""
-KEEPALIVE_IDLE_S: Final = 15
-"""A client sends every second; after this long in silence it is worth asking TCP."""
-KEEPALIVE_INTERVAL_S: Final = 5
-"""How often a silent peer is probed, so that a pulled cable frees its slot within half a minute."""
-KEEPALIVE_PROBES: Final = 3
-"""Unanswered probes after which it is gone; one may be lost on the way."""
-UNACKNOWLEDGED_MS_MAX: Final = 30_000
-"""What we sent and TCP could not deliver for so long will not arrive (RFC 5482)."""
-READ_BYTES: Final = 65_536
-"""A read whose bytes are thrown away while a peer is given time to see our last words."""
 
 ABNORMAL_CLOSURE: Final = 1006
 """The peer went without a close (RFC 6455, 7.1.5): never sent, only told."""
 
 _LOG: Final = logging.getLogger("antiphon.websocket")
-_TOO_BIG_BY_LIBRARY: Final = "Exceeded maximum message size"
-"""How trio-websocket's own 1009 is told from one that the peer sent."""
 
 
 class WebSocketClosed(Exception):  # noqa: N818 - an end, not an error
@@ -75,11 +70,15 @@ class WebSocketClosed(Exception):  # noqa: N818 - an end, not an error
         self.reason = reason
 
 
+class WebSocketStalled(WebSocketClosed):
+    """It was dropped because the peer took nothing of what was sent."""
+
+
 class WebSocket(Protocol):
     """A WebSocket that is open; whoever accepted it closes or aborts it."""
 
     async def receive(self) -> str | bytes | None:
-        """Wait for a message; None, once, for one that was too big. Raises `WebSocketClosed`."""
+        """Wait for a message; None, once, for one that is too big. Raises `WebSocketClosed`."""
 
     async def send(self, frame: str) -> None:
         """Send a text message; cancelled, it aborts. Raises `WebSocketClosed`."""
@@ -109,8 +108,8 @@ class FastMasker:
         self._key = bytes(masking_key)
 
     def process(self, data: bytes | bytearray) -> bytearray:
-        """Mask or unmask the next piece, which itself is left as it is."""
-        masked = bytearray(data)
+        """Mask or unmask the next piece; in place, if it is a `bytearray`."""
+        masked = data if isinstance(data, bytearray) else bytearray(data)
         words = len(masked) // 8
         if words:
             view = np.frombuffer(masked, dtype=np.uint64, count=words)
@@ -132,90 +131,6 @@ def install_fast_masker() -> None:
 
 
 install_fast_masker()
-
-
-class TcpStream(trio.abc.Stream):
-    """A TCP connection with bytes put back, that can be dropped at once.
-
-    Args:
-        stream: the connection; this object closes it.
-        put_back: what was read of it already, read again first.
-    """
-
-    def __init__(self, stream: trio.SocketStream, put_back: bytes = b"") -> None:
-        self._stream = stream
-        self._put_back = put_back
-        self._head = b""
-        self._released = trio.Event()
-        self._released.set()
-        self.socket = stream.socket
-
-    def hold_after(self, head: bytes) -> trio.Event:
-        """Let `head` be read next, and nothing after it until the returned event is set."""
-        self._head = head
-        self._released = trio.Event()
-        return self._released
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Read what is put back, then what arrives; empty at the end."""
-        if self._head:
-            await trio.lowlevel.checkpoint()
-            head, self._head = self._head, b""
-            return head
-        await self._released.wait()
-        if not self._put_back:
-            return bytes(await self._stream.receive_some(max_bytes))
-        await trio.lowlevel.checkpoint()
-        size = max_bytes or len(self._put_back)
-        data, self._put_back = self._put_back[:size], self._put_back[size:]
-        return data
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send it all, or raise."""
-        await self._stream.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """Wait until the kernel takes more."""
-        await self._stream.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        """Send no more; reading goes on."""
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        """Close; what the kernel holds is still delivered."""
-        await self._stream.aclose()
-
-    def abort(self) -> None:
-        """Drop the connection at once, with a reset and without what is unsent; never waits."""
-        with suppress(OSError):  # It is closed already, or the peer has reset it.
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.socket.close()
-
-    async def linger(self) -> None:
-        """Say that we are done and read on to the peer's end: a reset would eat our last words.
-
-        The caller bounds the time. A peer that is gone is an end like any other.
-        """
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            await self.send_eof()
-            while await self.receive_some(READ_BYTES):
-                pass
-
-    def notice_dead_peer(self) -> None:
-        """Let TCP find out that a peer is gone without a word, where the system can."""
-        options = (
-            (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-            (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-            (socket.IPPROTO_TCP, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-            (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
-            (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS_MAX),
-        )
-        for level, name, value in options:
-            option = getattr(socket, name, None)
-            if option is not None:
-                with suppress(OSError):  # It is gone already: the first read will say so.
-                    self.socket.setsockopt(level, option, value)
 
 
 @attrs.frozen(kw_only=True)
@@ -247,13 +162,16 @@ class Handshake:
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
-async def accept(nursery: trio.Nursery, stream: TcpStream, handshake: Handshake) -> TrioWebSocket:
+async def accept(
+    nursery: trio.Nursery, link: Link, handshake: Handshake, keeper: Keeper
+) -> TrioWebSocket:
     """Answer a checked request with 101 and open its WebSocket.
 
     Args:
         nursery: owns the task that reads; cancelling it ends the WebSocket.
-        stream: the connection, with the bytes after the request's head put back.
+        link: the connection, with the bytes after the request's head put back.
         handshake: the request.
+        keeper: looks after it while it is open.
 
     Returns:
         The open WebSocket; the caller closes or aborts it.
@@ -261,8 +179,8 @@ async def accept(nursery: trio.Nursery, stream: TcpStream, handshake: Handshake)
     Raises:
         WebSocketClosed: the peer left before it was open.
     """
-    websocket = TrioWebSocket(stream, handshake.frame_bytes_max)
-    await nursery.start(websocket.run, handshake)
+    websocket = TrioWebSocket(link, handshake, keeper)
+    await nursery.start(websocket.run)
     return websocket
 
 
@@ -270,23 +188,32 @@ class TrioWebSocket:
     """A server's WebSocket on trio-websocket; see `WebSocket` for its rules.
 
     Args:
-        stream: the connection.
-        frame_bytes_max: messages above this are not taken.
+        link: the connection.
+        handshake: the request that it answers.
+        keeper: looks after it while it is open.
     """
 
-    def __init__(self, stream: TcpStream, frame_bytes_max: int) -> None:
-        self._stream = stream
-        self._frame_bytes_max = frame_bytes_max
+    def __init__(self, link: Link, handshake: Handshake, keeper: Keeper) -> None:
+        self._link = link
+        self._handshake = handshake
+        self._keeper = keeper
+        self._share = Share(keeper.budget)
+        self._intake = Intake(
+            link,
+            head=handshake.head(),
+            limits=keeper.limits,
+            message_bytes_max=handshake.frame_bytes_max,
+            share=self._share,
+            counters=keeper.counters,
+            on_too_big=self._too_big_comes,
+        )
+        self._line = Line(link=link, share=self._share)
         self._connection: trio_websocket.WebSocketConnection
         self._reader_ended = trio.Event()
+        self._received = 0
         self._told_too_big = False
 
-    async def run(
-        self,
-        handshake: Handshake,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the library's reader task; started once the 101 is sent, ended when it ends.
 
         Raises:
@@ -295,52 +222,61 @@ class TrioWebSocket:
         opened = False
         try:
             async with trio.open_nursery() as nursery:
-                self._connection = await self._open(nursery, handshake)
+                self._connection = await self._open(nursery)
                 opened = True
+                self._keeper.counters.websockets += 1
+                self._keeper.add(self._line)
                 task_status.started()
         except* Exception as errors:
             # The library's bugs and the peer's departure look alike here: the connection is over.
             _LOG.debug("the reader of a WebSocket ended early: %r", errors.exceptions)
-            self._stream.abort()
+            self._link.abort()
         finally:
             self._reader_ended.set()
+            self._keeper.discard(self._line)
+            self._keeper.counters.websockets -= opened
+            self._share.close()
         if not opened:
             raise WebSocketClosed(ABNORMAL_CLOSURE, "the peer left during the handshake")
 
-    async def _open(
-        self, nursery: trio.Nursery, handshake: Handshake
-    ) -> trio_websocket.WebSocketConnection:
-        release = self._stream.hold_after(handshake.head())
+    async def _open(self, nursery: trio.Nursery) -> trio_websocket.WebSocketConnection:
         request = await trio_websocket.wrap_server_stream(
             nursery,
-            self._stream,
+            self._intake,
             message_queue_size=MESSAGE_QUEUE_SIZE,
-            max_message_size=self._frame_bytes_max,
+            max_message_size=self._handshake.frame_bytes_max,
             receive_buffer_size=RECEIVE_BUFFER_BYTES,
         )
-        connection = await request.accept(subprotocol=handshake.subprotocol)
-        release.set()
+        connection = await request.accept(subprotocol=self._handshake.subprotocol)
+        self._intake.open()
         return connection
 
     async def receive(self) -> str | bytes | None:
         """Wait for a message.
 
         Returns:
-            The message, or None, once, for one above the limit: when it could still be read the
-            WebSocket is open, otherwise it was cut off and 1009 is sent already.
+            The message, or None, once, for one above the limit; none comes after it.
 
         Raises:
             WebSocketClosed: there will be none.
         """
+        self._share.release(self._received - 1)
+        if self._told_too_big:
+            await self._reader_ended.wait()
+            raise self._closed()
         try:
             message: str | bytes = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
-            closed = self._closed()
-            if self._told_too_big or not closed.reason.startswith(_TOO_BIG_BY_LIBRARY):
-                raise closed from None
+            if not self._intake.is_too_big:
+                raise self._closed() from None
             self._told_too_big = True
             return None
-        return message if frame_bytes(message) <= self._frame_bytes_max else None
+        self._received += 1
+        return message
+
+    def _too_big_comes(self) -> None:
+        """Let `receive` run dry: there is no more for it, while the WebSocket stays open."""
+        self._connection._send_channel.close()
 
     async def send(self, frame: str) -> None:
         """Send a text message; cancelled, it aborts the connection.
@@ -353,7 +289,7 @@ class TrioWebSocket:
         except (trio_websocket.ConnectionClosed, LocalProtocolError):
             raise self._closed() from None
         except BaseException:
-            self._stream.abort()  # Half a frame may be out: nothing can follow it.
+            self._link.abort()  # Half a frame may be out: nothing can follow it.
             raise
 
     async def close(self, code: int, reason: str) -> None:
@@ -365,19 +301,22 @@ class TrioWebSocket:
             code: the close code (RFC 6455, 7.4).
             reason: 123 bytes of UTF-8 at most, cut there.
         """
+        self._line.pings = False
         try:
             with trio.move_on_after(CLOSE_WAIT_S):
                 await self._connection.aclose(code, reason or None)
                 await self._reader_ended.wait()
-                await self._stream.linger()
+                await self._link.linger()
         finally:
-            self._stream.socket.close()  # Not a reset: the kernel still delivers what it holds.
+            self._link.socket.close()  # Not a reset: the kernel still delivers what it holds.
 
     async def abort(self) -> None:
         """Drop the TCP connection at once, with all that is unsent; never waits."""
-        self._stream.abort()
+        self._link.abort()
 
     def _closed(self) -> WebSocketClosed:
+        if self._link.dropped == "stalled":
+            return WebSocketStalled(ABNORMAL_CLOSURE, "the peer takes nothing")
         reason = self._connection.closed
         if reason is None:
             return WebSocketClosed(ABNORMAL_CLOSURE, "")

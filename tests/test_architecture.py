@@ -48,7 +48,10 @@ MUTABLE_CALLS: Final = frozenset({
 })
 # fmt: on
 
-TRIO_ALLOWED: Final = frozenset({"runtime/listener.py", "runtime/websocket.py"})
+TRIO_ALLOWED: Final = frozenset(
+    {"runtime/listener.py", "runtime/websocket.py"}
+    | {f"runtime/transport/{name}.py" for name in ("heads", "intake", "keeper", "link", "tcp")}
+)
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/backends/minicpmo/",)
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""

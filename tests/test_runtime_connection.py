@@ -15,8 +15,14 @@ import sniffio
 from trio.testing import MockClock
 
 from runtime import connection as module
-from runtime.connection import CLOSE_FLUSH_S, DRAIN_S, SEND_STALL_S, Connection
-from runtime.websocket import WebSocketClosed
+from runtime.connection import (
+    CLOSE_FLUSH_S,
+    DRAIN_S,
+    SEND_BYTES_PER_S_MIN,
+    SEND_STALL_S,
+    Connection,
+)
+from runtime.websocket import WebSocketClosed, WebSocketStalled
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +46,7 @@ class FakeWebSocket:
         self.aborts = 0
         self.stalled = False
         self.send_raises = False
+        self.is_dropped = False
         self._incoming: deque[str | bytes | None] = deque()
         self._ended = False
         self._changed = anyio.Event()
@@ -50,6 +57,10 @@ class FakeWebSocket:
 
     def leave(self) -> None:
         self._ended = True
+        self._change()
+
+    def drop_as_stalled(self) -> None:
+        self.is_dropped = True
         self._change()
 
     def _change(self) -> None:
@@ -63,6 +74,8 @@ class FakeWebSocket:
     async def receive(self) -> str | bytes | None:
         await anyio.lowlevel.checkpoint()
         while not self._incoming:
+            if self.is_dropped:
+                raise WebSocketStalled(1006, "")
             if self._ended:
                 raise WebSocketClosed(1006, "")
             await self._changed.wait()
@@ -72,8 +85,10 @@ class FakeWebSocket:
         await anyio.lowlevel.checkpoint()
         if self._ended or self.send_raises:
             raise WebSocketClosed(1006, "")
-        if self.stalled:
-            await anyio.sleep_forever()
+        while self.stalled:
+            if self.is_dropped:
+                raise WebSocketStalled(1006, "")
+            await self._changed.wait()
         self.sent.append(frame)
         self._change()
 
@@ -252,6 +267,30 @@ async def test_a_peer_that_takes_nothing_is_dropped_after_the_stall_limit() -> N
 
 
 @only_virtual_time
+async def test_a_large_answer_to_a_slow_line_is_waited_for() -> None:
+    """A chat's answer of ten megabytes would be cut off amid its way over a mobile network."""
+    async with connected() as (websocket, session, connection):
+        websocket.stalled = True
+        start = anyio.current_time()
+        connection.send("x" * 10_000_000, at_once)
+    waited_s = anyio.current_time() - start
+    assert waited_s == pytest.approx(SEND_STALL_S + 10_000_000 / SEND_BYTES_PER_S_MIN, abs=1)
+    assert session.told == ["SEND FAILED"]
+
+
+@pytest.mark.parametrize("sends", [False, True])
+async def test_what_the_websocket_drops_as_stalled_has_failed(sends: bool) -> None:
+    """The log would say that a client left that had only stopped reading."""
+    async with connected() as (websocket, session, connection):
+        websocket.stalled = True
+        if sends:
+            connection.send("speech", at_once)
+        await anyio.wait_all_tasks_blocked()
+        websocket.drop_as_stalled()
+    assert session.told == ["SEND FAILED"]
+
+
+@only_virtual_time
 async def test_a_slow_log_is_no_stall_of_the_peer() -> None:
     """A disk that hiccups for twenty seconds would cost every client its connection."""
     async with connected() as (websocket, session, connection):
@@ -289,7 +328,7 @@ async def test_a_close_is_bounded_with_all_that_waits_before_it() -> None:
         for _ in range(50):
             connection.send("speech", nearly_stalled)
         connection.close(1012, "server_shutdown", at_once)
-    assert anyio.current_time() - start == pytest.approx(CLOSE_FLUSH_S, abs=0.5)
+    assert anyio.current_time() - start == pytest.approx(SEND_STALL_S + CLOSE_FLUSH_S, abs=1)
     assert session.told == ["SEND FAILED"]
     assert websocket.closed is None
 

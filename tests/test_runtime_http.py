@@ -17,12 +17,14 @@ from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runtime.http import HTTP_IDLE_S, error_body, make_app
-from runtime.listener import HEAD_WAIT_S, HTTP_STALL_S
+from runtime.settings import HANDSHAKE_S, STALL_S
+from runtime.transport.bodies import BODY_WAIT_S
 from tests.test_runtime_listener import (
     SETTLE_S,
     UPGRADE,
     body_of,
     exchange,
+    pass_time,
     read_to_end,
     request_head,
     reset_when_closed,
@@ -194,7 +196,7 @@ async def test_a_slow_head_is_timed_out(clock: MockClock) -> None:
         for byte in b"GET /health HT":
             await stream.send_all(bytes([byte]))
             await wait_all_tasks_blocked(0.001)
-        clock.jump(HEAD_WAIT_S)
+        clock.jump(HANDSHAKE_S)
         answer = await read_to_end(stream)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert body_of(answer)["error"] == "request_timeout"
@@ -204,7 +206,7 @@ async def test_a_silent_connection_is_closed_without_a_word(clock: MockClock) ->
     """A browser's spare connection would get a 408 as the answer to its next request."""
     async with serving(app=APP) as address, await tcp(address) as stream:
         await wait_all_tasks_blocked(SETTLE_S)
-        clock.jump(HEAD_WAIT_S)
+        clock.jump(HANDSHAKE_S)
         assert await read_to_end(stream) == b""
 
 
@@ -229,6 +231,24 @@ async def test_a_body_may_come_later_than_its_head() -> None:
         await wait_all_tasks_blocked(SETTLE_S)
         await stream.send_all(b"body")
         assert (await read_to_end(stream)).endswith(b"POST longbody")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_body_that_never_comes_is_given_up(clock: MockClock, leaves: bool) -> None:
+    """A client that trickles a body would hold a handler, and each lost upload fill the log."""
+    async with serving(app=APP) as address, await tcp(address) as stream:
+        await stream.send_all(b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\nlo")
+        await wait_all_tasks_blocked(SETTLE_S)
+        if leaves:
+            reset_when_closed(stream)
+            await stream.aclose()
+        else:
+            clock.jump(BODY_WAIT_S - 1)
+            await stream.send_all(b"n")
+            await wait_all_tasks_blocked(SETTLE_S)
+            clock.jump(1)
+            assert (await read_to_end(stream)).startswith(b"HTTP/1.1 408 ")
+        await still_serves(address)
 
 
 async def test_half_closing_after_the_request_still_gets_the_answer() -> None:
@@ -284,8 +304,7 @@ async def test_a_download_that_stands_still_is_dropped(clock: MockClock) -> None
     async with serving(app=APP) as address, await tcp(address) as stream:
         await stream.send_all(request_head("/big"))
         await wait_all_tasks_blocked(10 * SETTLE_S)
-        clock.jump(HTTP_STALL_S)
-        await wait_all_tasks_blocked(SETTLE_S)
+        await pass_time(clock, STALL_S)
         assert len(await read_to_end(stream)) < BIG_BYTES // 2
 
 

@@ -26,6 +26,7 @@ from tests.test_runtime_listener import (
     PONG,
     SETTLE_S,
     TEXT,
+    RawClient,
     plain_mask,
     raw_client,
     raw_frame,
@@ -70,7 +71,7 @@ def playing(play: Play, frame_bytes_max: int = 1 << 20) -> AbstractAsyncContextM
 
 
 class Heard:
-    """Plays a server that listens, and keeps what it heard."""
+    """Plays a server that listens, keeps what it heard, and parts as a session does (1009)."""
 
     def __init__(self) -> None:
         self.frames: list[str | bytes | None] = []
@@ -81,6 +82,9 @@ class Heard:
         try:
             while True:
                 self.frames.append(await websocket.receive())
+                if self.frames[-1] is None:
+                    await websocket.send("that was too big")
+                    await websocket.close(1009, "too big")
         except WebSocketClosed as closed:
             self.how = (closed.code, closed.reason)
         finally:
@@ -165,41 +169,58 @@ async def test_a_message_may_be_fragmented_around_pings() -> None:
 # -- too big ------------------------------------------------------------------------------------
 
 
-async def test_a_huge_frame_is_cut_off_with_1009_and_never_held_in_memory() -> None:
+HUGE = struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + b"\0\0\0\0"
+
+
+async def told_too_big(raw: RawClient) -> None:
+    """Hold the server to its last words about a message that was too big."""
+    assert await raw.frame() == (TEXT, b"that was too big")
+    assert await raw.frame() == (CLOSE, struct.pack("!H", 1009) + b"too big")
+
+
+async def test_a_huge_frame_is_told_at_once_and_never_held_in_memory() -> None:
     """One client could take the server's memory with a single 100 MB frame."""
     heard = Heard()
     async with playing(heard, frame_bytes_max=1 << 20) as address, raw_client(address) as raw:
         tracemalloc.start()
-        await raw.stream.send_all(struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + b"\0\0\0\0")
+        await raw.stream.send_all(HUGE)
         piece = bytes(1 << 20)
 
         async def flood() -> None:
-            try:
+            with suppress(trio.BrokenResourceError):
                 while True:
                     await raw.stream.send_all(piece)
-            except trio.BrokenResourceError:
-                pass
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flood)
-            opcode, payload = await raw.frame()
+            await told_too_big(raw)
             peak_bytes = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             nursery.cancel_scope.cancel()
-        assert opcode == CLOSE
-        assert payload[:2] == struct.pack("!H", 1009)
         assert peak_bytes < 12 << 20
         await raw.stream.aclose()
         await heard.done.wait()
     assert heard.frames == [None]
-    assert heard.how[0] == 1009
 
 
-async def test_after_1009_the_connection_ends_in_peace() -> None:
+async def test_after_1009_the_connection_ends_in_peace(clock: MockClock) -> None:
     """On systems that drop what a reset overtakes, a client would not learn what was too big."""
     async with playing(Heard(), frame_bytes_max=1 << 20) as address, raw_client(address) as raw:
-        await raw.stream.send_all(struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + bytes(3_000_000))
-        assert (await raw.frame())[1][:2] == struct.pack("!H", 1009)
+        await raw.stream.send_all(HUGE + bytes(3_000_000))
+        await told_too_big(raw)
+        await wait_all_tasks_blocked(SETTLE_S)
+        clock.jump(CLOSE_WAIT_S)
+        with pytest.raises(EOFError):
+            await raw.frame()
+
+
+async def test_a_close_is_shaken_on_after_a_message_that_was_too_big(clock: MockClock) -> None:
+    """A client that answers our 1009 as it should would be waited for, two seconds each."""
+    clock.rate = 0.0  # So that nothing ends because its time is up.
+    async with playing(Heard(), frame_bytes_max=100) as address, raw_client(address) as raw:
+        await raw.send(TEXT, b"x" * 101)
+        await told_too_big(raw)
+        await raw.send(CLOSE, struct.pack("!H", 1009))
         with pytest.raises(EOFError):
             await raw.frame()
 
@@ -208,11 +229,12 @@ async def test_too_many_fragments_are_too_big_as_well() -> None:
     """The limit could be walked around by sending a huge message in small fragments."""
     heard = Heard()
     async with playing(heard, frame_bytes_max=10_000) as address, raw_client(address) as raw:
+        await raw.send(TEXT, b"before")
         await raw.send(TEXT, b"x" * 1000, fin=False)
         for _ in range(10):
             await raw.send(CONTINUATION, b"x" * 1000, fin=False)
-        assert (await raw.frame())[1][:2] == struct.pack("!H", 1009)
-    assert heard.frames == [None]
+        await told_too_big(raw)
+    assert heard.frames == ["before", None]
 
 
 async def test_a_message_at_the_limit_passes_and_one_byte_more_does_not() -> None:
@@ -225,7 +247,24 @@ async def test_a_message_at_the_limit_passes_and_one_byte_more_does_not() -> Non
         await raw.send(TEXT, b"after")
         await raw.stream.send_eof()
         await heard.done.wait()
-    assert heard.frames == ["x" * 3000, "é" * 1500, None, "after"]
+    assert heard.frames == ["x" * 3000, "é" * 1500, None]
+
+
+async def test_what_came_before_a_message_that_is_too_big_is_heard_first() -> None:
+    """A client's last good second would be lost to the one that it should not have sent."""
+    heard, held = Heard(), trio.Event()
+
+    async def listen_late(websocket: WebSocket) -> None:
+        await held.wait()
+        await heard(websocket)
+
+    async with playing(listen_late, frame_bytes_max=100) as address, raw_client(address) as raw:
+        for text in (b"one", b"two", b"x" * 101, b"three"):
+            await raw.send(TEXT, text)
+        await wait_all_tasks_blocked(SETTLE_S)
+        held.set()
+        await told_too_big(raw)
+    assert heard.frames == ["one", "two", None]
 
 
 async def test_bytes_made_by_chance_end_only_their_own_connection(

@@ -1,0 +1,138 @@
+"""What one WebSocket's codec reads: the client's bytes, at the rate and in the memory it has.
+
+The codec pulls; each pull takes at most one read from the connection and passes on as much of it as
+the client's rate allows, frame by frame. Beyond the rate, and where there is no room for a large
+message, the pull waits, and TCP slows the sender.
+
+A message above the limit is not for the codec (see `frames`): `on_too_big` is told in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from .budget import Share
+from .counters import Counters
+from .frames import FrameScanner
+from .limits import LARGE_MESSAGE_BYTES, Limits
+from .link import Link
+from .rates import Rate
+from .tcp import RECEIVE_BUFFER_BYTES
+
+MESSAGES_A_READ: Final = 32.0
+"""So many at once are for the codec: it yields to nobody between fragments, a quarter of a
+millisecond for each of these."""
+PAUSE_S_MIN: Final = 0.02
+"""Who is above its rate is woken fifty times a second, and not for each message of a flood."""
+
+
+class Intake(trio.abc.Stream):
+    """A connection as the codec has it; sending goes straight through.
+
+    Args:
+        link: the connection.
+        head: read first; nothing after it before `open`.
+        limits: the rates.
+        message_bytes_max: larger messages are not passed on.
+        share: of the room for large messages.
+        counters: `pauses` is kept there.
+        on_too_big: told once, in the codec's task, that a message above the limit comes next.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        head: bytes,
+        limits: Limits,
+        message_bytes_max: int,
+        share: Share,
+        counters: Counters,
+        on_too_big: Callable[[], None],
+    ) -> None:
+        self.link = link
+        self.share = share
+        self._head = head
+        self._opened = trio.Event()
+        self._rest = b""
+        self._scanner = FrameScanner(message_bytes_max)
+        self._counters = counters
+        self._on_too_big = on_too_big
+        self._rate = Rate(
+            limits.messages_per_s_max,
+            limits.bytes_per_s_max,
+            message_bytes_max,
+            trio.current_time(),
+        )
+
+    @property
+    def messages(self) -> int:
+        """Messages that have been passed on whole."""
+        return self._scanner.finished
+
+    @property
+    def is_too_big(self) -> bool:
+        """A message above the limit came: no other will be passed on."""
+        return self._scanner.is_too_big
+
+    def open(self) -> None:
+        """Let what comes after `head` be read."""
+        self._opened.set()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Read the next bytes that are for the codec; empty at the end."""
+        if self._head:
+            await trio.lowlevel.checkpoint()
+            head, self._head = self._head, b""
+            return head
+        if not self._opened.is_set():
+            await self._opened.wait()
+        needs_more = not self._rest
+        while True:
+            while wait_s := self._rate.wait_s(trio.current_time()):
+                self._counters.pauses += 1
+                with self.link.holding():
+                    await trio.sleep(max(wait_s, PAUSE_S_MIN))
+            if needs_more:
+                more = await self.link.receive_some(max_bytes or RECEIVE_BUFFER_BYTES)
+                if not more:
+                    return b""
+                self._rest += more
+            else:
+                await trio.lowlevel.checkpoint()
+            left = len(self._rest)
+            if passed := await self._pass_on():
+                return passed
+            # Nothing was for the codec: it was a part of a header, or what is dropped.
+            needs_more = len(self._rest) == left or not self._rest
+
+    async def _pass_on(self) -> bytes:
+        """Take what the rate allows from `_rest`, and return what of that is for the codec."""
+        data, scanner = self._rest, self._scanner
+        finished, was_too_big = scanner.finished, scanner.is_too_big
+        end, passes, cost = scanner.run(data, 0, min(MESSAGES_A_READ, self._rate.messages))
+        self._rate.take(cost, end)
+        self._rest = data[end:]
+        if scanner.is_too_big and not was_too_big:
+            self._on_too_big()
+        if scanner.finished > finished:
+            self.share.finish(finished)
+        if scanner.passed_bytes > LARGE_MESSAGE_BYTES:
+            with self.link.holding():
+                await self.share.hold(scanner.passed_bytes)
+        return data[:end] if passes else b""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send it all, or raise."""
+        await self.link.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until the kernel takes more."""
+        await self.link.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.link.aclose()

@@ -1,0 +1,60 @@
+"""What an operator allows a connection, as one value; what no operator decides stands beside it.
+
+It holds numbers and enforces none: `places` counts connections, `rates` what comes, `keeper` who
+is silent or stands still, `listener` the time for a handshake.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from ..settings import Settings
+
+RECEIVING_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Large messages on their way in, over all connections: two or three of the largest, or a dozen
+videos as phones make them. What a message costs until it is decoded is three times this."""
+LARGE_MESSAGE_BYTES: Final = 1024 * 1024
+"""A second of sound with pictures is less: the realtime path never asks for room."""
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """The limits of one listener; `Settings` says what each is for.
+
+    Attributes:
+        connections_max: at once.
+        connections_per_address_max: at once, from one address (IPv6: from one /64).
+        messages_per_s_max: on average, for one WebSocket.
+        bytes_per_s_max: likewise.
+        handshake_s: for TLS and the first request's head together.
+        stall_s: a client that takes nothing of what is sent for so long is dropped.
+        ping_s: how often a WebSocket is pinged; 0 never, and then nobody is dropped as silent.
+        pong_wait_s: a WebSocket from which nothing at all came for so long is dropped.
+        receiving_bytes_max: large messages on their way in, over all connections.
+    """
+
+    connections_max: int
+    connections_per_address_max: int
+    messages_per_s_max: int
+    bytes_per_s_max: int
+    handshake_s: float
+    stall_s: float
+    ping_s: float
+    pong_wait_s: float
+    receiving_bytes_max: int = RECEIVING_BYTES_MAX
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Take the limits out of an operator's settings."""
+        return cls(
+            connections_max=settings.connections_max,
+            connections_per_address_max=settings.connections_per_address_max,
+            messages_per_s_max=settings.messages_per_s_max,
+            bytes_per_s_max=settings.bytes_per_s_max,
+            handshake_s=settings.handshake_s,
+            stall_s=settings.stall_s,
+            ping_s=settings.ping_s,
+            pong_wait_s=settings.pong_wait_s,
+        )

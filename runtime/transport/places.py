@@ -1,0 +1,67 @@
+"""Places for connections: so many in all, so many for one address.
+
+An IPv6 address counts by its /64, which is what one household or machine is given; an IPv4 address
+written as IPv6 counts as what it is. Nothing here waits: there is a place, or there is none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from .counters import Counters, Refusal
+from .limits import Limits
+
+NETWORK_BITS: Final = 64
+"""Of an IPv6 address: the rest is chosen freely by whoever has the network."""
+
+
+class Places:
+    """The places of one listener.
+
+    Args:
+        limits: how many there are.
+        counters: `connections` and `refused` are kept there.
+    """
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._taken: dict[str, int] = {}
+
+    def enter(self, host: str) -> Refusal | None:
+        """Take a place for a connection from `host`, or say why there is none."""
+        origin = origin_of(host)
+        taken = self._taken.get(origin, 0)
+        refusal: Refusal | None = None
+        if self._counters.connections >= self._limits.connections_max:
+            refusal = "full"
+        elif taken >= self._limits.connections_per_address_max:
+            refusal = "address"
+        if refusal is not None:
+            self._counters.refused[refusal] += 1
+            return refusal
+        self._taken[origin] = taken + 1
+        self._counters.connections += 1
+        return None
+
+    def leave(self, host: str) -> None:
+        """Give back the place that `enter` took for `host`."""
+        origin = origin_of(host)
+        self._counters.connections -= 1
+        self._taken[origin] -= 1
+        if not self._taken[origin]:
+            del self._taken[origin]
+
+
+def origin_of(host: str) -> str:
+    """Say what a client's address counts as: itself, or the /64 that it is in."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, NETWORK_BITS), strict=False))
