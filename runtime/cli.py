@@ -16,6 +16,7 @@ import click
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "serve": ("runtime.serve_command:serve_command", "Serve a model over WebSockets."),
+        "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
         "talk": (
             "runtime.talk.command:talk_command",
             "Stream a WAV file to a server, hear its reply.",
@@ -25,6 +26,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
         "verify": ("replay.cli:verify_command", "Check a log's integrity."),
         "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+        "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
         "bench": ("runtime.bench.command:bench_command", "Measure units, replay and recording."),
         "doctor": ("runtime.doctor.command:doctor_command", "Say whether a model would be served."),
         "schema": ("runtime.schema.command:schema_command", "Describe the wire protocols."),

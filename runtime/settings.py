@@ -1,4 +1,11 @@
-"""What an operator decides about a server; defaults as the sources and `limits` have them."""
+"""What an operator decides about a server: every setting, declared once.
+
+A declaration holds a setting's default, its bounds and its help; flags, keys of a file, variables
+and the table of docs/operations.md are made from it (`config`). Defaults are as the sources and
+`limits` have them. A number's upper bound is there so that a slip of the finger is noticed.
+
+Nothing is checked when a `Settings` is made in code; `config` checks what people write.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +26,12 @@ from protocol.messages import Mode
 from recorder.writer import Durability
 
 from .admission import QUEUE_MAX
+from .config.declaration import setting
+from .models import DEVICES, DTYPES
 
 DEFAULT_PORT: Final = 8006
+RECORDINGS: Final = Path("recordings")
+"""Where logs go unless told otherwise: every session is recorded."""
 MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
 """The modes that are served, where the model has them; `transcription` is not yet."""
 CHATS_MAX: Final = 256
@@ -44,88 +55,259 @@ PONG_WAIT_S: Final = 60
 DRAIN_S: Final = 30
 """What orchestrators give a process to end in, by default."""
 
+SECONDS_MAX: Final = 31_536_000
+"""A year: more is a slip of the finger, and its nanoseconds still fit into 64 bits."""
+COUNT_MAX: Final = 1_000_000
+"""More sockets, chats or places in a queue than one process could hold."""
+BYTES_PER_S_LIMIT: Final = 1 << 40
+"""More than any network carries to one connection."""
+
+_ADDRESS: Final = "Address and model"
+_SESSIONS: Final = "Sessions"
+_RECORDING: Final = "Recording"
+_ACCESS: Final = "Keys, origins and TLS"
+_BOUNDS: Final = "Bounds of connections"
+_LOG: Final = "Ending and logging"
+
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """The settings of one server, checked by the command line.
+    """The settings of one server; what each is stands in its declaration."""
 
-    Attributes:
-        host: the address to listen on.
-        port: 0 takes a free one.
-        model: a name of `runtime.models`, or the folder of a checkpoint.
-        workers: further ones beside it that can take any of its sessions; names as in `model`.
-        slots: sessions at once; None takes what the model recommends.
-        device: `cpu` or `cuda`; None takes the model's default.
-        dtype: `fp32`, `fp16` or `bf16`; None takes the device's default.
-        record_to: the folder of the logs; None records nothing.
-        limit_video_s: total time of a video session, queueing and idling included.
-        limit_audio_s: likewise for audio.
-        default_mode: the mode where a client names none.
-        queue_max: sessions that may wait; 0 turns queueing off.
-        durability: when logs are synced to the device besides at their end.
-        on_recording_failure: what a session does when its log fails.
-        init_wait_s: how long a client may hold a slot without an init.
-        cleanup_wait_s: how long a call may run on after its session's end.
-        idle_s: how long a chat may wait between two turns.
-        pause_s: how long a client may pause.
-        chats_max: chats that may be connected at once.
-        voices: the folder of the voices that clients may name; None: there are none.
-        keys: the file of API keys; None asks nobody for one.
-        insecure: serve without keys on an address that is not loopback.
-        origins: web origins beside the server's own whose pages may connect.
-        tls_cert: the certificate's chain in PEM, read again when it changes; None speaks plain.
-        tls_key: its private key in PEM.
-        connections_max: connections at once, WebSockets and others.
-        connections_per_address_max: of these, from one address.
-        messages_per_s_max: messages that one connection is read, on average; more wait.
-        bytes_per_s_max: likewise bytes.
-        handshake_s: for a request's head, and for TLS before it.
-        stall_s: a client that takes nothing of what is sent for so long is dropped.
-        ping_s: how often a WebSocket is pinged; 0 never.
-        pong_wait_s: a WebSocket from which nothing at all came for so long is dropped.
-        drain_s: how long running sessions may go on after SIGTERM.
-        log_format: how the server's own log is written, to its standard error.
-        log_level: what it tells.
-        traces: send OpenTelemetry spans, as the OTEL_ variables say.
-    """
+    host: str = setting("127.0.0.1", "Address to listen on.", _ADDRESS)
+    port: int = setting(
+        DEFAULT_PORT,
+        "Port for WebSockets and HTTP; 0 takes a free one and prints it.",
+        _ADDRESS,
+        low=0,
+        high=65_535,
+    )
+    model: str = setting(
+        "tiny",
+        "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
+        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session at a time. Otherwise the "
+        "folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and "
+        "assets/token2wav for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
+        _ADDRESS,
+    )
+    workers: tuple[str, ...] = setting(
+        (),
+        "A further model beside it that can take any of its sessions, named as in --model.",
+        _ADDRESS,
+        flag="--worker",
+    )
+    slots: int | None = setting(
+        None,
+        "Sessions at once; the memory of all is taken at the start.",
+        _ADDRESS,
+        low=1,
+        high=1024,
+        unset="tiny's own 8; of a folder as many as fit into memory, at most 64",
+    )
+    device: str | None = setting(
+        None,
+        "Where the model computes.",
+        _ADDRESS,
+        choices=DEVICES,
+        unset="cpu for tiny; of a folder cuda where there is one",
+    )
+    dtype: str | None = setting(
+        None,
+        "Format of weights and caches. Full replay is promised on cpu only.",
+        _ADDRESS,
+        choices=DTYPES,
+        unset="fp32 on cpu, bf16 on cuda",
+    )
+    voices: Path | None = setting(
+        None,
+        "Folder of WAV files that clients may name as reference audio, each by its name without "
+        ".wav.",
+        _ADDRESS,
+    )
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    model: str = "tiny"
-    slots: int | None = None
-    device: str | None = None
-    dtype: str | None = None
-    record_to: Path | None = None
-    limit_video_s: int = LIMIT_VIDEO_S
-    limit_audio_s: int = LIMIT_AUDIO_S
-    default_mode: Mode = "video"
-    queue_max: int = QUEUE_MAX
-    durability: Durability = "interval"
-    on_recording_failure: Literal["continue", "close"] = "continue"
-    init_wait_s: int = INIT_WAIT_S
-    cleanup_wait_s: int = CLEANUP_WAIT_S
-    idle_s: int = IDLE_S
-    pause_s: int = PAUSE_S
-    chats_max: int = CHATS_MAX
-    voices: Path | None = None
-    workers: tuple[str, ...] = ()
-    keys: Path | None = None
-    insecure: bool = False
-    origins: tuple[str, ...] = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    connections_max: int = CONNECTIONS_MAX
-    connections_per_address_max: int = CONNECTIONS_PER_ADDRESS_MAX
-    messages_per_s_max: int = MESSAGES_PER_S_MAX
-    bytes_per_s_max: int = BYTES_PER_S_MAX
-    handshake_s: int = HANDSHAKE_S
-    stall_s: int = STALL_S
-    ping_s: int = PING_S
-    pong_wait_s: int = PONG_WAIT_S
-    drain_s: int = DRAIN_S
-    log_format: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    traces: bool = False
+    limit_video_s: int = setting(
+        LIMIT_VIDEO_S,
+        "Total seconds of a video session, queueing and idling included.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    limit_audio_s: int = setting(
+        LIMIT_AUDIO_S,
+        "Total seconds of an audio session, likewise.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    default_mode: Mode = setting(
+        "video", "The mode of a client that names none in its URL.", _SESSIONS, choices=MODES
+    )
+    queue_max: int = setting(
+        QUEUE_MAX,
+        "Sessions that may wait for a slot; 0 refuses instead (worker_busy).",
+        _SESSIONS,
+        low=0,
+        high=COUNT_MAX,
+    )
+    chats_max: int = setting(
+        CHATS_MAX,
+        "Chats that may be connected at once; each takes a slot for its turns alone.",
+        _SESSIONS,
+        low=0,
+        high=COUNT_MAX,
+    )
+    idle_s: int = setting(
+        IDLE_S,
+        "Seconds that a chat may wait between two turns.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+        flag="--chat-idle-s",
+    )
+    pause_s: int = setting(
+        PAUSE_S,
+        "Seconds that a client of /ws/duplex may pause; it may ask for less.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    init_wait_s: int = setting(
+        INIT_WAIT_S,
+        "Seconds that a client may hold a slot before it says how to use it.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    cleanup_wait_s: int = setting(
+        CLEANUP_WAIT_S,
+        "Seconds that a model call may run on after its session's end; then its slot is condemned.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+
+    record_to: Path | None = setting(
+        None,
+        "Folder of the session logs; it is made where it is missing. --no-record records nothing.",
+        _RECORDING,
+        flag="--record",
+        unset="nothing is recorded",
+        served=RECORDINGS,
+    )
+    durability: Durability = setting(
+        "interval",
+        "When logs are synced to the device, besides at their end: never, every second, or with "
+        "every unit. A killed process loses nothing in any case; a power cut may.",
+        _RECORDING,
+    )
+    on_recording_failure: Literal["continue", "close"] = setting(
+        "continue",
+        "What a session does when its log cannot be written: go on and say so, or end.",
+        _RECORDING,
+    )
+
+    keys: Path | None = setting(
+        None,
+        "File of API keys, made by `antiphon keys`; with it all but /health and /ready needs one. "
+        "It is read again when it changes.",
+        _ACCESS,
+        unset="nobody is asked for one",
+    )
+    insecure: bool = setting(
+        False,
+        "Serve without keys on an address that is not loopback: whoever reaches it may use it.",
+        _ACCESS,
+    )
+    origins: tuple[str, ...] = setting(
+        (),
+        "A web origin (https://app.example) beside the server's own whose pages may connect; * is "
+        "every one, and needs --keys.",
+        _ACCESS,
+        flag="--origin",
+    )
+    tls_cert: Path | None = setting(
+        None,
+        "The certificate and its chain, PEM; read again when it changes. Needs --tls-key.",
+        _ACCESS,
+        unset="plain HTTP",
+    )
+    tls_key: Path | None = setting(
+        None, "The certificate's private key, PEM, without a password.", _ACCESS
+    )
+
+    connections_max: int = setting(
+        CONNECTIONS_MAX,
+        "Connections at once, WebSockets and others.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    connections_per_address_max: int = setting(
+        CONNECTIONS_PER_ADDRESS_MAX,
+        "Of these, from one address. Behind a proxy all come from its own.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    messages_per_s_max: int = setting(
+        MESSAGES_PER_S_MAX,
+        "Messages a second that one connection is read, on average; more wait.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    bytes_per_s_max: int = setting(
+        BYTES_PER_S_MAX,
+        "Bytes a second that one connection is read, on average; more wait.",
+        _BOUNDS,
+        low=1024,
+        high=BYTES_PER_S_LIMIT,
+    )
+    handshake_s: int = setting(
+        HANDSHAKE_S,
+        "Seconds for a request's head, and for TLS before it.",
+        _BOUNDS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    stall_s: int = setting(
+        STALL_S,
+        "A client that takes nothing of what is sent for so many seconds is dropped.",
+        _BOUNDS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    ping_s: int = setting(
+        PING_S,
+        "Seconds between two pings of a WebSocket; 0 sends none.",
+        _BOUNDS,
+        low=0,
+        high=SECONDS_MAX,
+    )
+    pong_wait_s: int = setting(
+        PONG_WAIT_S,
+        "A WebSocket from which nothing at all came for so many seconds is dropped.",
+        _BOUNDS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+
+    drain_s: int = setting(
+        DRAIN_S,
+        "Seconds that running sessions may go on after SIGTERM.",
+        _LOG,
+        low=0,
+        high=SECONDS_MAX,
+    )
+    log_format: Literal["text", "json"] = setting(
+        "text", "How the server's own log is written, to its standard error.", _LOG
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "warning", "The least that it tells; -v stands for info.", _LOG
+    )
+    traces: bool = setting(
+        False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces]).", _LOG
+    )
 
     def limit_s(self, mode: Mode) -> int:
         """Total time of a session of `mode`, in seconds; 0 where it has no limit in all (chat)."""

@@ -1,0 +1,171 @@
+"""`antiphon keys`: make, list, renew and remove the API keys of a server's file.
+
+A key is shown once, on standard output and alone on its line; the file holds its hash. A running
+server takes a change within seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import attrs
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ..settings import MODES
+from .keyfile import KeyFileError, change_key_file, read_key_file
+from .keys import KEYS_MAX, SCOPES, SESSIONS_MAX, Key, Scope, hash_key, is_name, new_key
+
+FILE: Final = click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="ANTIPHON_KEYS",
+    show_envvar=True,
+    required=True,
+    help="The file of keys that the server reads (--keys).",
+)
+_COUNT: Final = click.IntRange(0, SESSIONS_MAX)
+
+Keys = tuple[Key, ...]
+
+
+@click.group("keys")
+def keys_command() -> None:
+    """Make, list, renew and remove API keys.
+
+    A key is 256 random bits; its file holds a hash of it. Recordings, tickets and sessions belong
+    to the name of a key: whoever gets a name that was in use before sees what the old one left.
+    """
+
+
+@keys_command.command("add")
+@click.argument("name")
+@FILE
+@click.option(
+    "--scope",
+    type=click.Choice(SCOPES),
+    default="use",
+    show_default=True,
+    help="admin sees recordings, tickets and sessions of all.",
+)
+@click.option("--sessions-max", type=_COUNT, help="Sessions at once [default: any number].")
+@click.option(
+    "--sessions-per-hour",
+    type=_COUNT,
+    help="Sessions that may begin within any hour [default: any number].",
+)
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(MODES),
+    multiple=True,
+    help="A mode that it may use; give it as often as wanted [default: all].",
+)
+def add_command(
+    *,
+    name: str,
+    path: Path,
+    scope: Scope,
+    sessions_max: int | None,
+    sessions_per_hour: int | None,
+    modes: tuple[str, ...],
+) -> None:
+    """Make a key of the name NAME and print it, once; the file is made where it is missing."""
+    if not is_name(name):
+        raise click.UsageError(
+            "a name is 1 to 64 letters, digits and _.@-, a letter or digit first"
+        )
+    drawn = new_key()
+    key = Key(
+        name=name,
+        hash=hash_key(drawn),
+        scope=scope,
+        sessions_max=sessions_max,
+        sessions_per_hour=sessions_per_hour,
+        modes=tuple(mode for mode in MODES if mode in modes) or None,
+    )
+
+    def add(keys: Keys) -> Keys:
+        if any(known.name == name for known in keys):
+            raise click.ClickException(
+                f"{path}: there is a key {name} already (keys renew, remove)"
+            )
+        if len(keys) >= KEYS_MAX:
+            raise click.ClickException(f"{path}: has {KEYS_MAX} keys, the most that it may")
+        return (*keys, key)
+
+    _change(path, add, create=True)
+    _hand_over(drawn, name)
+
+
+@keys_command.command("renew")
+@click.argument("name")
+@FILE
+def renew_command(*, name: str, path: Path) -> None:
+    """Make another key for NAME, which keeps its limits and what belongs to it; print it, once."""
+    drawn = new_key()
+
+    def renew(keys: Keys) -> Keys:
+        _find(keys, name, path)
+        return tuple(
+            attrs.evolve(key, hash=hash_key(drawn)) if key.name == name else key for key in keys
+        )
+
+    _change(path, renew)
+    _hand_over(drawn, name)
+
+
+@keys_command.command("remove")
+@click.argument("name")
+@FILE
+def remove_command(*, name: str, path: Path) -> None:
+    """Remove the key of NAME: it opens nothing any more; its sessions go on to their end."""
+
+    def remove(keys: Keys) -> Keys:
+        _find(keys, name, path)
+        return tuple(key for key in keys if key.name != name)
+
+    _change(path, remove)
+    click.echo(f"removed {name}", err=True)
+
+
+@keys_command.command("list")
+@FILE
+def list_command(*, path: Path) -> None:
+    """List the keys with their scopes and limits; no key, and no hash, is shown."""
+    try:
+        file = read_key_file(path)
+    except KeyFileError as error:
+        raise click.ClickException(str(error)) from error
+    table = Table("name", "scope", "at once", "an hour", "modes", box=None)
+    for key in file.keys:
+        limits = (key.sessions_max, key.sessions_per_hour)
+        shown = ["any" if limit is None else str(limit) for limit in limits]
+        table.add_row(
+            key.name, key.scope, *shown, "all" if key.modes is None else ", ".join(key.modes)
+        )
+    Console().print(table)
+    if file.warning is not None:
+        click.echo(f"Warning: {path}: {file.warning}", err=True)
+
+
+def _find(keys: Keys, name: str, path: Path) -> None:
+    if all(key.name != name for key in keys):
+        raise click.ClickException(f"{path}: there is no key {name}")
+
+
+def _change(path: Path, change: Callable[[Keys], Keys], *, create: bool = False) -> None:
+    try:
+        change_key_file(path, change, create=create)
+    except KeyFileError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _hand_over(drawn: str, name: str) -> None:
+    """Print a key, alone on standard output."""
+    click.echo(f"the key of {name}, which is shown this once:", err=True)
+    click.echo(drawn)

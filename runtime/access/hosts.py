@@ -1,0 +1,99 @@
+"""Hosts and web origins as values: reading `Host` and `Origin`, and telling loopback from the rest.
+
+Everything here is a client's or an operator's text; what is not exactly of the form is None.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+
+import attrs
+
+PORT_OF: Final = {"http": 80, "https": 443}
+"""The port that an address of the scheme leaves out."""
+HOST_CHARS_MAX: Final = 255
+"""The longest name that DNS has."""
+PORT_MAX: Final = 65_535
+
+_AUTHORITY: Final = re.compile(
+    r"(?P<host>[a-z0-9]([a-z0-9_.-]*[a-z0-9_.])?|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?", re.ASCII
+)
+_ORIGIN: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/]+)", re.ASCII)
+
+
+@attrs.frozen
+class Authority:
+    """A host and a port, as in the `Host` header.
+
+    Attributes:
+        host: in lower case, an IPv6 address without its brackets.
+        port: None where it is left out.
+    """
+
+    host: str
+    port: int | None
+
+
+@attrs.frozen
+class Origin:
+    """Where a web page is from.
+
+    Attributes:
+        scheme: `https`, `http`, or that of a browser's extension.
+        host: as in `Authority`.
+        port: the scheme's own where it was left out; None where the scheme has none.
+    """
+
+    scheme: str
+    host: str
+    port: int | None
+
+
+def read_authority(text: str) -> Authority | None:
+    """Read a `Host` header; None where it is none."""
+    found = _AUTHORITY.fullmatch(text.lower())
+    if found is None or len(text) > HOST_CHARS_MAX:
+        return None
+    host, port = found["host"], found["port"]
+    if host.startswith("["):
+        host = host[1:-1]
+        if not isinstance(_address(host), IPv6Address):
+            return None
+    if port is not None and int(port) > PORT_MAX:
+        return None
+    return Authority(host.removesuffix("."), None if port is None else int(port))
+
+
+def read_origin(text: str) -> Origin | None:
+    """Read an `Origin` header; None where it is `null` or no origin."""
+    found = _ORIGIN.fullmatch(text.lower())
+    if found is None:
+        return None
+    authority = read_authority(found["authority"])
+    if authority is None:
+        return None
+    port = PORT_OF.get(found["scheme"]) if authority.port is None else authority.port
+    return Origin(found["scheme"], authority.host, port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address can only mean this machine (RFC 6761, 6.3)."""
+    address = _address(host)
+    if address is None:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address rather than a name."""
+    return _address(host) is not None
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

@@ -1,0 +1,189 @@
+"""API keys as values: making one, hashing it, and the text of the file that holds their hashes.
+
+A key is 256 bits from the operating system, as text. The file holds its SHA-256 alone. A slow hash
+(scrypt, argon2) is for passwords, which can be guessed: it makes each guess dear. 2^256 keys cannot
+be guessed at any speed, and a slow hash would only let anybody keep the server busy by knocking.
+
+The file is TOML, a table `[[key]]` for each:
+
+| field | is |
+|---|---|
+| `name` | who it is: recordings, tickets and sessions belong to the name |
+| `hash` | `sha256:` and 64 hex digits |
+| `scope` | `use` (the default), or `admin`, which sees what belongs to others |
+| `sessions_max` | its sessions at once; without it as many as the server takes |
+| `sessions_per_hour` | its sessions that may begin within any hour |
+| `modes` | those that it may use; without it all |
+
+What else stands there is an error: a limit with a typing error in it would be none. No error shows
+a hash, for it could be a key that somebody put there by mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import attrs
+
+from protocol.messages import Mode
+
+from ..settings import MODES
+
+Scope = Literal["use", "admin"]
+
+SCOPES: Final[tuple[Scope, ...]] = ("use", "admin")
+KEYS_MAX: Final = 1_000
+"""A key that comes is compared with each; more clients want a proxy that knows users."""
+SESSIONS_MAX: Final = 100_000
+"""The times of a key's sessions within an hour are kept: 800 kB at most."""
+KEY_BYTES: Final = 32
+"""Nobody guesses 256 bits."""
+KEY_PREFIX: Final = "antiphon_"
+"""So that people and secret scanners know what they found."""
+KEY_CHARS_MAX: Final = 256
+"""A key has 52; what is longer is none, and is not hashed."""
+HASH_PREFIX: Final = "sha256:"
+HEADER: Final = """\
+# API keys of an Antiphon server: hashes, not the keys. `antiphon keys` writes this file anew, and
+# the server reads it when it changes.
+"""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
+_HASH: Final = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}", re.ASCII)
+
+
+class KeysWrongError(ValueError):
+    """The text is no file of keys; it says where and why, and shows no hash."""
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """What is known of a key.
+
+    Attributes:
+        name: who it is; no two keys have the same.
+        hash: of the key, as in the file.
+        scope: `admin` sees what belongs to others.
+        sessions_max: sessions at once, or None.
+        sessions_per_hour: sessions that may begin within any hour, or None.
+        modes: those that it may use; None is all.
+    """
+
+    name: str
+    hash: str = attrs.field(repr=False)
+    scope: Scope = "use"
+    sessions_max: int | None = None
+    sessions_per_hour: int | None = None
+    modes: tuple[Mode, ...] | None = None
+
+
+def new_key() -> str:
+    """Draw a key; its characters may stand in a header and in a WebSocket's subprotocol."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def hash_key(key: str) -> str:
+    """Hash a key, as its file has it; any text of a client will do."""
+    return HASH_PREFIX + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_name(text: str) -> bool:
+    """Whether a key may be called so: 1 to 64 letters, digits and `_.@-`, the first no sign."""
+    return _NAME.fullmatch(text) is not None
+
+
+def parse_keys(text: str) -> tuple[Key, ...]:
+    """Read a file of keys.
+
+    Args:
+        text: all of it.
+
+    Returns:
+        The keys, in their order; there may be none.
+
+    Raises:
+        KeysWrongError: it is none.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise KeysWrongError(f"is no TOML: {error}") from error
+    for name in document:
+        if name != "key":
+            raise KeysWrongError("holds something that is no [[key]]")
+    tables = document.get("key", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise KeysWrongError("a key begins with a line [[key]]")
+    if len(tables) > KEYS_MAX:
+        raise KeysWrongError(f"has {len(tables)} keys: at most {KEYS_MAX}")
+    keys = tuple(_key(number, table) for number, table in enumerate(tables, start=1))
+    for what in ("name", "hash"):
+        if len({getattr(key, what) for key in keys}) != len(keys):
+            raise KeysWrongError(f"two keys have the same {what}")
+    return keys
+
+
+def format_keys(keys: Sequence[Key]) -> str:
+    """Write a file of keys; `parse_keys` gives the same."""
+    return HEADER + "".join(f"\n[[key]]\n{''.join(_lines(key))}" for key in keys)
+
+
+# -- one key ------------------------------------------------------------------------------------
+
+
+def _key(number: int, table: Mapping[str, object]) -> Key:
+    """Read one table, strictly."""
+    where = f"key {number}"
+    name = table.get("name")
+    if not isinstance(name, str) or not is_name(name):
+        raise KeysWrongError(f"{where}: name must be 1 to 64 letters, digits and _.@-")
+    where = f"key {number} ({name})"
+    unknown = len(table.keys() - {field.name for field in attrs.fields(Key)})
+    if unknown:
+        known = ", ".join(field.name for field in attrs.fields(Key))
+        raise KeysWrongError(f"{where}: has {unknown} unknown fields; there are {known}")
+    hash_ = table.get("hash")
+    if not isinstance(hash_, str) or not _HASH.fullmatch(hash_):
+        raise KeysWrongError(f"{where}: hash must be {HASH_PREFIX} and 64 hex digits")
+    scope = table.get("scope", "use")
+    if scope not in SCOPES:
+        raise KeysWrongError(f"{where}: scope must be {' or '.join(SCOPES)}")
+    return Key(
+        name=name,
+        hash=hash_,
+        scope=scope,
+        sessions_max=_count(where, table, "sessions_max"),
+        sessions_per_hour=_count(where, table, "sessions_per_hour"),
+        modes=_modes(where, table.get("modes")),
+    )
+
+
+def _count(where: str, table: Mapping[str, object], name: str) -> int | None:
+    value = table.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= SESSIONS_MAX:
+        raise KeysWrongError(f"{where}: {name} must be a whole number from 0 to {SESSIONS_MAX}")
+    return value
+
+
+def _modes(where: str, value: object) -> tuple[Mode, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or not all(mode in MODES for mode in value):
+        raise KeysWrongError(f"{where}: modes must be a list of some of {', '.join(MODES)}")
+    modes: list[Any] = value
+    return tuple(modes)
+
+
+def _lines(key: Key) -> Iterator[str]:
+    for name, value in attrs.asdict(key).items():
+        if value is not None:
+            # JSON's texts, numbers and lists are TOML's, for the values that a key has.
+            yield f"{name} = {json.dumps(value)}\n"

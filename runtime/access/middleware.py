@@ -1,0 +1,133 @@
+"""The gate before everything that is served over HTTP, and the headers that every answer bears.
+
+- `/health` and `/ready` are for everybody: an orchestrator has no key and its own idea of the name.
+- All else goes through the gate first; who was admitted is `scope["principal"]`.
+- Listed origins get what their pages need to read answers (CORS); preflights are answered here, for
+  they bear no key. `OPTIONS` that is no preflight goes on to the application.
+- Where the application itself says `Denied`, `answer_denied` is its handler of that.
+- No answer is sniffed for another type, framed, cached without being asked to, or used by another
+  site's page; what the application sets itself stands.
+
+It is ASGI without a framework: a download passes through untouched.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .gate import Denied, Gate, Headers
+from .principal import Principal
+
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+HEADERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+"""Of every answer that does not set them itself: no browser does more with it than was meant."""
+STRICT_TRANSPORT: Final = ("Strict-Transport-Security", "max-age=2592000")
+"""A month: a browser that was here once does not come without TLS, and a change of mind heals."""
+CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
+CORS_REQUEST_HEADERS: Final = "Authorization, Content-Type, Range"
+CORS_ANSWER_HEADERS: Final = "Content-Range, Accept-Ranges, Retry-After"
+CORS_AGE_S: Final = 600
+"""The longest that every browser keeps a preflight's answer."""
+PRINCIPAL: Final = "principal"
+
+
+class AccessMiddleware:
+    """An application behind the gate.
+
+    Args:
+        app: the ASGI application.
+        gate: who may.
+        secure: TLS ends at this server.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate, *, secure: bool = False) -> None:
+        self._app = app
+        self._gate = gate
+        self._secure = secure
+        self._headers = (*HEADERS, STRICT_TRANSPORT) if secure else HEADERS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; anything but HTTP is for the application to refuse."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = [(key.decode("latin-1"), it.decode("latin-1")) for key, it in scope["headers"]]
+        cors = self._cors(headers)
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": _completed(message, self._headers, cors)}
+            await send(message)
+
+        app = _preflight() if cors and _is_preflight(scope, headers) else self._app
+        if app is self._app and scope["path"] not in OPEN_PATHS:
+            try:
+                principal = self._gate.admit_request(headers, secure=self._secure)
+            except Denied as denied:
+                app = _answer(denied)
+            else:
+                scope = {**scope, PRINCIPAL: principal}
+        await app(scope, receive, send_on)
+
+    def _cors(self, headers: Headers) -> tuple[tuple[str, str], ...]:
+        """Say what a listed origin's page needs to read the answer; nothing to all others."""
+        found = [value for name, value in headers if name == "origin"]
+        if len(found) != 1 or not self._gate.origins.lists(found[0]):
+            return ()
+        return (
+            ("Access-Control-Allow-Origin", found[0]),
+            ("Access-Control-Expose-Headers", CORS_ANSWER_HEADERS),
+        )
+
+
+def principal_of(request: Request) -> Principal:
+    """Tell who sent a request that came through the middleware."""
+    return cast(Principal, request.scope[PRINCIPAL])
+
+
+async def answer_denied(_request: Request, error: Exception) -> Response:
+    """Answer what an endpoint raised; for `exception_handlers={Denied: answer_denied}`."""
+    assert isinstance(error, Denied)
+    return _answer(error)
+
+
+def _answer(denied: Denied) -> Response:
+    return Response(denied.body, denied.status, dict(denied.headers), media_type="application/json")
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    names = {name for name, _ in headers}
+    return scope["method"] == "OPTIONS" and "access-control-request-method" in names
+
+
+def _preflight() -> Response:
+    allowed = {
+        "Access-Control-Allow-Methods": CORS_METHODS,
+        "Access-Control-Allow-Headers": CORS_REQUEST_HEADERS,
+        "Access-Control-Max-Age": str(CORS_AGE_S),
+    }
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers=allowed)
+
+
+def _completed(message: Message, defaults: Headers, cors: Headers) -> list[tuple[bytes, bytes]]:
+    """Add the headers that an answer does not have itself."""
+    headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
+    names = {name.lower() for name, _ in headers}
+    # What a cache keeps must not be shown to another origin.
+    added = (*defaults, *cors, ("Vary", "Origin"))
+    for name, value in added:
+        key = name.lower().encode("ascii")
+        if key == b"vary" or key not in names:
+            headers.append((key, value.encode("latin-1")))
+    return headers

@@ -1,0 +1,97 @@
+"""The keys that a server knows now, and finding the one that a client holds.
+
+- Every key is compared with what came, in constant time and without an early exit, so that how
+  long it takes tells neither how much of a key was right nor which one it was.
+- The file is read every few seconds and counts as soon as it changed. A broken or missing one
+  leaves the keys as they are, and is an error in the log: a slip of an editor locks nobody out.
+- A key that is removed is refused from then on; sessions that it has go on to their end.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from .keyfile import KeyFile, KeyFileError, parse_key_file, read_bytes, read_key_file
+from .keys import KEY_CHARS_MAX, Key, hash_key
+
+POLL_S: Final = 2.0
+"""A key that leaked is shut out before anyone could have read about it."""
+
+_LOG: Final = logging.getLogger("antiphon.access")
+
+
+class KeyRing:
+    """The keys of a file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        KeyFileError: it cannot be read, or is no file of keys.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = read_key_file(path)
+        self._failure: str | None = None
+        self._warn()
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys that are known now."""
+        return self._file.keys
+
+    def find(self, key: str) -> Key | None:
+        """Find what is known of a key; None where it is none of ours.
+
+        Args:
+            key: a client's own text.
+        """
+        if len(key) > KEY_CHARS_MAX:
+            return None
+        digest = hash_key(key)
+        found: Key | None = None
+        for known in self._file.keys:
+            if hmac.compare_digest(digest, known.hash):
+                found = known
+        return found
+
+    async def watch(self) -> None:
+        """Follow the file; runs until cancelled."""
+        while True:
+            await anyio.sleep(POLL_S)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take the file's keys if it changed; what is wrong with it goes to the log, once."""
+        try:
+            # A disk that hangs must not keep the server from ending.
+            data, mode = await anyio.to_thread.run_sync(
+                partial(read_bytes, self._path), abandon_on_cancel=True
+            )
+            if (data, mode) != (self._file.data, self._file.mode):
+                self._take(parse_key_file(self._path, data, mode))
+            self._failure = None
+        except KeyFileError as error:
+            if str(error) != self._failure:
+                _LOG.error("%s; the keys stay as they were", error)
+            self._failure = str(error)
+
+    def _take(self, file: KeyFile) -> None:
+        before, self._file = self._file, file
+        if file.keys != before.keys:
+            _LOG.info("%s: read again, %d keys", self._path, len(file.keys))
+        self._warn()
+
+    def _warn(self) -> None:
+        if self._file.warning is not None:
+            _LOG.warning("%s: %s", self._path, self._file.warning)
+        if not self._file.keys:
+            _LOG.warning("%s: it holds no key: nobody can connect", self._path)

@@ -1,0 +1,91 @@
+"""What settings must be together, and what they name that must be there, before anything starts.
+
+Each value was checked by itself when it was read. What is wrong here is told with what to do about
+it, all of it at once. It looks at the disk, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..access.hosts import is_loopback
+from ..access.keyfile import KeyFileError, read_key_file
+from ..access.origins import read_origins
+from ..models import ModelUnknownError, check_model
+from ..settings import Settings
+from .sources import ConfigError
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that a server could not or should not run with.
+
+    Args:
+        settings: of all sources together.
+
+    Raises:
+        ConfigError: some of them do not fit together, or name what is not there.
+    """
+    problems = [*_access(settings), *_tls(settings), *_models(settings)]
+    if settings.voices is not None and not settings.voices.is_dir():
+        problems.append(f"voices: there is no folder {settings.voices}")
+    if 0 < settings.pong_wait_s <= settings.ping_s:
+        problems.append(
+            f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
+            "clients would be dropped before they are asked"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def warnings(settings: Settings) -> tuple[str, ...]:
+    """Tell what an operator may have meant, but should know."""
+    if is_loopback(settings.host):
+        return ()
+    if settings.keys is None:
+        return (f"{settings.host}: there are no keys; whoever reaches it may use this server",)
+    if settings.tls_cert is None:
+        text = "keys and sessions cross the network in the clear; use --tls-cert, or a proxy"
+        return (f"{settings.host}: {text} with TLS",)
+    return ()
+
+
+def _access(settings: Settings) -> Iterator[str]:
+    if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
+        yield (
+            f"host: {settings.host} is no loopback address, and there are no keys. Make one with "
+            "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
+            "whoever reaches this address may use the server"
+        )
+    if settings.keys is not None:
+        try:
+            read_key_file(settings.keys)
+        except KeyFileError as error:
+            yield f"keys: {error}"
+    try:
+        read_origins(settings.origins, has_keys=settings.keys is not None, host=settings.host)
+    except ValueError as error:
+        yield f"origins: {error}"
+
+
+def _tls(settings: Settings) -> Iterator[str]:
+    if settings.tls_cert is not None and settings.tls_key is None:
+        yield "tls_cert: a certificate needs its private key beside it, tls_key"
+    if settings.tls_key is not None and settings.tls_cert is None:
+        yield "tls_key: a private key needs its certificate beside it, tls_cert"
+    for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
+        if path is not None and not _can_be_read(path):
+            yield f"{name}: there is no file {path} that can be read"
+
+
+def _models(settings: Settings) -> Iterator[str]:
+    for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
+        try:
+            check_model(model)
+        except ModelUnknownError as error:
+            yield f"{name}: {error}"
+
+
+def _can_be_read(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.R_OK)

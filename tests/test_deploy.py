@@ -1,0 +1,243 @@
+"""What operators copy: image, compose file, systemd unit, example, and the page of settings.
+
+Nothing is built or started here: the files are held to the settings, flags and waits of the code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.access.command import keys_command
+from runtime.access.middleware import OPEN_PATHS
+from runtime.cli import COMMANDS
+from runtime.config.checks import check
+from runtime.config.declaration import PREFIX, Setting, declared
+from runtime.config.sources import OTHERS, ConfigError, Effective, read
+from runtime.serve_command import EXIT_WAIT_S, serve_command
+from runtime.serving import SHUTDOWN_WAIT_S
+from runtime.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+SETTINGS = declared(Settings)
+DOCKERFILE = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text())
+STEPS = [
+    (line.split()[0], line.split(maxsplit=1)[1])
+    for line in DOCKERFILE.splitlines()
+    if line.strip() and not line.startswith(("#", " "))
+]
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+
+
+def unit() -> dict[str, list[str]]:
+    """The service's section: systemd allows a key to come more than once."""
+    found: dict[str, list[str]] = {}
+    section = ""
+    for line in (DEPLOY / "antiphon.service").read_text().splitlines():
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]" and line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def seconds(text: str) -> int:
+    """Read a span as systemd and compose write it."""
+    spans = re.fullmatch(r"(?:(\d+)m(?:in)?)?(?:(\d+)s?)?", text)
+    assert spans is not None
+    return 60 * int(spans[1] or 0) + int(spans[2] or 0)
+
+
+def image_environment() -> dict[str, str]:
+    """What the last stage of the image sets."""
+    last = STEPS[max(i for i, (step, _) in enumerate(STEPS) if step == "FROM") :]
+    words = [word for step, rest in last if step == "ENV" for word in shlex.split(rest)]
+    return dict(word.split("=", 1) for word in words)
+
+
+def settings_of(environ: dict[str, str], config: Path | None = None) -> Effective:
+    """What a server would run with; what is no setting is an error."""
+    return read(flags={}, environ=environ, config=config)
+
+
+def drains_within(wait_s: int, drain_s: int) -> bool:
+    """Whether a server that is told to end does so before it is killed."""
+    return wait_s > drain_s + SHUTDOWN_WAIT_S + EXIT_WAIT_S
+
+
+def test_the_image_s_variables_are_settings() -> None:
+    """A container would not start, or serve nobody beyond itself."""
+    settings = settings_of(image_environment()).settings
+    assert settings.host == "0.0.0.0"
+    assert settings.record_to == Path("/var/lib/antiphon")
+    with pytest.raises(ConfigError, match="--keys FILE"):  # Nobody is served by an oversight.
+        check(settings)
+
+
+def test_the_image_runs_as_nobody_and_hears_its_signal() -> None:
+    """A hole would be root's; or every restart would cut sessions off."""
+    steps = dict(STEPS)
+    assert steps["USER"] == "antiphon"
+    assert steps["STOPSIGNAL"] == "SIGTERM"
+    command = json.loads(steps["ENTRYPOINT"]) + json.loads(steps["CMD"])
+    assert command == ["antiphon", "serve"]
+    names = [step for step, _ in STEPS]
+    assert names.index("USER") > len(names) - 1 - names[::-1].index("RUN")
+
+
+def test_the_image_asks_whether_it_is_ready_where_it_listens() -> None:
+    """A container would be unhealthy for ever, or for nobody to see."""
+    (check_text,) = [rest for step, rest in STEPS if step == "HEALTHCHECK"]
+    code = json.loads(check_text.partition(" CMD ")[2])[2]
+    compile(code, "healthcheck", "exec")
+    url = re.search(r"'(http://127\.0\.0\.1:(\d+)(/\w+))'", code)
+    assert url is not None
+    environment = image_environment()
+    assert url[2] == environment["ANTIPHON_PORT"] == dict(STEPS)["EXPOSE"]
+    assert url[3] == "/ready"
+    assert url[3] in OPEN_PATHS
+
+
+def test_the_image_is_made_of_all_that_is_installed() -> None:
+    """The image could not be built, or its server lack a part."""
+    sources = [
+        word
+        for step, rest in STEPS
+        if step == "COPY" and not rest.startswith("--from")
+        for word in rest.split()[:-1]
+    ]
+    assert all((ROOT / source).exists() for source in sources)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = [*wheel["packages"], *wheel["force-include"], project["project"]["readme"]]
+    for path in wanted:
+        assert any(path == it or path.startswith(f"{it}/") for it in sources), path
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(sources)
+
+
+def test_the_compose_file_s_variables_are_settings() -> None:
+    """A server would not start, and `docker compose up` would start it again for ever."""
+    for service in COMPOSE["services"].values():
+        environ = {**image_environment(), **service.get("environment", {})}
+        settings = settings_of(environ).settings
+        assert settings.keys == Path("/etc/antiphon/keys.toml")
+        folders = [volume.split(":")[1] for volume in service["volumes"]]
+        assert str(settings.keys.parent) in folders
+    assert COMPOSE["services"]["antiphon"]["command"] == ["serve"]
+    tools = COMPOSE["services"]["keys"]
+    assert tools["entrypoint"] == ["antiphon", "keys"]
+    assert tools["command"][0] in keys_command.commands
+
+
+def test_the_compose_file_lets_sessions_end() -> None:
+    """Every restart would cut sessions off."""
+    service = COMPOSE["services"]["antiphon"]
+    drain_s = int(service["environment"]["ANTIPHON_DRAIN_S"])
+    assert drains_within(seconds(service["stop_grace_period"]), drain_s)
+
+
+def test_the_compose_file_shows_the_port_to_its_own_machine() -> None:
+    """Keys would cross the network in the clear."""
+    (port,) = COMPOSE["services"]["antiphon"]["ports"]
+    assert port == "127.0.0.1:8006:8006"
+
+
+def test_the_example_is_a_configuration() -> None:
+    """The first thing that an operator copies would not start."""
+    settings = settings_of({}, DEPLOY / "antiphon.toml").settings
+    with pytest.raises(ConfigError) as error:
+        check(settings)
+    assert str(error.value).startswith("keys: /etc/antiphon/keys.toml: cannot be read")
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_example_leaves_out_is_a_configuration_too(tmp_path: Path) -> None:
+    """Whoever takes the mark away from a line would meet an error."""
+    text = (DEPLOY / "antiphon.toml").read_text()
+    path = tmp_path / "antiphon.toml"
+    path.write_text(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+    effective = settings_of({}, path)
+    assert effective.settings.tls_cert is not None
+    assert effective.settings.origins == ("https://app.example",)
+
+
+def test_the_unit_starts_what_there_is() -> None:
+    """The service would not start."""
+    service = unit()
+    (start,) = service["ExecStart"]
+    program, command, *flags = shlex.split(start)
+    assert program == "/opt/antiphon/bin/antiphon"
+    assert command in COMMANDS
+    known = {opt for param in serve_command.params for opt in param.opts}
+    assert {flag for flag in flags if flag.startswith("-")} <= known
+    config = Path(flags[flags.index("--config") + 1])
+    assert config == Path("/etc/antiphon") / (DEPLOY / "antiphon.toml").name
+    names = {word.partition("=")[0] for line in service["Environment"] for word in line.split()}
+    assert {it for it in names if it.startswith(PREFIX)} <= {
+        it.variable for it in SETTINGS
+    } | OTHERS
+
+
+def test_the_unit_lets_sessions_end() -> None:
+    """Every restart would cut sessions off, or an update hang for ever."""
+    service = unit()
+    settings = settings_of({}, DEPLOY / "antiphon.toml").settings
+    assert service["KillSignal"] == ["SIGTERM"]
+    assert drains_within(seconds(service["TimeoutStopSec"][0]), settings.drain_s)
+    assert int(service["LimitNOFILE"][0]) > 2 * settings.connections_max
+
+
+def test_the_unit_may_write_where_it_records() -> None:
+    """A server would start and record nothing."""
+    service = unit()
+    settings = settings_of({}, DEPLOY / "antiphon.toml").settings
+    assert service["ProtectSystem"] == ["strict"]
+    assert service["DynamicUser"] == ["yes"]
+    assert settings.record_to == Path("/var/lib") / service["StateDirectory"][0]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda it: it.name)
+def test_the_page_has_every_setting(setting: Setting) -> None:
+    """An operator would not find a setting, or one that is no more."""
+    default = setting.unset if setting.default is None else str(setting.default).lower()
+    if setting.kind == "texts":
+        default = "none"
+    row = f"| `{setting.name}` | `{setting.flag}` | {default} | {setting.help} |"
+    assert row in PAGE.splitlines()
+
+
+def test_the_page_has_no_other_setting() -> None:
+    """An operator would set what nobody reads."""
+    named = re.findall(r"^\| `(\w+)` \| `--", PAGE, re.MULTILINE)
+    assert named == [setting.name for setting in SETTINGS]
+
+
+def test_the_page_s_commands_and_variables_exist() -> None:
+    """An operator would type what there is not."""
+    known = {it.variable for it in SETTINGS} | OTHERS | {"ANTIPHON_TOKEN2WAV_"}
+    assert set(re.findall(r"\bANTIPHON_[A-Z0-9_]+", PAGE)) <= known | {PREFIX + "QUEUE_MAX"}
+    flags = {opt for param in serve_command.params for opt in (*param.opts, *param.secondary_opts)}
+    lines = re.findall(r"^\$ (antiphon .*)$", PAGE, re.MULTILINE)
+    lines += re.findall(r"^(antiphon .*)$", README, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        _, command, *words = shlex.split(line)
+        assert command in COMMANDS
+        if command == "serve":
+            assert {word for word in words if word.startswith("--")} <= flags
+        if command == "keys":
+            options = keys_command.commands[words[0]].params
+            given = {word for word in words if word.startswith("--")}
+            assert given <= {opt for param in options for opt in param.opts}
