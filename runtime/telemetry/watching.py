@@ -1,7 +1,8 @@
 """What a session and a server let others see; nothing here can change either.
 
-A session is seen as its log is: each event with the effects it led to. So whatever is measured or
-told of a session could be found again in its recording.
+A session is seen as its log is: each event with the effects it led to, and the machine after it,
+which is a function of these events. So whatever is measured or told of a session could be found
+again in its recording.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ import attrs
 from protocol.effects import Effect
 from protocol.events import ConnectionOpened, Event
 from protocol.messages import Mode
+from protocol.session import Session
 from protocol.state import State
 
 from ..pool import PoolCounts
+from ..transport.counters import Statistics
+from ..workers import WorkersStatistics
 
 
 class Watcher(Protocol):
     """Sees one session, from the event loop; it must return at once and raise nothing."""
 
-    def saw(self, event: Event, effects: tuple[Effect, ...]) -> None:
+    def saw(self, event: Event, effects: tuple[Effect, ...], session: Session) -> None:
         """Take note of an event and its effects, after they were performed.
 
-        The first is `ConnectionOpened`; `event.at_ns` counts from it.
+        Args:
+            event: the first is `ConnectionOpened`; `event.at_ns` counts from it.
+            effects: what came of it, in order.
+            session: the machine after the step, to be looked at and never stepped.
         """
         ...
 
@@ -92,7 +99,10 @@ class ServerStatus:
         queue_length: sessions and turns that wait for a slot.
         slots: where the slots are; None while the model loads.
         connections: open connections of any kind.
+        tasks: of the event loop: a server that nobody uses comes back to the same number.
         recorder: what `RecorderStatistics` holds, by name; empty where nothing is recorded.
+        listener: what its port counts; None where that is not known.
+        workers: what became of the workers; None while the model loads.
     """
 
     readiness: str
@@ -104,4 +114,7 @@ class ServerStatus:
     queue_length: int
     slots: PoolCounts | None
     connections: int
+    tasks: int
     recorder: Mapping[str, int | float]
+    listener: Statistics | None = None
+    workers: WorkersStatistics | None = None

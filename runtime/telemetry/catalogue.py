@@ -1,0 +1,206 @@
+"""Every metric of sessions, as data: its name, its kind, its labels and its buckets.
+
+- Names follow Prometheus: `antiphon_`, base units, `_total` for what only counts up.
+- A label takes its values from a fixed set: modes, codes, reasons, stages. Never an id, never a
+  client's words: the number of series is known before anybody connects.
+- Times are of the session's clock or of the model's own costs. Both stand in the log, so whatever
+  is counted here can be counted again from recordings.
+
+What a server shows of itself as a whole stands in `gauges`. Nothing is counted here: see `meter`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import attrs
+
+UNIT_BUCKETS_S: Final = (
+    *(0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    *(1.25, 1.5, 2.0, 3.0, 5.0),
+)
+"""A unit has one second: fine below it, and a bound at 1.0 so that misses can be read off."""
+STAGE_BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 2.0, 5.0),
+)
+"""From a finalize on a GPU, some milliseconds, to a unit that takes its whole second."""
+WAIT_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+"""At most five units wait, a second each."""
+QUEUE_BUCKETS_S: Final = (
+    *(0.01, 0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
+)
+"""From a free slot to half an hour; who waits longer runs into the session's limit."""
+SESSION_BUCKETS_S: Final = (
+    *(1.0, 5.0, 15.0, 30.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1800.0, 3600.0),
+)
+"""Contexts last 90 s, video sessions 300 s, audio sessions 600 s; chats have no limit."""
+TURN_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+"""From the first token of a fast model to a long spoken answer of a slow one."""
+CALL_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Opening, cleaning up and decoding: bounded by the waits for them, 10 s to 30 s."""
+TOKEN_BUCKETS: Final = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 6144.0, 8192.0, 16384.0, 32768.0)
+"""Up to the published context of 8192, and two larger ones."""
+
+
+@attrs.frozen(kw_only=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as Prometheus shows it.
+        kind: what it is.
+        meaning: one sentence for whoever reads it.
+        labels: the names of its labels.
+        buckets: upper bounds of a histogram, rising.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    meaning: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _count(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=f"antiphon_{name}_total", kind="counter", meaning=meaning, labels=labels)
+
+
+def _spread(name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(
+        name=f"antiphon_{name}", kind="histogram", meaning=meaning, labels=labels, buckets=buckets
+    )
+
+
+# -- traffic --------------------------------------------------------------------------------------
+
+SESSIONS_OPENED: Final = _count(
+    "sessions_opened", "Sessions whose connection was opened.", "mode", "endpoint"
+)
+SESSIONS_ENDED: Final = _count(
+    "sessions_ended",
+    "Sessions that are over; broken_off: by a bug or a hard stop.",
+    "mode",
+    "reason",
+)
+SESSION_SECONDS: Final = _spread(
+    "session_seconds", "From a session's connection to its last event.", SESSION_BUCKETS_S, "mode"
+)
+FRAMES_RECEIVED: Final = _count("frames_received", "Messages that clients sent.", "mode")
+FRAMES_SENT: Final = _count("frames_sent", "Messages handed to connections.", "mode")
+RECEIVED_BYTES: Final = _count("received_bytes", "Bytes of messages that clients sent.", "mode")
+SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connections.", "mode")
+SENDS_FAILED: Final = _count(
+    "sends_failed", "Connections dropped because a client read too slowly.", "mode"
+)
+ERRORS: Final = _count("errors", "Errors told to clients, by their wire code.", "code")
+MEDIA: Final = _count(
+    "media", "Images, sounds and videos handed to decoders: decoded or rejected.", "kind", "outcome"
+)
+MEDIA_SECONDS: Final = _spread(
+    "media_seconds", "From handing media to a decoder to its answer.", CALL_BUCKETS_S, "kind"
+)
+RECORDINGS_FAILED: Final = _count(
+    "recordings_failed", "Sessions whose log failed while they ran.", "mode"
+)
+
+# -- the queue and the slots ----------------------------------------------------------------------
+
+QUEUE_WAIT_SECONDS: Final = _spread(
+    "queue_wait_seconds",
+    "From asking for a slot to having it; a chat asks for one each turn.",
+    QUEUE_BUCKETS_S,
+    "mode",
+)
+QUEUE_LEFT: Final = _count(
+    "queue_left", "Requests for a slot that got none: left, cancelled or refused.", "mode", "how"
+)
+SLOT_SECONDS: Final = _spread(
+    "slot_seconds", "How long slots were held, cleanup included.", SESSION_BUCKETS_S, "mode"
+)
+RELEASE_SECONDS: Final = _spread(
+    "release_seconds", "From giving a slot back to its being clean.", CALL_BUCKETS_S
+)
+OPEN_SECONDS: Final = _spread(
+    "open_seconds", "Opening a duplex session on the model, its prompt included.", CALL_BUCKETS_S
+)
+OPENS_FAILED: Final = _count("opens_failed", "Openings of a session that failed for good.")
+BACKENDS_LOST: Final = _count("backends_lost", "Times that a session lost its model.", "mode")
+
+# -- units ----------------------------------------------------------------------------------------
+
+UNITS: Final = _count(
+    "units",
+    "Units begun, by what became of them: listen, speech, cut (interrupted), failed (told as "
+    "inference_error), ended (the session was over first).",
+    "mode",
+    "outcome",
+)
+UNITS_DROPPED: Final = _count(
+    "units_dropped", "Waiting seconds of input lost to newer ones (B7).", "mode"
+)
+UNITS_LATE: Final = _count(
+    "units_late",
+    "Units answered more than 1 s after their last sample came: the next second was whole by then.",
+    "mode",
+)
+UNIT_ANSWER_SECONDS: Final = _spread(
+    "unit_answer_seconds",
+    "From a unit's last sample to its answer, as the session saw both.",
+    UNIT_BUCKETS_S,
+    "mode",
+)
+UNIT_WAIT_SECONDS: Final = _spread(
+    "unit_wait_seconds",
+    "From a unit's last sample to its start: for the barrier, for pictures, through a pause.",
+    WAIT_BUCKETS_S,
+    "mode",
+)
+UNIT_BARRIER_SECONDS: Final = _spread(
+    "unit_barrier_seconds",
+    "How long a whole unit waited for the finalize, or the undoing, of the one before it (B1).",
+    WAIT_BUCKETS_S,
+    "mode",
+)
+UNIT_SECONDS: Final = _spread(
+    "unit_seconds", "From a unit's start to its result, by the wall.", UNIT_BUCKETS_S, "mode"
+)
+UNIT_STAGE_SECONDS: Final = _spread(
+    "unit_stage_seconds",
+    "A unit's time in each stage, as the model measured it. prefill and generate follow one "
+    "another; llm, tts and token2wav are parts of generate; finalize comes after the answer.",
+    STAGE_BUCKETS_S,
+    "stage",
+)
+INTERRUPTS: Final = _count("interrupts", "Units cut because the client asked for it.", "mode")
+ROLLBACKS: Final = _count(
+    "rollbacks", "Failed units undone (done), or not (failed: the session ends).", "outcome"
+)
+FINALIZES_FAILED: Final = _count("finalizes_failed", "Finalizes that failed: the session ends.")
+SPEECH_SECONDS: Final = _count("speech_seconds", "Speech that the model made.", "mode")
+TOKENS: Final = _count(
+    "tokens", "Tokens: text and speech made, picture and prompt taken in.", "kind"
+)
+SESSION_KV_TOKENS: Final = _spread(
+    "session_kv_tokens", "The most that a session held in the KV cache.", TOKEN_BUCKETS, "mode"
+)
+
+# -- turns of chat --------------------------------------------------------------------------------
+
+TURNS: Final = _count(
+    "turns",
+    "Turns of chat begun on the model, by their end: turn_end, length, interrupted, failed, ended "
+    "(the session was over first).",
+    "outcome",
+)
+TURN_STAGE_SECONDS: Final = _spread(
+    "turn_stage_seconds",
+    "From a turn's start on its slot to its prefill, to the first piece of its answer, to its end.",
+    TURN_BUCKETS_S,
+    "stage",
+)
+
+ALL: Final[tuple[Metric, ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
+"""All of them, in the order of this file."""

@@ -1,0 +1,161 @@
+"""What a server is at one moment, asked of it when somebody looks: nothing is kept here.
+
+A recorder's counts are its own and only rise, so they are told as counters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from protocol.messages import Mode
+from protocol.state import State
+
+from ..transport.counters import Drop, Refusal, Statistics
+from ..workers import WorkersStatistics
+from .catalogue import Metric
+from .watching import ServerStatus
+
+Labels = tuple[str, ...]
+NO_LABELS: Final[Labels] = ()
+READINESS: Final = ("loading", "ready", "full", "draining", "condemned")
+"""What a server says of itself; each is a series, so that its changes can be drawn."""
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=f"antiphon_{name}", kind="gauge", meaning=meaning, labels=labels)
+
+
+def _count(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=f"antiphon_{name}_total", kind="counter", meaning=meaning, labels=labels)
+
+
+BUILD: Final = _gauge("build_info", "Always 1; what runs.", "version", "model", "speech")
+UPTIME: Final = _gauge("uptime_seconds", "Since the server began.")
+READY: Final = _gauge("ready", "1 where `/ready` answers 200, else 0.")
+READINESS_GAUGE: Final = _gauge(
+    "readiness", "1 for how the server stands now, 0 for the others.", "state"
+)
+CONNECTIONS: Final = _gauge("connections", "Open connections of any kind.")
+TASKS: Final = _gauge("tasks", "Tasks of the event loop; idle, always the same number.")
+WEBSOCKETS: Final = _gauge("websockets", "Of these, WebSockets.")
+REFUSED: Final = _count(
+    "connections_refused",
+    "Connections that never came to a request: full (no place in all), address (none for theirs), "
+    "tls, head (no request in time).",
+    "cause",
+)
+CUT: Final = _count(
+    "connections_dropped",
+    "Connections that were cut: stalled (took nothing), silent (said nothing), slow (with a large "
+    "message), left (while held to their rate).",
+    "cause",
+)
+PAUSES: Final = _count("reading_pauses", "Times that a client was made to wait above its rate.")
+RECEIVING: Final = _gauge("receiving_bytes", "Bytes of large messages that are on their way in.")
+SESSIONS: Final = _gauge("sessions", "Sessions that run.", "mode", "state")
+QUEUE: Final = _gauge("queue_length", "Sessions and turns that wait for a slot.")
+SLOTS: Final = _gauge("slots", "Slots of the model: free, leased, condemned.", "state")
+WORKERS: Final = _gauge("workers", "Workers: serving, condemned.", "state")
+WORKERS_REPLACED: Final = _count("workers_replaced", "Condemned workers that were replaced.")
+WORKER_LOADS_FAILED: Final = _count(
+    "worker_loads_failed", "Tries of loading a replacement that failed."
+)
+KV: Final = _gauge("kv_tokens", "Tokens that all sessions hold in the KV cache.")
+KV_LARGEST: Final = _gauge("kv_tokens_largest", "Tokens of the session that holds most.")
+RECORDER_LOGS: Final = _gauge("recorder_logs", "Session logs that are open.")
+RECORDER_BACKLOG: Final = _gauge(
+    "recorder_backlog_bytes", "Bytes of logs that are not yet written: how far the recorder lags."
+)
+RECORDER_BLOCKS: Final = _count("recorder_blocks", "Blocks written to logs.")
+RECORDER_WRITTEN: Final = _count("recorder_written_bytes", "Bytes written to logs.")
+RECORDER_FAILURES: Final = _count("recorder_failures", "Logs that failed.")
+
+RECORDER: Final = {
+    "logs": RECORDER_LOGS,
+    "backlog_bytes": RECORDER_BACKLOG,
+    "blocks": RECORDER_BLOCKS,
+    "file_bytes": RECORDER_WRITTEN,
+    "failures": RECORDER_FAILURES,
+}
+"""By the names of `RecorderStatistics`."""
+ALL: Final[tuple[Metric, ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
+"""All of them, in the order of this file."""
+
+
+class ServerGauges(Collector):
+    """Asks a server how it stands, each time that metrics are written.
+
+    Args:
+        status: asks it; called in the caller's thread.
+    """
+
+    def __init__(self, status: Callable[[], ServerStatus]) -> None:
+        self._status = status
+
+    def describe(self) -> Iterable[Family]:
+        """Name what there is, without asking."""
+        return [_family(metric) for metric in ALL]
+
+    def collect(self) -> Iterator[Family]:
+        """Ask, and tell."""
+        status = self._status()
+        speech = status.speech or "unknown"
+        yield _family(BUILD, {(status.version, status.model, speech): 1})
+        yield _family(UPTIME, {NO_LABELS: status.uptime_s})
+        yield _family(READY, {NO_LABELS: int(status.readiness == "ready")})
+        states = dict.fromkeys((*READINESS, status.readiness), 0) | {status.readiness: 1}
+        yield _family(READINESS_GAUGE, {(state,): value for state, value in states.items()})
+        yield _family(CONNECTIONS, {NO_LABELS: status.connections})
+        yield _family(TASKS, {NO_LABELS: status.tasks})
+        yield _family(QUEUE, {NO_LABELS: status.queue_length})
+        if status.slots is not None:
+            places = ("free", "leased", "condemned")
+            yield _family(SLOTS, {(place,): getattr(status.slots, place) for place in places})
+        yield from _of_sessions(status)
+        if status.listener is not None:
+            yield from _of_listener(status.listener)
+        if status.workers is not None:
+            yield from _of_workers(status.workers)
+        for name, metric in RECORDER.items():
+            if name in status.recorder:
+                yield _family(metric, {NO_LABELS: status.recorder[name]})
+
+
+def _of_sessions(status: ServerStatus) -> Iterator[Family]:
+    found = Counter[Labels]((at.mode, at.state.value) for at in status.sessions)
+    pairs: list[Labels] = [(mode, state.value) for mode in get_args(Mode) for state in State]
+    yield _family(SESSIONS, {pair: found[pair] for pair in pairs})
+    held = [session.kv_tokens for session in status.sessions]
+    yield _family(KV, {NO_LABELS: sum(held)})
+    yield _family(KV_LARGEST, {NO_LABELS: max(held, default=0)})
+
+
+def _of_listener(seen: Statistics) -> Iterator[Family]:
+    yield _family(WEBSOCKETS, {NO_LABELS: seen.websockets})
+    yield _family(REFUSED, {(cause,): seen.refused.get(cause, 0) for cause in get_args(Refusal)})
+    yield _family(CUT, {(cause,): seen.dropped.get(cause, 0) for cause in get_args(Drop)})
+    yield _family(PAUSES, {NO_LABELS: seen.pauses})
+    yield _family(RECEIVING, {NO_LABELS: seen.receiving_bytes})
+
+
+def _of_workers(seen: WorkersStatistics) -> Iterator[Family]:
+    serving = seen.workers - seen.condemned
+    yield _family(WORKERS, {("serving",): serving, ("condemned",): seen.condemned})
+    yield _family(WORKERS_REPLACED, {NO_LABELS: seen.replaced})
+    yield _family(WORKER_LOADS_FAILED, {NO_LABELS: seen.failures})
+
+
+def _family(metric: Metric, values: Mapping[Labels, float] | None = None) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.meaning, labels=metric.labels)
+    for labels, value in (values or {}).items():
+        family.add_metric(labels, value)
+    return family

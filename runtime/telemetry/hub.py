@@ -1,0 +1,71 @@
+"""Several that watch, as one: whoever breaks is left out, and the session goes on.
+
+A watcher that raises is logged once, with its trace, and sees no more of that session; the others
+do. It is a bug of ours, and costs figures, never a session.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from protocol.effects import Effect
+from protocol.events import ConnectionOpened, Event
+from protocol.session import Session
+
+from .watching import Telemetry, Watcher
+
+_logger = logging.getLogger("antiphon.telemetry")
+
+
+class Hub:
+    """Shows every session to several (`Telemetry`).
+
+    Args:
+        watching: whom, in the order in which they are told.
+    """
+
+    def __init__(self, watching: Sequence[Telemetry]) -> None:
+        self._watching = tuple(watching)
+
+    def watch(self, opened: ConnectionOpened, owner: str) -> Watcher:
+        """Begin to watch a session."""
+        watchers: list[Watcher] = []
+        for telemetry in self._watching:
+            try:
+                watchers.append(telemetry.watch(opened, owner))
+            except Exception:
+                _logger.exception("%s cannot watch a session", type(telemetry).__name__)
+        return Watchers(watchers)
+
+
+class Watchers:
+    """Those who watch one session (`Watcher`).
+
+    Args:
+        watchers: in the order in which they are told.
+    """
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = list(watchers)
+
+    def saw(self, event: Event, effects: tuple[Effect, ...], session: Session) -> None:
+        """Tell all who are left."""
+        for watcher in self._watchers:
+            try:
+                watcher.saw(event, effects, session)
+            except Exception:
+                self._leave_out(watcher)
+
+    def over(self, reason: str | None) -> None:
+        """Tell all who are left."""
+        for watcher in self._watchers:
+            try:
+                watcher.over(reason)
+            except Exception:
+                self._leave_out(watcher)
+
+    def _leave_out(self, broken: Watcher) -> None:
+        """Log the exception that is being handled, and tell its watcher no more."""
+        _logger.exception("%s broke, and watches this session no more", type(broken).__name__)
+        self._watchers = [watcher for watcher in self._watchers if watcher is not broken]

@@ -1,0 +1,212 @@
+r"""The server's own log: one line an event, as JSON for machines or as text for people.
+
+All code of ours logs by `logging`; here is decided how that is written. `configure` is called once,
+by the command line. Without it nothing changes: a library that is embedded leaves logging alone.
+
+    {"timestamp":"...Z","level":"info","logger":"antiphon.session","event":"session over",...}
+
+- `session` and `unit` come from where a line was logged: they are bound in a task (`bound_session`,
+  `bound_unit`), and inherited by the tasks that it starts and the threads that it waits for.
+- One event is one line of JSON. In text an exception's trace follows, each line behind a bar, so
+  that nothing in it can look like a line of ours.
+- Whatever is not printable is escaped and everything is bounded in length, also in exceptions: a
+  client's `\n` or `\x1b[2J` can neither forge a line nor reach a terminal.
+- The values of local variables are never written; they hold sound, words and keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Final, Literal, TextIO
+
+import orjson
+import structlog
+from structlog.contextvars import bound_contextvars, merge_contextvars
+from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict, WrappedLogger
+
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+OURS: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")
+"""The loggers of our code; what libraries tell below a warning is theirs to know."""
+TEXT_CHARS_MAX: Final = 2048
+"""A line of ours is below 200; whatever is longer was made by somebody else."""
+FIELDS_MAX: Final = 32
+"""Fields a line: ours have ten at most."""
+FRAMES_MAX: Final = 40
+"""Frames of a stack: those of the event loop are some twenty."""
+TRACE_LINES_MAX: Final = 200
+"""Lines of a trace in text: groups of exceptions nest."""
+NESTING_MAX: Final = 6
+"""How deep groups of exceptions are followed: task groups nest four deep here."""
+FIRST: Final = ("timestamp", "level", "logger", "event", "session", "unit")
+"""The fields that come first, in this order."""
+
+
+def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> logging.Handler:  # noqa: A002
+    """Write the log of this process; called again, it replaces what it did before.
+
+    Args:
+        format: `json`, or `text` for people.
+        level: what our own code tells; of libraries, warnings and errors.
+        stream: where to; standard error by default.
+
+    Returns:
+        The handler, which the caller may remove again.
+    """
+    as_text = format == "text"
+    handler = _Handler(stream or sys.stderr)
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=[
+                merge_contextvars,
+                add_log_level,
+                add_logger_name,
+                ExtraAdder(),
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+            ],
+            processors=[
+                ProcessorFormatter.remove_processors_meta,
+                _drop_doubles,
+                _trace_as_text if as_text else _trace_as_fields,
+                _clean,
+                _as_text if as_text else _as_json,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    least = getattr(logging, level.upper())
+    root.setLevel(max(least, logging.WARNING))
+    for name in OURS:
+        logging.getLogger(name).setLevel(least)
+    return handler
+
+
+def bound_session(recording_id: str) -> AbstractContextManager[None]:
+    """Say, within this context, which session is logged of: by its recording's id."""
+    return bound_contextvars(session=recording_id)
+
+
+def bound_unit(index: int) -> AbstractContextManager[None]:
+    """Say, within this context, which unit is logged of."""
+    return bound_contextvars(unit=index)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """A handler of ours, to be known again."""
+
+
+# -- what is written ------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Escape whatever is not printable, and cut what is too long.
+
+    Args:
+        text: of any origin: control characters, direction marks and lone surrogates are escaped.
+    """
+    kept = text[:TEXT_CHARS_MAX]
+    if not kept.isprintable():
+        kept = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in kept
+        )
+    return kept if len(text) <= TEXT_CHARS_MAX else f"{kept}... ({len(text)} characters)"
+
+
+def _drop_doubles(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
+    """Forget what another formatter left on the record: the event and its time, again."""
+    for name in ("message", "asctime"):
+        fields.pop(name, None)
+    return fields
+
+
+def _clean(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
+    """Put the fields in order, and make each of them safe to be written."""
+    names = [name for name in FIRST if name in fields]
+    names += [name for name in fields if name not in FIRST]
+    kept = names[:FIELDS_MAX]
+    return {printable(str(name)): _safe(fields[name]) for name in kept}
+
+
+def _safe(value: object, depth: int = 0) -> Any:
+    if isinstance(value, bool | float) or value is None:
+        return value
+    if isinstance(value, int) and abs(value) < 1 << 53:  # what every reader of JSON can hold
+        return value
+    if depth <= 3 * NESTING_MAX:  # a group of exceptions is a list in a mapping in a list
+        if isinstance(value, Mapping):
+            return {str(name): _safe(item, depth + 1) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [_safe(item, depth + 1) for item in value[:TRACE_LINES_MAX]]
+    return printable(str(value))
+
+
+def _as_json(_logger: WrappedLogger, _method: str, fields: EventDict) -> str:
+    return orjson.dumps(fields).decode()
+
+
+def _as_text(_logger: WrappedLogger, _method: str, fields: EventDict) -> str:
+    trace = fields.pop("exception", [])
+    head = [str(fields.pop(name, "-")) for name in FIRST[:4]]
+    head[1] = f"{head[1]:7}"
+    told = [f"{name}={_word(value)}" for name, value in fields.items()]
+    return "\n".join([" ".join([*head, *told]), *(f"  | {line}" for line in trace)])
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or " " in text or "=" in text else text
+
+
+# -- exceptions -----------------------------------------------------------------------------------
+
+_TRANSFORM: Final = ExceptionDictTransformer(
+    show_locals=False, max_frames=FRAMES_MAX, use_rich=False
+)
+
+
+def _exception_of(fields: EventDict) -> ExcInfo | None:
+    """Take what was logged with a line; None where it was no exception."""
+    raised = fields.pop("exc_info", None)
+    if isinstance(raised, tuple) and isinstance(raised[1], BaseException):
+        return (type(raised[1]), raised[1], raised[1].__traceback__)
+    return None
+
+
+def _trace_as_fields(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
+    raised = _exception_of(fields)
+    if raised is not None:
+        fields["exception"] = _told(_TRANSFORM(raised))
+    return fields
+
+
+def _told(stacks: list[dict[str, Any]], depth: int = 0) -> list[dict[str, Any]]:
+    """Keep of an exception, and of its causes, what helps to find its bug."""
+    told = []
+    for stack in stacks:
+        frames = [f"{at['filename']}:{at['lineno']} {at['name']}" for at in stack["frames"]]
+        fields = {"type": stack["exc_type"], "text": stack["exc_value"], "frames": frames}
+        if stack["is_group"] and depth < NESTING_MAX:
+            fields["group"] = [_told(inner, depth + 1) for inner in stack["exceptions"]]
+        told.append(fields)
+    return told
+
+
+def _trace_as_text(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
+    raised = _exception_of(fields)
+    if raised is not None:
+        told = traceback.TracebackException(*raised, limit=-FRAMES_MAX, max_group_depth=NESTING_MAX)
+        lines = [line for part in told.format() for line in part.rstrip("\n").split("\n")]
+        fields["exception"] = lines[:TRACE_LINES_MAX]
+    return fields

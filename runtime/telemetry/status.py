@@ -1,0 +1,58 @@
+"""How a server stands, for scripts: `/status` as JSON. For people it is a page (`page`).
+
+What is told here names sessions and keys: it is for operators, and whoever serves it asks for an
+`admin` key where there are keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ..transport.counters import Statistics
+from .watching import ServerStatus, SessionStatus
+
+
+def status_json(status: ServerStatus) -> dict[str, Any]:
+    """Write a server's status as plain values for JSON; times are in seconds.
+
+    Args:
+        status: the server's.
+    """
+    slots, workers = status.slots, status.workers
+    return {
+        "readiness": status.readiness,
+        "version": status.version,
+        "model": status.model,
+        "speech": status.speech,
+        "uptime_s": round(status.uptime_s, 1),
+        "connections": status.connections,
+        "tasks": status.tasks,
+        "queue_length": status.queue_length,
+        "slots": None if slots is None else attrs.asdict(slots),
+        "workers": None if workers is None else attrs.asdict(workers),
+        "recorder": dict(status.recorder),
+        "listener": None if status.listener is None else _listener_json(status.listener),
+        "sessions": [session_json(session) for session in status.sessions],
+    }
+
+
+def _listener_json(seen: Statistics) -> dict[str, Any]:
+    told = attrs.asdict(seen, recurse=False)
+    return told | {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
+
+
+def session_json(session: SessionStatus) -> dict[str, Any]:
+    """Write one session's status likewise; `/api/sessions` may use it too."""
+    return {
+        "recording_id": session.recording_id,
+        "owner": session.owner,
+        "mode": session.mode,
+        "dialect": session.dialect,
+        "state": session.state.value,
+        "age_s": round(session.age_s, 1),
+        "units": session.units,
+        "dropped_units": session.dropped_units,
+        "kv_tokens": session.kv_tokens,
+    }

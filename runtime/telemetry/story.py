@@ -1,0 +1,73 @@
+"""Tells the server's log of each session: that it was opened, what went wrong, how it ended.
+
+One line at its open and one at its end, with all that was counted; between them only what an
+operator may have to act on. What a client said, its label and its words are never told.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from protocol import events as ev
+from protocol.effects import DropUnit, Effect
+from protocol.limits import NS_PER_S
+from protocol.session import Session
+
+from .books import BROKEN_OFF
+
+OUR_FAULTS: Final = frozenset({BROKEN_OFF, "backend_error"})
+"""The ends that an operator should hear of, whatever else is told."""
+
+_logger = logging.getLogger("antiphon.session")
+
+
+class Stories:
+    """Tells of every session (`Telemetry`)."""
+
+    def watch(self, opened: ev.ConnectionOpened, owner: str) -> Story:
+        """Begin to tell of a session."""
+        return Story(opened, owner)
+
+
+class Story:
+    """Tells of one session (`Watcher`).
+
+    Args:
+        opened: its first event.
+        owner: the name of its key; empty where there are no keys.
+    """
+
+    def __init__(self, opened: ev.ConnectionOpened, owner: str) -> None:
+        self._session: Session | None = None
+        self._at_ns = 0
+        self._has_dropped = False
+        self._named: Final = {"session": opened.recording_id} | ({"key": owner} if owner else {})
+        self._of: Final = {"mode": opened.mode, "endpoint": opened.endpoint}
+        self._tell(logging.INFO, "session opened", **self._of)
+
+    def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
+        """Tell of what an operator may have to act on."""
+        self._session, self._at_ns = session, event.at_ns
+        match event:
+            case ev.RecordingFailed():
+                self._tell(logging.ERROR, "the session is no longer recorded")
+            case ev.BackendLost():
+                self._tell(logging.WARNING, "the model was lost")
+        if not self._has_dropped and any(isinstance(effect, DropUnit) for effect in effects):
+            self._has_dropped = True
+            self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")
+
+    def over(self, reason: str | None) -> None:
+        """Tell how the session ended, and what was counted of it."""
+        why = reason or BROKEN_OFF
+        level = logging.WARNING if why in OUR_FAULTS else logging.INFO
+        told: dict[str, object] = {"reason": why, **self._of}
+        if self._session is not None:
+            told |= {"dialect": self._session.dialect_name}
+            told |= {"seconds": round(self._at_ns / NS_PER_S, 3), **self._session.counts}
+        self._tell(level, "session over", **told)
+
+    def _tell(self, level: int, text: str, **fields: object) -> None:
+        if _logger.isEnabledFor(level):
+            _logger.log(level, text, extra={**self._named, **fields})

@@ -1,0 +1,89 @@
+"""What the tests of telemetry share: servers in memory that are watched, and figures read back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from protocol.effects import Effect
+from protocol.events import ConnectionOpened
+from protocol.session import Session
+from recorder.mapping import EFFECT_KINDS, EVENT_KINDS, effect_record, event_of
+from recorder.reader import read
+from runtime.backends.scripted import ScriptedBackend
+from runtime.telemetry.metrics import Metrics
+from runtime.telemetry.watching import Telemetry
+
+from .helpers import World, world
+
+
+@asynccontextmanager
+async def watched(
+    telemetry: Telemetry, backend: ScriptedBackend | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    """Run a server in memory whose sessions are watched."""
+    async with world(backend, **settings) as server:
+        server.server._telemetry = telemetry
+        yield server
+
+
+class Figures:
+    """What metrics say, read back from their own text."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        body, _ = metrics.text()
+        self._values = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(body.decode())
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """Give a value; the name is without `antiphon_`."""
+        return self._values[f"antiphon_{name}", frozenset(labels.items())]
+
+    def all_of(self, name: str, **labels: str) -> float:
+        """Sum the values of a name over all labels but those given."""
+        found = [
+            value
+            for (sample, having), value in self._values.items()
+            if sample == f"antiphon_{name}" and having >= set(labels.items())
+        ]
+        assert found, f"there is no {name}"
+        return sum(found)
+
+
+def meter_log(log: Path, metrics: Metrics) -> Session:
+    """Measure a session from its log: its events, and the effects that they give again.
+
+    Those effects are compared with the logged ones, so that nothing is measured that was not so.
+    """
+    records = list(read(log))
+    again: list[tuple[str, Any]] = []
+    logged = [(record.kind, record.fields) for record in records if record.kind in EFFECT_KINDS]
+    session: Session | None = None
+    for record in records:
+        if record.kind not in EVENT_KINDS:
+            continue
+        event = event_of(record.fields, record.at_ns)
+        effects: tuple[Effect, ...]
+        if session is None:
+            assert isinstance(event, ConnectionOpened)
+            session, effects = Session.open(event)
+            meter = metrics.watch(event, "")
+        else:
+            effects = session.step(event)
+        again += [effect_record(effect) for effect in effects]
+        meter.saw(event, effects, session)
+    assert session is not None
+    assert again == logged
+    fin = records[-1]
+    assert fin.kind == "fin"
+    reason = fin.fields["reason"]
+    assert reason is None or isinstance(reason, str)
+    meter.over(reason)
+    return session
