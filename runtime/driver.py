@@ -13,7 +13,6 @@ recording.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
@@ -25,6 +24,7 @@ from anyio.abc import TaskGroup
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.errors import ErrorCode
+from protocol.limits import NS_PER_S
 from protocol.session import Session
 from protocol.state import State
 
@@ -34,7 +34,7 @@ from .connection import Ready
 from .journal import Journal, OpenLog
 from .media.values import Decoded, MediaError
 from .pool import Lease
-from .telemetry.watching import Watcher
+from .telemetry.watching import SessionStatus, Watcher
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """An append of the largest size, or a turn's frame that is larger: then the reader pauses until the
@@ -45,8 +45,6 @@ pauses."""
 
 DecodeMedia = Callable[[ef.DecodeMedia], Awaitable[Decoded]]
 """Decodes media, or raises `MediaError`."""
-
-_logger = logging.getLogger("antiphon.session")
 
 
 class Outlet(Protocol):
@@ -72,6 +70,8 @@ class Driver:
         decode_media: decodes media off the event loop (`MediaDecoder.decode`).
         clock_ns: monotonic nanoseconds.
         admit: whether there is room for a connection without a slot.
+        owner: the name of the key that it came with; empty where there are no keys.
+        refusal: why it gets no slot, whatever is free; None: it may have one.
         watcher: sees what the session is told and what it does; None where nobody looks.
     """
 
@@ -85,6 +85,8 @@ class Driver:
         decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
         admit: Callable[[], ErrorCode | None] = lambda: None,
+        owner: str = "",
+        refusal: ErrorCode | None = None,
         watcher: Watcher | None = None,
     ) -> None:
         self._opened = opened
@@ -93,6 +95,8 @@ class Driver:
         self._calls = make_calls(self.post)
         self._decode_media = decode_media
         self._clock_ns = clock_ns
+        self._owner = owner
+        self._refusal = refusal
         self._watcher = watcher
         self._began_ns = clock_ns()
         self._inbox: deque[ev.Event] = deque()
@@ -114,6 +118,26 @@ class Driver:
         """It is a chat that goes on: connected, with a slot for its turns alone."""
         over = self.session is not None and self.session.state is State.CLOSED
         return not over and self._opened.mode == "chat"
+
+    def status(self, kv_tokens: Callable[[str], int]) -> SessionStatus:
+        """Say how the session stands.
+
+        Args:
+            kv_tokens: says what it holds in the model's cache, by its recording's id.
+        """
+        session, recording_id = self.session, self._opened.recording_id
+        counts = {} if session is None else session.counts
+        return SessionStatus(
+            recording_id=recording_id,
+            owner=self._owner,
+            mode=self._opened.mode,
+            dialect=None if session is None else session.dialect_name,
+            state=State.QUEUED if session is None else session.state,
+            age_s=self._now_ns() / NS_PER_S,
+            units=counts.get("units", 0),
+            dropped_units=counts.get("units_dropped", 0),
+            kv_tokens=kv_tokens(recording_id),
+        )
 
     # -- facts come in --------------------------------------------------------------------------
 
@@ -151,7 +175,10 @@ class Driver:
         if isinstance(event, ev.FrameReceived):
             self._inbox_bytes -= len(event.frame or b"")
             self._relief.set()
-            await anyio.lowlevel.checkpoint()  # a flood of one client leaves room for the others
+            if self._inbox:
+                await (
+                    anyio.lowlevel.checkpoint()
+                )  # a flood of one client leaves room for the others
         return event
 
     # -- the loop -------------------------------------------------------------------------------
@@ -206,8 +233,10 @@ class Driver:
         ready = self._journal.append_effects(self.session, event, effects)
         for effect in effects:
             self._perform_one(effect, ready)
+        if self.session.state is State.CLOSED:
+            self._calls.stop_trying()
         if self._watcher is not None:
-            self._watcher.saw(event, effects)
+            self._watcher.saw(event, effects, self.session)
 
     def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
         assert self._outlet is not None
@@ -228,7 +257,7 @@ class Driver:
             case ef.DecodeMedia():
                 self._start_decoding(effect)
             case ef.CancelDecode():
-                self._decodes.pop(effect.media).cancel()
+                self._cancel_decode(effect)
             case ef.StartUnit():
                 self._calls.start_unit(effect)
             case ef.Interrupt():
@@ -248,22 +277,25 @@ class Driver:
             case ef.CancelTimer():
                 self._cancel_timer(effect)
             case ef.DropUnit():
-                recording_id = self._opened.recording_id
-                _logger.info("session %s: second %d is dropped", recording_id, effect.ordinal)
+                pass  # whoever watches tells of it
 
     # -- the queue ------------------------------------------------------------------------------
 
     def _ask_for_room(self) -> None:
-        refused = self._admit()
+        refused = self._refusal or self._admit()
         if refused is None:
             self.post(ev.Admitted)
         else:
             self.post(ev.AdmissionRefused, code=refused)
 
     def _enter_queue(self, effect: ef.EnterQueue) -> None:
+        if self._refusal is not None:
+            self.post(ev.AdmissionRefused, code=self._refusal)
+            return
         try:
             self._ticket = self._admission.enter(
                 effect.mode,
+                owner=self._owner,
                 on_leased=self._leased,
                 on_moved=lambda place: self.post(ev.TicketMoved, place=place),
                 on_cancelled=lambda: self.post(ev.TicketCancelled),
@@ -308,6 +340,11 @@ class Driver:
         held_bytes = 0 if self._opened.mode == "chat" else len(effect.data)
         self._decode_bytes += held_bytes
         self._tasks.start_soon(self._decode, effect, scope, held_bytes)
+
+    def _cancel_decode(self, effect: ef.CancelDecode) -> None:
+        scope = self._decodes.pop(effect.media, None)
+        if scope is not None:  # else it is decoded, and what came of it waits in the inbox
+            scope.cancel()
 
     async def _decode(
         self, effect: ef.DecodeMedia, scope: anyio.CancelScope, held_bytes: int

@@ -13,10 +13,12 @@ from importlib.metadata import version
 from typing import Final
 
 import anyio
+import attrs
 from anyio.abc import TaskGroup
 
 from protocol import events as ev
 from protocol.errors import ErrorCode
+from protocol.limits import CALL_WAIT_S, TURN_WAIT_S
 from protocol.messages import Mode
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
@@ -30,10 +32,12 @@ from .calls import Calls
 from .connection import Connection
 from .driver import DecodeMedia, Driver
 from .identity import Identities, Identity
-from .pool import Pool
+from .pool import PoolCounts
 from .settings import MODES, Settings
-from .telemetry.watching import Telemetry, Watcher
+from .telemetry.logs import bound_session
+from .telemetry.watching import SessionStatus, Telemetry, Watcher
 from .websocket import WebSocket
+from .workers import Workers
 
 REFRESH_S: Final = 3.0
 """How often estimates are told again; a session tells its client at most every 3 s."""
@@ -48,12 +52,23 @@ def now_ns() -> int:
     return int(anyio.current_time() * 1e9)
 
 
+@attrs.frozen(kw_only=True)
+class _Arrival:
+    """Whose connection it is, and what for; see `Server.handle`."""
+
+    mode: Mode
+    endpoint: ev.Endpoint
+    label: str
+    owner: str
+    refusal: ErrorCode | None
+
+
 class Server:
     """All sessions of one process.
 
     Args:
         settings: the operator's.
-        backend: the model, loaded.
+        backend: the model, loaded; or the workers that serve it.
         tasks: the nursery of model calls; it must outlive every session.
         recorder: writes the logs; None records nothing.
         identities: draws ids and seeds.
@@ -64,7 +79,7 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        backend: Backend,
+        backend: Backend | Workers,
         *,
         tasks: TaskGroup,
         recorder: Recorder | None,
@@ -73,18 +88,19 @@ class Server:
         telemetry: Telemetry | None = None,
     ) -> None:
         self._settings = settings
-        self._backend = backend
+        self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
         self._tasks = tasks
         self._recorder = recorder if settings.record_to is not None else None
         self._identities = identities
         self._decode_media = decode_media
         self._telemetry = telemetry
-        self._pool = Pool(backend.info.slots)
+        self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
             clock_ns=now_ns,
             new_ticket_id=identities.ticket_id,
             queue_max=settings.queue_max,
+            more_to_come=lambda: self.workers.more_to_come,
         )
         self._drivers: dict[Driver, None] = {}
         self._nobody_left = anyio.Event()
@@ -95,12 +111,28 @@ class Server:
         return len(self._drivers)
 
     @property
+    def slots(self) -> PoolCounts:
+        """Where the slots are."""
+        return self._pool.counts
+
+    def roster(self, kv_tokens: Callable[[str], int]) -> tuple[SessionStatus, ...]:
+        """List the sessions that run, oldest first.
+
+        Args:
+            kv_tokens: says what a session holds in the model's cache, by its recording's id.
+        """
+        return tuple(driver.status(kv_tokens) for driver in self._drivers)
+
+    @property
     def readiness(self) -> str:
-        """Say `ready`, or why not: `full`, `draining`, or `condemned`, where every slot is."""
+        """Say `ready`, or why not: `full`, `draining`, or `condemned`.
+
+        Condemned are all workers then, and no other is on its way.
+        """
         if self.admission.state != "open":
             return self.admission.state
         counts = self._pool.counts
-        if counts.condemned == counts.slots:
+        if counts.condemned == counts.slots and not self.workers.more_to_come:
             return "condemned"
         waiting = self.admission.queue_length
         return "full" if counts.free == 0 and waiting >= self._settings.queue_max else "ready"
@@ -108,12 +140,12 @@ class Server:
     @property
     def speech(self) -> str:
         """Say `on`, or `off` where the model gives text alone: it has no voice, or has lost it."""
-        return "on" if self._backend.info.speaks else "off"
+        return "on" if self.workers.info.speaks else "off"
 
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The modes that the model has."""
-        return tuple(mode for mode in MODES if mode in self._backend.info.modes)
+        return tuple(mode for mode in MODES if mode in self.workers.info.modes)
 
     async def handle(
         self,
@@ -123,6 +155,7 @@ class Server:
         endpoint: ev.Endpoint = "realtime",
         label: str = "",
         owner: str = "",
+        refusal: ErrorCode | None = None,
     ) -> None:
         """Run one session to its end; it never raises but for cancellation.
 
@@ -132,27 +165,28 @@ class Server:
             endpoint: where it connected.
             label: its own name for the session.
             owner: the name of the key that it came with; empty where there are no keys.
+            refusal: why it gets no slot, whatever is free; None: it may have one.
         """
         identity = self._identities.draw()
-        driver = self._make_driver(identity, mode, endpoint, label, owner)
+        arrival = _Arrival(mode=mode, endpoint=endpoint, label=label, owner=owner, refusal=refusal)
+        driver = self._make_driver(identity, arrival)
         connection = Connection(
             websocket,
             on_frame=driver.frame_received,
             on_gone=partial(driver.post, ev.PeerGone),
             on_send_failed=partial(driver.post, ev.SendFailed),
+            stall_s=self._settings.stall_s,
         )
         self._drivers[driver] = None
-        _logger.info("session %s: opened, mode %s", identity.recording_id, mode)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(connection.run)
-                await driver.run(connection)
+            with bound_session(identity.recording_id):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(connection.run)
+                    await driver.run(connection)
         except Exception:
             _logger.exception("session %s broke", identity.recording_id)
         finally:
             del self._drivers[driver]
-            reason = None if driver.session is None else driver.session.end_reason
-            _logger.info("session %s: over, %s", identity.recording_id, reason or "broken off")
             if not self._drivers:
                 self._nobody_left.set()
 
@@ -163,18 +197,16 @@ class Server:
             return ErrorCode.SERVICE_UNAVAILABLE
         return ErrorCode.QUEUE_FULL if chats > self._settings.chats_max else None
 
-    def _make_driver(
-        self, identity: Identity, mode: Mode, endpoint: ev.Endpoint, label: str, owner: str
-    ) -> Driver:
-        settings, info = self._settings, self._backend.info
+    def _make_driver(self, identity: Identity, arrival: _Arrival) -> Driver:
+        settings, info = self._settings, self.workers.info
         watcher: Watcher | None = None
         opened = ev.ConnectionOpened(
             recording_id=identity.recording_id,
             created_ms=identity.created_ms,
-            mode=mode,
+            mode=arrival.mode,
             seed=identity.seed,
             limits=ev.SessionLimits(
-                session_s=settings.limit_s(mode),
+                session_s=settings.limit_s(arrival.mode),
                 init_wait_s=settings.init_wait_s,
                 cleanup_wait_s=settings.cleanup_wait_s,
                 context_tokens=info.context_limit,
@@ -183,32 +215,37 @@ class Server:
                 close_on_recording_failure=settings.on_recording_failure == "close",
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
+                call_wait_s=TURN_WAIT_S if arrival.mode == "chat" else CALL_WAIT_S,
             ),
             recording="off" if self._recorder is None else "on",
-            endpoint=endpoint,
-            label=label,
+            endpoint=arrival.endpoint,
+            label=arrival.label,
         )
         if self._telemetry is not None:
-            watcher = self._telemetry.watch(opened, owner)
+            watcher = self._telemetry.watch(opened, arrival.owner)
         return Driver(
             opened,
-            open_log=None if self._recorder is None else partial(self._open_log, opened),
+            open_log=None
+            if self._recorder is None
+            else partial(self._open_log, opened, arrival.owner),
             admission=self.admission,
             make_calls=lambda post: Calls(
-                backend=self._backend, admission=self.admission, post=post, tasks=self._tasks
+                workers=self.workers, admission=self.admission, post=post, tasks=self._tasks
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
             admit=self._has_room,
+            owner=arrival.owner,
+            refusal=arrival.refusal,
             watcher=watcher,
         )
 
     def _open_log(
-        self, opened: ev.ConnectionOpened, on_failure: Callable[[LogFailed], None]
+        self, opened: ev.ConnectionOpened, owner: str, on_failure: Callable[[LogFailed], None]
     ) -> SessionLog:
         assert self._recorder is not None
         assert self._settings.record_to is not None
-        info = self._backend.info
+        info = self.workers.info
         fields: Fields = {
             "recording_id": opened.recording_id,
             "schema": {"machine": LOG_SCHEMA},
@@ -218,6 +255,7 @@ class Server:
                 "mode": opened.mode,
                 "durability": self._settings.durability,
                 "deterministic": info.deterministic,
+                **({"owner": owner} if owner else {}),
             },
             "fingerprint": dict(info.fingerprint),
             "seed": opened.seed,
@@ -234,6 +272,10 @@ class Server:
         while True:
             await anyio.sleep(REFRESH_S)
             self.admission.refresh()
+
+    async def replace_workers(self) -> None:
+        """Replace workers that are condemned; runs until cancelled."""
+        await self.workers.run(self.admission.review)
 
     def begin_drain(self, wait_s: int) -> None:
         """Admit nobody any more; what the model is at work for may be finished, all else ends.

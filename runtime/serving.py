@@ -12,8 +12,9 @@ Nurseries: `run` owns the listener and the model calls; a connection's tasks liv
 from __future__ import annotations
 
 import logging
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -21,73 +22,146 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from protocol.errors import CLOSE_TRY_LATER, ErrorCode
-from protocol.limits import FRAME_BYTES_MAX_OF
-from protocol.messages import ErrorReport
 from recorder.writer import Recorder, RecorderPolicy
 
 from . import listener
+from .access.keyfile import KeyFileError
 from .backends.base import Backend, BackendError, Remote
-from .http import error_body, make_app
+from .gateway import Gateway
 from .identity import SystemIdentities
-from .listener import Address, WebSocketRequest
+from .listener import Address
 from .media.decoder import MediaDecoder
 from .models import load_backend
-from .routing import NotServedError, Route, route
 from .server import Server
-from .settings import MODES, Settings
+from .settings import Settings
+from .telemetry.setup import TracesMissingError
+from .transport.counters import Counters
+from .transport.limits import Limits
+from .transport.tls import Certificate, CertificateError
 from .voices import VoiceLibrary
-from .websocket import WebSocket
+from .workers import Workers
 
 SHUTDOWN_WAIT_S: Final = 40.0
 """Longer than a hanging call, its release and a slow disk are waited for, one after the other."""
+OTHER_FILES: Final = 512
+"""Logs of the sessions that run, model files, and what Python holds open."""
+LAST_WAIT_S: Final = 10.0
+"""For logs to be closed and spans to be sent, when all sessions are over."""
 
 _logger = logging.getLogger("antiphon.server")
 
-
-class Gateway:
-    """Routes connections to the server, once there is one.
-
-    Args:
-        settings: the operator's.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.server: Server | None = None
-
-    def readiness(self) -> str:
-        """Say what `/ready` says."""
-        return "loading" if self.server is None else self.server.readiness
-
-    def speech(self) -> str | None:
-        """Say what `/health` says of the model's speech."""
-        return None if self.server is None else self.server.speech
-
-    async def on_websocket(self, request: WebSocketRequest) -> None:
-        """Serve one WebSocket request to its end."""
-        modes = MODES if self.server is None else self.server.modes
-        try:
-            to = route(request.path, request.query, modes, default=self._settings.default_mode)
-        except NotServedError as error:
-            body = error_body(error.code, error.message, **error.details)
-            await request.reject(error.status, body)
-            return
-        websocket = await request.accept(frame_bytes_max=FRAME_BYTES_MAX_OF[to.mode])
-        if self.server is None:
-            await self._turn_away(websocket, to)
-        else:
-            await self.server.handle(websocket, to.mode, endpoint=to.endpoint, label=to.label)
-
-    async def _turn_away(self, websocket: WebSocket, to: Route) -> None:
-        code = ErrorCode.SERVICE_UNAVAILABLE
-        for frame in to.dialect.encode(ErrorReport(code=code, message="the model is being loaded")):
-            await websocket.send(frame)
-        await websocket.close(CLOSE_TRY_LATER, code)
+Load = Callable[..., Backend]
 
 
 class CannotServeError(Exception):
-    """The port, the folder or the model cannot be had; the text says which, in one line."""
+    """Something that the settings name cannot be had; the text says what, in one line."""
+
+
+async def run(
+    settings: Settings,
+    *,
+    load: Load = load_backend,
+    on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
+    on_ready: Callable[[], None] = lambda: None,
+    on_stopping: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        settings: the operator's.
+        load: loads a model, called as `load_backend` is, in a thread.
+        on_bound: told the addresses, before the model is loaded.
+        on_ready: told that sessions are taken.
+        on_stopping: told that all sessions are over, or are cut off; what still hangs now, a thread
+            in the model, is no session's any more.
+
+    Raises:
+        CannotServeError: the port, the folder of the logs, the model, the keys or the certificate
+            cannot be had.
+    """
+    counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
+    recorder = Recorder(RecorderPolicy(durability=settings.durability))
+    failure: CannotServeError | None = None
+    gateway: Gateway | None = None
+    try:
+        gateway = _gateway(settings, counters, recorder)
+        _allow_open_files(settings)
+        listeners = await _bind(settings)
+        async with anyio.create_task_group() as tasks:
+            serve = partial(
+                listener.serve,
+                listeners,
+                on_websocket=gateway.on_websocket,
+                app=gateway.app(),
+                limits=Limits.of(settings),
+                certificate=certificate,
+                counters=counters,
+            )
+            on_bound(await tasks.start(serve))
+            tasks.start_soon(gateway.watch_keys)
+            tasks.start_soon(_watch_signals, gateway, tasks, settings.drain_s, on_stopping)
+            try:
+                workers = await _load_workers(settings, load)
+            except CannotServeError as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+                return
+            gateway.server = Server(
+                settings,
+                workers,
+                tasks=tasks,
+                recorder=recorder,
+                identities=SystemIdentities(),
+                decode_media=MediaDecoder(voices).decode,
+                telemetry=gateway.sight.hub,
+            )
+            tasks.start_soon(gateway.server.refresh_estimates)
+            tasks.start_soon(gateway.server.replace_workers)
+            on_ready()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await recorder.aclose()
+            if gateway is not None:
+                with anyio.move_on_after(LAST_WAIT_S):
+                    await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
+        if failure is not None:
+            raise failure
+
+
+# -- what is needed before anybody can be served ---------------------------------------------------
+
+
+def _certificate(settings: Settings) -> Certificate | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return Certificate(settings.tls_cert, settings.tls_key)
+    except CertificateError as error:
+        raise CannotServeError(str(error)) from error
+
+
+def _voices(settings: Settings) -> VoiceLibrary | None:
+    return None if settings.voices is None else VoiceLibrary(settings.voices)
+
+
+def _gateway(settings: Settings, counters: Counters, recorder: Recorder) -> Gateway:
+    try:
+        return Gateway(settings, counters=counters, recorder=recorder)
+    except (KeyFileError, TracesMissingError, ValueError) as error:
+        raise CannotServeError(str(error)) from error
+
+
+def _allow_open_files(settings: Settings) -> None:
+    """See that as many connections as are allowed can be open, beside logs and what else is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
+    if top < wanted:
+        text = "%d files may be open, and %d connections want %d: raise the limit (ulimit -n)"
+        _logger.warning(text, top, settings.connections_max, wanted)
 
 
 async def _bind(settings: Settings) -> list[listener.SocketListener]:
@@ -109,69 +183,36 @@ async def _bind(settings: Settings) -> list[listener.SocketListener]:
     return listeners
 
 
-async def run(
-    settings: Settings,
-    *,
-    load: Callable[..., Backend] = load_backend,
-    on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
-    on_ready: Callable[[], None] = lambda: None,
-    on_stopping: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve until a signal ends it.
-
-    Args:
-        settings: the operator's.
-        load: loads the model, called as `load_backend` is, in a thread.
-        on_bound: told the addresses, before the model is loaded.
-        on_ready: told that sessions are taken.
-        on_stopping: told that all sessions are over, or are cut off; what still hangs now, a thread
-            in the model, is no session's any more.
-
-    Raises:
-        CannotServeError: the port, the folder of the logs or the model cannot be had.
-    """
-    voices = None if settings.voices is None else VoiceLibrary(settings.voices)
-    listeners = await _bind(settings)
-    gateway = Gateway(settings)
-    recorder = Recorder(RecorderPolicy(durability=settings.durability))
-    failure: CannotServeError | None = None
+async def _load_workers(settings: Settings, load: Load) -> Workers:
+    """Load every worker's model, one after the other; each is loaded anew where it is replaced."""
+    names = (settings.model, *settings.workers)
+    loaders = [partial(_load_one, settings, load, name) for name in names]
+    loaded: list[Backend] = []
+    for name, load_it in zip(names, loaders, strict=True):
+        try:
+            loaded.append(await load_it())
+        except (OSError, ValueError, RuntimeError, BackendError) as error:
+            raise CannotServeError(f"cannot load the model {name}: {error}") from error
     try:
-        async with anyio.create_task_group() as tasks:
-            serve = partial(
-                listener.serve,
-                listeners,
-                on_websocket=gateway.on_websocket,
-                app=make_app(gateway.readiness, speech=gateway.speech),
-            )
-            on_bound(await tasks.start(serve))
-            tasks.start_soon(_watch_signals, gateway, tasks, settings.drain_s, on_stopping)
-            try:
-                backend = await anyio.to_thread.run_sync(
-                    partial(load, device=settings.device, dtype=settings.dtype),
-                    settings.model,
-                    settings.slots,
-                )
-                if isinstance(backend, Remote):
-                    await backend.check()
-            except (OSError, ValueError, RuntimeError, BackendError) as error:
-                failure = CannotServeError(f"cannot load the model {settings.model}: {error}")
-                tasks.cancel_scope.cancel()
-                return
-            gateway.server = Server(
-                settings,
-                backend,
-                tasks=tasks,
-                recorder=recorder,
-                identities=SystemIdentities(),
-                decode_media=MediaDecoder(voices).decode,
-            )
-            tasks.start_soon(gateway.server.refresh_estimates)
-            on_ready()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await recorder.aclose()
-        if failure is not None:
-            raise failure
+        return Workers(loaded, load=partial(_reload, loaders))
+    except ValueError as error:
+        raise CannotServeError(str(error)) from error
+
+
+async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
+    backend = await anyio.to_thread.run_sync(
+        partial(load, device=settings.device, dtype=settings.dtype), name, settings.slots
+    )
+    if isinstance(backend, Remote):
+        await backend.check()
+    return backend
+
+
+async def _reload(loaders: Sequence[Callable[[], Awaitable[Backend]]], place: int) -> Backend:
+    return await loaders[place]()
+
+
+# -- the end ---------------------------------------------------------------------------------------
 
 
 async def _watch_signals(
@@ -187,9 +228,9 @@ async def _watch_signals(
                 _logger.warning("%s: ending %d sessions now", number.name, server.sessions)
                 patience.cancel()
             else:
-                _logger.warning(
-                    "%s: %d sessions have %d s to finish", number.name, server.sessions, drain_s
-                )
+                told = logging.WARNING if server.sessions and drain_s else logging.INFO
+                text = "%s: %d sessions have %d s to finish"
+                _logger.log(told, text, number.name, server.sessions, drain_s)
                 shut_down = partial(_shut_down, server, tasks, drain_s, patience, on_stopping)
                 tasks.start_soon(shut_down)
     on_stopping()

@@ -313,7 +313,7 @@ def test_data_while_queued_is_not_ready(recordings: Path) -> None:
 
 def test_sigterm_ends_every_session_with_a_word(tmp_path: Path) -> None:
     """A restart looks like a crash to clients, or leaves half a log."""
-    with live_server("--record", str(tmp_path)) as restarted:
+    with live_server("--record", str(tmp_path), "--drain-s", "0") as restarted:
 
         async def client() -> None:
             async with connect(restarted.url) as active, connect(restarted.url) as waiting:

@@ -25,10 +25,10 @@ from runtime.backends.llama_omni import (
 )
 from runtime.backends.llama_omni_http import Address
 from runtime.client.session import connect
+from runtime.gateway import Gateway
 from runtime.http import make_app
 from runtime.identity import CountedIdentities
 from runtime.server import Server
-from runtime.serving import Gateway
 from runtime.settings import Settings
 
 from .helpers import decode_here, pcm

@@ -24,10 +24,10 @@ from runtime.client.errors import (
     SessionRefusedError,
 )
 from runtime.client.session import ClientSession, connect, endpoint
+from runtime.gateway import Gateway
 from runtime.http import make_app
 from runtime.identity import CountedIdentities
 from runtime.server import Server
-from runtime.serving import Gateway
 from runtime.settings import Settings
 
 from .helpers import decode_here, pcm

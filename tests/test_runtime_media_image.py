@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import struct
 import zlib
@@ -58,6 +59,21 @@ SMOOTH = np.stack(np.meshgrid(np.arange(0, 240, 6), np.arange(0, 240, 8)), -1).a
 RGB = np.ascontiguousarray(np.concatenate([SMOOTH, 255 - SMOOTH[..., :1]], -1))
 RGB_PNG = make_png([row.tobytes() for row in RGB], 40, 8, 2)
 
+PROGRESSIVE = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABQODxIPDRQSEBIXFRQYHjIhHhwcHj0sLiQySUBMS0dARkVQWnNiUFVt"
+    "VkVGZIhlbXd7gYKBTmCNl4x9lnN+gXz/2wBDARUXFx4aHjshITt8U0ZTfHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8"
+    "fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHz/wgARCAAYACgDASIAAhEBAxEB/8QAGAABAQEBAQAAAAAAAAAAAAAA"
+    "AAIDBAX/xAAYAQADAQEAAAAAAAAAAAAAAAABAgQDBf/aAAwDAQACEAMQAAAB8u99QnPfRTUYuktEamfEqwUWM6f/"
+    "xAAYEAEAAwEAAAAAAAAAAAAAAAAAAQISEf/aAAgBAQABBQLLLLLKKoq44yiriKuMv//EABcRAAMBAAAAAAAAAAAA"
+    "AAAAAAABAgP/2gAIAQMBAT8BnQnQVksliZ//xAAZEQADAQEBAAAAAAAAAAAAAAAAAREhAhL/2gAIAQIBAT8B50fl"
+    "YYctrijyJFdiP//EABQQAQAAAAAAAAAAAAAAAAAAADD/2gAIAQEABj8Cf//EABgQAQEBAQEAAAAAAAAAAAAAAAEA"
+    "ECFR/9oACAEBAAE/ISEKU2HENgmHJgeIBf/aAAwDAQACAAMAAAAQRdNCDC//xAAYEQEBAQEBAAAAAAAAAAAAAAAA"
+    "AREhMf/aAAgBAwEBPxDBZx9V1dTH/8QAGhEBAQADAQEAAAAAAAAAAAAAAQARIUExcf/aAAgBAgEBPxAXK6ZegPrK"
+    "B7JGhmSWjF//xAAbEAADAQEBAQEAAAAAAAAAAAAAARFhIVExcf/aAAgBAQABPxDIzMjMSvvDAxEvErMD8IF4ZCgi"
+    "6zMa3Ei9OBK/D//Z"
+)
+"""40x24 pixels in ten scans or so, as a browser's canvas or a phone may write them."""
+
 
 # -- JPEG -----------------------------------------------------------------------------------------
 
@@ -69,6 +85,40 @@ def test_refuses_every_truncated_jpeg() -> None:
     for length in range(len(jpeg)):
         with pytest.raises(MediaError, match=f"^{JPEG_DAMAGED}$"):
             decode_jpeg(jpeg[:length])
+
+
+@given(data=st.data())
+def test_a_small_proof_is_a_whole_one(data: st.DataObject) -> None:
+    """A damaged picture would pass, because it is decoded at an eighth of its size."""
+    jpeg = bytearray(data.draw(st.sampled_from([PROGRESSIVE, make_jpeg(16, 24)])))
+    at = data.draw(st.integers(2, len(jpeg) - 1))
+    match data.draw(st.sampled_from(["flip", "cut", "insert", "remove", "blank"])):
+        case "flip":
+            jpeg[at] ^= 1 << data.draw(st.integers(0, 7))
+        case "cut":
+            del jpeg[at:]
+        case "insert":
+            jpeg[at:at] = bytes([data.draw(st.integers(0, 255))])
+        case "remove":
+            del jpeg[at]
+        case "blank":
+            jpeg[at : at + 16] = bytes(len(jpeg[at : at + 16]))
+    try:
+        simplejpeg.decode_jpeg(bytes(jpeg))
+    except ValueError:
+        with pytest.raises(MediaError):
+            decode_jpeg(bytes(jpeg))
+    else:
+        with contextlib.suppress(MediaError):  # which may refuse it for its size
+            decode_jpeg(bytes(jpeg))
+
+
+def test_a_progressive_jpeg_is_one() -> None:
+    """Pictures of some cameras would be refused, or pass half."""
+    decode_jpeg(PROGRESSIVE)
+    for length in range(len(PROGRESSIVE) - 1):
+        with pytest.raises(MediaError):
+            decode_jpeg(PROGRESSIVE[:length])
 
 
 def test_refuses_a_damaged_jpeg() -> None:

@@ -24,11 +24,11 @@ from recorder.disk import LocalDisk
 from recorder.writer import Recorder
 from runtime import listener
 from runtime.backends.scripted import ScriptedBackend
+from runtime.gateway import Gateway
 from runtime.http import make_app
 from runtime.identity import SystemIdentities
 from runtime.media.decoder import MediaDecoder
 from runtime.server import Server
-from runtime.serving import Gateway
 from runtime.settings import Settings
 from runtime.voices import VoiceLibrary
 
@@ -111,12 +111,13 @@ async def serve(transcript: Transcript, folder: Path) -> AsyncIterator[Live]:
 
 async def _check_left(gateway: Gateway, backend: ScriptedBackend) -> None:
     """Nothing is left of the session: its slot is back (B5) or condemned (B4), no rule broken."""
-    condemned = 0
+    hanging = 0
     if gateway.server is not None:
         await gateway.server.wait_until_empty()
-        condemned = gateway.server._pool.counts.condemned
+        assert not gateway.server.workers.pool.leases, "the slot is not back (B5)"
+        hanging = gateway.server.workers.statistics.condemned
     assert not backend.violations, backend.violations
-    assert len(backend.held_slots) == condemned, "the slot is not back (B5)"
+    assert len(backend.held_slots) == hanging, "the session was not released (B5)"
 
 
 class LivePlayer:

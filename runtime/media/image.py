@@ -77,7 +77,8 @@ def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
         if height * width > FRAME_PIXELS_MAX:
             raise MediaError(f"the image has more than {FRAME_PIXELS_MAX} pixels")
-        simplejpeg.decode_jpeg(data)
+        # At an eighth of its size all of the file is still read, and half of the work is saved.
+        simplejpeg.decode_jpeg(data, min_height=1, min_width=1, min_factor=8)
     except ValueError:
         raise MediaError("the image is not a JPEG, or is damaged") from None
     return b""

@@ -1,0 +1,151 @@
+"""What a server tells and does over HTTP, beside `/health` and `/ready`.
+
+| path | is | for |
+|---|---|---|
+| `GET /status` | how the server stands: a page, or JSON where that is asked for | `admin` |
+| `GET /metrics` | the same and more as figures, for Prometheus | `admin` |
+| `GET /api/queue` | who waits for a slot | each key its own, `admin` all |
+| `DELETE /api/queue/{ticket_id}` | send somebody away who waits | likewise |
+| `GET /api/sessions` | the sessions that run | likewise |
+| `GET /api/sessions/{recording_id}` | one of them | likewise |
+
+Without keys all is everybody's. What a key may not see is not there for it (404), so that nobody
+finds out ids by asking. An id that a client names is looked up among those that live, nowhere else.
+
+While the model loads nobody waits and no session runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..access.gate import require_admin
+from ..access.middleware import principal_of
+from ..access.principal import Principal
+from ..admission import TicketStatus
+from ..http import error_body
+from ..server import Server
+from ..telemetry.metrics import Metrics
+from ..telemetry.page import PAGE_CSP, status_html
+from ..telemetry.status import session_json, status_json
+from ..telemetry.watching import ServerStatus, SessionStatus
+
+
+class Api:
+    """The routes of one server.
+
+    Args:
+        server: asked for each request; None while the model loads.
+        status: asked for each request.
+        metrics: what is counted.
+    """
+
+    def __init__(
+        self,
+        server: Callable[[], Server | None],
+        status: Callable[[], ServerStatus],
+        metrics: Metrics,
+    ) -> None:
+        self._server = server
+        self._status = status
+        self._metrics = metrics
+
+    def routes(self) -> list[Route]:
+        """List the routes, for `http.make_app`."""
+        return [
+            Route("/status", self._show_status),
+            Route("/metrics", self._show_metrics),
+            Route("/api/queue", self._list_queue),
+            Route("/api/queue/{ticket_id}", self._cancel, methods=["DELETE"]),
+            Route("/api/sessions", self._list_sessions),
+            Route("/api/sessions/{recording_id}", self._show_session),
+        ]
+
+    # -- for operators --------------------------------------------------------------------------
+
+    async def _show_status(self, request: Request) -> Response:
+        require_admin(principal_of(request))
+        status = self._status()
+        if _wants_page(request):
+            headers = {"Content-Security-Policy": PAGE_CSP}
+            return Response(status_html(status), headers=headers, media_type="text/html")
+        return _json(status_json(status))
+
+    async def _show_metrics(self, request: Request) -> Response:
+        require_admin(principal_of(request))
+        body, content_type = self._metrics.text(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    # -- for everybody, of their own ------------------------------------------------------------
+
+    async def _list_queue(self, request: Request) -> Response:
+        tickets = [_ticket_json(ticket) for ticket in self._tickets(principal_of(request))]
+        return _json({"queue_length": self._queue_length(), "tickets": tickets})
+
+    async def _cancel(self, request: Request) -> Response:
+        ticket_id, server = request.path_params["ticket_id"], self._server()
+        seen = (status.ticket.ticket_id for status in self._tickets(principal_of(request)))
+        if server is None or ticket_id not in seen or not server.admission.cancel(ticket_id):
+            return _not_found("nobody waits under that ticket")
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _list_sessions(self, request: Request) -> Response:
+        sessions = [session_json(session) for session in self._sessions(principal_of(request))]
+        return _json({"sessions": sessions})
+
+    async def _show_session(self, request: Request) -> Response:
+        asked = request.path_params["recording_id"]
+        for session in self._sessions(principal_of(request)):
+            if session.recording_id == asked:
+                return _json(session_json(session))
+        return _not_found("no session of that name runs")
+
+    # -- what a client may see ------------------------------------------------------------------
+
+    def _queue_length(self) -> int:
+        server = self._server()
+        return 0 if server is None else server.admission.queue_length
+
+    def _tickets(self, principal: Principal) -> list[TicketStatus]:
+        server = self._server()
+        if server is None:
+            return []
+        tickets = server.admission.tickets()
+        return [status for status in tickets if principal.may_see(status.ticket.owner)]
+
+    def _sessions(self, principal: Principal) -> list[SessionStatus]:
+        sessions = self._status().sessions
+        return [session for session in sessions if principal.may_see(session.owner)]
+
+
+def _ticket_json(status: TicketStatus) -> dict[str, Any]:
+    ticket, place = status.ticket, status.place
+    return {
+        "ticket_id": ticket.ticket_id,
+        "position": place.position,
+        "estimated_wait_s": place.estimated_wait_s,
+        "waited_s": status.waited_s,
+        "mode": ticket.mode,
+        "owner": ticket.owner,
+    }
+
+
+def _wants_page(request: Request) -> bool:
+    """Whether a browser asks; scripts get JSON, also those that take anything."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def _not_found(message: str) -> Response:
+    body = error_body("not_found", message)
+    return Response(body, HTTPStatus.NOT_FOUND, media_type="application/json")

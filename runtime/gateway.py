@@ -1,0 +1,164 @@
+"""What comes in over a server's port, and where it goes: the gate, then a session or the API.
+
+A WebSocket is let in by the gate, routed by its address, held to the modes and the quota of its
+key, and becomes a session. What else comes over HTTP is answered by one application behind the same
+gate. Both are there before the model is: until then sessions are turned away with
+`service_unavailable`.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+
+import anyio
+import attrs
+from starlette.types import ASGIApp
+
+from protocol.errors import CLOSE_TRY_LATER, ErrorCode
+from protocol.limits import FRAME_BYTES_MAX_OF
+from protocol.messages import ErrorReport
+from recorder.writer import Recorder
+
+from .access.gate import Denied, open_gate
+from .access.middleware import AccessMiddleware, answer_denied
+from .access.principal import Principal
+from .api.routes import Api
+from .http import error_body, make_app
+from .listener import WebSocketRequest
+from .routing import NotServedError, Route, route
+from .server import Server
+from .settings import MODES, Settings
+from .telemetry.setup import Sight, make_sight
+from .telemetry.watching import ServerStatus
+from .transport.counters import Counters
+from .websocket import WebSocket
+
+
+class Gateway:
+    """What stands between a port and its server.
+
+    Args:
+        settings: the operator's; the keys that they name are read.
+        counters: the listener's.
+        recorder: writes the logs; None where nothing is recorded.
+
+    Attributes:
+        server: None while the model loads.
+        sight: all that watches the server.
+
+    Raises:
+        KeyFileError: there are no keys to be had where the settings say.
+        TracesMissingError: spans are asked for, and what makes them is not installed.
+        ValueError: an origin is none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        counters: Counters | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._settings = settings
+        self._gate = open_gate(settings)
+        self._counters = counters or Counters()
+        self._recorder = None if settings.record_to is None else recorder
+        self._began_s = time.monotonic()
+        self._version = version("antiphon")
+        self.server: Server | None = None
+        self.sight: Sight = make_sight(self.status, version=self._version, traces=settings.traces)
+
+    def app(self) -> ASGIApp:
+        """Make the application for what is no WebSocket."""
+        api = Api(lambda: self.server, self.status, self.sight.metrics)
+        app = make_app(
+            self.readiness,
+            api.routes(),
+            speech=self.speech,
+            handlers={Denied: answer_denied},
+        )
+        return AccessMiddleware(app, self._gate, secure=self._settings.tls_cert is not None)
+
+    async def watch_keys(self) -> None:
+        """Follow the file of keys; runs until cancelled."""
+        await self._gate.watch()
+
+    # -- how the server stands ------------------------------------------------------------------
+
+    def readiness(self) -> str:
+        """Say what `/ready` says."""
+        return "loading" if self.server is None else self.server.readiness
+
+    def speech(self) -> str | None:
+        """Say what `/health` says of the model's speech."""
+        return None if self.server is None else self.server.speech
+
+    def status(self) -> ServerStatus:
+        """Say how the server stands."""
+        server, recorder = self.server, self._recorder
+        return ServerStatus(
+            readiness=self.readiness(),
+            version=self._version,
+            model=self._settings.model,
+            speech=self.speech(),
+            uptime_s=time.monotonic() - self._began_s,
+            sessions=() if server is None else server.roster(self.sight.metrics.kv_tokens),
+            queue_length=0 if server is None else server.admission.queue_length,
+            slots=None if server is None else server.slots,
+            connections=self._counters.connections,
+            tasks=len(anyio.get_running_tasks()),
+            recorder={} if recorder is None else attrs.asdict(recorder.statistics),
+            listener=self._counters.statistics(),
+            workers=None if server is None else server.workers.statistics,
+        )
+
+    # -- WebSockets -----------------------------------------------------------------------------
+
+    async def on_websocket(self, request: WebSocketRequest) -> None:
+        """Serve one WebSocket request to its end."""
+        modes = MODES if self.server is None else self.server.modes
+        try:
+            admitted = self._gate.admit_websocket(
+                request.headers, request.subprotocols, secure=request.is_tls
+            )
+            to = route(request.path, request.query, modes, default=self._settings.default_mode)
+            self._gate.check_mode(admitted.principal, to.mode)
+        except NotServedError as error:
+            body = error_body(error.code, error.message, **error.details)
+            await request.reject(error.status, body)
+            return
+        except Denied as denied:
+            await request.reject(denied.status, denied.body, denied.headers)
+            return
+        websocket = await request.accept(
+            subprotocol=admitted.subprotocol, frame_bytes_max=FRAME_BYTES_MAX_OF[to.mode]
+        )
+        if self.server is None:
+            await _turn_away(websocket, to)
+        else:
+            await self._serve(self.server, websocket, to, admitted.principal)
+
+    async def _serve(
+        self, server: Server, websocket: WebSocket, to: Route, principal: Principal
+    ) -> None:
+        place = self._gate.quotas.enter(principal)
+        try:
+            await server.handle(
+                websocket,
+                to.mode,
+                endpoint=to.endpoint,
+                label=to.label,
+                owner=principal.name,
+                refusal=ErrorCode.WORKER_BUSY if place is None else None,
+            )
+        finally:
+            if place is not None:
+                place.leave()
+
+
+async def _turn_away(websocket: WebSocket, to: Route) -> None:
+    code = ErrorCode.SERVICE_UNAVAILABLE
+    for frame in to.dialect.encode(ErrorReport(code=code, message="the model is being loaded")):
+        await websocket.send(frame)
+    await websocket.close(CLOSE_TRY_LATER, code)
