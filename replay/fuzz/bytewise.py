@@ -1,0 +1,279 @@
+"""Broken bytes for the parsers of messages and of session logs.
+
+Both read what somebody else wrote. Whatever the bytes are, they may raise the errors that they
+document and no other, in a bounded time and memory. The bytes are made of sound ones: pieces cut
+out, doubled, swapped, overwritten, bits turned. A log's checksums would hide its inside from all of
+that, so half of the logs are broken within a payload and sealed again.
+
+What is found is kept as it is, and as small as leaving out pieces makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import resource
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from protocol.codec import parse_frame
+from protocol.dialects import DIALECTS
+from protocol.dialects.base import Context
+from protocol.dialects.opening import OPENING
+from protocol.errors import FieldError, FrameError, RemoteProtocolError
+from protocol.schema.wire import MODES
+from recorder.compression import Compressor
+from recorder.errors import RecorderError
+from recorder.format import CHAIN_START, chain_of, pack_header
+from recorder.reader import LogReader
+from recorder.scan import Block, BytesSource, Scanner
+from recorder.verify import verify
+
+from .campaign import Budget
+from .case import Case
+from .local import LocalTarget
+from .media import fill
+from .play import append_of, init_of, probe_case
+from .schema import described
+from .values import GARBAGE, PIECES
+
+KINDS: Final = ("codec", "log")
+INPUT_CPU_S_MAX: Final = 5.0
+"""An input of a megabyte takes a hundredth; one that takes this long can be made to take more."""
+INPUT_MEMORY_MB_MAX: Final = 700
+"""The most that one input may add: a block's limit is 132 MiB, held a few times over."""
+CHANGES_MAX: Final = 6
+"""To one input: more of them are refused at the first."""
+SHRINK_TRIES_MAX: Final = 400
+"""To make one finding smaller."""
+FINDINGS_MAX: Final = 20
+"""Different ones of a run."""
+BUDGET_POLL: Final = 20
+"""Inputs between two looks at the clock."""
+
+
+@attrs.define
+class Bytewise:
+    """What a run has found.
+
+    Attributes:
+        inputs: that were read.
+        elapsed_s: seconds.
+        memory_mb: the most that the process has held.
+        findings: the file of each, by what happened.
+    """
+
+    inputs: int = 0
+    elapsed_s: float = 0.0
+    memory_mb: float = 0.0
+    findings: dict[str, Path] = attrs.Factory(dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Say it as JSON."""
+        found = {label: str(path) for label, path in self.findings.items()}
+        return {
+            "inputs": self.inputs,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "memory_mb_max": round(self.memory_mb),
+            "findings": found,
+        }
+
+
+def fuzz_bytes(
+    kind: str,
+    *,
+    seed: int,
+    budget: Budget,
+    out: Path,
+    read: Callable[[bytes], None] | None = None,
+) -> Bytewise:
+    """Break bytes until the budget is spent.
+
+    Args:
+        kind: one of `KINDS`.
+        seed: of all that is drawn.
+        budget: when it is over; an example is one input.
+        out: the folder for inputs that find something.
+        read: the parser, where it is not ours; it raises what it must not.
+
+    Returns:
+        What was found.
+    """
+    dice = random.Random(seed)
+    corpus = list(_frames() if kind == "codec" else _logs())
+    read = read or (read_frame if kind == "codec" else read_log)
+    found, began_s = Bytewise(), time.monotonic()
+    while len(found.findings) < FINDINGS_MAX:
+        if budget.examples is not None and found.inputs >= budget.examples:
+            break
+        polls = found.inputs % BUDGET_POLL == 0 and budget.seconds is not None
+        if polls and time.monotonic() - began_s >= (budget.seconds or 0):
+            break
+        sound = dice.choice(corpus)
+        data = _sealed(sound, dice) if kind == "log" and dice.random() < 0.5 else None
+        data = _broken(sound, dice) if data is None else data
+        found.inputs += 1
+        wrong = _wrong(read, data)
+        if wrong and wrong not in found.findings:
+            found.findings[wrong] = _save(out, kind, _smaller(read, data, wrong, dice))
+    found.elapsed_s = time.monotonic() - began_s
+    found.memory_mb = _memory_mb()
+    return found
+
+
+# -- what reads them ------------------------------------------------------------------------------
+
+
+def read_frame(data: bytes) -> None:
+    """Read bytes as a message, by every dialect and at both ends."""
+    try:
+        body = parse_frame(data.decode("utf-8", "replace"))
+    except FrameError:
+        return
+    for name, dialect in DIALECTS.items():
+        for mode in MODES[name]:
+            with suppress(FieldError):
+                dialect.parse(dialect.classify(body), body, Context(mode=mode))
+            with suppress(RemoteProtocolError):
+                dialect.decode(body, mode)
+    OPENING.classify(body)
+
+
+def read_log(data: bytes) -> None:
+    """Read bytes as a session log, to its end and past all damage, and verify them."""
+    verify(data)
+    with suppress(RecorderError), LogReader(data) as reader:
+        for _ in reader:
+            pass
+
+
+def _wrong(read: Callable[[bytes], None], data: bytes) -> str:
+    """Read, and say what must not have happened; empty where nothing did."""
+    began_s, began_mb = time.process_time(), _memory_mb()
+    try:
+        read(data)
+    except Exception as error:
+        return _name(error)
+    if time.process_time() - began_s > INPUT_CPU_S_MAX:
+        return "an input takes too long"
+    if _memory_mb() - began_mb > INPUT_MEMORY_MB_MAX:
+        return "an input takes too much memory"
+    return ""
+
+
+def _name(error: BaseException) -> str:
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = "" if at is None else f" in {at.tb_frame.f_code.co_name}"
+    return f"{type(error).__name__}{where}"
+
+
+def _memory_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# -- sound ones -----------------------------------------------------------------------------------
+
+
+def _frames() -> Iterator[bytes]:
+    """Messages of both ends in every dialect."""
+    for name, modes in MODES.items():
+        for message in described(name):
+            yield from (json.dumps(body).encode() for body in message.examples)
+        for mode in modes:
+            case = Case(dialect=name, mode=mode, steps=())
+            yield json.dumps(fill(init_of(case))).encode()
+            yield json.dumps({**append_of(case), "audio": "AAAA"}).encode()
+    yield from (text.encode("utf-8", "replace") for text in GARBAGE)
+
+
+def _logs() -> Iterator[bytes]:
+    """Logs of sessions, which are held here for it."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-fuzz-") as name:
+        for dialect, modes in MODES.items():
+            folder = Path(name) / dialect
+            folder.mkdir()
+            case = probe_case(
+                Case(dialect=dialect, mode=modes[0], script="speaks", steps=()), with_sound=True
+            )
+            LocalTarget(record_to=folder).run(case)
+            yield from (path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+# -- broken ones ----------------------------------------------------------------------------------
+
+
+def _broken(data: bytes, dice: random.Random) -> bytes:
+    """Change some places of it."""
+    made = bytearray(data)
+    for _ in range(dice.randint(1, CHANGES_MAX)):
+        at = dice.randrange(len(made) + 1)
+        end = min(len(made), at + dice.choice((1, 2, 4, 8, 64, 4096)))
+        match dice.randrange(7):
+            case 0:
+                del made[at:end]
+            case 1:
+                made[at:at] = made[at:end] * dice.choice((1, 2, 50))
+            case 2:
+                made[at:end] = dice.randbytes(end - at)
+            case 3:
+                made[at:end] = dice.choice((b"\0", b"\xff", b"\x7f", b"\x80")) * (end - at)
+            case 4 if made:
+                made[at % len(made)] ^= 1 << dice.randrange(8)
+            case 5:
+                made[at:at] = dice.choice(PIECES).encode("utf-8", "replace")
+            case 6:
+                other = dice.randrange(len(made) + 1)
+                made[at:end] = made[other : other + end - at]
+    return bytes(made)
+
+
+def _sealed(data: bytes, dice: random.Random) -> bytes | None:
+    """Break the payload of one block of a log, and seal all blocks again; None where it has none.
+
+    Lengths, checksums and the chain hold, so that what reads the records gets to see them.
+    """
+    blocks = [block for block in Scanner(BytesSource(data)) if isinstance(block, Block)]
+    if not blocks:
+        return None
+    chosen, chain, made = dice.randrange(len(blocks)), CHAIN_START, b""
+    for number, block in enumerate(blocks):
+        payload = _broken(block.payload, dice) if number == chosen else block.payload
+        frame = Compressor().compress([payload or b"\0"], has_samples=False)
+        header = attrs.evolve(
+            block.header,
+            compressed_len=len(frame.data),
+            uncompressed_len=frame.payload_bytes,
+            payload_crc=zlib.crc32(frame.data),
+            is_stuffed=frame.is_stuffed,
+        )
+        chain = chain_of(chain, header, frame.data)
+        made += pack_header(attrs.evolve(header, chain=chain)) + bytes(frame.data)
+    return made
+
+
+def _smaller(read: Callable[[bytes], None], data: bytes, wrong: str, dice: random.Random) -> bytes:
+    """Leave out pieces, as long as the same happens."""
+    for _ in range(SHRINK_TRIES_MAX):
+        size = max(1, len(data) >> dice.randrange(1, 8))
+        at = dice.randrange(max(1, len(data) - size + 1))
+        less = data[:at] + data[at + size :]
+        if less and _wrong(read, less) == wrong:
+            data = less
+    return data
+
+
+def _save(out: Path, kind: str, data: bytes) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}.bin"
+    path.write_bytes(data)
+    return path

@@ -1,0 +1,202 @@
+"""One conversation of a hostile client as a value, and as a file that can be played again.
+
+A file is JSON lines in the form of `fixtures/wire`: the first says where the client connects, each
+other line is one step. Beside the steps of that form there are:
+
+| step | is |
+|---|---|
+| `await` | `turn`: the queue is done; `answer`: all that was demanded has come |
+| `fault` | what goes wrong at the client's end: a name of `FAULTS` |
+| `raw` | bytes, in hex, put on the connection as they are, amid whatever was sent |
+
+`receive` and `close` stand where the server said so when the file was made, `bye` where the client
+closed, as it does at the end of every case. They are for readers: only at `await` is waited.
+
+What a body holds stands in markers (`media`), so that a file is as short as what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import attrs
+
+from protocol.dialects import DIALECTS
+from protocol.messages import Mode
+from protocol.schema.wire import MODES, REQUEST_DIALECT
+from protocol.state import Course, course_of
+from runtime.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+
+SENDS: Final = ("send", "send_text", "send_binary", "send_size")
+"""The steps that are a message of the client."""
+FAULTS: Final[Mapping[str, str]] = {
+    "reset": "the connection is dropped, without a goodbye of TCP",
+    "half_close": "the client sends no more, and goes on reading",
+    "stall": "the client reads no more",
+    "ping": "a ping, and a pong that nobody asked for",
+    "fragments": "messages come in frames of 7 bytes from here on, 64 at most, pings between them",
+    "dribble": "bytes come one after the other from here on, until 64 have come",
+}
+LOCAL_FAULTS: Final = ("reset", "half_close", "stall")
+"""Those that can be told apart where there is no socket."""
+AWAITS: Final = ("turn", "answer")
+STEPS: Final = frozenset(
+    {
+        *SENDS,
+        *("await", "fault", "raw", "wait_s", "leave", "occupy", "vacate"),
+        *("receive", "close", "bye"),
+    }
+)
+TOLD: Final = frozenset({"receive", "close", "bye"})
+"""What the server said, and the goodbye that ends every case; nothing to be done."""
+FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A transcript has a few steps with markers; whatever is larger is something else."""
+STEPS_MAX: Final = 10_000
+"""Likewise."""
+
+
+class TranscriptError(Exception):
+    """A file is no transcript; the text is one line."""
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """One step: its kind, and what stands behind it as JSON."""
+
+    kind: str
+    value: Any
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """One conversation.
+
+    Attributes:
+        dialect: the dialect that the client speaks, when it speaks as it should.
+        mode: of the session.
+        script: what the scripted model does: a name of `local.SCRIPTS`.
+        slots: of the model; None for as many as it likes.
+        steps: what happens, in order.
+    """
+
+    dialect: str
+    mode: Mode
+    script: str = "default"
+    slots: int | None = None
+    steps: tuple[Step, ...]
+
+    @property
+    def connect(self) -> str:
+        """Where the client connects: path and query."""
+        return address_of(self.dialect, self.mode)
+
+    @property
+    def course(self) -> Course:
+        """What the session is for."""
+        return course_of(self.mode, is_request=self.dialect == REQUEST_DIALECT)
+
+    @property
+    def messages(self) -> int:
+        """Messages that the client sends."""
+        return sum(step.kind in SENDS for step in self.steps)
+
+
+@attrs.frozen(kw_only=True, order=True)
+class Finding:
+    """One thing that a server must not do.
+
+    Attributes:
+        kind: `crash`, `hang`, `undocumented`, `answer`, `close`, `internals` or `leak`.
+        label: which one of the kind, in the words that stay the same when it is found again.
+        detail: what was seen.
+    """
+
+    kind: str
+    label: str
+    detail: str = attrs.field(default="", eq=False, order=False)
+
+
+def address_of(dialect: str, mode: Mode) -> str:
+    """Say where a client of a dialect connects."""
+    if dialect == REQUEST_DIALECT:
+        return CHAT_PATH
+    if dialect == "legacy-duplex":
+        return f"{DUPLEX_PATH}{AUDIO_LABELS[0] if mode == 'audio' else 'omni_'}fuzz"
+    return f"{REALTIME_PATH}?mode={mode}"
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def write_case(
+    path: Path, case: Case, finding: Finding, told: Sequence[Step], facts: Mapping[str, object]
+) -> None:
+    """Write a finding's transcript.
+
+    Args:
+        path: of the file.
+        case: what led to it.
+        finding: what was found.
+        told: what happened when it was played: the case's steps, and what the server said.
+        facts: of the run: seed and versions.
+    """
+    head = {
+        "title": f"{finding.kind}: {finding.label}",
+        "why": finding.detail or finding.label,
+        "connect": case.connect,
+        "script": case.script,
+        "server": {} if case.slots is None else {"slots": case.slots},
+        "fuzz": {
+            "dialect": case.dialect,
+            "mode": case.mode,
+            "kind": finding.kind,
+            "label": finding.label,
+            **facts,
+        },
+    }
+    lines = [head, *({step.kind: step.value} for step in told)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+
+
+def read_case(path: Path) -> Case:
+    """Read a transcript that `write_case` wrote.
+
+    Raises:
+        TranscriptError: it is none.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size > FILE_BYTES_MAX:
+        raise TranscriptError(f"more than {FILE_BYTES_MAX} bytes")
+    try:
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        head, *rest = lines
+        fuzz = head["fuzz"]
+        if fuzz["dialect"] not in DIALECTS or fuzz["mode"] not in MODES[fuzz["dialect"]]:
+            raise TranscriptError(f"no dialect {fuzz['dialect']!r} with mode {fuzz['mode']!r}")
+        assert fuzz["mode"] in get_args(Mode)
+        return Case(
+            dialect=fuzz["dialect"],
+            mode=fuzz["mode"],
+            script=str(head.get("script", "default")),
+            slots=head.get("server", {}).get("slots"),
+            steps=tuple(_read_step(line, number) for number, line in enumerate(rest, start=2)),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise TranscriptError("it is no transcript of `antiphon fuzz`") from error
+
+
+def _read_step(line: object, number: int) -> Step:
+    if number > STEPS_MAX:
+        raise TranscriptError(f"more than {STEPS_MAX} lines")
+    if not isinstance(line, dict) or len(line) != 1:
+        raise TranscriptError(f"line {number}: one step a line is needed")
+    ((kind, value),) = line.items()
+    if kind not in STEPS:
+        raise TranscriptError(f"line {number}: {kind!r} is no step")
+    allowed = {"fault": FAULTS, "await": AWAITS}.get(kind)
+    if allowed is not None and value not in allowed:
+        raise TranscriptError(f"line {number}: no {kind} {value!r}")
+    return Step(kind=kind, value=value)

@@ -1,0 +1,182 @@
+"""What a server owes for a message, read from the tables and the parsers of the protocol.
+
+A message is judged as wire.md has it: JSON, then state, then type, then fields. `demand_of` does so
+with `codec`, the dialect's own `classify` and `parse`, and `state.RECEPTION`, and says which answer
+follows. It is told the gate; whether that is known is the judge's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, get_args
+
+import attrs
+
+from protocol.codec import parse_frame
+from protocol.dialects import DIALECTS
+from protocol.dialects.base import Context, Dialect
+from protocol.dialects.opening import OPENING, choose
+from protocol.errors import CLOSE_NORMAL, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
+from protocol.limits import FRAME_BYTES_MAX_OF
+from protocol.messages import (
+    Created,
+    ErrorReport,
+    Interrupted,
+    Listen,
+    Mode,
+    Paused,
+    Response,
+    Resumed,
+    Speech,
+)
+from protocol.model import SAMPLE_BYTES, SlidingWindow
+from protocol.requests import (
+    Append,
+    Ask,
+    ClientMessage,
+    CloseRequest,
+    Init,
+    Interrupt,
+    Pause,
+    Request,
+    Resume,
+    See,
+)
+from protocol.state import ACCEPT, IGNORE, Course, Gate, judge
+
+from .schema import described
+
+ANSWERS: Final[Mapping[type, tuple[type, ...]]] = {
+    Init: (Created, ErrorReport),
+    Ask: (Response, ErrorReport),
+    Pause: (Paused,),
+    Resume: (Resumed,),
+    Interrupt: (Interrupted,),
+}
+"""What answers a message that is in order; an `error` where its media may turn out damaged."""
+OUTCOMES: Final = (Listen, Speech, ErrorReport)
+"""What becomes of a unit."""
+
+
+@attrs.frozen(kw_only=True)
+class Demand:
+    """What is owed for a message.
+
+    Attributes:
+        kind: the message, for reports: its wire type, or what is wrong with it.
+        gate: where the session stood.
+        answers: any of these messages answers it; empty: nothing is owed, or the end.
+        code: of the error, where only one will do.
+        closes: the close codes that end it, where it is owed the end.
+        message: the message, where it is in order.
+    """
+
+    kind: str
+    gate: Gate
+    answers: tuple[type, ...] = ()
+    code: ErrorCode | None = None
+    closes: tuple[int, ...] = ()
+    message: ClientMessage | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether anything has to come."""
+        return bool(self.answers or self.closes)
+
+
+class Reader:
+    """Reads a client's messages as the server does.
+
+    Args:
+        dialect_name: what the client speaks when it speaks as it should.
+        mode: of the session.
+        course: of the session.
+    """
+
+    def __init__(self, dialect_name: str, mode: Mode, course: Course) -> None:
+        is_open = dialect_name in {"realtime", "duplex-v1"} and course is Course.DUPLEX
+        self.dialect: Dialect = OPENING if is_open else DIALECTS[dialect_name]
+        self._mode: Mode = mode
+        self._course = course
+
+    def demand_of(self, frame: str | bytes | None, gate: Gate) -> Demand:
+        """Say what is owed for a frame; an init that is welcome picks the dialect.
+
+        Args:
+            frame: text, bytes of a binary one, None for one that is too big.
+            gate: where the session stands when it comes.
+        """
+        try:
+            body = parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode])
+        except FrameError as error:
+            return self._beyond_repair(frame, gate, error)
+        request = self.dialect.classify(body)
+        kind = kind_of(body.get("type"), request)
+        verdict = judge(gate, request)
+        if verdict == IGNORE:
+            return Demand(kind=kind, gate=gate)
+        if verdict != ACCEPT:
+            return self._refused(kind, gate, ErrorCode(verdict))
+        if self.dialect is OPENING:
+            self.dialect = choose(body) or OPENING
+        try:
+            message = self._parse(request, body, ("off",))
+        except FieldError as error:
+            if self._is_taken_by_others(request, body):
+                return Demand(kind=kind, gate=gate, answers=(Created, ErrorReport))
+            return self._refused(kind, gate, error.code)
+        if isinstance(message, CloseRequest):
+            return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
+        answers = ANSWERS.get(type(message), ())
+        return Demand(kind=kind, gate=gate, answers=answers, message=message)
+
+    def read(self, frame: str | bytes | None) -> ClientMessage | None:
+        """Say what a frame would be, wherever it is welcome; None where it is in order nowhere."""
+        try:
+            body = parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode])
+            return self._parse(self.dialect.classify(body), body, get_args(SlidingWindow))
+        except (FrameError, FieldError):
+            return None
+
+    def _parse(
+        self, request: Request, body: Mapping[str, object], windows: tuple[SlidingWindow, ...]
+    ) -> ClientMessage:
+        return self.dialect.parse(request, body, Context(mode=self._mode, sliding_windows=windows))
+
+    def _is_taken_by_others(self, request: Request, body: Mapping[str, object]) -> bool:
+        """Whether another backend, with windows that slide, could take it."""
+        try:
+            self._parse(request, body, get_args(SlidingWindow))
+        except FieldError:
+            return False
+        return True
+
+    def _refused(self, kind: str, gate: Gate, code: ErrorCode) -> Demand:
+        return Demand(kind=kind, gate=gate, answers=(ErrorReport,), code=code)
+
+    def _beyond_repair(self, frame: str | bytes | None, gate: Gate, error: FrameError) -> Demand:
+        kind = "too big" if frame is None else "binary" if isinstance(frame, bytes) else "no JSON"
+        closes: tuple[int, ...] = (error.close_code,)
+        if self._course is Course.REQUEST:
+            closes = (CLOSE_NORMAL, CLOSE_TOO_BIG) if frame is None else (CLOSE_NORMAL,)
+        return Demand(kind=kind, gate=gate, closes=() if gate is Gate.CLOSED else closes)
+
+
+def kind_of(name: object, request: Request) -> str:
+    """Name a message for a report; a text of the client's own is not shown."""
+    known = {message.kind for dialect in DIALECTS for message in described(dialect)} - {""}
+    if isinstance(name, str) and name in known:
+        return name
+    return "request" if request is Request.INIT else "unknown"
+
+
+def samples_of(message: ClientMessage | None) -> int:
+    """Count the samples that a message brings."""
+    return len(message.pcm) // SAMPLE_BYTES if isinstance(message, Append) else 0
+
+
+def pictures_of(message: ClientMessage | None) -> int:
+    """Count the pictures of a message that are looked at only after it was accepted."""
+    if isinstance(message, See):
+        return 1
+    return len(message.frames) if isinstance(message, Append) else 0

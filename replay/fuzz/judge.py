@@ -1,0 +1,386 @@
+"""The judge of one connection: what the server says, held to the protocol.
+
+It is told what the client sends (`said`) and what comes back (`heard`, `closed`), and keeps what
+must not be:
+
+- A message that is not described, or has no place in the state (`protocol.client`, which reads the
+  table of transitions), such as anything after `session.closed`. On `/v1/realtime` the client's
+  init picks the dialect, so a server is in order while one dialect has all that it said.
+- An answer that is not the one that is owed (`demand`), one too many, or none. What is owed is
+  known while the client waits for each answer. After messages that were not waited for the judge
+  is unsure of the gate, and only counts.
+- A close with a code that is not documented, or is not the code of what went before.
+- A text that shows internals.
+
+It keeps no time: who plays the case waits, and calls `miss` where nothing came.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+
+from protocol.client import ClientConnection
+from protocol.core import CLOSE_CODES
+from protocol.errors import (
+    ADMISSION_ERRORS,
+    CLIENT_ERRORS,
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_INVALID_FRAME,
+    CLOSE_MEANINGS,
+    CLOSE_NORMAL,
+    CLOSE_TOO_BIG,
+    CLOSE_TRY_LATER,
+    RemoteProtocolError,
+)
+from protocol.messages import (
+    Closed,
+    Created,
+    ErrorReport,
+    Interrupted,
+    Listen,
+    Paused,
+    Queued,
+    QueueUpdate,
+    Response,
+    Resumed,
+    ServerMessage,
+    Speech,
+)
+from protocol.model import UNIT_SAMPLES
+from protocol.state import Course, Gate, State
+from runtime.schema.notes import END_CLOSES
+
+from .case import Case, Finding, Step
+from .demand import ANSWERS, OUTCOMES, Demand, Reader, pictures_of, samples_of
+from .internals import sign_of
+from .schema import problem
+
+ABNORMAL: Final = 1006
+"""The server went without a close."""
+TRANSPORT_CLOSES: Final = (1002, 1007, CLOSE_TOO_BIG)
+"""What the WebSocket itself says of frames that are none, before the server hears of them."""
+FRAMES_A_UNIT: Final = 2
+"""Text and sound of a unit come by themselves in `realtime`."""
+FINDINGS_MAX: Final = 8
+"""The first tells most; a server that is beside itself would fill the memory with them."""
+TOLD_MAX: Final = 400
+"""Lines kept of what a server says; sound is left out of them."""
+SHOWN_CHARS: Final = 200
+"""Of a text that is shown."""
+_SPOILS: Final = {
+    "no JSON": CLOSE_INVALID_FRAME,
+    "binary": CLOSE_INVALID_FRAME,
+    "too big": CLOSE_TOO_BIG,
+}
+"""The close that a frame beyond repair brings about."""
+_ASKED: Final = (Created, Paused, Resumed, Interrupted, Response)
+"""What comes once for each message that asks for it, and never else."""
+
+
+class Judge:
+    """Watches one connection.
+
+    Args:
+        case: what the client is up to.
+
+    Attributes:
+        findings: what must not be, the first first.
+        told: what happened, as steps of a transcript.
+        pairs: what was said where, and what the answer was; counted.
+        holds_slot: somebody else surely holds the only slot.
+        broke: the client broke the connection or the WebSocket by itself; how it ends is its own.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.findings: list[Finding] = []
+        self.told: list[Step] = []
+        self.pairs: Counter[tuple[str, str, str]] = Counter()
+        self.holds_slot = False
+        self.broke = False
+        self.queued = False
+        self.close: tuple[int, str] | None = None
+        self.owed: Demand | None = None
+        self.is_sure = True
+        self._case = case
+        self._course = case.course
+        self._reader = Reader(case.dialect, case.mode, case.course)
+        names = [case.dialect]
+        if case.course is Course.DUPLEX and case.dialect in {"realtime", "duplex-v1"}:
+            names = ["realtime", "duplex-v1"]
+        self._ends = {name: ClientConnection(name, case.mode) for name in names}
+        self._state = next(iter(self._ends.values())).state
+        self._paused = False
+        self._said = 0
+        self._credits: Counter[type] = Counter()
+        self._errors = self._late = self._pictures = 0
+        self._samples = self._samples_max = 0
+        self._outcomes = 0
+        self._spoiled: set[int] = set()
+        self._goodbye: Closed | None = None
+        self._admission_error = False
+        self._changed = anyio.Event()
+
+    # -- what is known --------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Where the session stands, as far as the server has told."""
+        return State.CLOSED if self.is_over else self._state
+
+    @property
+    def is_over(self) -> bool:
+        """The connection is closed."""
+        return self.close is not None
+
+    @property
+    def said(self) -> int:
+        """Messages that were sent."""
+        return self._said
+
+    @property
+    def dialect_name(self) -> str:
+        """What the session speaks; the client's own choice before it has told."""
+        name = self._reader.dialect.name
+        return self._case.dialect if name == "opening" else name
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a condition on what was heard, or the end; False: it did not come in time."""
+        with anyio.move_on_after(seconds):
+            while not condition() and not self.is_over:
+                changed = self._changed
+                await changed.wait()
+        return condition() or self.is_over
+
+    # -- the client -----------------------------------------------------------------------------
+
+    def says(self, frame: str | bytes | None) -> None:
+        """Take note of a message that is about to be sent; None is one that is too big."""
+        self._said += 1
+        message = self._reader.read(frame)
+        self._pictures += pictures_of(message)
+        for answer in ANSWERS.get(type(message), ()):
+            self._credits[answer] += 1
+        self._samples_max += samples_of(message)
+        if self.owed is not None or (self._state is State.QUEUED and not self.holds_slot):
+            self.is_sure = False
+        demand = self._reader.demand_of(frame, self._gate())
+        if demand.kind in _SPOILS:
+            self._spoiled.add(_SPOILS[demand.kind])
+        if not self.is_sure:
+            self.owed = self.owed or demand
+            return
+        before, self._samples = self._samples, self._samples + samples_of(demand.message)
+        if self._samples // UNIT_SAMPLES > before // UNIT_SAMPLES:
+            demand = Demand(kind=demand.kind, gate=demand.gate, answers=OUTCOMES)
+        if demand.is_owed:
+            self.owed = demand
+        else:
+            self._note(demand, "nothing")
+
+    def _gate(self) -> Gate:
+        if self.state is State.ACTIVE and self._paused:
+            return Gate.PAUSED
+        return Gate(self.state.value)
+
+    # -- the server -----------------------------------------------------------------------------
+
+    def heard(self, frame: str | bytes) -> None:
+        """Take a message of the server's."""
+        try:
+            body = json.loads(frame)
+        except ValueError:
+            body = None
+        self._tell("receive", _without_sound(body))
+        if self.close is not None:
+            self._find("close", "a message after the close")
+        if isinstance(frame, bytes) or not isinstance(body, dict):
+            self._find("undocumented", "a message that is no JSON object in text")
+        elif self._ends:
+            for message in self._read(frame, body):
+                self._take(message)
+        self._wake()
+
+    def _read(self, frame: str, body: dict[str, Any]) -> tuple[ServerMessage, ...]:
+        """Read it in each dialect that fits so far; none is left where the server is wrong."""
+        found: tuple[ServerMessage, ...] = ()
+        why = Finding(kind="undocumented", label="")
+        ends, self._ends, spoken = self._ends, {}, self.dialect_name
+        for name, end in ends.items():
+            wrong = problem(name, self._course, body)
+            if wrong:
+                label, kind = _plain(f"{body.get('type')}: {wrong}"), "undocumented"
+                why = Finding(kind=kind, label=label) if name == spoken or not why.label else why
+                continue
+            try:
+                found = end.receive(frame)
+            except RemoteProtocolError as error:
+                label = _plain(f"{body.get('type')}: {error}")
+                why = (
+                    Finding(kind="answer", label=label) if name == spoken or not why.label else why
+                )
+                continue
+            self._ends[name], self._state = end, end.state
+        if not self._ends:
+            self._keep(why)
+            return ()
+        return found
+
+    def _take(self, message: ServerMessage) -> None:
+        owed, cls = self.owed, type(message)
+        match message:
+            case Paused() | Resumed():
+                self._paused = cls is Paused
+            case Queued() | QueueUpdate():
+                self.queued = True
+            case Closed():
+                self._goodbye = message
+            case Listen() | Speech():
+                self._take_outcome()
+            case ErrorReport():
+                self._take_error(message)
+        if cls in _ASKED:
+            self._credits[cls] -= 1
+            if self._credits[cls] < 0:
+                self._find("answer", f"a {cls.__name__} that nobody asked for")
+        if owed is None or not self.is_sure or cls not in owed.answers:
+            return
+        answer = cls.__name__
+        if isinstance(message, ErrorReport):
+            answer = f"error {message.code}"
+            if owed.code not in (None, message.code):
+                self._find("answer", f"{owed.kind} in {owed.gate}: {answer}, not {owed.code}")
+        self._note(owed, answer)
+        self.owed = None
+
+    def _take_outcome(self) -> None:
+        self._outcomes += 1
+        units = self._samples_max // UNIT_SAMPLES
+        if self._outcomes > units * FRAMES_A_UNIT:
+            self._find("answer", "more outcomes than units")
+
+    def _take_error(self, message: ErrorReport) -> None:
+        sign = sign_of(message.message)
+        if sign:
+            self._find("internals", f"an error with {sign}", message.message)
+        self._admission_error |= message.code in ADMISSION_ERRORS
+        if message.code not in CLIENT_ERRORS:
+            if self._case.script == "default" and not self._admission_error:
+                self._find("crash", f"error {message.code}", message.message)
+            return
+        self._errors += 1
+        is_owed = self.owed is not None and ErrorReport in self.owed.answers
+        if self.is_sure and not is_owed and not self._is_beyond_repair():
+            self._late += 1
+            if self._late > self._pictures:
+                self._find("answer", f"an error {message.code} that nothing asked for")
+        elif self._errors > self._said + self._pictures:
+            self._find("answer", "more errors than messages")
+
+    def _is_beyond_repair(self) -> bool:
+        """A single request is answered by an error before it is closed (004)."""
+        return self._course is Course.REQUEST and self.owed is not None
+
+    def closed(self, code: int, reason: str) -> None:
+        """Take the end of the connection; 1006 where there was no close."""
+        if self.close is not None:
+            return
+        state = self._state
+        self.close = (code, reason)
+        self._tell("close", {"code": code, "reason": reason})
+        if not self.broke:
+            self._judge_close(code, reason, state)
+        if self.owed is not None and self.is_sure and not self.broke:
+            self._note(self.owed, f"close {code}")
+            if self.owed.closes and code not in self.owed.closes:
+                label = f"{self.owed.kind} in {self.owed.gate}: close {code}, not"
+                self._find("close", f"{label} {' or '.join(map(str, self.owed.closes))}", reason)
+        self.owed = None
+        self._wake()
+
+    def _judge_close(self, code: int, reason: str, state: State) -> None:
+        sign = sign_of(reason)
+        if sign:
+            self._find("internals", f"a close with {sign}", reason)
+        is_ours = code in self._spoiled
+        if code not in CLOSE_MEANINGS:
+            what = "no close" if code == ABNORMAL else f"close {code}"
+            self._find("crash" if code == ABNORMAL else "close", f"{what} in {state}", reason)
+        elif code == CLOSE_INTERNAL_ERROR and self._case.script == "default":
+            self._find("crash", f"close {code} in {state}", reason)
+        elif code in (CLOSE_INVALID_FRAME, CLOSE_TOO_BIG) and not is_ours:
+            self._find("close", f"close {code} without such a frame", reason)
+        elif code == CLOSE_TRY_LATER and not self._admission_error:
+            self._find("close", f"close {code} without an error before", reason)
+        elif self._goodbye is not None:
+            due = END_CLOSES.get(self._goodbye.reason) or (
+                CLOSE_CODES.get(self._goodbye.reason, CLOSE_NORMAL),
+            )
+            if code not in due and not is_ours:  # 000 has one word for all that goes wrong
+                self._find("close", f"close {code} after {self._goodbye.reason}", reason)
+        elif (
+            state is State.ACTIVE
+            and self._course is not Course.REQUEST
+            and code not in TRANSPORT_CLOSES
+        ):
+            self._find("close", f"close {code} in ACTIVE without session.closed", reason)
+
+    # -- what the player says -------------------------------------------------------------------
+
+    def miss(self) -> None:
+        """Nothing came of what was owed, for longer than anything may take."""
+        owed = self.owed
+        if owed is not None:
+            self._note(owed, "hang")
+            what = f"{owed.kind} in {owed.gate}" if self.is_sure else "messages in a row"
+            self._find("hang", f"no answer to {what}")
+        self.owed = None
+
+    def settle(self) -> None:
+        """What was sent in a row has had its time; the gate stays unknown."""
+        self.owed = None
+
+    def found(self, kind: str, label: str, detail: str = "") -> None:
+        """Keep a finding of the player's."""
+        self._find(kind, label, detail)
+
+    def did(self, step: Step) -> None:
+        """Take note of a step of the client's, for the transcript."""
+        self._tell(step.kind, step.value)
+
+    def _note(self, demand: Demand, answer: str) -> None:
+        self.pairs[f"{self.dialect_name} {demand.gate}", demand.kind, answer] += 1
+
+    def _find(self, kind: str, label: str, detail: str = "") -> None:
+        self._keep(Finding(kind=kind, label=label, detail=detail[:SHOWN_CHARS]))
+
+    def _keep(self, finding: Finding) -> None:
+        if finding not in self.findings and len(self.findings) < FINDINGS_MAX:
+            self.findings.append(finding)
+
+    def _tell(self, kind: str, value: object) -> None:
+        if len(self.told) < TOLD_MAX:
+            self.told.append(Step(kind=kind, value=value))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _plain(text: str) -> str:
+    """Cut a text to what stays the same when the same is found again."""
+    words = "".join("n" if char.isdigit() else char for char in text)
+    return words[:SHOWN_CHARS]
+
+
+def _without_sound(value: Any) -> Any:
+    """Shorten the long texts of a body, which are sound."""
+    if isinstance(value, dict):
+        return {key: _without_sound(item) for key, item in value.items()}
+    if isinstance(value, str) and len(value) > SHOWN_CHARS:
+        return f"{value[:40]}... ({len(value)} characters)"
+    return value

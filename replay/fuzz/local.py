@@ -1,0 +1,351 @@
+"""A server in memory, on a clock that leaps: what a fuzzer without an address talks to.
+
+It is the real server with a scripted model, all that measures it, and no sockets. Each case gets
+one of its own, so that what is found is found again. Waiting costs nothing: the clock goes on when
+nobody can. After the case a client of good manners must get a session, every slot must be back, no
+rule of the model broken, and nothing logged as an error.
+
+What only a socket has (fragments, TCP, the handshake) is `remote`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+import anyio.lowlevel
+
+from protocol.effects import DecodeMedia
+from protocol.limits import FRAME_BYTES_MAX_OF
+from protocol.messages import Mode
+from protocol.model import Unit
+from recorder.writer import Recorder
+from runtime.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
+from runtime.backends.scripted import Step as ModelStep
+from runtime.backends.scripted_tone import tone
+from runtime.identity import CountedIdentities
+from runtime.media.decoder import MediaDecoder
+from runtime.media.values import Decoded
+from runtime.routing import Route, route
+from runtime.server import Server
+from runtime.settings import MODES, Settings
+from runtime.telemetry.setup import make_sight
+from runtime.telemetry.watching import ServerStatus
+from runtime.websocket import WebSocket, WebSocketClosed, frame_bytes
+
+from .case import Case, Finding
+from .judge import ABNORMAL, Judge
+from .play import Broken, Pace, Player, Wire, probe_case
+from .report import Outcome
+
+PACE: Final = Pace(answer_s=12.0, quiet_s=4.0)
+"""Below the 30 s after which an idle session is closed anyway, so that a hang is seen as one."""
+EMPTY_WAIT_S: Final = 60.0
+"""Longer than a stalled reader and a hanging call are waited for, one after the other."""
+DETAIL_CHARS: Final = 400
+"""Of what was logged: a line or two."""
+CPU_S_MAX: Final = 20.0
+"""Of one case, which takes a hundredth; a parser that takes this long can be made to take more."""
+
+
+def _speaks(unit: Unit, seed: int) -> ModelStep:
+    """Say a word a unit, from the first on; every third ends the turn."""
+    pcm = tone(unit.index, seed, samples=24_000)
+    speech = Speaks(text=f"word {unit.index} ", pcm=pcm, end_of_turn=unit.index % 3 == 2)
+    return ModelStep(speech=speech, generate_s=0.4, steps=8)
+
+
+SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
+    {
+        "default": default_script,
+        "speaks": _speaks,
+        "fails": lambda _unit, _seed: ModelStep(fault="fail"),
+        "lost": lambda _unit, _seed: ModelStep(fault="gone"),
+        "full": lambda _unit, _seed: ModelStep(fault="context_full"),
+    }
+)
+"""What the model does; the last three go wrong, so that what is said of it is seen too."""
+
+Handle = Callable[[WebSocket, Route], Coroutine[Any, Any, None]]
+"""Serves one WebSocket to its end."""
+
+
+class LeapingClock:
+    """Time for trio's event loop that passes only where nothing else can happen.
+
+    The loop asks how long it may sleep when no task can run; then it is time for the next deadline.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def start_clock(self) -> None:
+        """Begin; there is nothing to be done."""
+
+    def current_time(self) -> float:
+        """Say the time, in seconds."""
+        return self._now_s
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Leap to a deadline; 0 seconds of sleep are left."""
+        if math.isinf(deadline):
+            return deadline
+        self._now_s = max(self._now_s, deadline)
+        return 0.0
+
+
+class MemoryWire:
+    """One WebSocket in memory: the client's end, and in `server_end` the server's.
+
+    Args:
+        judge: hears what the server says.
+        bytes_max: of a message; the server is told None of a larger one, as by a real WebSocket.
+    """
+
+    def __init__(self, judge: Judge, bytes_max: int) -> None:
+        self._judge = judge
+        self._bytes_max = bytes_max
+        self._to_server: list[str | bytes | None] = []
+        self._is_mute = self._is_gone = self._is_deaf = self._is_closed = False
+        self._changed = anyio.Event()
+
+    # -- the client's end -----------------------------------------------------------------------
+
+    async def send(self, frame: str | bytes | None) -> None:
+        """Send a message."""
+        if self._is_mute or self._is_gone or self._is_closed:
+            raise Broken
+        is_too_big = frame is not None and frame_bytes(frame) > self._bytes_max
+        self._to_server.append(None if is_too_big else frame)
+        self._notify()
+
+    async def raw(self, _data: bytes, /) -> None:
+        """Drop the connection: in memory bytes that are no frame can do no more."""
+        await self.fault("reset")
+
+    async def fault(self, name: str) -> None:
+        """Break something; what only a socket has is left out."""
+        self._is_gone |= name == "reset"
+        self._is_mute |= name == "half_close"
+        self._is_deaf |= name == "stall"
+        self._notify()
+
+    async def leave(self) -> None:
+        """Be gone."""
+        self._is_gone = True
+        self._notify()
+
+    # -- the server's end: see `runtime.websocket.WebSocket` -------------------------------------
+
+    async def receive(self) -> str | bytes | None:
+        """Give the server the next message."""
+        while not self._to_server:
+            if self._is_gone or self._is_mute or self._is_closed:
+                raise WebSocketClosed(ABNORMAL, "")
+            changed = self._changed
+            await changed.wait()
+        await anyio.lowlevel.checkpoint()
+        return self._to_server.pop(0)
+
+    async def take(self, frame: str) -> None:
+        """Take a message of the server's."""
+        await anyio.lowlevel.checkpoint()
+        if self._is_gone or self._is_closed:
+            raise WebSocketClosed(ABNORMAL, "")
+        if self._is_deaf:
+            await anyio.sleep_forever()
+        self._judge.heard(frame)
+
+    async def close(self, code: int, reason: str) -> None:
+        """Take the server's close."""
+        if not self._is_closed and not self._is_gone:
+            self._judge.closed(code, reason)
+        self._is_closed = True
+        self._notify()
+        await anyio.lowlevel.checkpoint()
+
+    async def abort(self) -> None:
+        """Be dropped."""
+        await self.close(ABNORMAL, "")
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    @property
+    def server_end(self) -> WebSocket:
+        """What is given to the server."""
+        return _ServerEnd(self)
+
+
+class _ServerEnd:
+    """The server's side of a `MemoryWire`."""
+
+    def __init__(self, wire: MemoryWire) -> None:
+        self.receive = wire.receive
+        self.send = wire.take
+        self.close = wire.close
+        self.abort = wire.abort
+
+
+class _ErrorLog(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[Finding] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record, named by its exception or by its unformatted text."""
+        error = record.exc_info[1] if record.exc_info else None
+        label, detail = str(record.msg), record.getMessage()
+        if error is not None:
+            label, detail = _named(error), f"{detail}: {error}"
+        self.found.append(Finding(kind="crash", label=label, detail=detail[:DETAIL_CHARS]))
+
+
+def _named(error: BaseException) -> str:
+    """Name an exception by its class and the function that raised it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+class LocalTarget:
+    """Plays cases to servers in memory.
+
+    Args:
+        wrap: puts a server's handler into another; a test plants its bugs there.
+        record_to: the folder of the sessions' logs; None records nothing.
+    """
+
+    is_local = True
+
+    def __init__(
+        self,
+        wrap: Callable[[Handle], Handle] = lambda handle: handle,
+        record_to: Path | None = None,
+    ) -> None:
+        self._wrap = wrap
+        self._record_to = record_to
+        self._watching = make_sight(_nobody_asks, version="", traces=False).hub
+
+    def run(self, case: Case) -> Outcome:
+        """Play one case to a server of its own, and say what was found."""
+        log, judge = _ErrorLog(), Judge(case)
+        root = logging.getLogger()
+        quiet = logging.getLogger("antiphon")
+        was = quiet.propagate
+        root.addHandler(log)
+        quiet.addHandler(log)
+        quiet.propagate = False
+        began_s = time.process_time()
+        options: dict[str, Any] = {"clock": LeapingClock()}
+        try:
+            anyio.run(self._run, case, judge, backend="trio", backend_options=options)
+        finally:
+            root.removeHandler(log)
+            quiet.removeHandler(log)
+            quiet.propagate = was
+        took_s = time.process_time() - began_s
+        if took_s > CPU_S_MAX:
+            judge.found("hang", "a case takes too long to compute", f"{took_s:.1f} s")
+        return Outcome(
+            findings=(*log.found, *judge.findings), told=tuple(judge.told), pairs=judge.pairs
+        )
+
+    async def _run(self, case: Case, judge: Judge) -> None:
+        backend = ScriptedBackend(SCRIPTS[case.script], slots=case.slots or SLOTS)
+        is_recorded = self._record_to is not None
+        recorder = Recorder(clock=lambda: 0.0, inline=True) if is_recorded else None
+        try:
+            async with anyio.create_task_group() as tasks:
+                server = Server(
+                    Settings(model="scripted", record_to=self._record_to),
+                    backend,
+                    tasks=tasks,
+                    recorder=recorder,
+                    identities=CountedIdentities(),
+                    decode_media=_decode_here,
+                    telemetry=self._watching,
+                )
+                tasks.start_soon(server.refresh_estimates)
+                serve = self._wrap(_handler(server))
+                connect = partial(_connect, tasks, serve)
+                await Player(case, judge, connect, PACE).play()
+                await _check_left(server, backend, judge)
+                await _probe(case, judge, connect)
+                await _check_left(server, backend, judge)
+                tasks.cancel_scope.cancel()
+        except Exception as error:
+            judge.found("crash", _named(error), str(error))
+        finally:
+            if recorder is not None:
+                recorder.close()
+
+
+def _handler(server: Server) -> Handle:
+    async def handle(websocket: WebSocket, to: Route) -> None:
+        await server.handle(websocket, to.mode, endpoint=to.endpoint, label=to.label)
+
+    return handle
+
+
+@asynccontextmanager
+async def _connect(
+    tasks: anyio.abc.TaskGroup, serve: Handle, address: str, judge: Judge
+) -> AsyncIterator[Wire]:
+    parts = urlsplit(address)
+    default: Mode = "video"
+    to = route(parts.path, parse_qs(parts.query), MODES, default=default)
+    wire = MemoryWire(judge, FRAME_BYTES_MAX_OF[to.mode])
+    tasks.start_soon(serve, wire.server_end, to)
+    try:
+        yield wire
+    finally:
+        await wire.leave()
+
+
+async def _check_left(server: Server, backend: ScriptedBackend, judge: Judge) -> None:
+    """Nothing is left of a session that is over: its slot is back, and no rule is broken (B5)."""
+    with anyio.move_on_after(EMPTY_WAIT_S) as scope:
+        await server.wait_until_empty()
+    if scope.cancelled_caught:
+        judge.found("leak", "a session goes on without its client")
+    if backend.held_slots:
+        judge.found("leak", "a slot is not back", f"slots {sorted(backend.held_slots)}")
+    if server.readiness != "ready":
+        judge.found("leak", f"the server is {server.readiness}")
+    for rule in backend.violations:
+        judge.found("crash", "a rule of the model is broken", rule)
+
+
+async def _probe(case: Case, judge: Judge, connect: Callable[..., Any]) -> None:
+    """A client of good manners must get a session, whatever was done before."""
+    good = probe_case(case, with_sound=True)
+    judge_of_it = Judge(good)
+    await Player(good, judge_of_it, connect, PACE).play()
+    for finding in judge_of_it.findings:
+        judge.found(finding.kind, f"afterwards: {finding.label}", finding.detail)
+
+
+def _nobody_asks() -> ServerStatus:
+    raise AssertionError("nobody reads the metrics of a server in memory")
+
+
+async def _decode_here(effect: DecodeMedia) -> Decoded:
+    """Decode in this thread: with one of its own, the clock would run ahead."""
+    await anyio.lowlevel.checkpoint()
+    return MediaDecoder().decode_here(effect)

@@ -1,0 +1,125 @@
+"""What stands short in a case: a marker in, what it stands for out.
+
+The markers are those of `fixtures/wire`, and three more: `{"$head": media type}` is base64 of the
+head of a file, `{"$deep": n}` are n arrays in each other, `{"$floats": [...]}` is base64 of these
+numbers over and over, for a second.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import pybase64
+import simplejpeg
+import soundfile
+
+from protocol.model import INPUT_RATE_HZ
+from protocol.schema.material import MEDIA
+
+SIZE_MAX: Final = 128 * 1024 * 1024
+"""More than the largest frame that any mode takes; a file that asks for more is not played."""
+DEPTH_MAX: Final = 300
+"""Arrays in each other: many more than a frame may have, few enough to be written."""
+MADE_MAX: Final = 64
+"""Media kept at once: those that are used all the time, a megabyte at most each."""
+HEADS: Final[Mapping[str, bytes]] = {medium.name: medium.samples[0] for medium in MEDIA}
+
+
+class MarkerError(ValueError):
+    """A marker that stands for nothing."""
+
+
+def fill(value: Any) -> Any:
+    """Replace markers by what they stand for.
+
+    Args:
+        value: JSON.
+
+    Returns:
+        JSON without markers.
+
+    Raises:
+        MarkerError: a marker is none.
+    """
+    if isinstance(value, list):
+        return [fill(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if is_marker(value):
+        return _make(json.dumps(value))
+    return {key: fill(item) for key, item in value.items()}
+
+
+def is_marker(value: object) -> bool:
+    """Whether an object stands for something else."""
+    return isinstance(value, dict) and bool(value) and all(key.startswith("$") for key in value)
+
+
+@lru_cache(maxsize=MADE_MAX)
+def _make(text: str) -> Any:
+    marker = json.loads(text)
+    try:
+        if "$text" in marker:
+            return "a" * _size(marker["$text"])
+        if "$deep" in marker:
+            return _nest(min(_size(marker["$deep"]), DEPTH_MAX))
+        return pybase64.b64encode(_bytes_of(marker)).decode()
+    except MarkerError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        raise MarkerError(f"{text[:80]} is no marker") from error
+
+
+def _size(value: Any) -> int:
+    size = int(value)
+    if not 0 <= size <= SIZE_MAX:
+        raise MarkerError(f"{size} is more than {SIZE_MAX}")
+    return size
+
+
+def _nest(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def _bytes_of(marker: Mapping[str, Any]) -> bytes:
+    (kind, value), *_ = marker.items()
+    match kind:
+        case "$pcm":
+            return _tone(_size(4 * value) // 4, marker.get("$nan_at"))
+        case "$floats":
+            return np.resize(np.array(value, "<f4"), INPUT_RATE_HZ).tobytes()
+        case "$bytes":
+            return bytes(_size(value))
+        case "$jpeg":
+            width, _, height = str(value).partition("x")
+            rows = np.linspace(0, 255, int(height), dtype=np.uint8)[:, None, None]
+            picture = np.broadcast_to(rows, (int(height), int(width), 3))
+            return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(picture)))
+        case "$wav":
+            rate_hz, channels = marker.get("$rate_hz", INPUT_RATE_HZ), marker.get("$channels", 1)
+            file = io.BytesIO()
+            samples = np.zeros((_size(value * rate_hz), channels), "<f4")
+            soundfile.write(file, samples, rate_hz, format="WAV", subtype="PCM_16")
+            return file.getvalue()
+        case "$head":
+            return HEADS[value]
+        case "$broken":
+            whole = _bytes_of(value)
+            return whole[: len(whole) * 3 // 4]
+    raise MarkerError(f"{kind} is no marker")
+
+
+def _tone(samples: int, nan_at: int | None) -> bytes:
+    at = np.arange(samples) / INPUT_RATE_HZ
+    data = (0.1 * np.sin(2 * np.pi * 220 * at)).astype("<f4")
+    if nan_at is not None:
+        data[nan_at % max(1, samples)] = np.nan
+    return data.tobytes()

@@ -1,0 +1,184 @@
+"""Strategies for whole cases: a client that knows the tables, and breaks them on purpose.
+
+A case is planned message by message. The plan keeps the gate that the session should be at, and
+draws for each move from `state.RECEPTION`: what is welcome there, what is not, what is welcome but
+broken, what is no message at all, or a fault. Most moves wait for their answer, so that the judge
+knows what is owed; some do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from protocol.messages import Mode
+from protocol.requests import Request
+from protocol.schema.wire import MODES, Message
+from protocol.state import ACCEPT, Course, Gate, course_of, judge
+
+from .case import FAULTS, LOCAL_FAULTS, Case, Step
+from .local import SCRIPTS
+from .play import append_of, init_of
+from .values import GARBAGE, all_messages, bodies, broken, broken_texts, client_messages
+
+MOVES_MAX: Final = 8
+"""Few bugs take more steps; longer cases find them no sooner, and shrink slower."""
+SIZES: Final = (24 * 1024 * 1024 + 2, 96 * 1024 * 1024 + 2)
+"""Just above what a message may have, in duplex and in chat."""
+RAW: Final = (
+    "8380000000 00",  # a reserved opcode
+    "c1809a9b9c9d",  # a reserved bit
+    "0105",  # without a mask
+    "81ff7fffffffffffffff00000000",  # longer than anything
+    "898000000000 8900",  # a ping, and one without a mask
+    "88820000000003e7",  # a close with a code that is none
+    "888000000000",  # a close without one
+    "8882000000000fff",  # another
+    "888500000000 03e8fffefd",  # a close whose reason is no UTF-8
+    "8183000000 00fffefd",  # text that is no UTF-8
+    "808400000000 61626364",  # a continuation of nothing
+    "018100000000 7b 818100000000 7d",  # a message within a message
+    "89fe007e00000000" + "00" * 126,  # a ping that is too long
+)
+"""Bytes that are no WebSocket, or hardly so (RFC 6455), with masks of zeros."""
+GATES_AFTER: Final = {
+    Request.INIT: Gate.ACTIVE,
+    Request.PAUSE: Gate.PAUSED,
+    Request.RESUME: Gate.ACTIVE,
+    Request.CLOSE: Gate.CLOSED,
+}
+"""Where a message that is in order leads, once it is answered."""
+LIKELY: Final = (Request.INIT, Request.APPEND)
+"""Drawn more often where they are welcome: without them nothing happens."""
+MOVES: Final = (
+    *("welcome",) * 6,
+    *("unwelcome", "foreign", "broken", "broken", "broken", "text", "garbage"),
+    *("fault", "binary", "big", "wait"),
+)
+
+Names = tuple[tuple[str, Mode], ...]
+
+
+def all_names() -> Names:
+    """Name each dialect with each of its modes."""
+    return tuple((dialect, mode) for dialect, modes in MODES.items() for mode in modes)
+
+
+@st.composite
+def cases(draw: st.DrawFn, names: Names, *, is_local: bool) -> Case:
+    """Draw a case.
+
+    Args:
+        draw: of Hypothesis.
+        names: the dialects and modes to draw from.
+        is_local: the server is in memory: its model can be chosen, its slots can be taken, and
+            there is no socket.
+    """
+    dialect, mode = draw(st.sampled_from(names))
+    plan = _Plan(draw, dialect, mode, is_local=is_local)
+    script, slots = "default", None
+    if is_local and draw(st.integers(0, 3)) == 3:
+        script = draw(st.sampled_from(tuple(SCRIPTS)))
+    if is_local and plan.course is Course.DUPLEX and draw(st.integers(0, 7)) == 7:
+        slots = 1
+        plan.wait_in_line()
+    elif plan.course is not Course.REQUEST:
+        plan.steps.append(Step(kind="await", value="turn"))
+    if draw(st.integers(0, 2)) == 2:
+        plan.begin()
+    for _ in range(draw(st.integers(1, MOVES_MAX))):
+        plan.move()
+    return Case(dialect=dialect, mode=mode, script=script, slots=slots, steps=tuple(plan.steps))
+
+
+class _Plan:
+    """The steps of a case so far, and where they should have led."""
+
+    def __init__(self, draw: st.DrawFn, dialect: str, mode: Mode, *, is_local: bool) -> None:
+        self._draw = draw
+        self._case = Case(dialect=dialect, mode=mode, steps=())
+        self._is_local = is_local
+        self.course = course_of(mode, is_request=self._case.course is Course.REQUEST)
+        self._messages = client_messages(dialect, self.course)
+        self._gate = Gate.CONNECTED
+        self._waits = draw(st.integers(0, 4)) > 0
+        self.steps: list[Step] = []
+
+    def wait_in_line(self) -> None:
+        """Come second, say something, and get the slot, or not."""
+        self._add("occupy", self._case.connect)
+        self._gate = Gate.QUEUED
+        for _ in range(self._draw(st.integers(0, 2))):
+            self.move()
+        if self._draw(st.booleans()):
+            self._add("vacate", 0)
+            self._add("await", "turn")
+            self._gate = Gate.CONNECTED
+
+    def begin(self) -> None:
+        """Set the session up at once, so that more of what follows happens in it."""
+        if self.course is Course.REQUEST:
+            return
+        self._say("send", init_of(self._case))
+        self._gate = Gate.ACTIVE
+        if self.course is Course.DUPLEX and self._draw(st.booleans()):
+            self._say("send", append_of(self._case))
+
+    def move(self) -> None:
+        """Do one more thing."""
+        draw = self._draw
+        match draw(st.sampled_from(MOVES)):
+            case "welcome":
+                message = self._pick(is_welcome=True)
+                self._say("send", draw(bodies(message)))
+                self._gate = GATES_AFTER.get(message.request or Request.UNKNOWN, self._gate)
+            case "unwelcome":
+                self._say("send", draw(bodies(self._pick(is_welcome=False))))
+            case "foreign":
+                self._say("send", draw(bodies(draw(st.sampled_from(all_messages())))))
+            case "broken":
+                body = draw(bodies(self._pick(is_welcome=True)))
+                self._say("send", draw(broken(body)))
+            case "text":
+                body = draw(bodies(self._pick(is_welcome=True)))
+                self._say("send_text", draw(broken_texts(body)))
+            case "garbage":
+                self._say("send_text", draw(st.sampled_from(GARBAGE)))
+            case "binary":
+                self._say("send_binary", draw(st.sampled_from((0, 1, 4000))))
+            case "big":
+                if draw(st.integers(0, 9)) == 9:
+                    self._say("send_size", SIZES[self.course is not Course.DUPLEX])
+            case "wait":
+                self._add("wait_s", draw(st.sampled_from((0.0, 0.01, 0.3, 2.0, 35.0, 65.0))))
+            case "fault":
+                self._break()
+
+    def _break(self) -> None:
+        draw = self._draw
+        if draw(st.integers(0, 5)) == 5:
+            self._add("leave", True)
+        elif not self._is_local and draw(st.integers(0, 2)) == 2:
+            self._add("raw", draw(st.sampled_from(RAW)).replace(" ", ""))
+        else:
+            names = LOCAL_FAULTS if self._is_local else tuple(FAULTS)[::-1]
+            self._add("fault", draw(st.sampled_from(names)))
+
+    def _pick(self, *, is_welcome: bool) -> Message:
+        """Draw a message by what becomes of it at this gate."""
+        found = [
+            message
+            for message in self._messages
+            if (judge(self._gate, message.request or Request.UNKNOWN) == ACCEPT) is is_welcome
+        ]
+        found += [message for message in found if message.request in LIKELY] * 2
+        return self._draw(st.sampled_from(found or list(self._messages)))
+
+    def _say(self, kind: str, value: Any) -> None:
+        self._add(kind, value)
+        if self._waits or self._draw(st.integers(0, 2)) == 2:
+            self._add("await", "answer")
+
+    def _add(self, kind: str, value: Any) -> None:
+        self.steps.append(Step(kind=kind, value=value))

@@ -1,0 +1,265 @@
+"""Plays a case to a server, over whatever connection, and then asks whether the server still lives.
+
+`play` is one hostile client from its first step to the end of its connection: it sends, waits where
+the case says so, breaks what the case says, and in the end closes as a client should. The judge
+beside it says what was wrong; this says what did not come.
+
+`probe` is a client of good manners: whatever was done to the server before, it must get a session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
+
+import anyio
+import attrs
+
+from protocol.limits import FRAME_BYTES_MAX_OF
+from protocol.model import UNIT_SAMPLES
+from protocol.state import Course, State
+
+from .case import SENDS, TOLD, Case, Step
+from .judge import Judge
+from .media import SIZE_MAX, fill
+
+PROBE_AUDIO: Final = {"$pcm": UNIT_SAMPLES}
+WAIT_S_MAX: Final = 700.0
+"""Longer than any session may last."""
+SILENCE_S: Final = 1.0
+"""After the end: long enough for a server to say what it should not."""
+
+
+class Broken(Exception):  # noqa: N818 - an end, not an error
+    """The connection takes nothing more; the judge has heard why."""
+
+
+class Wire(Protocol):
+    """One connection to a server; what comes on it is told to a judge."""
+
+    async def send(self, frame: str | bytes | None) -> None:
+        """Send a message; None is one that is larger than any may be. Raises `Broken`."""
+
+    async def raw(self, data: bytes, /) -> None:
+        """Put bytes on the connection as they are. Raises `Broken`."""
+
+    async def fault(self, name: str) -> None:
+        """Break something of one's own: see `case.FAULTS`. Raises `Broken`."""
+
+    async def leave(self) -> None:
+        """Close in order, if it is open."""
+
+
+Connect = Callable[[str, Judge], AbstractAsyncContextManager[Wire]]
+"""Opens a connection to an address, a path and query, for a judge."""
+
+
+@attrs.frozen(kw_only=True)
+class Pace:
+    """How long what may take.
+
+    Attributes:
+        answer_s: for an answer; longer is a hang.
+        quiet_s: for what was sent in a row, before something is waited for again.
+        wait_scale: what a case's waits are multiplied by.
+        silence_s: after the end, for what must not come.
+    """
+
+    answer_s: float
+    quiet_s: float
+    wait_scale: float = 1.0
+    silence_s: float = SILENCE_S
+
+
+class Player:
+    """Plays one case.
+
+    Args:
+        case: what is to be done.
+        judge: hears what comes.
+        connect: opens connections.
+        pace: how long what may take.
+    """
+
+    def __init__(self, case: Case, judge: Judge, connect: Connect, pace: Pace) -> None:
+        self._case = case
+        self._judge = judge
+        self._connect = connect
+        self._pace = pace
+        self._is_deaf = False
+        self._is_mute = False
+        self._is_left = False
+        self._occupant: AbstractAsyncContextManager[Wire] | None = None
+
+    async def play(self) -> None:
+        """Play it to the end of its connection."""
+        try:
+            if self._case.steps and self._case.steps[0].kind == "occupy":
+                await self._occupy()
+            async with self._connect(self._case.connect, self._judge) as wire:
+                try:
+                    for step in self._case.steps:
+                        await self._do(step, wire)
+                    await self._finish(wire)
+                except Broken:
+                    await self._judge.until(lambda: False, self._pace.answer_s)
+                await anyio.sleep(self._pace.silence_s)
+                await wire.leave()
+        finally:
+            await self._vacate()
+
+    async def _do(self, step: Step, wire: Wire) -> None:
+        judge = self._judge
+        if judge.is_over or self._is_left or step.kind in TOLD:
+            return
+        judge.did(step)
+        match step.kind:
+            case kind if kind in SENDS:
+                frame = frame_of(step, FRAME_BYTES_MAX_OF[self._case.mode])
+                judge.says(frame)
+                await wire.send(frame)
+            case "await" if step.value == "turn":
+                await self._await_turn()
+            case "await":
+                await self._await_answer()
+            case "raw":
+                judge.broke = True
+                await wire.raw(bytes.fromhex(step.value))
+            case "wait_s":
+                await anyio.sleep(min(float(step.value), WAIT_S_MAX) * self._pace.wait_scale)
+            case "fault":
+                await self._break(step.value, wire)
+            case "leave":
+                self._is_left = judge.broke = True
+                await wire.leave()
+            case "vacate":
+                await self._vacate()
+
+    async def _break(self, name: str, wire: Wire) -> None:
+        self._is_left |= name == "reset"
+        self._is_mute |= name == "half_close"
+        self._is_deaf |= name == "stall"
+        self._judge.broke |= name in {"reset", "half_close", "stall"}
+        await wire.fault(name)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    async def _await_turn(self) -> None:
+        judge = self._judge
+        if self._is_deaf or judge.holds_slot or self._case.course is Course.REQUEST:
+            return
+        begun = await judge.until(lambda: judge.state is not State.QUEUED, self._pace.answer_s)
+        if not begun and not judge.queued:
+            judge.found("hang", "no answer to a connection")
+
+    async def _await_answer(self) -> None:
+        judge = self._judge
+        if self._is_deaf or judge.owed is None:
+            return
+        if not judge.is_sure:
+            await judge.until(lambda: False, self._pace.quiet_s)
+            judge.settle()
+        elif not await judge.until(lambda: judge.owed is None, self._pace.answer_s):
+            judge.miss()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def _finish(self, wire: Wire) -> None:
+        """Close as a client should, unless the case has left already; the server has to follow."""
+        judge = self._judge
+        if self._is_left or self._is_deaf:
+            return
+        if self._case.course is Course.REQUEST and not judge.said:
+            judge.broke = True
+            await wire.leave()
+            return
+        await self._await_answer()
+        if not judge.is_over and not self._is_mute and self._case.course is not Course.REQUEST:
+            goodbye = close_of(self._case.dialect)
+            judge.did(Step(kind="bye", value=goodbye))
+            judge.says(json.dumps(goodbye))
+            await wire.send(json.dumps(goodbye))
+        if not await judge.until(lambda: False, self._pace.answer_s):
+            judge.found("hang", f"no end in {judge.state}")
+
+    # -- somebody else --------------------------------------------------------------------------
+
+    async def _occupy(self) -> None:
+        other = Judge(attrs.evolve(self._case, steps=()))
+        self._occupant = self._connect(self._case.connect, other)
+        await self._occupant.__aenter__()
+        await other.until(lambda: other.state is State.CONNECTED, self._pace.answer_s)
+        self._judge.holds_slot = other.state is State.CONNECTED
+
+    async def _vacate(self) -> None:
+        self._judge.holds_slot = False
+        occupant, self._occupant = self._occupant, None
+        if occupant is not None:
+            await occupant.__aexit__(None, None, None)
+
+
+def frame_of(step: Step, bytes_max: int) -> str | bytes | None:
+    """Write what a step sends, its markers replaced by what they stand for.
+
+    Args:
+        step: one of `case.SENDS`.
+        bytes_max: of a message; a larger one is None.
+
+    Raises:
+        MarkerError: a marker is none.
+    """
+    match step.kind:
+        case "send":
+            return json.dumps(fill(step.value), ensure_ascii=False)
+        case "send_text":
+            return str(step.value)
+        case "send_binary":
+            return bytes(min(int(step.value), SIZE_MAX))
+    size = min(int(step.value), SIZE_MAX)
+    return None if size > bytes_max else "\u00e9" * (size // 2)
+
+
+def close_of(dialect: str) -> dict[str, Any]:
+    """Write the message by which a client ends a session."""
+    return {"type": "stop" if dialect == "legacy-duplex" else "session.close"}
+
+
+# -- afterwards -----------------------------------------------------------------------------------
+
+
+def probe_case(case: Case, *, with_sound: bool) -> Case:
+    """Make the case of a client of good manners, where another was not.
+
+    Args:
+        case: the other's.
+        with_sound: it sends a second of sound and waits for its outcome; that takes its time.
+    """
+    steps = [Step(kind="await", value="turn"), Step(kind="send", value=init_of(case))]
+    steps.append(Step(kind="await", value="answer"))
+    if with_sound and case.course is Course.DUPLEX and case.script in {"default", "speaks"}:
+        steps += [Step(kind="send", value=append_of(case)), Step(kind="await", value="answer")]
+    return attrs.evolve(case, steps=tuple(steps), slots=None)
+
+
+def init_of(case: Case) -> dict[str, Any]:
+    """Write the first message of a session, as short as it may be."""
+    match case.dialect:
+        case "duplex-v1":
+            return {"type": "session.update", "session": {"instructions": ""}}
+        case "legacy-duplex":
+            return {"type": "prepare", "system_prompt": ""}
+        case "legacy-chat":
+            return {"messages": [{"role": "user", "content": "hello"}], "tts": {"enabled": False}}
+    return {"type": "session.init", "payload": {}}
+
+
+def append_of(case: Case) -> dict[str, Any]:
+    """Write a second of sound."""
+    match case.dialect:
+        case "duplex-v1":
+            return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
+        case "legacy-duplex":
+            return {"type": "audio_chunk", "audio": PROBE_AUDIO}
+    return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}

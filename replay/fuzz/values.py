@@ -1,0 +1,240 @@
+"""Strategies for what clients send: bodies in order, from the protocols' schemas, and broken ones.
+
+A schema of `protocol.schema` becomes a strategy for bodies that a parser takes (`bodies`). `broken`
+takes such a body and breaks a few places of it: another type, out of range, too long, too deep, bad
+base64, unlikely Unicode, a field gone or one too many. `broken_texts` breaks the text of a frame:
+keys twice, numbers that are none, lone surrogates, pieces cut out.
+
+Sound and files stand in markers (`media`), so that examples stay small.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from protocol.dialects import DIALECTS
+from protocol.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
+from protocol.schema.wire import Message
+from protocol.state import Course
+
+from .internals import CANARY
+from .media import is_marker
+from .schema import described
+
+Json = dict[str, Any]
+Strategy = st.SearchStrategy[Any]
+
+MEDIA: Final[Mapping[str, tuple[Json, ...]]] = {
+    "float32 PCM": ({"$pcm": 16_000}, {"$pcm": 16_000}, {"$pcm": 8_000}, {"$pcm": 40_000}),
+    "audio/wav": ({"$wav": 1}, {"$wav": 1, "$rate_hz": 48_000, "$channels": 2}),
+    "image/jpeg": ({"$jpeg": "64x48"},),
+    "image/png": ({"$head": "image/png"},),
+    "video/mp4": ({"$head": "video/mp4"},),
+    "video/webm": ({"$head": "video/webm"},),
+}
+"""What stands for media. The heads of files pass a check of their header, and nothing more."""
+UNICODE: Final = (
+    "\u202egnp.exe",
+    "e\u0301\u0323\u0489" * 3,
+    "\U0001f469\u200d\U0001f467",
+    "\ufeff",
+    "\uffff\ufffe",
+    "\x00",
+    "\x1b[2J",
+    "\u2028",
+    "\U0010ffff",
+    "İı",
+)
+"""Right to left, combining, joined, marks, no characters, controls, ends of lines, the last one."""
+TEXTS: Final = ("hello", "", CANARY, *UNICODE)
+NUMBERS: Final = (0, 1, -1, 1.5, 1.0, -0.0, 2**31, 2**63, 2**64, -(2**63) - 1, 1e308, 5e-324)
+TRAPS: Final[tuple[Any, ...]] = (
+    *(None, True, False, [], {}, [[]], [None], {"": None}),
+    *NUMBERS,
+    *TEXTS,
+    *("AAAA", "AAA", "AA=A", "====", "AA AA", "AAAA\n", "-_-_", "not base64"),
+    *({"$text": 70}, {"$text": 40_000}, {"$text": 140_000}, {"$deep": 10}, {"$deep": 31}),
+    *({"$deep": 32}, {"$deep": 33}, {"$deep": 300}),
+    *({"$bytes": 3}, {"$bytes": 15_999}, {"$bytes": 16_001}, {"$bytes": 64_000}),
+    *({"$pcm": 0}, {"$pcm": APPEND_SAMPLES_MIN - 1}, {"$pcm": APPEND_SAMPLES_MAX + 1}),
+    *({"$pcm": 16_000, "$nan_at": 7}, {"$floats": [3.4e38, -3.4e38, 1e-45, -0.0]}),
+    *({"$jpeg": "64x48"}, {"$jpeg": "16x900"}, {"$broken": {"$jpeg": "64x48"}}, {"$wav": 0.1}),
+    *({"$broken": {"$wav": 1}}, {"$head": "image/png"}, {"$head": "video/webm"}),
+)
+"""What stands where something else is expected."""
+LISTED_MAX: Final = 2
+"""Items of an array: more of them say the same."""
+
+texts: Final[Strategy] = st.sampled_from(TEXTS) | st.text(max_size=8)
+
+
+@cache
+def client_messages(dialect: str, course: Course) -> tuple[Message, ...]:
+    """Name what a client can say in a course."""
+    return tuple(
+        message
+        for message in described(dialect)
+        if message.sender == "client" and course in message.courses
+    )
+
+
+@cache
+def all_messages() -> tuple[Message, ...]:
+    """Name what clients can say in any dialect and course."""
+    found = (client_messages(name, course) for name in DIALECTS for course in Course)
+    return tuple(message for messages in found for message in messages)
+
+
+# -- in order -------------------------------------------------------------------------------------
+
+
+def bodies(message: Message) -> Strategy:
+    """Make bodies of a client's message that are in order, or nearly so."""
+    return _bodies(all_messages().index(message))
+
+
+@cache
+def _bodies(number: int) -> Strategy:
+    return _values(all_messages()[number].schema).map(_mend)
+
+
+def _mend(body: Any) -> Any:
+    """The last message of a conversation is the user's, and only its first may be the system's."""
+    made = copy.deepcopy(body)
+    holder = made.get("input") if isinstance(made.get("input"), dict) else made
+    for number, message in enumerate(reversed(holder.get("messages") or [])):
+        if number == 0 or message["role"] == "system":
+            message["role"] = "user"
+    return made
+
+
+def _values(schema: Json) -> Strategy:
+    """Make values that a schema of a client's message allows."""
+    if "const" in schema:
+        return st.just(schema["const"])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema.get("maxLength") == 0:
+        return st.just("")
+    if "contentEncoding" in schema:
+        kinds = schema.get("x-antiphon-media", ["float32 PCM"])
+        return st.sampled_from([marker for kind in kinds for marker in MEDIA[kind]])
+    if "properties" in schema:
+        return _objects(schema)
+    for key in ("oneOf", "anyOf"):
+        if key in schema:
+            return st.one_of([_values(below) for below in schema[key]])
+    if "items" in schema:
+        low = schema.get("minItems", 0)
+        return st.lists(_values(schema["items"]), min_size=low, max_size=LISTED_MAX)
+    return _leaves(schema)
+
+
+def _leaves(schema: Json) -> Strategy:
+    kinds = schema.get("type", "string")
+    kind = kinds if isinstance(kinds, str) else kinds[0]
+    low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+    high = schema.get("maximum", 1000)
+    match kind:
+        case "boolean":
+            return st.booleans()
+        case "integer":
+            return st.integers(low, high)
+        case "number":
+            at = st.sampled_from([high, (low + high) / 2])
+            return at if "exclusiveMinimum" in schema else at | st.just(low)
+        case "object":
+            return st.just({})
+    return texts.filter(lambda text: len(text) >= schema.get("minLength", 0))
+
+
+def _objects(schema: Json) -> Strategy:
+    required = set(schema.get("required", ()))
+    for group in schema.get("anyOf", ())[:1]:
+        required |= set(group["required"])
+    fields = {key: _values(below) for key, below in schema["properties"].items()}
+    optional = {key: below for key, below in fields.items() if key not in required}
+    return st.fixed_dictionaries(
+        {key: below for key, below in fields.items() if key in required}, optional=optional
+    )
+
+
+# -- broken ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def broken(draw: st.DrawFn, body: Json) -> Json:
+    """Break a body in one to three places."""
+    made: Json = copy.deepcopy(body)
+    for _ in range(draw(st.integers(1, 3))):
+        spots = _spots(made)
+        if not spots:
+            break
+        holder, key = spots[draw(st.integers(0, len(spots) - 1))]
+        action = draw(st.sampled_from(("replace", "remove", "add", "many")))
+        if action == "replace":
+            holder[key] = copy.deepcopy(draw(st.sampled_from(TRAPS)))
+        elif action == "remove":
+            del holder[key]
+        elif action == "many" and isinstance(holder, list):
+            holder *= draw(st.sampled_from((2, 5, 65, 300)))
+        elif isinstance(holder, dict):
+            name = draw(st.sampled_from((*TEXTS, "session", "audio", "model", "$.input", "x" * 70)))
+            holder[name] = copy.deepcopy(draw(st.sampled_from(TRAPS)))
+    return made
+
+
+def _spots(value: Any) -> list[tuple[Any, Any]]:
+    """List every place of a JSON value, as container and key; markers are whole."""
+    if isinstance(value, dict) and not is_marker(value):
+        own: list[tuple[Any, Any]] = [(value, key) for key in value]
+    elif isinstance(value, list):
+        own = [(value, index) for index in range(len(value))]
+    else:
+        return []
+    return own + [spot for holder, key in own for spot in _spots(holder[key])]
+
+
+PIECES: Final = (
+    *('"', "{", "}", "[", "]", ":", ",", "\\", "\\u", "\\ud800", "\\udc00\\ud800", "\\u0000"),
+    *("NaN", "Infinity", "-", "1e999", "9" * 400, "0x1", "01", "+1", "//", "'", "\ufeff", "\x00"),
+    *("\n", "\t", "null", "true", "\u202e", "{}", "[" * 40 + "]" * 40, '{"a":' * 2000),
+)
+"""What is put into the text of a frame."""
+GARBAGE: Final = (
+    *("", " ", "no JSON", "[]", "null", "7", '"text"', "{", "}", "{}{}", "[" * 5000),
+    *('{"type":"nope","type":"nope"}', '{"a":NaN}', '{"a":-Infinity}', '{"\\ud800":1}'),
+    *('{"a":"\\ud800"}', '{"type":"h\\u00e9llo","a":{"b":1,"b":2}}', '{"a":1e999}', "\ufeff{}"),
+    *("{" + ",".join(f'"{at}":0' for at in range(200)) + "}", '{"a":' * 40 + "1" + "}" * 40),
+    *('{"type":"' + "x" * 5000 + '"}', '{"type":null}', '{"type":{}}', "{}", "\x00{}"),
+)
+"""Frames that are no message of anybody."""
+
+
+@st.composite
+def broken_texts(draw: st.DrawFn, body: Json) -> str:
+    """Write a body, without its sound, and break the text."""
+    text = json.dumps(_small(body))
+    way = draw(st.sampled_from(("cut", "piece", "twice")))
+    start = draw(st.integers(0, len(text)))
+    if way == "cut":
+        return text[:start]
+    if way == "twice":
+        again = ",".join(f"{json.dumps(key)}:0" for key in [*body][:1]) or '"a":0,"a":1'
+        return text[:-1] + ("," if len(text) > 2 else "") + again + "}"
+    stop = draw(st.integers(start, min(start + 8, len(text))))
+    return text[:start] + draw(st.sampled_from(PIECES)) + text[stop:]
+
+
+def _small(value: Any) -> Any:
+    if is_marker(value):
+        return "AAAA"
+    if isinstance(value, dict):
+        return {key: _small(item) for key, item in value.items()}
+    return [_small(item) for item in value] if isinstance(value, list) else value
