@@ -2,7 +2,8 @@
 
 It serves a model in a process of its own, talks to it with one client and with eight, replays a log
 of that, and measures the recorder by itself; see `units`, `replay`, `recording`.
-`antiphon bench engine` is another bench; see `engine_command`.
+`antiphon bench engine` and `antiphon bench gateway` are further benches; see `engine_command` and
+`gateway_command`.
 
 Times of one machine say little about another, so each stands beside what it can be judged by: a
 unit beside the second that it has, eight sessions beside one, a replay beside the session's own
@@ -28,6 +29,7 @@ from rich.table import Table
 from ..models import MODELS
 from ..server_process import served
 from .engine_command import engine_command
+from .gateway_command import gateway_command
 from .material import Times, load_speech, machine_facts
 from .recording import RecordingResult, measure_recording
 from .replay import ReplayResult, measure_replay
@@ -91,7 +93,8 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
     """Measure units, replay and recording, and print what they cost in terms of each other.
 
     It takes about two minutes, and wants a machine that does nothing else meanwhile. `bench engine`
-    measures the model's engine by itself instead: how many sessions it serves.
+    measures the model's engine by itself instead: how many sessions it serves. `bench gateway`
+    measures the server without a model.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -110,6 +113,7 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
 
 
 bench_command.add_command(engine_command)
+bench_command.add_command(gateway_command)
 
 
 async def _run(model: str, seconds: int) -> Bench:

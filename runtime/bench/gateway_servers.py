@@ -1,0 +1,252 @@
+"""The servers of the gateway bench, each in a process of its own: ours, and two yardsticks.
+
+- `antiphon` and `recorded`: the server as `antiphon serve` runs it, on a model that answers each
+  unit at once with speech made before. Limits that a bench meets on purpose are raised.
+- `echo`: the same transport with nothing behind it. Every message is answered by the same bytes.
+- `websockets`: the unit's work written straight on the `websockets` library with uvloop, orjson
+  and pybase64: parse, base64, check, decode the picture, write the deltas. No session, no log.
+
+A server says where it listens, as `{"port": ...}` on a line. Then it answers each line of its
+standard input with one of what it has used so far; see `gateway_meter`. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import orjson
+import pybase64
+from anyio.lowlevel import checkpoint
+
+from protocol.limits import FRAME_BYTES_MAX
+from protocol.model import (
+    UNIT_SAMPLES,
+    Costs,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    Unit,
+    UnitResult,
+)
+
+from .. import listener
+from ..backends.base import Backend, BackendInfo
+from ..http import make_app
+from ..listener import Address, WebSocketRequest
+from ..media.image import decode_jpeg
+from ..serving import run
+from ..settings import Settings
+from ..websocket import WebSocketClosed
+from .gateway_material import CREATED, QUEUE_DONE, TEXT, Contender, deltas, make_exchanges
+from .gateway_meter import Meter
+
+HOST: Final = "127.0.0.1"
+SLOTS: Final = 2048
+"""More sessions than any pattern has, with those that are just being released."""
+ENDLESS: Final = 1 << 30
+"""For bounds that a bench would meet: tokens, messages and bytes a second."""
+SESSION_S: Final = 3600
+TOKENS: Final = tuple(range(100, 112))
+CODES: Final = tuple(code * 91 % 6561 for code in range(25))
+
+
+# -- ours ---------------------------------------------------------------------------------------
+
+
+class _Answering:
+    """A session of a model that computes nothing: each unit is answered by speech."""
+
+    def __init__(self, pcms: list[bytes]) -> None:
+        self.opened = Opened(prompt_length=40)
+        self._pcms = pcms
+        self._kv_length = 40
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:  # noqa: ARG002
+        """Answer at once."""
+        await checkpoint()
+        self._kv_length += 70
+        return UnitResult(
+            index=unit.index,
+            is_listen=False,
+            text=TEXT,
+            pcm=self._pcms[unit.index % len(self._pcms)],
+            kv_length=self._kv_length,
+            decided_ids=TOKENS,
+            fed_ids=TOKENS,
+            codec_ids=CODES,
+            input_hash="5" * 32,
+            logits_hash="7" * 32,
+            margin=1.25,
+            vision_slices=len(unit.frames),
+            vision_tokens=64 * len(unit.frames),
+            costs=Costs(prefill_us=60_000, generate_us=300_000, llm_us=200_000, wall_us=360_000),
+        )
+
+    def interrupt(self, index: int) -> None:
+        """Be done already."""
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:  # noqa: ARG002
+        """Close a unit at once."""
+        await checkpoint()
+        self._kv_length += 2
+        return Finalized(index=index, kv_length=self._kv_length, fed_ids=(7, 8), cost_us=37_000)
+
+    async def rollback(self, index: int) -> None:
+        """Undo nothing: no unit fails."""
+
+    async def release(self) -> None:
+        """Hold nothing."""
+        await checkpoint()
+
+
+class _Model:
+    """A model whose answers were made before."""
+
+    def __init__(self) -> None:
+        self._pcms = [exchange.pcm for exchange in make_exchanges()]
+        self.info = BackendInfo(
+            name="bench",
+            modes=("video", "audio"),
+            slots=SLOTS,
+            context_limit=ENDLESS,
+            sliding_windows=("off",),
+            can_rollback=True,
+            deterministic=True,
+            fingerprint={"backend": "bench"},
+        )
+
+    async def open(self, opening: Opening, *, slot: int) -> _Answering:  # noqa: ARG002
+        """Open a session at once."""
+        await checkpoint()
+        return _Answering(self._pcms)
+
+
+def _load(*_: object, **__: object) -> Backend:
+    return _Model()
+
+
+async def _serve_antiphon(meter: Meter, folder: Path | None) -> None:
+    settings = Settings(
+        host=HOST,
+        port=0,
+        model="bench",
+        record_to=folder,
+        limit_video_s=SESSION_S,
+        connections_per_address_max=SLOTS,
+        messages_per_s_max=ENDLESS,
+        bytes_per_s_max=ENDLESS,
+    )
+    bound: list[Address] = []
+    await run(
+        settings,
+        load=_load,
+        on_bound=bound.extend,
+        on_ready=lambda: meter.start(bound[0].port),
+    )
+
+
+# -- (a) an echo on our transport ---------------------------------------------------------------
+
+
+async def _serve_echo(meter: Meter) -> None:
+    answers = [
+        tuple(delta.decode() for delta in deltas(str(number), exchange.pcm))
+        for number, exchange in enumerate(make_exchanges())
+    ]
+
+    async def echo(request: WebSocketRequest) -> None:
+        websocket = await request.accept()
+        await websocket.send(QUEUE_DONE)
+        await websocket.receive()
+        await websocket.send(CREATED)
+        count = 0
+        with suppress(WebSocketClosed):
+            while True:
+                await websocket.receive()
+                for answer in answers[count % len(answers)]:
+                    await websocket.send(answer)
+                count += 1
+
+    listeners = await listener.bind(HOST, 0)
+    async with anyio.create_task_group() as tasks:
+        app = make_app(lambda: "ready")
+        (address,) = await tasks.start(_listen, listeners, echo, app)
+        meter.start(address.port)
+
+
+async def _listen(
+    listeners: Any, on_websocket: Any, app: Any, *, task_status: anyio.abc.TaskStatus[Any]
+) -> None:
+    await listener.serve(listeners, on_websocket=on_websocket, app=app, task_status=task_status)
+
+
+# -- (b) the same work on another library -------------------------------------------------------
+
+
+def _read_unit(message: bytes) -> bytes | None:
+    """Do what a unit needs: parse, base64, check; return the picture."""
+    body = orjson.loads(message)["input"]
+    samples = np.frombuffer(pybase64.b64decode(body["audio"], validate=True), "<f4")
+    if len(samples) != UNIT_SAMPLES or not np.isfinite(samples).all():
+        raise ValueError("no second of sound")
+    frames = body.get("video_frames")
+    return pybase64.b64decode(frames[0], validate=True) if frames else None
+
+
+async def _serve_websockets(meter: Meter) -> None:
+    from websockets.asyncio.server import ServerConnection, serve
+    from websockets.exceptions import ConnectionClosed
+
+    pcms = [exchange.pcm for exchange in make_exchanges()]
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.send(QUEUE_DONE)
+        await connection.recv()
+        await connection.send(CREATED)
+        count = 0
+        with suppress(ConnectionClosed):
+            while True:
+                jpeg = _read_unit(await connection.recv(decode=False))
+                if jpeg is not None:
+                    await anyio.to_thread.run_sync(decode_jpeg, jpeg)
+                for delta in deltas(str(count), pcms[count % len(pcms)]):
+                    await connection.send(delta, text=True)
+                count += 1
+
+    async with serve(
+        answer, HOST, 0, compression=None, max_size=FRAME_BYTES_MAX, ping_interval=None
+    ) as server:
+        meter.start(next(iter(server.sockets)).getsockname()[1])
+        await anyio.sleep_forever()
+
+
+def main(contender: Contender, folder: str, has_stages: bool = False) -> None:
+    """Serve until the standard input ends.
+
+    Args:
+        contender: which server.
+        folder: takes the logs of `recorded`.
+        has_stages: measure by stage; it costs some microseconds a unit.
+    """
+    meter = Meter(has_stages=has_stages)
+    match contender:
+        case "antiphon":
+            anyio.run(_serve_antiphon, meter, None, backend="trio")
+        case "recorded":
+            anyio.run(_serve_antiphon, meter, Path(folder), backend="trio")
+        case "echo":
+            anyio.run(_serve_echo, meter, backend="trio")
+        case "websockets":
+            options = {"use_uvloop": True}
+            anyio.run(_serve_websockets, meter, backend="asyncio", backend_options=options)
+
+
+if __name__ == "__main__":
+    main(cast("Contender", sys.argv[1]), sys.argv[2], sys.argv[3:] == ["stages"])
