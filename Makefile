@@ -51,6 +51,7 @@ bench: $(INSTALLED)
 soak: $(INSTALLED)
 	@mkdir -p $(EVIDENCE)
 	@$(BIN)/python -m tests.soak $(ARGS)
+	@$(BIN)/python -m tests.soak_server
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'
