@@ -50,6 +50,8 @@ STEADY_S: Final = 60.0
 """A worker that served so long was sound: the next replacement in its place waits for nothing."""
 HOPE_S: Final = 120.0
 """Longer than a large model takes to load, and less than a client would wait for nothing."""
+DIFFERENCES_TOLD: Final = 3
+"""Another model differs in everything: the first few say so."""
 INSTANCE: Final = "instance"
 """The entry of a fingerprint that names the one backend; it may differ from worker to worker."""
 
@@ -306,6 +308,7 @@ def _check_agreement(first: BackendInfo, other: BackendInfo, index: int) -> None
         elif getattr(first, name) != getattr(other, name):
             differences.append(f"{name} is {getattr(other, name)}, not {getattr(first, name)}")
     if differences:
-        raise WorkersDifferError(
-            f"worker {index} cannot stand in for worker 0: {'; '.join(differences)}"
-        )
+        told = "; ".join(differences[:DIFFERENCES_TOLD])
+        if len(differences) > DIFFERENCES_TOLD:
+            told += f"; and {len(differences) - DIFFERENCES_TOLD} more"
+        raise WorkersDifferError(f"worker {index} cannot stand in for worker 0: {told}")
