@@ -367,7 +367,7 @@ def test_a_transcript_is_played_again_by_the_command(tmp_path: Path, as_json: bo
         '{"fuzz":{"dialect":"realtime","mode":"video"}}\n{"send":1,"close":2}\n',
         '{"fuzz":{"dialect":"realtime","mode":"video"},"script":"none"}\n',
         '{"fuzz":{"dialect":"realtime","mode":"video"}}\n{"send":{"$pcm":1e99}}\n',
-        '{"fuzz":{"dialect":"realtime","mode":"video"}}\n{"send":{"$nothing":1}}\n',
+        '{"fuzz":{"dialect":"realtime","mode":"video"}}\n{"send":{"$pcm":"x"}}\n',
     ],
 )
 def test_a_file_that_is_no_transcript_is_one_line(tmp_path: Path, text: str) -> None:

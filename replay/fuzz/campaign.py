@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from .case import Case, Finding, Step, write_case
 from .plans import Names, cases
+from .play import FuzzerError
 from .report import Found, Outcome, Tally
 
 ROUND_EXAMPLES: Final = 200
@@ -98,7 +99,11 @@ class Campaign:
         self._began_s = clock()
 
     def run(self) -> Tally:
-        """Run until the budget is spent."""
+        """Run until the budget is spent.
+
+        Raises:
+            FuzzerError: the fuzzer itself is broken; what was found before is in `tally`.
+        """
         while not self._is_over():
             seed = self._seed * SEEDS + self.tally.rounds
             left = ROUND_EXAMPLES
@@ -143,8 +148,10 @@ class _Round:
         try:
             _drawing(self._seed, self._examples, self._of._strategy, self._examine)()
         except (_FoundError, hypothesis.errors.HypothesisException, BaseExceptionGroup):
-            if self._best is None:  # a bug of ours
+            if self._best is None:
                 raise
+        except Exception as error:
+            raise FuzzerError(f"{type(error).__name__}: {error}") from error
         if self._best is None or self._sought is None:
             return None
         self._trim()

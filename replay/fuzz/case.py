@@ -30,6 +30,8 @@ from protocol.schema.wire import MODES, REQUEST_DIALECT
 from protocol.state import Course, course_of
 from runtime.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
 
+from .media import MATERIAL_BYTES_MAX, size_of
+
 SENDS: Final = ("send", "send_text", "send_binary", "send_size")
 """The steps that are a message of the client."""
 FAULTS: Final[Mapping[str, str]] = {
@@ -173,6 +175,8 @@ def read_case(path: Path) -> Case:
     try:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         head, *rest = lines
+        if sum(size_of(line["send"]) for line in rest if "send" in line) > MATERIAL_BYTES_MAX:
+            raise TranscriptError(f"more than {MATERIAL_BYTES_MAX} bytes in markers")
         fuzz = head["fuzz"]
         if fuzz["dialect"] not in DIALECTS or fuzz["mode"] not in MODES[fuzz["dialect"]]:
             raise TranscriptError(f"no dialect {fuzz['dialect']!r} with mode {fuzz['mode']!r}")

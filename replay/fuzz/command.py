@@ -33,6 +33,7 @@ from .case import Case, TranscriptError, read_case
 from .local import SCRIPTS, LocalTarget
 from .media import MarkerError, fill
 from .plans import all_names
+from .play import FuzzerError
 from .remote import CannotFuzzError, RemoteTarget, read_address
 from .report import Found, Outcome, Tally
 
@@ -59,7 +60,12 @@ class CouldNotRunError(click.ClickException):
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
 @click.option("--examples", type=click.IntRange(min=1), help="How many cases.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the run; drawn without it.")
-@click.option("--key", help="The server's API key.")
+@click.option(
+    "--key",
+    envvar="ANTIPHON_KEY",
+    show_envvar=True,
+    help="The server's API key; others on this machine see options, so rather set the variable.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -109,7 +115,7 @@ def fuzz_command(
     Exit codes:
       0  nothing was found
       1  something was found
-      2  nothing could be fuzzed: no such server, or no such transcript
+      2  nothing could be fuzzed: no such server, no such transcript, or the fuzzer is broken
     """  # noqa: D301 - click takes a backspace to keep the lines
     seed = secrets.randbits(31) if seed is None else seed
     if seconds is None and examples is None:
@@ -130,9 +136,13 @@ def fuzz_command(
                 budget=Budget(seconds=seconds, examples=examples),
                 on_progress=show,
             )
-            tally = campaign.run()
+            broken = _run(campaign)
+        tally = campaign.tally
         left = server.check() if isinstance(server, RemoteTarget) else ""
         files = [save(found, out, at, facts) for at, found in enumerate(tally.found, start=1)]
+    if broken is not None:
+        where = f"; {len(files)} findings before are in {out}" if files else ""
+        raise CouldNotRunError(f"the fuzzer itself is broken, {broken} (seed {seed}){where}")
     _tell(tally, files, left, facts, as_json=as_json)
 
 
@@ -175,9 +185,10 @@ def _play_again(target: Target, path: Path, *, as_json: bool) -> NoReturn:
         if case.script not in SCRIPTS:
             raise TranscriptError(f"no script {case.script!r}")
         for step in case.steps:
-            fill(step.value)
+            if step.kind == "send":
+                fill(step.value)
         outcome = play_again(target, case)
-    except (OSError, TranscriptError, MarkerError, CannotFuzzError) as error:
+    except (OSError, TranscriptError, MarkerError, CannotFuzzError, FuzzerError) as error:
         raise CouldNotRunError(f"{path}: {error}") from error
     if as_json:
         click.echo(json.dumps(_outcome_json(case, outcome), indent=2))
@@ -215,6 +226,15 @@ def _progress(*, quiet: bool) -> Iterator[Any]:
         return
     with Live(console=console, refresh_per_second=REFRESH_PER_S, transient=True) as live:
         yield lambda tally: live.update(_line(tally), refresh=False)
+
+
+def _run(campaign: Campaign) -> FuzzerError | None:
+    """Run; returns what has broken the fuzzer itself."""
+    try:
+        campaign.run()
+    except FuzzerError as error:
+        return error
+    return None
 
 
 def _line(tally: Tally) -> str:

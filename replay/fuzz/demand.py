@@ -43,6 +43,7 @@ from protocol.requests import (
     See,
 )
 from protocol.state import ACCEPT, IGNORE, Course, Gate, judge
+from runtime.websocket import frame_bytes
 
 from .schema import described
 
@@ -106,6 +107,7 @@ class Reader:
             frame: text, bytes of a binary one, None for one that is too big.
             gate: where the session stands when it comes.
         """
+        frame = self._in_size(frame)
         try:
             body = parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode])
         except FrameError as error:
@@ -133,10 +135,15 @@ class Reader:
     def read(self, frame: str | bytes | None) -> ClientMessage | None:
         """Say what a frame would be, wherever it is welcome; None where it is in order nowhere."""
         try:
-            body = parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode])
+            body = parse_frame(self._in_size(frame), FRAME_BYTES_MAX_OF[self._mode])
             return self._parse(self.dialect.classify(body), body, get_args(SlidingWindow))
         except (FrameError, FieldError):
             return None
+
+    def _in_size(self, frame: str | bytes | None) -> str | bytes | None:
+        """Give a frame as the server gets it: None where its bytes are more than a frame's."""
+        is_too_big = frame is not None and frame_bytes(frame) > FRAME_BYTES_MAX_OF[self._mode]
+        return None if is_too_big else frame
 
     def _parse(
         self, request: Request, body: Mapping[str, object], windows: tuple[SlidingWindow, ...]

@@ -17,6 +17,7 @@ It keeps no time: who plays the case waits, and calls `miss` where nothing came.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -59,6 +60,7 @@ from .case import Case, Finding, Step
 from .demand import ANSWERS, OUTCOMES, Demand, Reader, pictures_of, samples_of
 from .internals import sign_of
 from .schema import problem
+from .shown import SHOWN_CHARS, plain, without_sound
 
 ABNORMAL: Final = 1006
 """The server went without a close."""
@@ -70,8 +72,6 @@ FINDINGS_MAX: Final = 8
 """The first tells most; a server that is beside itself would fill the memory with them."""
 TOLD_MAX: Final = 400
 """Lines kept of what a server says; sound is left out of them."""
-SHOWN_CHARS: Final = 200
-"""Of a text that is shown."""
 _SPOILS: Final = {
     "no JSON": CLOSE_INVALID_FRAME,
     "binary": CLOSE_INVALID_FRAME,
@@ -123,6 +123,8 @@ class Judge:
         self._spoiled: set[int] = set()
         self._goodbye: Closed | None = None
         self._admission_error = False
+        self._queued_frame: str | bytes | None = None
+        self._either: tuple[Demand, Reader] | None = None
         self._changed = anyio.Event()
 
     # -- what is known --------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class Judge:
         if self._samples // UNIT_SAMPLES > before // UNIT_SAMPLES:
             demand = Demand(kind=demand.kind, gate=demand.gate, answers=OUTCOMES)
         if demand.is_owed:
-            self.owed = demand
+            self.owed, self._queued_frame, self._either = demand, frame, None
         else:
             self._note(demand, "nothing")
 
@@ -195,7 +197,7 @@ class Judge:
             body = json.loads(frame)
         except ValueError:
             body = None
-        self._tell("receive", _without_sound(body))
+        self._tell("receive", without_sound(body))
         if self.close is not None:
             self._find("close", "a message after the close")
         if isinstance(frame, bytes) or not isinstance(body, dict):
@@ -213,13 +215,13 @@ class Judge:
         for name, end in ends.items():
             wrong = problem(name, self._course, body)
             if wrong:
-                label, kind = _plain(f"{body.get('type')}: {wrong}"), "undocumented"
+                label, kind = plain(f"{body.get('type')}: {wrong}"), "undocumented"
                 why = Finding(kind=kind, label=label) if name == spoken or not why.label else why
                 continue
             try:
                 found = end.receive(frame)
             except RemoteProtocolError as error:
-                label = _plain(f"{body.get('type')}: {error}")
+                label = plain(f"{body.get('type')}: {error}")
                 why = (
                     Finding(kind="answer", label=label) if name == spoken or not why.label else why
                 )
@@ -228,9 +230,21 @@ class Judge:
         if not self._ends:
             self._keep(why)
             return ()
+        if self.is_sure and self.owed is not None and self.owed.gate is Gate.QUEUED:
+            self._judge_by_either()
         return found
 
+    def _judge_by_either(self) -> None:
+        """What was sent before `queue_done` was heard may have been read on either side of it."""
+        if self._state is not State.CONNECTED or self._either is not None:
+            return
+        reader = copy.copy(self._reader)
+        demand = reader.demand_of(self._queued_frame, Gate.CONNECTED)
+        self._either = demand, reader
+        self.is_sure = demand.is_owed
+
     def _take(self, message: ServerMessage) -> None:
+        self._choose(message)
         owed, cls = self.owed, type(message)
         match message:
             case Paused() | Resumed():
@@ -256,6 +270,15 @@ class Judge:
                 self._find("answer", f"{owed.kind} in {owed.gate}: {answer}, not {owed.code}")
         self._note(owed, answer)
         self.owed = None
+
+    def _choose(self, message: ServerMessage) -> None:
+        """See by the answer on which side of `queue_done` a message was read."""
+        if self.owed is None or self._either is None:
+            return
+        code = message.code if isinstance(message, ErrorReport) else None
+        demand, reader = self._either
+        if type(message) in demand.answers and (code is None or code != self.owed.code):
+            self.owed, self._reader, self._either = demand, reader, None
 
     def _take_outcome(self) -> None:
         self._outcomes += 1
@@ -369,18 +392,3 @@ class Judge:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def _plain(text: str) -> str:
-    """Cut a text to what stays the same when the same is found again."""
-    words = "".join("n" if char.isdigit() else char for char in text)
-    return words[:SHOWN_CHARS]
-
-
-def _without_sound(value: Any) -> Any:
-    """Shorten the long texts of a body, which are sound."""
-    if isinstance(value, dict):
-        return {key: _without_sound(item) for key, item in value.items()}
-    if isinstance(value, str) and len(value) > SHOWN_CHARS:
-        return f"{value[:40]}... ({len(value)} characters)"
-    return value

@@ -45,7 +45,7 @@ from runtime.websocket import WebSocket, WebSocketClosed, frame_bytes
 
 from .case import Case, Finding
 from .judge import ABNORMAL, Judge
-from .play import Broken, Pace, Player, Wire, probe_case
+from .play import Broken, Pace, Player, Wire, ours, own_of, probe_case
 from .report import Outcome
 
 PACE: Final = Pace(answer_s=12.0, quiet_s=4.0)
@@ -164,12 +164,14 @@ class MemoryWire:
             raise WebSocketClosed(ABNORMAL, "")
         if self._is_deaf:
             await anyio.sleep_forever()
-        self._judge.heard(frame)
+        with ours():
+            self._judge.heard(frame)
 
     async def close(self, code: int, reason: str) -> None:
         """Take the server's close."""
         if not self._is_closed and not self._is_gone:
-            self._judge.closed(code, reason)
+            with ours():
+                self._judge.closed(code, reason)
         self._is_closed = True
         self._notify()
         await anyio.lowlevel.checkpoint()
@@ -243,7 +245,11 @@ class LocalTarget:
         self._watching = make_sight(_nobody_asks, version="", traces=False).hub
 
     def run(self, case: Case) -> Outcome:
-        """Play one case to a server of its own, and say what was found."""
+        """Play one case to a server of its own, and say what was found.
+
+        Raises:
+            FuzzerError: the fuzzer itself is broken.
+        """
         log, judge = _ErrorLog(), Judge(case)
         root = logging.getLogger()
         quiet = logging.getLogger("antiphon")
@@ -255,6 +261,8 @@ class LocalTarget:
         options: dict[str, Any] = {"clock": LeapingClock()}
         try:
             anyio.run(self._run, case, judge, backend="trio", backend_options=options)
+        except BaseExceptionGroup as group:
+            raise own_of(group) from group
         finally:
             root.removeHandler(log)
             quiet.removeHandler(log)
@@ -284,9 +292,11 @@ class LocalTarget:
                 tasks.start_soon(server.refresh_estimates)
                 serve = self._wrap(_handler(server))
                 connect = partial(_connect, tasks, serve)
-                await Player(case, judge, connect, PACE).play()
+                with ours():
+                    await Player(case, judge, connect, PACE).play()
                 await _check_left(server, backend, judge)
-                await _probe(case, judge, connect)
+                with ours():
+                    await _probe(case, judge, connect)
                 await _check_left(server, backend, judge)
                 tasks.cancel_scope.cancel()
         except Exception as error:

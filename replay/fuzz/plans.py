@@ -19,6 +19,7 @@ from protocol.state import ACCEPT, Course, Gate, course_of, judge
 
 from .case import FAULTS, LOCAL_FAULTS, Case, Step
 from .local import SCRIPTS
+from .media import MATERIAL_BYTES_MAX, size_of
 from .play import append_of, init_of
 from .values import GARBAGE, all_messages, bodies, broken, broken_texts, client_messages
 
@@ -103,6 +104,7 @@ class _Plan:
         self._messages = client_messages(dialect, self.course)
         self._gate = Gate.CONNECTED
         self._waits = draw(st.integers(0, 4)) > 0
+        self._size = 0
         self.steps: list[Step] = []
 
     def wait_in_line(self) -> None:
@@ -176,6 +178,11 @@ class _Plan:
         return self._draw(st.sampled_from(found or list(self._messages)))
 
     def _say(self, kind: str, value: Any) -> None:
+        """Say something, unless the case would hold too much with it."""
+        size = 0 if kind == "send_size" else size_of(value)
+        if self._size + size > MATERIAL_BYTES_MAX:
+            return
+        self._size += size
         self._add(kind, value)
         if self._waits or self._draw(st.integers(0, 2)) == 2:
             self._add("await", "answer")

@@ -10,8 +10,8 @@ beside it says what was wrong; this says what did not come.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final, Protocol
 
 import anyio
@@ -20,10 +20,11 @@ import attrs
 from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.model import UNIT_SAMPLES
 from protocol.state import Course, State
+from runtime.websocket import frame_bytes
 
 from .case import SENDS, TOLD, Case, Step
 from .judge import Judge
-from .media import SIZE_MAX, fill
+from .media import MATERIAL_BYTES_MAX, fill
 
 PROBE_AUDIO: Final = {"$pcm": UNIT_SAMPLES}
 WAIT_S_MAX: Final = 700.0
@@ -34,6 +35,38 @@ SILENCE_S: Final = 1.0
 
 class Broken(Exception):  # noqa: N818 - an end, not an error
     """The connection takes nothing more; the judge has heard why."""
+
+
+class FuzzerError(BaseException):
+    """The fuzzer itself is broken; that says nothing of a server, and ends the run.
+
+    It is no `Exception`: neither the server in memory, through which it may pass, nor Hypothesis
+    may take it for one of those that they deal with.
+    """
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """Say of what breaks within that it is the fuzzer's own.
+
+    Raises:
+        FuzzerError: it broke.
+    """
+    try:
+        yield
+    except Broken:
+        raise
+    except Exception as error:
+        raise FuzzerError(f"{type(error).__name__}: {error}") from error
+
+
+def own_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Take the fuzzer's own error out of a group; the group, where there is none."""
+    for error in group.exceptions:
+        found = own_of(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, FuzzerError):
+            return found
+    return group
 
 
 class Wire(Protocol):
@@ -117,8 +150,9 @@ class Player:
         judge.did(step)
         match step.kind:
             case kind if kind in SENDS:
-                frame = frame_of(step, FRAME_BYTES_MAX_OF[self._case.mode])
-                judge.says(frame)
+                with ours():
+                    frame = frame_of(step, FRAME_BYTES_MAX_OF[self._case.mode])
+                    judge.says(frame)
                 await wire.send(frame)
             case "await" if step.value == "turn":
                 await self._await_turn()
@@ -212,13 +246,15 @@ def frame_of(step: Step, bytes_max: int) -> str | bytes | None:
     """
     match step.kind:
         case "send":
-            return json.dumps(fill(step.value), ensure_ascii=False)
+            frame: str | bytes = json.dumps(fill(step.value), ensure_ascii=False)
         case "send_text":
-            return str(step.value)
+            frame = str(step.value)
         case "send_binary":
-            return bytes(min(int(step.value), SIZE_MAX))
-    size = min(int(step.value), SIZE_MAX)
-    return None if size > bytes_max else "\u00e9" * (size // 2)
+            frame = bytes(min(int(step.value), MATERIAL_BYTES_MAX))
+        case _:
+            size = int(step.value)
+            return None if size > bytes_max else "\u00e9" * (size // 2)
+    return None if frame_bytes(frame) > bytes_max else frame
 
 
 def close_of(dialect: str) -> dict[str, Any]:

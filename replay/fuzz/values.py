@@ -24,7 +24,7 @@ from protocol.schema.wire import Message
 from protocol.state import Course
 
 from .internals import CANARY
-from .media import is_marker
+from .media import is_marker, size_of
 from .schema import described
 
 Json = dict[str, Any]
@@ -68,6 +68,10 @@ TRAPS: Final[tuple[Any, ...]] = (
     *({"$broken": {"$wav": 1}}, {"$head": "image/png"}, {"$head": "video/webm"}),
 )
 """What stands where something else is expected."""
+SPOTS_MAX: Final = 20_000
+"""Places of a broken body. Lists within lists are multiplied, and would have no end."""
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a broken body, written out; two of them fit in a case (`media.MATERIAL_BYTES_MAX`)."""
 LISTED_MAX: Final = 2
 """Items of an array: more of them say the same."""
 
@@ -183,11 +187,18 @@ def broken(draw: st.DrawFn, body: Json) -> Json:
         elif action == "remove":
             del holder[key]
         elif action == "many" and isinstance(holder, list):
-            holder *= draw(st.sampled_from((2, 5, 65, 300)))
+            holder *= min(draw(st.sampled_from((2, 5, 65, 300))), _times_max(made, holder))
         elif isinstance(holder, dict):
             name = draw(st.sampled_from((*TEXTS, "session", "audio", "model", "$.input", "x" * 70)))
             holder[name] = copy.deepcopy(draw(st.sampled_from(TRAPS)))
     return made
+
+
+def _times_max(whole: Any, part: list[Any]) -> int:
+    """Say how often a list of a body may be repeated at most."""
+    places = (SPOTS_MAX - len(_spots(whole))) // max(1, len(_spots(part)))
+    sizes = (BODY_BYTES_MAX - size_of(whole)) // max(1, size_of(part))
+    return max(1, 1 + min(places, sizes))
 
 
 def _spots(value: Any) -> list[tuple[Any, Any]]:

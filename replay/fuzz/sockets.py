@@ -1,0 +1,207 @@
+"""The client's end of one WebSocket over TCP, which does what no well-kept library does.
+
+What is sent is written frame by frame: in fragments with pings between them, byte after byte, with
+frames that are none, or too big. What comes is read by the sans-IO protocol of `websockets`, at all
+times: no message that is being sent holds it up, for its end may be what comes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+
+from protocol.errors import CLOSE_NORMAL
+from protocol.limits import CHAT_FRAME_BYTES_MAX
+
+from .judge import ABNORMAL, Judge
+from .play import Broken
+
+SEND_WAIT_S: Final = 15.0
+"""A server that takes nothing for so long reads no more, and it always should."""
+READ_BYTES: Final = 262_144
+"""A second of speech in one read."""
+CLOSE_WAIT_S: Final = 2.0
+"""A server that lives answers a close within a round trip."""
+FRAGMENT_BYTES: Final = 7
+"""Cuts characters and base64 in pieces; no frame of a message need end where either does."""
+FRAGMENTS_MAX: Final = 64
+"""Then the rest in one: a second of sound in pieces of 7 bytes would be 12,000 frames."""
+DRIBBLE_BYTES: Final = 64
+"""The head of a frame and a little, byte by byte; then the rest."""
+PIECE_BYTES: Final = 65_536
+"""What is too big is made in such pieces, and never held."""
+TOO_BIG_BYTES: Final = CHAT_FRAME_BYTES_MAX + PIECE_BYTES
+"""What is sent where a message is larger than any mode takes."""
+LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""What a connection that is over raises."""
+
+
+class SocketWire:
+    """One WebSocket over TCP, sent by hand; for a target, which closes it.
+
+    Args:
+        stream: the connection.
+        protocol: its handshake is done.
+        judge: hears what comes.
+    """
+
+    def __init__(self, stream: ByteStream, protocol: ClientProtocol, judge: Judge) -> None:
+        self._stream = stream
+        self._protocol = protocol
+        self._judge = judge
+        self._sending = anyio.Lock()
+        self._ended = anyio.Event()
+        self._reading = anyio.CancelScope()
+        self._pieces: list[bytes] = []
+        self._is_text = True
+        self._fragments = self._dribbles = False
+        self._left = False
+
+    # -- sending --------------------------------------------------------------------------------
+
+    async def send(self, frame: str | bytes | None) -> None:
+        """Send a message; None is one above every limit."""
+        opcode = Opcode.BINARY if isinstance(frame, bytes) else Opcode.TEXT
+        if frame is None:
+            await self._put(self._too_big())
+            return
+        data = frame.encode() if isinstance(frame, str) else frame
+        for piece in self._cut(opcode, data):
+            await self._put([piece])
+
+    def _too_big(self) -> Iterator[bytes]:
+        """Write a frame above every limit, piece by piece, until its end has been heard of."""
+        yield b"\x81\xff" + struct.pack("!Q4x", TOO_BIG_BYTES)
+        piece = bytes(PIECE_BYTES)
+        for _ in range(TOO_BIG_BYTES // PIECE_BYTES):
+            if self._judge.is_over:
+                return
+            yield piece
+
+    def _cut(self, opcode: Opcode, data: bytes) -> list[bytes]:
+        """Write a message as frames, with their masks."""
+        count = FRAGMENTS_MAX if self._fragments else 0
+        starts = range(0, min(len(data), count * FRAGMENT_BYTES), FRAGMENT_BYTES)
+        made: list[bytes] = []
+        for start in starts:
+            piece = Frame(opcode, data[start : start + FRAGMENT_BYTES], fin=False)
+            made += [piece.serialize(mask=True), Frame(Opcode.PING, b"?").serialize(mask=True)]
+            opcode = Opcode.CONT
+        rest = data[len(starts) * FRAGMENT_BYTES :]
+        return [*made, Frame(opcode, rest).serialize(mask=True)]
+
+    async def raw(self, data: bytes, /) -> None:
+        """Put bytes on the connection."""
+        await self._put([data])
+
+    async def _put(self, pieces: Iterable[bytes]) -> None:
+        """Send bytes; a server that does not take them in time is found out by the judge."""
+        try:
+            async with self._sending:
+                for data in pieces:
+                    with anyio.fail_after(SEND_WAIT_S):
+                        await self._put_piece(data)
+            with anyio.fail_after(SEND_WAIT_S):
+                await self._answer()
+        except TimeoutError:
+            self._judge.found("hang", "the server reads no more")
+            raise Broken from None
+        except LOST:
+            raise Broken from None
+
+    async def _put_piece(self, data: bytes) -> None:
+        if self._dribbles:
+            for at in range(min(len(data), DRIBBLE_BYTES)):
+                await self._stream.send(data[at : at + 1])
+            data = data[DRIBBLE_BYTES:]
+        if data:
+            await self._stream.send(data)
+
+    async def _answer(self) -> None:
+        """Send pongs and the answer to a close, unless a message is under way: then after it.
+
+        Whoever waited with reading until a message is sent would not hear why it is not taken.
+        """
+        if self._sending.locked():
+            return
+        async with self._sending:
+            if answers := b"".join(self._protocol.data_to_send()):
+                await self._stream.send(answers)
+
+    async def fault(self, name: str) -> None:
+        """Break something of the client's: see `case.FAULTS`."""
+        match name:
+            case "fragments":
+                self._fragments = True
+            case "dribble":
+                self._dribbles = True
+            case "ping":
+                await self._put([Frame(Opcode.PING, b"ping").serialize(mask=True)])
+                await self._put([Frame(Opcode.PONG, b"unasked").serialize(mask=True)])
+            case "stall":
+                self._reading.cancel()
+            case "half_close":
+                with suppress(NotImplementedError, *LOST):  # TLS has no half
+                    await self._stream.send_eof()
+            case "reset":
+                self._left = True
+                held = self._stream.extra(SocketAttribute.raw_socket)
+                with suppress(OSError):
+                    held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                await anyio.aclose_forcefully(self._stream)
+
+    async def leave(self) -> None:
+        """Close in order: a close frame, and its answer within a bound."""
+        if self._left:
+            return
+        self._left = True
+        if not self._judge.is_over:
+            self._judge.broke = True
+            with suppress(Broken):
+                reason = struct.pack("!H", CLOSE_NORMAL)
+                await self._put([Frame(Opcode.CLOSE, reason).serialize(mask=True)])
+            if not self._reading.cancel_called:
+                with anyio.move_on_after(CLOSE_WAIT_S):
+                    await self._ended.wait()
+        await anyio.aclose_forcefully(self._stream)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Read to the end of the connection, or until the client is deaf."""
+        with self._reading:
+            try:
+                while True:
+                    for event in self._protocol.events_received():
+                        if isinstance(event, Frame):
+                            self._take(event)
+                    with suppress(*LOST):  # what has come can be read still
+                        await self._answer()
+                    self._protocol.receive_data(await self._stream.receive(READ_BYTES))
+            except LOST:
+                with suppress(EOFError):
+                    self._protocol.receive_eof()
+            told = self._protocol.close_rcvd
+            self._judge.closed(*((ABNORMAL, "") if told is None else (told.code, told.reason)))
+            self._ended.set()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.CLOSE and (told := self._protocol.close_rcvd) is not None:
+            self._judge.closed(told.code, told.reason)
+        if frame.opcode not in {Opcode.TEXT, Opcode.BINARY, Opcode.CONT}:
+            return
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        self._pieces.append(bytes(frame.data))
+        if frame.fin:
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._judge.heard(data.decode(errors="replace") if self._is_text else data)
