@@ -38,6 +38,9 @@ from .pool import Lease, Pool
 
 QUEUE_MAX: Final = 64
 """At 90 s a session and one slot the last of 64 waits over an hour: more would only time out."""
+QUEUE_TOLD_MAX: Final = 8
+"""In a longer queue its length alone is no news but for `refresh`: else whoever comes and goes at
+its end would have all others told, each time."""
 ESTIMATE_S_MIN: Final = 1
 """Somebody who waits is never told to wait 0 seconds, however overdue a slot is."""
 
@@ -352,4 +355,6 @@ class Admission:
 def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
     if told is None or estimates:
         return True
+    if place.queue_length > QUEUE_TOLD_MAX and told.queue_length > QUEUE_TOLD_MAX:
+        return told.position != place.position
     return (told.position, told.queue_length) != (place.position, place.queue_length)

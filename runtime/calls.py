@@ -325,7 +325,8 @@ class Calls:
         except BackendGone:
             raise
         except BackendError as error:
-            _logger.warning("turn %d failed: %s", turn.index, error)
+            level = logging.INFO if tenure.is_cut else logging.WARNING
+            _logger.log(level, "turn %d failed: %s", turn.index, error)
             full = isinstance(error, ContextFull)
             self._tell(tenure, ev.TurnFailed, index=turn.index, context_full=full)
         else:

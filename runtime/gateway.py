@@ -15,9 +15,9 @@ import anyio
 import attrs
 from starlette.types import ASGIApp
 
-from protocol.errors import CLOSE_TRY_LATER, ErrorCode
+from protocol.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
 from protocol.limits import FRAME_BYTES_MAX_OF
-from protocol.messages import ErrorReport
+from protocol.messages import EndReason, ErrorReport
 from recorder.writer import Recorder
 
 from .access.gate import Denied, open_gate
@@ -134,17 +134,21 @@ class Gateway:
         websocket = await request.accept(
             subprotocol=admitted.subprotocol, frame_bytes_max=FRAME_BYTES_MAX_OF[to.mode]
         )
-        if self.server is None:
-            await _turn_away(websocket, to)
+        server = self.server
+        if server is None:
+            await _turn_away(websocket, to, "the model is being loaded")
+        elif server.admission.state != "open":
+            await _turn_away(websocket, to, REFUSALS[ErrorCode.SERVICE_UNAVAILABLE])
         else:
-            await self._serve(self.server, websocket, to, admitted.principal)
+            await self._serve(server, websocket, to, admitted.principal)
 
     async def _serve(
         self, server: Server, websocket: WebSocket, to: Route, principal: Principal
     ) -> None:
-        place = self._gate.quotas.enter(principal)
+        place = await self._gate.quotas.enter_soon(principal)
+        reason: EndReason | None = None
         try:
-            await server.handle(
+            reason = await server.handle(
                 websocket,
                 to.mode,
                 endpoint=to.endpoint,
@@ -154,11 +158,12 @@ class Gateway:
             )
         finally:
             if place is not None:
-                place.leave()
+                place.leave(is_refund=reason == "refused")
 
 
-async def _turn_away(websocket: WebSocket, to: Route) -> None:
+async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:
+    """Say that nobody is served, without a session: there may be very many who ask."""
     code = ErrorCode.SERVICE_UNAVAILABLE
-    for frame in to.dialect.encode(ErrorReport(code=code, message="the model is being loaded")):
+    for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
         await websocket.send(frame)
     await websocket.close(CLOSE_TRY_LATER, code)

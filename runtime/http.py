@@ -218,6 +218,11 @@ class _Http1(H11Protocol):
         if wants_websocket(event):
             await self._send_error_response(400)
             raise ConnectionAbortedError("a client asked for a WebSocket on a used connection")
+        names = {name for name, _ in event.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            # A proxy may see another end of this request than we do (RFC 9112, 6.3).
+            await self._send_error_response(400)
+            raise ConnectionAbortedError("a client told two lengths of a request")
 
 
 def _config() -> Config:

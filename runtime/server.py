@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from protocol import events as ev
 from protocol.errors import ErrorCode
 from protocol.limits import CALL_WAIT_S, TURN_WAIT_S
-from protocol.messages import Mode
+from protocol.messages import EndReason, Mode
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
 from recorder.records import Fields
@@ -156,7 +156,7 @@ class Server:
         label: str = "",
         owner: str = "",
         refusal: ErrorCode | None = None,
-    ) -> None:
+    ) -> EndReason | None:
         """Run one session to its end; it never raises but for cancellation.
 
         Args:
@@ -166,6 +166,9 @@ class Server:
             label: its own name for the session.
             owner: the name of the key that it came with; empty where there are no keys.
             refusal: why it gets no slot, whatever is free; None: it may have one.
+
+        Returns:
+            Why it ended; None where it was broken off.
         """
         identity = self._identities.draw()
         arrival = _Arrival(mode=mode, endpoint=endpoint, label=label, owner=owner, refusal=refusal)
@@ -189,6 +192,7 @@ class Server:
             del self._drivers[driver]
             if not self._drivers:
                 self._nobody_left.set()
+        return None if driver.session is None else driver.session.end_reason
 
     def _has_room(self) -> ErrorCode | None:
         """Whether one more chat may stay; it is among the drivers already."""

@@ -159,6 +159,20 @@ async def test_header_floods(headers: bytes) -> None:
         await still_serves(target.address)
 
 
+async def test_a_request_of_two_lengths_is_one_request() -> None:
+    """Behind a proxy the second request in its body would be answered to somebody else."""
+    async with attacked() as target:
+        smuggled = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
+        head = (
+            b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        )
+        answer = await exchange(target.address, head + smuggled)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        await still_serves(target.address)
+
+
 @pytest.mark.parametrize("which", ["full", "address"])
 async def test_idle_connections_are_refused_by_the_bound(which: str) -> None:
     """Ten thousand sockets that say nothing would take the descriptors of those that talk."""

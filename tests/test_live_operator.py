@@ -226,3 +226,48 @@ def test_a_second_signal_ends_sessions_at_once_and_cleanly(tmp_path: Path) -> No
     (log,) = tmp_path.glob("*.zst")
     verified = subprocess.run([*RUN, "verify", str(log), "--json"], capture_output=True, check=True)
     assert json.loads(verified.stdout)["state"] == "finished"
+
+
+def test_two_signals_at_once_are_one_after_the_other(tmp_path: Path) -> None:
+    """Ctrl-C that a supervisor sees too would break the server amid its sessions."""
+    with live_server("--record", str(tmp_path), "--drain-s", "600") as server:
+        with created(server) as websocket:
+            server.process.send_signal(signal.SIGSTOP)
+            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGINT)
+            server.process.send_signal(signal.SIGCONT)
+            kinds = [hear(websocket)["type"]]
+            if kinds == ["session.going_away"]:
+                kinds.append(hear(websocket)["type"])
+            assert kinds[-1] == "session.closed"
+        assert server.process.wait(WAIT_S) == 0
+        assert "Traceback" not in server.errors.read_text()
+
+
+def test_whoever_comes_while_the_server_drains_is_sent_away_without_a_session(
+    tmp_path: Path,
+) -> None:
+    """A crowd that comes back would hold the server up, and leave a recording each."""
+    with live_server("--record", str(tmp_path), "--drain-s", "600") as server:
+        with created(server) as websocket:
+            server.process.send_signal(signal.SIGTERM)
+            assert hear(websocket)["type"] == "session.going_away"
+            for path in ("?mode=audio", "?mode=chat"):
+                with connect(f"{server.url}{path}", compression=None) as late:
+                    assert hear(late)["error"]["code"] == "service_unavailable"
+                    with pytest.raises(ConnectionClosed) as closed:
+                        hear(late)
+                    assert closed.value.rcvd is not None
+                    assert closed.value.rcvd.code == 1013
+            websocket.send(close_frame())
+            assert hear(websocket)["type"] == "session.closed"
+        assert server.process.wait(WAIT_S) == 0
+    assert len(list(tmp_path.glob("*.zst"))) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_found_at_the_start(tmp_path: Path) -> None:
+    """Every session would go unrecorded, and nobody would know before it matters."""
+    command = (*RUN, "serve", "--port", "0", "--model", "scripted", "--record", "/proc/1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "cannot record to /proc/1" in done.stderr

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import anyio
 import attrs
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from runtime.access.principal import ANYONE, Principal
-from runtime.access.quotas import HOUR_S, Pass, Quotas
+from runtime.access.quotas import HOUR_S, PLACE_WAIT_S, Pass, Quotas
+from tests.helpers import on_virtual_time
 
 LIMITS = st.none() | st.integers(0, 3)
 
@@ -132,3 +134,41 @@ def test_what_is_over_is_forgotten() -> None:
     clock.now = HOUR_S
     assert quotas.enter(client()) is not None
     assert len(quotas) == 1
+
+
+def test_a_refused_session_does_not_count_for_the_hour() -> None:
+    """A client that tries again while the server is busy would lock itself out for an hour."""
+    quotas = Quotas(lambda: 0.0)
+    key = client(sessions_per_hour=1)
+    for _ in range(3):
+        place = quotas.enter(key)
+        assert place is not None
+        place.leave(is_refund=True)
+    counted = quotas.enter(key)
+    assert counted is not None
+    counted.leave()
+    assert quotas.enter(key) is None
+
+
+def test_a_place_that_is_about_to_be_free_is_waited_for() -> None:
+    """A client that lost its line would be refused until its old session is cleaned up."""
+
+    async def body() -> None:
+        quotas = Quotas(anyio.current_time)
+        key = client(sessions_max=1)
+        old = quotas.enter(key)
+        assert old is not None
+        async with anyio.create_task_group() as tasks:
+
+            async def end_soon() -> None:
+                await anyio.sleep(PLACE_WAIT_S / 2)
+                old.leave()
+
+            tasks.start_soon(end_soon)
+            new = await quotas.enter_soon(key)
+        assert new is not None
+        began_s = anyio.current_time()
+        assert await quotas.enter_soon(key) is None
+        assert anyio.current_time() - began_s >= PLACE_WAIT_S
+
+    on_virtual_time(body)

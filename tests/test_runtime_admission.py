@@ -15,6 +15,7 @@ from protocol.limits import NS_PER_S
 from protocol.messages import Mode, QueuePlace
 from runtime.admission import (
     QUEUE_MAX,
+    QUEUE_TOLD_MAX,
     Admission,
     AdmissionState,
     Refused,
@@ -154,6 +155,25 @@ def test_deletes_a_ticket_for_an_operator() -> None:
     house.release(ann)
     assert bob.lease is None
     assert cid.lease is not None
+
+
+def test_a_long_queue_is_told_its_places_at_once_and_its_length_now_and_then() -> None:
+    """One client that comes and goes at the end would keep the server busy with telling all."""
+    house = House()
+    guests = [house.enter(f"guest {number}") for number in range(QUEUE_TOLD_MAX + 4)]
+    house.diary.clear()
+    last = house.enter("last")
+    assert [name for name, _ in house.diary] == ["last"]
+    assert last.ticket is not None
+    house.admission.leave(last.ticket)
+    assert len(house.diary) == 1
+    assert guests[3].ticket is not None
+    house.admission.leave(guests[3].ticket)
+    assert [name for name, _ in house.diary[1:]] == [guest.name for guest in guests[4:]]
+    house.admission.refresh()
+    assert {guest.place.queue_length for guest in guests[1:3] if guest.place} == {
+        house.admission.queue_length
+    }
 
 
 def test_refuses_past_the_bound_and_without_a_queue() -> None:

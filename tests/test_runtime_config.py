@@ -251,6 +251,19 @@ def test_variables_of_ours_that_are_no_settings_are_left_alone() -> None:
     assert read(flags=NO_FLAGS, environ=environ).settings == Settings(record_to=RECORDINGS)
 
 
+def test_what_kubernetes_puts_beside_a_service_of_our_name_is_left_alone() -> None:
+    """A server would not start in a cluster where its service is called antiphon."""
+    address = "tcp://10.0.0.1:8006"
+    environ = {
+        "ANTIPHON_PORT": address,
+        "ANTIPHON_SERVICE_HOST": "10.0.0.1",
+        "ANTIPHON_SERVICE_PORT_HTTP": "8006",
+        "ANTIPHON_PORT_8006_TCP": address,
+        "ANTIPHON_PORT_8006_TCP_ADDR": "10.0.0.1",
+    }
+    assert read(flags=NO_FLAGS, environ=environ).settings == Settings(record_to=RECORDINGS)
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -16,11 +16,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+import anyio
 import attrs
 
 from .principal import Principal
 
 HOUR_S: Final = 3_600.0
+PLACE_WAIT_S: Final = 2.5
+"""What a session that ends takes for its last words, its log and its close."""
+PLACE_LOOK_S: Final = 0.1
 
 
 @attrs.define
@@ -38,14 +42,18 @@ class Pass:
         on_leave: called once.
     """
 
-    def __init__(self, on_leave: Callable[[], None]) -> None:
-        self._on_leave: Callable[[], None] | None = on_leave
+    def __init__(self, on_leave: Callable[[bool], None]) -> None:
+        self._on_leave: Callable[[bool], None] | None = on_leave
 
-    def leave(self) -> None:
-        """Give the place back; once is enough, and more do nothing."""
+    def leave(self, *, is_refund: bool = False) -> None:
+        """Give the place back; once is enough, and more do nothing.
+
+        Args:
+            is_refund: the session was refused: it does not count for its hour either.
+        """
         on_leave, self._on_leave = self._on_leave, None
         if on_leave is not None:
-            on_leave()
+            on_leave(is_refund)
 
     def __enter__(self) -> Pass:
         return self
@@ -88,14 +96,29 @@ class Quotas:
             return None
         self._used[principal.name] = used
         used.now += 1
+        begun_s = self._clock()
         if per_hour is not None:
-            used.begun.append(self._clock())
+            used.begun.append(begun_s)
 
-        def leave() -> None:
+        def leave(is_refund: bool) -> None:
             used.now -= 1
             assert used.now >= 0
+            if is_refund and begun_s in used.begun:
+                used.begun.remove(begun_s)
 
         return Pass(leave)
+
+    async def enter_soon(self, principal: Principal) -> Pass | None:
+        """Likewise, but wait a moment for a place: a session that has just ended is not gone yet.
+
+        A client that lost its line and comes back finds its old session being cleaned up.
+        """
+        place = self.enter(principal)
+        with anyio.move_on_after(PLACE_WAIT_S):
+            while place is None:
+                await anyio.sleep(PLACE_LOOK_S)
+                place = self.enter(principal)
+        return place
 
     def sessions(self, name: str) -> int:
         """Sessions that a key has now."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -73,16 +72,21 @@ class KeyRing:
         """Take the file's keys if it changed; what is wrong with it goes to the log, once."""
         try:
             # A disk that hangs must not keep the server from ending.
-            data, mode = await anyio.to_thread.run_sync(
-                partial(read_bytes, self._path), abandon_on_cancel=True
-            )
-            if (data, mode) != (self._file.data, self._file.mode):
-                self._take(parse_key_file(self._path, data, mode))
+            file = await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+            if file is not None:
+                self._take(file)
             self._failure = None
         except KeyFileError as error:
             if str(error) != self._failure:
                 _LOG.error("%s; the keys stay as they were", error)
             self._failure = str(error)
+
+    def _read(self) -> KeyFile | None:
+        """Read the file, in a thread; None where it is as it was."""
+        data, mode = read_bytes(self._path)
+        if (data, mode) == (self._file.data, self._file.mode):
+            return None
+        return parse_key_file(self._path, data, mode)
 
     def _take(self, file: KeyFile) -> None:
         before, self._file = self._file, file

@@ -121,7 +121,10 @@ class Api:
         return [status for status in tickets if principal.may_see(status.ticket.owner)]
 
     def _sessions(self, principal: Principal) -> list[SessionStatus]:
-        sessions = self._status().sessions
+        server = self._server()
+        if server is None:
+            return []
+        sessions = server.roster(self._metrics.kv_tokens)
         return [session for session in sessions if principal.may_see(session.owner)]
 
 

@@ -14,6 +14,7 @@ It decides nothing about settings together: that is `checks`.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -157,11 +158,19 @@ _FROM_VARIABLES: Final = _Reading(
 )
 
 
+_INJECTED: Final = re.compile(
+    PREFIX + r"(SERVICE_(HOST|PORT.*)=.*|PORT_\d+_(TCP|UDP).*=.*|PORT=(tcp|udp)://.*)", re.DOTALL
+)
+"""What Kubernetes and Docker's links put beside a service that is named as we are."""
+
+
 def _ours(environ: Mapping[str, str]) -> dict[str, object]:
     return {
         name: text
         for name, text in environ.items()
-        if name.startswith(PREFIX) and name not in OTHERS
+        if name.startswith(PREFIX)
+        and name not in OTHERS
+        and not _INJECTED.fullmatch(f"{name}={text}")
     }
 
 

@@ -157,6 +157,8 @@ async def answer(
             ("Connection", "close"),
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
             *headers,
         ],
     )
