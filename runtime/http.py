@@ -79,11 +79,13 @@ def make_app(
 
     async def health(_request: Request) -> Response:
         said = speech()
-        return _json({"status": "alive"} | ({} if said is None else {"speech": said}))
+        return json_response({"status": "alive"} | ({} if said is None else {"speech": said}))
 
     async def ready(_request: Request) -> Response:
         status = readiness()
-        return _json({"status": status}, HTTPStatus.OK if status == "ready" else _UNAVAILABLE)
+        return json_response(
+            {"status": status}, HTTPStatus.OK if status == "ready" else _UNAVAILABLE
+        )
 
     return Starlette(
         routes=[
@@ -104,7 +106,8 @@ def make_app(
 _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def _json(value: object, status: int = HTTPStatus.OK) -> Response:
+def json_response(value: object, status: int = HTTPStatus.OK) -> Response:
+    """Answer with a value as JSON."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 

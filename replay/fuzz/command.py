@@ -26,6 +26,7 @@ from rich.live import Live
 from rich.table import Table
 
 from protocol.schema.wire import MODES
+from runtime.client.options import key_option
 
 from .bytewise import KINDS, fuzz_bytes
 from .campaign import Budget, Campaign, play_again, save
@@ -60,12 +61,7 @@ class CouldNotRunError(click.ClickException):
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
 @click.option("--examples", type=click.IntRange(min=1), help="How many cases.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the run; drawn without it.")
-@click.option(
-    "--key",
-    envvar="ANTIPHON_KEY",
-    show_envvar=True,
-    help="The server's API key; others on this machine see options, so rather set the variable.",
-)
+@key_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,7 +30,7 @@ from ..access.gate import require_admin
 from ..access.middleware import principal_of
 from ..access.principal import Principal
 from ..admission import TicketStatus
-from ..http import error_body
+from ..http import json_response
 from ..server import Server
 from ..telemetry.metrics import Metrics
 from ..telemetry.page import PAGE_CSP, status_html
@@ -76,7 +76,7 @@ class Api:
         if _wants_page(request):
             headers = {"Content-Security-Policy": PAGE_CSP}
             return Response(status_html(status), headers=headers, media_type="text/html")
-        return _json(status_json(status))
+        return json_response(status_json(status))
 
     async def _show_metrics(self, request: Request) -> Response:
         require_admin(principal_of(request))
@@ -87,25 +87,25 @@ class Api:
 
     async def _list_queue(self, request: Request) -> Response:
         tickets = [_ticket_json(ticket) for ticket in self._tickets(principal_of(request))]
-        return _json({"queue_length": self._queue_length(), "tickets": tickets})
+        return json_response({"queue_length": self._queue_length(), "tickets": tickets})
 
     async def _cancel(self, request: Request) -> Response:
         ticket_id, server = request.path_params["ticket_id"], self._server()
         seen = (status.ticket.ticket_id for status in self._tickets(principal_of(request)))
         if server is None or ticket_id not in seen or not server.admission.cancel(ticket_id):
-            return _not_found("nobody waits under that ticket")
+            raise HTTPException(HTTPStatus.NOT_FOUND, "nobody waits under that ticket")
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     async def _list_sessions(self, request: Request) -> Response:
         sessions = [session_json(session) for session in self._sessions(principal_of(request))]
-        return _json({"sessions": sessions})
+        return json_response({"sessions": sessions})
 
     async def _show_session(self, request: Request) -> Response:
         asked = request.path_params["recording_id"]
         for session in self._sessions(principal_of(request)):
             if session.recording_id == asked:
-                return _json(session_json(session))
-        return _not_found("no session of that name runs")
+                return json_response(session_json(session))
+        raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
 
     # -- what a client may see ------------------------------------------------------------------
 
@@ -143,12 +143,3 @@ def _ticket_json(status: TicketStatus) -> dict[str, Any]:
 def _wants_page(request: Request) -> bool:
     """Whether a browser asks; scripts get JSON, also those that take anything."""
     return "text/html" in request.headers.get("accept", "")
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
-
-
-def _not_found(message: str) -> Response:
-    body = error_body("not_found", message)
-    return Response(body, HTTPStatus.NOT_FOUND, media_type="application/json")

@@ -15,13 +15,12 @@ It judges nothing: there is no limit here that fails.
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio
 import attrs
 import click
-import orjson
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +30,7 @@ from ..server_process import served
 from .engine_command import engine_command
 from .gateway_command import gateway_command
 from .material import Times, load_speech, machine_facts
+from .output import measured, print_found, tell
 from .recording import RecordingResult, measure_recording
 from .replay import ReplayResult, measure_replay
 from .units import Arrival, UnitsResult, measure_units
@@ -98,18 +98,7 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
     """
     if ctx.invoked_subcommand is not None:
         return
-    found: Bench | None = None
-    try:
-        found = anyio.run(_run, model, seconds, backend="trio")
-    except* KeyboardInterrupt:
-        _tell("interrupted")
-    if found is None:
-        raise click.Abort
-    if as_json:
-        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
-    else:
-        _show(Console(), found)
+    print_found(measured(partial(_run, model, seconds)), _show, as_json=as_json)
 
 
 bench_command.add_command(engine_command)
@@ -121,18 +110,18 @@ async def _run(model: str, seconds: int) -> Bench:
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         folder = Path(name)
         units: list[UnitsResult] = []
-        _tell(f"starting a server with the {model} model")
+        tell(f"starting a server with the {model} model")
         async with served(model, folder, "--slots", str(SESSIONS_MANY)) as url:
             for sessions, arrival in RUNS:
-                _tell(f"{sessions} sessions, {arrival}, for {seconds} s")
+                tell(f"{sessions} sessions, {arrival}, for {seconds} s")
                 units.append(
                     await measure_units(
                         url, speech, sessions=sessions, seconds=seconds, arrival=arrival
                     )
                 )
-        _tell("replaying the first of them")
+        tell("replaying the first of them")
         replay = await measure_replay(_first_log(folder))
-        _tell("recording, without a server")
+        tell("recording, without a server")
         recording = await measure_recording(
             speech, folder, seconds=seconds, sessions_many=SESSIONS_MANY
         )
@@ -151,10 +140,6 @@ async def _run(model: str, seconds: int) -> Bench:
 def _first_log(folder: Path) -> Path:
     """Find the first session's: names begin with the time."""
     return min(folder.glob(LOGS))
-
-
-def _tell(text: str) -> None:
-    click.echo(f"bench: {text}", err=True)
 
 
 def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:

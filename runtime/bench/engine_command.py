@@ -37,6 +37,7 @@ from .engine import (
     run_engine,
 )
 from .material import load_speech, machine_facts
+from .output import print_found, tell
 from .virtual import run_virtual
 
 if TYPE_CHECKING:
@@ -182,15 +183,7 @@ def engine_command(
         served=served,
         full=full_facts(loaded, runs, doing, layers_scale) if shape is not None else None,
     )
-    if as_json:
-        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
-        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
-    else:
-        _show(Console(), found)
-
-
-def _tell(text: str) -> None:
-    click.echo(f"bench: {text}", err=True)
+    print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
 
 def _load(name: str, device: str | None, dtype: str | None) -> DuplexModel:
@@ -226,7 +219,7 @@ def bench(
     load: Load,
     counts: list[int],
     clock: Clock = "wall",
-    say: Callable[[str], None] = _tell,
+    say: Callable[[str], None] = tell,
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a model that is loaded.
 

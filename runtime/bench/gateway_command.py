@@ -6,14 +6,12 @@ The options and the tables; see `gateway` for what is measured and how.
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import anyio
-import attrs
 import click
-import orjson
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +20,7 @@ from .gateway import GatewayResult, Run, measure_gateway
 from .gateway_child import GatewayBenchError
 from .gateway_material import PATTERNS, Plan, make_plan
 from .material import machine_facts
+from .output import measured, print_found, tell
 
 ROUNDS: Final = 7
 ROUNDS_MAX: Final = 101
@@ -64,29 +63,14 @@ def gateway_command(*, as_json: bool, rounds: int, sessions: int, names: tuple[s
         text = "bench gateway needs uvloop, for its yardstick: pip install uvloop"
         raise GatewayBenchError(text)
     plan = make_plan(names, sessions)
-    found: GatewayResult | None = None
-    try:
-        found = anyio.run(_run, rounds, plan, backend="trio")
-    except* KeyboardInterrupt:
-        _tell("interrupted")
-    if found is None:
-        raise click.Abort
-    if as_json:
-        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
-    else:
-        show(Console(), found)
+    print_found(measured(partial(_run, rounds, plan)), show, as_json=as_json)
 
 
 async def _run(rounds: int, plan: Plan) -> GatewayResult:
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         return await measure_gateway(
-            Path(name), plan, rounds=rounds, machine=machine_facts(), tell=_tell
+            Path(name), plan, rounds=rounds, machine=machine_facts(), tell=tell
         )
-
-
-def _tell(text: str) -> None:
-    click.echo(f"bench: {text}", err=True)
 
 
 # -- for people ---------------------------------------------------------------------------------

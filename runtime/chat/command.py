@@ -25,9 +25,10 @@ from protocol.turn import ChatConfig
 
 from ..audio import AudioFileError, read_wav
 from ..client.errors import AddressError, ClientError
+from ..client.options import key_option, url_option
 from ..client.sdk import Dialect
 from ..client.session import endpoint
-from ..talk.command import DEFAULT_URL, UnusableError
+from ..talk.command import UnusableError
 from .conversation import Asking, Chat
 from .view import JsonAnswer, TextAnswer, echo_json
 
@@ -40,14 +41,8 @@ FAILURES: Final = (ClientError, RemoteProtocolError, AudioFileError)
 
 @click.command("chat")
 @click.argument("text", required=False)
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="Address of the server.")
-@click.option(
-    "--key",
-    envvar="ANTIPHON_KEY",
-    show_envvar=True,
-    help="API key, where the server asks for one; others on this machine see options, so rather "
-    "set the variable.",
-)
+@url_option
+@key_option
 @click.option("--system", default="", help="What the model is told before all else.")
 @click.option(
     "--image",

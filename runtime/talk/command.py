@@ -25,14 +25,14 @@ from protocol.messages import Mode
 
 from ..audio import AudioFileError, read_wav, write_wav
 from ..client.errors import AddressError
+from ..client.options import key_option, url_option
 from ..client.session import endpoint
-from ..settings import DEFAULT_PORT, MODES
+from ..settings import MODES
 from .session import Plan, cut_units, talk
 from .tally import Tally
 from .view import JsonView, LineView, LiveView, View, summarize
 
 DIALECTS: Final = ("realtime", "duplex-v1", "legacy-duplex")
-DEFAULT_URL: Final = f"ws://127.0.0.1:{DEFAULT_PORT}"
 SILENCE_S: Final = 10
 """A model that has not begun to answer ten seconds after the question will not."""
 EXIT_UNUSABLE: Final = 2
@@ -46,14 +46,8 @@ class UnusableError(click.ClickException):
 
 @click.command("talk")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="Address of the server.")
-@click.option(
-    "--key",
-    envvar="ANTIPHON_KEY",
-    show_envvar=True,
-    help="API key, where the server asks for one; others on this machine see options, so rather "
-    "set the variable.",
-)
+@url_option
+@key_option
 @click.option(
     "--mode",
     type=click.Choice(MODES),
