@@ -32,6 +32,7 @@ from .admission import Admission, Refused, Ticket
 from .calls import Calls
 from .connection import Ready
 from .journal import Journal, OpenLog
+from .media.decoder import decode_at_once
 from .media.values import Decoded, MediaError
 from .pool import Lease
 from .telemetry.watching import SessionStatus, Watcher
@@ -67,7 +68,8 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
-        decode_media: decodes media off the event loop (`MediaDecoder.decode`).
+        decode_media: decodes media off the event loop (`MediaDecoder.decode`); what is small is
+            decoded here (`decode_at_once`).
         clock_ns: monotonic nanoseconds.
         admit: whether there is room for a connection without a slot.
         owner: the name of the key that it came with; empty where there are no keys.
@@ -335,6 +337,14 @@ class Driver:
 
     def _start_decoding(self, effect: ef.DecodeMedia) -> None:
         assert self._tasks is not None
+        try:
+            made = decode_at_once(effect)
+        except MediaError as error:
+            self._reject(effect, error)
+            return
+        if made is not None:
+            self._take_decoded(effect, made)
+            return
         scope = self._decodes[effect.media] = anyio.CancelScope()
         # A turn's media holds no reader up: amid a turn there is nothing more to come but a close.
         held_bytes = 0 if self._opened.mode == "chat" else len(effect.data)
@@ -353,17 +363,23 @@ class Driver:
             with scope:
                 made = await self._decode_media(effect)
                 if not scope.cancel_called:
-                    self.post(
-                        ev.MediaDecoded,
-                        media=effect.media,
-                        pcm=made.pcm,
-                        pictures=made.pictures,
-                        stacked=made.stacked,
-                    )
+                    self._take_decoded(effect, made)
         except MediaError as error:
             if not scope.cancel_called:
-                self.post(ev.MediaRejected, media=effect.media, reason=str(error))
+                self._reject(effect, error)
         finally:
             self._decodes.pop(effect.media, None)
             self._decode_bytes -= held_bytes
             self._relief.set()
+
+    def _take_decoded(self, effect: ef.DecodeMedia, made: Decoded) -> None:
+        self.post(
+            ev.MediaDecoded,
+            media=effect.media,
+            pcm=made.pcm,
+            pictures=made.pictures,
+            stacked=made.stacked,
+        )
+
+    def _reject(self, effect: ef.DecodeMedia, error: MediaError) -> None:
+        self.post(ev.MediaRejected, media=effect.media, reason=str(error))

@@ -16,7 +16,7 @@ import simplejpeg
 import soundfile
 
 from protocol.effects import DecodeMedia, MediaKind
-from runtime.media.decoder import VIDEOS_MAX, WORKERS_MAX, MediaDecoder
+from runtime.media.decoder import VIDEOS_MAX, WORKERS_MAX, MediaDecoder, decode_at_once
 from runtime.media.image import decode_jpeg
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video
@@ -81,6 +81,21 @@ async def test_decodes_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> No
     assert await decode("jpeg", JPEG) == Decoded()
     assert threads
     assert threading.get_ident() not in threads
+
+
+def test_only_what_is_quickly_proven_is_decoded_on_the_event_loop() -> None:
+    """A large picture would hold all sessions up, and a damaged small one would be believed."""
+    small = bytes(simplejpeg.encode_jpeg(np.zeros((480, 640, 3), np.uint8)))
+    noise = np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8)
+    assert decode_at_once(effect("jpeg", small)) == Decoded()
+    tall = np.zeros((488, 640, 3), np.uint8)
+    scans = small.replace(b"\xff\xda", b"\xff\xfe\x00\x04\xff\xda\xff\xda", 1)
+    for data in (simplejpeg.encode_jpeg(tall), simplejpeg.encode_jpeg(noise, quality=95), scans):
+        assert decode_at_once(effect("jpeg", bytes(data))) is None
+    assert decode_at_once(effect("image", small)) is None
+    for damaged in (small[: len(small) // 2], b"\xff\xd8" + b"\xff\xda"):
+        with pytest.raises(MediaError):
+            decode_at_once(effect("jpeg", damaged))
 
 
 async def test_bounds_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
