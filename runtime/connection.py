@@ -4,7 +4,8 @@ The session's driver owns it: it awaits `run`, and calls `send` and `close`, whi
 
 - The reader hands each message to `on_frame` and awaits it: that is the backpressure.
 - The writer sends what is queued, in order, each frame once its `ready` has returned (the log has
-  written it). A `close` goes out after everything that was queued before it.
+  written it). Frames that wait for the same `ready` go out in one call. A `close` goes out after
+  everything that was queued before it.
 - Neither task waits for the other.
 - A connection ends in one of three ways, and only the first that happens is told: our own close
   was handed to the WebSocket (nothing is called), `on_gone` (the peer closed or was lost), or
@@ -22,6 +23,7 @@ It knows nothing of sessions, logs or wire formats, and reads no clock but for t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -41,6 +43,8 @@ SEND_STALL_S: Final = 10.0
 SEND_BYTES_PER_S_MIN: Final = 16 * 1024
 """A mobile network at its worst: a large frame may take longer by this rate, and is then of no use
 to a call, but still to a chat."""
+SEND_TOGETHER_BYTES_MAX: Final = 256 * 1024
+"""A unit's answer goes out in one call; what is larger gains nothing, and is copied for it."""
 CLOSE_FLUSH_S: Final = 5.0
 """For a close, beside one stall: the answer; what is queued before it counts by its bytes."""
 DRAIN_S: Final = 1.0
@@ -171,26 +175,43 @@ class Connection:
 
     async def _write_to_the_end(self) -> bool:
         """Send what comes until the close is done (False) or a send finds it closed (True)."""
-        while True:
-            while not self._outbox:
-                self._wakeup = anyio.Event()
-                await self._wakeup.wait()
-            item = self._outbox[0]
-            await item.ready()
-            if isinstance(item, _Close):
-                self._ended = True
-                await self._websocket.close(item.code, item.reason)
-                return False
-            try:
-                with anyio.fail_after(self._stall_s + item.size_bytes / SEND_BYTES_PER_S_MIN):
-                    await self._websocket.send(item.text)
-            except (WebSocketStalled, TimeoutError):
-                self._fail()
-                return False
-            except WebSocketClosed:
-                return True
+        with anyio.CancelScope() as sending:
+            while True:
+                while not self._outbox:
+                    self._wakeup = anyio.Event()
+                    await self._wakeup.wait()
+                item = self._outbox[0]
+                await item.ready()
+                if isinstance(item, _Close):
+                    self._ended = True
+                    await self._websocket.close(item.code, item.reason)
+                    return False
+                try:
+                    await self._send_step(item.ready, sending)
+                except WebSocketStalled:
+                    break
+                except WebSocketClosed:
+                    return True
+        self._fail()
+        return False
+
+    async def _send_step(self, ready: Ready, sending: anyio.CancelScope) -> None:
+        """Send the frames at the head of the outbox that wait for the same as the first."""
+        frames, size_bytes = list[str](), 0
+        for item in self._outbox:
+            if item.ready is not ready or isinstance(item, _Close):
+                break
+            if frames and size_bytes + item.size_bytes > SEND_TOGETHER_BYTES_MAX:
+                break
+            frames.append(item.text)
+            size_bytes += item.size_bytes
+        limit_s = self._stall_s + size_bytes / SEND_BYTES_PER_S_MIN
+        sending.deadline = anyio.current_time() + limit_s
+        await self._websocket.send(*frames)
+        sending.deadline = math.inf
+        self._queued_bytes -= size_bytes
+        for _ in frames:
             self._outbox.popleft()
-            self._queued_bytes -= item.size_bytes
 
     def _put(self, item: _Frame | _Close) -> None:
         self._outbox.append(item)

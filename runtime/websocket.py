@@ -22,6 +22,8 @@ How trio-websocket is used here, and why (design.md, "Transport facts"):
   for one, when a ping comes after we sent a close.
 - It answers pings itself, but waits for a frame that is being sent, and for a queue that is full.
   Ours are not sent by it: its `ping` waits for the pong.
+- Messages are written by its codec, past its `send_message`: that takes one at a time, and its lock
+  costs a switch of tasks for each. Whole calls never mix: `Link` sees to that.
 - It offers no permessage-deflate, which costs ten times what it saves.
 
 It does not know sessions, JSON or HTTP.
@@ -37,6 +39,7 @@ import numpy as np
 import trio
 import trio_websocket
 import wsproto.frame_protocol
+from wsproto.events import TextMessage
 from wsproto.utilities import LocalProtocolError
 
 from .transport.budget import Share
@@ -80,8 +83,8 @@ class WebSocket(Protocol):
     async def receive(self) -> str | bytes | None:
         """Wait for a message; None, once, for one that is too big. Raises `WebSocketClosed`."""
 
-    async def send(self, frame: str) -> None:
-        """Send a text message; cancelled, it aborts. Raises `WebSocketClosed`."""
+    async def send(self, *frames: str) -> None:
+        """Send text messages in one go; cancelled, it aborts. Raises `WebSocketClosed`."""
 
     async def close(self, code: int, reason: str) -> None:
         """Close, waiting a bounded time for the peer's answer; closed already, do nothing."""
@@ -278,15 +281,19 @@ class TrioWebSocket:
         """Let `receive` run dry: there is no more for it, while the WebSocket stays open."""
         self._connection._send_channel.close()
 
-    async def send(self, frame: str) -> None:
-        """Send a text message; cancelled, it aborts the connection.
+    async def send(self, *frames: str) -> None:
+        """Send text messages in one go; cancelled, it aborts the connection.
 
         Raises:
-            WebSocketClosed: it is not sent.
+            WebSocketClosed: not all of them are sent.
         """
+        if self._connection.closed is not None:
+            raise self._closed()
         try:
-            await self._connection.send_message(frame)
-        except (trio_websocket.ConnectionClosed, LocalProtocolError):
+            codec = self._connection._wsproto
+            data = [codec.send(TextMessage(data=frame)) for frame in frames]
+            await self._link.send_all(data[0] if len(data) == 1 else b"".join(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, LocalProtocolError):
             raise self._closed() from None
         except BaseException:
             self._link.abort()  # Half a frame may be out: nothing can follow it.

@@ -153,15 +153,16 @@ class Peer:
         await anyio.lowlevel.checkpoint()
         return self._to_server.pop(0)
 
-    async def send_frame(self, frame: str) -> None:
-        """Take a frame from the server."""
+    async def send_frames(self, *frames: str) -> None:
+        """Take frames from the server."""
         await anyio.lowlevel.checkpoint()
         if self.is_over:
             raise WebSocketClosed(1006, "")
         if not self._reads:
             await anyio.sleep_forever()
-        self.frames.append(frame)
-        self.events.append(json.loads(frame))
+        for frame in frames:
+            self.frames.append(frame)
+            self.events.append(json.loads(frame))
         self._notify()
 
     async def close(self, code: int, reason: str) -> None:
@@ -192,7 +193,7 @@ class _ServerEnd:
 
     def __init__(self, peer: Peer) -> None:
         self.receive = peer.receive
-        self.send = peer.send_frame
+        self.send = peer.send_frames
         self.close = peer.close
         self.abort = peer.abort
 

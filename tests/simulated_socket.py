@@ -210,8 +210,12 @@ class Link:
         finally:
             self._running.discard("receive")
 
-    async def send(self, frame: str) -> None:
-        """Take a frame from the server, once there is room."""
+    async def send(self, *frames: str) -> None:
+        """Take frames from the server, each once there is room."""
+        for frame in frames:
+            await self._take(frame)
+
+    async def _take(self, frame: str) -> None:
         began_s = anyio.current_time()
         await self._begin("send")
         try:

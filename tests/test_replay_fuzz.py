@@ -54,13 +54,14 @@ class Between:
             if made != "":
                 return made
 
-    async def send(self, frame: str) -> None:
+    async def send(self, *frames: str) -> None:
         """Send; a hook may change it, or say more."""
-        self.seen.append(frame)
-        made = frame if self._said is None else self._said(self, frame)
-        assert isinstance(made, str)
-        await self._websocket.send(made)
-        await self._send_extra()
+        for frame in frames:
+            self.seen.append(frame)
+            made = frame if self._said is None else self._said(self, frame)
+            assert isinstance(made, str)
+            await self._websocket.send(made)
+            await self._send_extra()
 
     async def _send_extra(self) -> None:
         extra, self.extra = self.extra, []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import pytest
@@ -42,6 +43,7 @@ class FakeWebSocket:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
+        self.calls: list[int] = []
         self.closed: tuple[int, str] | None = None
         self.aborts = 0
         self.stalled = False
@@ -81,7 +83,7 @@ class FakeWebSocket:
             await self._changed.wait()
         return self._incoming.popleft()
 
-    async def send(self, frame: str) -> None:
+    async def send(self, *frames: str) -> None:
         await anyio.lowlevel.checkpoint()
         if self._ended or self.send_raises:
             raise WebSocketClosed(1006, "")
@@ -89,7 +91,8 @@ class FakeWebSocket:
             if self.is_dropped:
                 raise WebSocketStalled(1006, "")
             await self._changed.wait()
-        self.sent.append(frame)
+        self.sent.extend(frames)
+        self.calls.append(len(frames))
         self._change()
 
     async def close(self, code: int, reason: str) -> None:
@@ -165,6 +168,20 @@ async def test_frames_go_out_in_order_and_the_close_after_them() -> None:
     assert websocket.sent == [str(i) for i in range(100)]
     assert websocket.closed == (1000, "stopped")
     assert session.told == []
+
+
+async def test_what_one_step_says_goes_out_in_one_call() -> None:
+    """Each delta of a unit would cost a system call and a packet of its own."""
+    text = "x" * (module.SEND_TOGETHER_BYTES_MAX // 2)
+    async with connected() as (websocket, _session, connection):
+        one_step, next_step = partial(at_once), partial(at_once)
+        for frame, ready in (("text", one_step), ("sound", one_step), ("listen", next_step)):
+            connection.send(frame, ready)
+        for _ in range(3):
+            connection.send(text, one_step)
+        connection.close(1000, "", one_step)
+    assert websocket.sent == ["text", "sound", "listen", text, text, text]
+    assert websocket.calls == [2, 1, 2, 1]
 
 
 async def test_nothing_is_sent_before_the_log_has_it() -> None:
@@ -321,12 +338,9 @@ async def test_a_close_is_bounded_with_all_that_waits_before_it() -> None:
     """A shutdown would hang on the one client that reads a frame every nine seconds."""
     async with connected() as (websocket, session, connection):
 
-        async def nearly_stalled() -> None:
-            await anyio.sleep(SEND_STALL_S - 1)
-
         start = anyio.current_time()
         for _ in range(50):
-            connection.send("speech", nearly_stalled)
+            connection.send("speech", partial(anyio.sleep, SEND_STALL_S - 1))
         connection.close(1012, "server_shutdown", at_once)
     assert anyio.current_time() - start == pytest.approx(SEND_STALL_S + CLOSE_FLUSH_S, abs=1)
     assert session.told == ["SEND FAILED"]

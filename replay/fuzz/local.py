@@ -157,15 +157,16 @@ class MemoryWire:
         await anyio.lowlevel.checkpoint()
         return self._to_server.pop(0)
 
-    async def take(self, frame: str) -> None:
-        """Take a message of the server's."""
+    async def take(self, *frames: str) -> None:
+        """Take messages of the server's."""
         await anyio.lowlevel.checkpoint()
         if self._is_gone or self._is_closed:
             raise WebSocketClosed(ABNORMAL, "")
         if self._is_deaf:
             await anyio.sleep_forever()
-        with ours():
-            self._judge.heard(frame)
+        for frame in frames:
+            with ours():
+                self._judge.heard(frame)
 
     async def close(self, code: int, reason: str) -> None:
         """Take the server's close."""
