@@ -14,7 +14,8 @@ Rules:
   that can be made to let go. One in a thread goes on; what it returns is released or forgotten.
 - Opening alone is tried again, a few times and briefly: the next try may find a remote back.
 
-The machine never asks for two at once (B1, B4), so none is guarded here. The tasks live in the
+The machine never asks for two at once (B1, B4), so one task makes all calls of a lease, one after
+the other; it lasts as long as the lease, for a task costs more than a call has to. It lives in the
 server's nursery, not the session's: a call that hangs must not keep its session from ending. An
 exception that is no `BackendError` is a bug of the backend: it costs that session, not the server.
 """
@@ -22,8 +23,8 @@ exception that is no `BackendError` is a bug of the backend: it costs that sessi
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
 import anyio
@@ -45,7 +46,7 @@ from .backends.base import (
     TurnSession,
 )
 from .pool import Lease
-from .telemetry.logs import bound_unit
+from .telemetry.logs import name_unit
 from .workers import Workers
 
 RELEASE_WAIT_S: Final = 10.0
@@ -68,6 +69,9 @@ class Post(Protocol):
         ...
 
 
+_Call = Callable[["_Tenure", Any], Awaitable[None]]
+
+
 @attrs.define(eq=False)
 class _Tenure:
     """One lease, from its `SlotLeased` to its `BackendReleased`, and what is done under it.
@@ -81,8 +85,10 @@ class _Tenure:
         is_lost: the backend said that it is gone.
         is_releasing: asked for already.
         is_over: set once opening is not to be tried again.
-        calls: the calls under way.
+        asked: the calls that are to be made, the one under way first.
+        wakeup: set when there is one.
         settled: set when there is none any more.
+        scope: of the task that makes them; None before the first.
     """
 
     lease: Lease
@@ -93,12 +99,14 @@ class _Tenure:
     is_lost: bool = False
     is_releasing: bool = False
     is_over: anyio.Event = attrs.Factory(anyio.Event)
-    calls: set[anyio.CancelScope] = attrs.Factory(set)
+    asked: deque[tuple[_Call, object]] = attrs.Factory(deque)
+    wakeup: anyio.Event = attrs.Factory(anyio.Event)
     settled: anyio.Event = attrs.Factory(anyio.Event)
+    scope: anyio.CancelScope | None = None
 
     async def settle(self) -> None:
         """Wait until no call is under way."""
-        while self.calls:
+        while self.asked:
             self.settled = anyio.Event()
             await self.settled.wait()
 
@@ -188,33 +196,37 @@ class Calls:
 
     # -- the tasks ------------------------------------------------------------------------------
 
-    def _start(self, call: Callable[[_Tenure, Any], Awaitable[None]], argument: object) -> None:
-        assert self._tenure is not None
-        scope = anyio.CancelScope()
-        self._tenure.calls.add(scope)
-        self._tasks.start_soon(self._contain, self._tenure, scope, call, argument)
+    def _start(self, call: _Call, argument: object) -> None:
+        tenure = self._tenure
+        assert tenure is not None
+        tenure.asked.append((call, argument))
+        tenure.wakeup.set()
+        if tenure.scope is None:
+            tenure.scope = anyio.CancelScope()
+            self._tasks.start_soon(self._make_calls, tenure, tenure.scope)
 
-    async def _contain(
-        self,
-        tenure: _Tenure,
-        scope: anyio.CancelScope,
-        call: Callable[[_Tenure, Any], Awaitable[None]],
-        argument: object,
-    ) -> None:
-        try:
-            with scope, _named(argument):
-                await call(tenure, argument)
-        except BackendGone as error:
-            _logger.warning("the worker is gone in %s: %s", _name(call), error)
-            tenure.is_lost = True
-            self._lost(tenure)
-        except Exception:
-            _logger.exception("the backend broke in %s", _name(call))
-            self._lost(tenure)
-        finally:
-            tenure.calls.discard(scope)
-            if not tenure.calls:
-                tenure.settled.set()
+    async def _make_calls(self, tenure: _Tenure, scope: anyio.CancelScope) -> None:
+        """Make the calls of a lease, until it is over."""
+        with scope:
+            while True:
+                while not tenure.asked:
+                    tenure.wakeup = anyio.Event()
+                    await tenure.wakeup.wait()
+                call, argument = tenure.asked[0]
+                name_unit(_unit_of(argument))
+                try:
+                    await call(tenure, argument)
+                except BackendGone as error:
+                    _logger.warning("the worker is gone in %s: %s", _name(call), error)
+                    tenure.is_lost = True
+                    self._lost(tenure)
+                except Exception:
+                    _logger.exception("the backend broke in %s", _name(call))
+                    self._lost(tenure)
+                finally:
+                    tenure.asked.popleft()
+                    if not tenure.asked:
+                        tenure.settled.set()
 
     def _tell(self, tenure: _Tenure, kind: type[Any], **fields: object) -> None:
         """Post a fact, unless its lease is over: it concerns nobody then."""
@@ -344,8 +356,8 @@ class Calls:
                 text = "slot %d of worker %d is condemned: its call hangs or broke"
                 _logger.error(text, lease.slot, lease.worker)
             self._tenure = None
-            for call in tuple(tenure.calls):
-                call.cancel()
+            if tenure.scope is not None:
+                tenure.scope.cancel()
             self._admission.release(lease, condemned=lost or not clean)
             self._post(ev.BackendReleased, lease=lease.generation)
 
@@ -370,14 +382,14 @@ class Calls:
         return released.is_set()
 
 
-def _named(argument: object) -> AbstractContextManager[None]:
-    """Say in the log which unit a call is about."""
+def _unit_of(argument: object) -> int | None:
+    """Say which unit a call is about; None for other calls."""
     match argument:
         case ef.StartUnit():
-            return bound_unit(argument.unit.index)
+            return argument.unit.index
         case ef.StartFinalize() | ef.Rollback():
-            return bound_unit(argument.index)
-    return nullcontext()
+            return argument.index
+    return None
 
 
 def _name(call: Callable[..., object]) -> str:

@@ -163,7 +163,7 @@ class Desk:
 
 @asynccontextmanager
 async def desk() -> AsyncIterator[Desk]:
-    """A session's calls; what still hangs at the end is let go."""
+    """A session's calls; what still hangs at the end is let go, and its slot given back."""
     async with anyio.create_task_group() as tasks:
         made = Desk(tasks)
         try:
@@ -171,6 +171,8 @@ async def desk() -> AsyncIterator[Desk]:
         finally:
             for backend in made.backends:
                 backend.go.set()
+            if made.calls.lease is not None:
+                made.calls.release(condemn=False)
 
 
 async def settle() -> None:

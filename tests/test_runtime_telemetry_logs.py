@@ -24,8 +24,8 @@ from runtime.telemetry.logs import (
     TEXT_CHARS_MAX,
     Format,
     bound_session,
-    bound_unit,
     configure,
+    name_unit,
     printable,
 )
 from runtime.telemetry.metrics import Metrics
@@ -197,9 +197,11 @@ async def test_tasks_and_threads_know_their_session() -> None:
     stream = written()
 
     async def call(index: int) -> None:
-        with bound_unit(index):
-            await anyio.lowlevel.checkpoint()
-            await anyio.to_thread.run_sync(lambda: _log.info("in a thread"))
+        name_unit(index)
+        await anyio.lowlevel.checkpoint()
+        await anyio.to_thread.run_sync(lambda: _log.info("in a thread"))
+        name_unit(None)
+        _log.info("of no unit")
 
     async def session(name: str, index: int) -> None:
         with bound_session(name):
@@ -215,6 +217,8 @@ async def test_tasks_and_threads_know_their_session() -> None:
     assert told == {
         ("in a thread", "rec-1", 1),
         ("in a thread", "rec-2", 2),
+        ("of no unit", "rec-1", None),
+        ("of no unit", "rec-2", None),
         ("after", "rec-1", None),
         ("after", "rec-2", None),
         ("outside", None, None),

@@ -6,7 +6,7 @@ by the command line. Without it nothing changes: a library that is embedded leav
     {"timestamp":"...Z","level":"info","logger":"antiphon.session","event":"session over",...}
 
 - `session` and `unit` come from where a line was logged: they are bound in a task (`bound_session`,
-  `bound_unit`), and inherited by the tasks that it starts and the threads that it waits for.
+  `name_unit`), and inherited by the tasks that it starts and the threads that it waits for.
 - One event is one line of JSON. In text an exception's trace follows, each line behind a bar, so
   that nothing in it can look like a line of ours.
 - Whatever is not printable is escaped and everything is bounded in length, also in exceptions: a
@@ -26,7 +26,12 @@ from typing import Any, Final, Literal, TextIO
 
 import orjson
 import structlog
-from structlog.contextvars import bound_contextvars, merge_contextvars
+from structlog.contextvars import (
+    bind_contextvars,
+    bound_contextvars,
+    merge_contextvars,
+    unbind_contextvars,
+)
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
@@ -98,9 +103,12 @@ def bound_session(recording_id: str) -> AbstractContextManager[None]:
     return bound_contextvars(session=recording_id)
 
 
-def bound_unit(index: int) -> AbstractContextManager[None]:
-    """Say, within this context, which unit is logged of."""
-    return bound_contextvars(unit=index)
+def name_unit(index: int | None) -> None:
+    """Say which unit this task logs of from now on; None: of no certain one."""
+    if index is None:
+        unbind_contextvars("unit")
+    else:
+        bind_contextvars(unit=index)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
