@@ -12,7 +12,14 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessag
 
 from runtime.transport.frames import FrameScanner
 from runtime.transport.rates import FRAGMENT_COST
-from tests.test_runtime_listener import CLOSE, CONTINUATION, PING, PONG, TEXT, raw_frame
+from tests.transport import (
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    raw_frame,
+)
 
 BINARY = 0x2
 LIMIT = 500
@@ -127,6 +134,17 @@ def test_a_message_above_the_limit_never_reaches_the_codec_and_controls_do(
     kinds = {PING: Ping, PONG: Pong}
     wanted = [kinds[frame.opcode] for frame in frames if frame.opcode in kinds]
     assert controls == [*wanted, CloseConnection]
+
+
+@given(streams, st.data())
+def test_what_is_missing_is_missing(frames: list[Frame], data: st.DataObject) -> None:
+    """A reader that waits for more than comes would hear the end of a message never."""
+    for frame in frames:
+        scanner = FrameScanner(10 * LIMIT)
+        cut = data.draw(st.integers(0, len(frame.data)))
+        rest = frame.data[scanner.run(frame.data[:cut], 0, 1e9).end :]
+        header_cut = len(rest) == len(frame.data)
+        assert scanner.missing_bytes == (1 if header_cut else max(len(rest), 1))
 
 
 @given(streams)

@@ -18,10 +18,28 @@ from runtime.transport.link import Link
 from runtime.transport.rates import BURST_S
 from runtime.transport.tcp import TcpStream
 from tests.helpers import on_virtual_time
-from tests.test_runtime_listener import CLOSE, CONTINUATION, PING, TEXT, limits, raw_frame
+from tests.transport import (
+    CLOSE,
+    CONTINUATION,
+    PING,
+    TEXT,
+    limits,
+    raw_frame,
+)
 
 MESSAGE_MAX = 24 << 20
 ALLOWED = limits()
+
+
+class _Wire:
+    """A connection in memory, whose reader is woken by every byte."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self.receive_some = stream.receive_some
+
+    def expect(self, count: int) -> None:
+        """Be told how much is missing."""
+        assert count >= 1
 
 
 class Client:
@@ -38,7 +56,7 @@ class Client:
         self.passed: list[tuple[float, bytes]] = []
         self.share = Share(budget)
         self.intake = Intake(
-            Link(cast(TcpStream, theirs), self.counters),
+            Link(cast(TcpStream, _Wire(theirs)), self.counters),
             head=b"",
             limits=ALLOWED,
             message_bytes_max=message_bytes_max,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -64,6 +65,37 @@ async def test_what_was_put_back_is_read_first() -> None:
         while len(got) < len(b"first, later, last"):
             got += await link.receive_some(3)
     assert got == b"first, later, last"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems wake a reader for any byte")
+async def test_a_reader_is_woken_for_what_it_lacks_or_for_the_end() -> None:
+    """A message that arrives slowly would cost a wakeup a packet, or its end never be read."""
+    heard: list[int] = []
+
+    async def read(link: Link) -> None:
+        while data := await link.receive_some(1 << 20):
+            heard.append(len(data))
+            link.expect(3_000)
+
+    async with linked() as (link, peer, _):
+        link.expect(5_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, link)
+            await wait_all_tasks_blocked()
+            before = link.tcp.signs_of_life
+            for _ in range(4):
+                await peer.send_all(bytes(1_000))
+                await wait_all_tasks_blocked(0.01)
+            assert heard == []
+            assert link.tcp.signs_of_life != before
+            await peer.send_all(bytes(1_000))
+            while not heard:
+                await trio.lowlevel.checkpoint()
+            await peer.send_all(bytes(7))
+            await wait_all_tasks_blocked(0.01)
+            assert heard == [5_000]
+            await peer.send_eof()
+    assert heard == [5_000, 7]
 
 
 async def test_what_the_peer_took_is_what_it_read_and_its_kernel() -> None:

@@ -68,6 +68,11 @@ class FrameScanner:
         self.passed_bytes = 0
         self.is_too_big = False
 
+    @property
+    def missing_bytes(self) -> int:
+        """At least so many are to come before there is anything new to be done; 1 or more."""
+        return max(self._left, 1)
+
     def run(self, data: bytes, at: int, cost_max: float) -> Run:
         """Walk on from `at`, which is where the last run ended.
 

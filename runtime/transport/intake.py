@@ -97,6 +97,7 @@ class Intake(trio.abc.Stream):
                 with self.link.holding():
                     await trio.sleep(max(wait_s, PAUSE_S_MIN))
             if needs_more:
+                self.link.expect(self._scanner.missing_bytes)
                 more = await self.link.receive_some(max_bytes or RECEIVE_BUFFER_BYTES)
                 if not more:
                     return b""

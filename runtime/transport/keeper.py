@@ -56,7 +56,7 @@ class Line:
     pings: bool = True
     _taken: int = 0
     _taken_at_s: float = 0.0
-    _reads: int = -1
+    _signs: tuple[int, int] = (-1, 0)
     _heard_at_s: float = 0.0
     _ping_at_s: float = 0.0
     _left_at_s: float | None = None
@@ -75,7 +75,8 @@ class Line:
 
     def _look_at_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
         is_owed, taken = self.link.tcp.progress()
-        if not is_owed or taken != self._taken:
+        # Less than before: a send is counted by the kernel already, and by us in a moment.
+        if not is_owed or taken > self._taken:
             self._taken = taken
             self._taken_at_s = now_s
         elif judges and now_s - self._taken_at_s >= stall_s - LOOK_S:
@@ -83,8 +84,9 @@ class Line:
 
     def _look_at_hearing(self, now_s: float, limits: Limits, *, judges: bool) -> None:
         tcp = self.link.tcp
-        if tcp.reads != self._reads or not tcp.is_reading:
-            self._reads = tcp.reads
+        signs = tcp.signs_of_life
+        if signs != self._signs or not tcp.is_reading:
+            self._signs = signs
             self._heard_at_s = now_s
         elif judges and limits.ping_s and now_s - self._heard_at_s >= limits.pong_wait_s:
             self.link.drop("silent")

@@ -109,6 +109,14 @@ class Link(trio.abc.Stream):
         """Let `data` be read again, before all else."""
         self._put_back = data + self._put_back
 
+    def expect(self, count: int) -> None:
+        """Wake the reader for no fewer bytes than `count`, where the system can.
+
+        Not over TLS: its records are longer than what they hold.
+        """
+        if self._tls is None:
+            self.tcp.expect(count)
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Read what is put back, then what arrives; empty at the end."""
         if not self._put_back:

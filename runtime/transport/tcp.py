@@ -24,6 +24,9 @@ import trio
 
 RECEIVE_BUFFER_BYTES: Final = 262_144
 """A second of audio and a frame of video in one read."""
+LOW_WATER_BYTES_MAX: Final = 65_536
+"""Of a message whose end is far off, so much at once: fewer reads would gain little, and the kernel
+must have room for it."""
 KEEPALIVE_IDLE_S: Final = 15
 """A client sends every second; after this long in silence it is worth asking TCP."""
 KEEPALIVE_INTERVAL_S: Final = 5
@@ -34,6 +37,8 @@ UNACKNOWLEDGED_MS_MAX: Final = 30_000
 """What we sent and TCP could not deliver for so long will not arrive (RFC 5482)."""
 
 _UNACKNOWLEDGED: Final = termios.TIOCOUTQ if sys.platform == "linux" else None
+_HAS_LOW_WATER: Final = sys.platform == "linux"
+"""Others have the option, and wake the reader all the same, or do not at the end."""
 _LEFT: Final = (getattr(select, "POLLRDHUP", 0)) | select.POLLHUP | select.POLLERR
 _CLOSED: Final = frozenset({errno.EBADF, errno.ENOTSOCK})
 
@@ -57,6 +62,27 @@ class TcpStream(trio.abc.HalfCloseableStream):
         self.socket = stream.socket
         self.reads = 0
         self.is_reading = False
+        self._low_water = 1
+
+    def expect(self, count: int) -> None:
+        """Wake the reader for no fewer bytes than it lacks, or for the end.
+
+        A message that arrives slowly would wake it for each packet otherwise. Where the system
+        knows no such thing, nothing changes.
+
+        Args:
+            count: what is missing; less is waited for if it is much.
+        """
+        low_water = min(count, LOW_WATER_BYTES_MAX)
+        if low_water != self._low_water and _HAS_LOW_WATER:
+            self._low_water = low_water
+            with suppress(OSError):  # It is gone already: the next read will say so.
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+
+    @property
+    def signs_of_life(self) -> tuple[int, int]:
+        """What differs as soon as anything came: reads, and bytes for which none was woken yet."""
+        return self.reads, self._told(termios.FIONREAD) if self._low_water > 1 else 0
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Read what arrives; empty at the end."""
@@ -105,13 +131,17 @@ class TcpStream(trio.abc.HalfCloseableStream):
 
     def progress(self) -> tuple[bool, int]:
         """Say whether the peer has something to take, and how many bytes it has taken so far."""
-        unacknowledged = 0
-        if _UNACKNOWLEDGED is not None and self.socket.fileno() >= 0:
-            with suppress(OSError):
-                told = fcntl.ioctl(self.socket.fileno(), _UNACKNOWLEDGED, b"\0\0\0\0")
-                unacknowledged = int.from_bytes(told, sys.byteorder)
+        unacknowledged = 0 if _UNACKNOWLEDGED is None else self._told(_UNACKNOWLEDGED)
         is_owed = self._is_sending or unacknowledged > 0
         return is_owed, self._handed_bytes - unacknowledged
+
+    def _told(self, question: int) -> int:
+        """Ask the kernel for a number; 0 where it cannot tell."""
+        if self.socket.fileno() >= 0:
+            with suppress(OSError):
+                told = fcntl.ioctl(self.socket.fileno(), question, b"\0\0\0\0")
+                return int.from_bytes(told, sys.byteorder)
+        return 0
 
     def peer_has_left(self) -> bool:
         """Say whether the peer's end has arrived, behind what may still be unread."""
