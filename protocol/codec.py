@@ -26,10 +26,12 @@ from .errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from .limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
 from .model import SAMPLE_BYTES
 from .strict import count_keys, has_more, not_json, refuse_duplicates
+from .utf8 import Frame, Utf8Text
 
 JSON_VALUES_MAX: Final = 65_536
 """Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
-that 24 MiB of `{},` would fill half a gigabyte. Commas in strings count too: it is an estimate."""
+that 24 MiB of `{},` would fill half a gigabyte. Counted are commas and, as nesting needs none,
+brackets of either kind; those in strings count too: it is an estimate."""
 IGNORED_PATHS_MAX: Final = 32
 """Paths kept of fields that were ignored: enough to see what a client means by them."""
 KEY_SHOWN: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -43,13 +45,11 @@ C = TypeVar("C", bound=str)
 # -- frames -------------------------------------------------------------------------------------
 
 
-def parse_frame(
-    frame: str | bytes | None, bytes_max: int = FRAME_BYTES_MAX
-) -> Mapping[str, object]:
+def parse_frame(frame: Frame, bytes_max: int = FRAME_BYTES_MAX) -> Mapping[str, object]:
     """Read a WebSocket message as a JSON object (000, Invalid JSON; the wire decisions).
 
     Args:
-        frame: the message; bytes for a binary one, None for one that was too long to be read.
+        frame: the message.
         bytes_max: of the message.
 
     Returns:
@@ -62,18 +62,20 @@ def parse_frame(
         raise FrameError(CLOSE_TOO_BIG, f"frame above {bytes_max} bytes")
     if isinstance(frame, bytes):
         raise not_json("binary frame, text frames only")
-    if has_more(frame, ",", JSON_VALUES_MAX):
+    text = frame.data if isinstance(frame, Utf8Text) else frame
+    if any(has_more(text, char, JSON_VALUES_MAX) for char in ",[{"):
         raise not_json(f"frame with more than {JSON_VALUES_MAX} values")
     try:
-        value = orjson.loads(frame)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
         raise not_json("frame is not JSON") from None
     if not isinstance(value, dict):
         raise not_json("frame is not a JSON object")
     # Each key has its colon, and some text may hold more of them. Where there are no more colons
-    # than keys were kept, no key was lost to a duplicate; else the slower parser looks for one.
-    if has_more(frame, ":", count_keys(value)):
-        refuse_duplicates(frame)
+    # than keys were kept, no key was lost to a duplicate; else those in strings are left out.
+    keys = count_keys(value)
+    if has_more(text, ":", keys):
+        refuse_duplicates(text, keys)
     return value
 
 

@@ -20,6 +20,7 @@ from .limits import IDLE_S, PAUSE_S
 from .messages import Mode, QueuePlace
 from .model import Finalized, Opened, SlidingWindow, UnitResult
 from .turn import Prefill, TurnChunk, TurnResult
+from .utf8 import Frame
 
 Endpoint = Literal["realtime", "duplex", "chat"]
 """Where a client connected: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
@@ -88,7 +89,7 @@ class FrameReceived:
     """A WebSocket message, verbatim; None where it was longer than the connection allows."""
 
     at_ns: int
-    frame: str | bytes | None
+    frame: Frame
 
 
 @attrs.frozen(kw_only=True)

@@ -34,10 +34,9 @@ from protocol import effects as ef
 from protocol import events as ev
 from protocol.digest import ADDED, digest
 from protocol.errors import ErrorCode
+from protocol.utf8 import Frame, Utf8Text
 
 from .records import Fields, Value
-
-Frame = str | bytes | None
 
 KINDS: Final[Mapping[type, str]] = MappingProxyType(
     {
@@ -186,7 +185,11 @@ def _make_converter() -> Converter:
     for kind in (int, str, bytes, bool, float):
         converter.register_structure_hook(kind, lambda value, _, kind=kind: _strict(kind, value))
     converter.register_structure_hook(Frame, lambda value, _: _frame(value))
+    converter.register_structure_hook(
+        ErrorCode, lambda value, _: ErrorCode(str(_strict(str, value)))
+    )
     converter.register_unstructure_hook(bytes, lambda data: data)
+    converter.register_unstructure_hook(Utf8Text, lambda text: text)
     converter.register_unstructure_hook(ErrorCode, lambda code: code.value)
     return converter
 

@@ -26,6 +26,8 @@ from typing import Final, TypeAlias
 import attrs
 import orjson
 
+from protocol.utf8 import UTF8_BYTES_MAX, Utf8Text
+
 from .blobs import RAW, pack
 from .errors import RecordInvalid
 from .format import MIB, RECORD_BYTES_MAX, Piece, frame_record
@@ -33,7 +35,8 @@ from .memory import BlobMemory
 from .spans import extract
 
 Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
-"""JSON, with bytes anywhere. `int` of any size; no NaN and no infinities."""
+"""JSON, with bytes anywhere. `int` of any size; no NaN and no infinities. The `frame` of a record
+to be written may be `Utf8Text` too, which is read back as the `str` that it is."""
 Fields: TypeAlias = Mapping[str, Value]
 
 RECORD_VERSIONS: Final[Mapping[str, int]] = {
@@ -134,7 +137,7 @@ def size_bytes(value: Value) -> int:
             else:
                 size += 8 if kind in _NUMBERS else size_bytes(item)
         return size
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, (str, bytes, Utf8Text)):
         return len(value)
     if isinstance(value, (int, float)):
         return 8
@@ -170,13 +173,15 @@ class RecordEncoder:
         """
         packer = _Packer(seq=record.seq, memory=self._memory)
         fields = record.fields
-        if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), (str, bytes)):
+        if record.kind in FRAME_KINDS and isinstance(
+            frame := fields.get("frame"), (str, bytes, Utf8Text)
+        ):
             rest = {key: value for key, value in fields.items() if key != "frame"}
-            frame, cut = _cut_frame(frame, self.frame_bytes_max)
+            kept, cut = _cut_frame(frame, self.frame_bytes_max)
             if cut and FRAME_CUT in rest:
                 raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
             packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
-            packed["frame"] = packer.pack_frame(frame)
+            packed["frame"] = packer.pack_frame(kept)
         else:
             packed = packer.pack_mapping(fields, 0)
         header = {
@@ -214,16 +219,21 @@ def _to_json(header: Mapping[str, object]) -> bytes:
         raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
 
 
-def _cut_frame(frame: str | bytes, bytes_max: int) -> tuple[str | bytes, Fields | None]:
+def _cut_frame(
+    frame: str | bytes | Utf8Text, bytes_max: int
+) -> tuple[str | bytes | Utf8Text, Fields | None]:
     """Truncate an oversized frame; text is measured and hashed as UTF-8."""
-    if len(frame) * (4 if isinstance(frame, str) else 1) <= bytes_max:
+    is_wide = isinstance(frame, str) and not frame.isascii()
+    if len(frame) * (UTF8_BYTES_MAX if is_wide else 1) <= bytes_max:
         return frame, None
-    whole = frame.encode("utf-8", "surrogatepass") if isinstance(frame, str) else frame
+    whole = frame if isinstance(frame, bytes) else _utf8_of(frame)
     if len(whole) <= bytes_max:
         return frame, None
     digest = hashlib.blake2b(whole, digest_size=16).hexdigest()
-    kept = frame[: min(FRAME_BYTES_KEPT, bytes_max)]
-    return kept, {"bytes": len(whole), "blake2b": digest, "is_text": isinstance(frame, str)}
+    kept = min(FRAME_BYTES_KEPT, bytes_max)
+    start = _start_of(frame, kept) if isinstance(frame, Utf8Text) else frame[:kept]
+    is_text = not isinstance(frame, bytes)
+    return start, {"bytes": len(whole), "blake2b": digest, "is_text": is_text}
 
 
 @attrs.define(kw_only=True)
@@ -237,18 +247,20 @@ class _Packer:
     area_bytes: int = 0
     has_samples: bool = False
 
-    def pack_frame(self, frame: str | bytes) -> _Json:
-        if isinstance(frame, bytes) or not _is_utf8(frame):
+    def pack_frame(self, frame: str | bytes | Utf8Text) -> _Json:
+        if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
             return self._pack(frame, 0)
         pieces = extract(frame)
-        if len(frame) <= TEXT_CHARS_INLINE and all(isinstance(piece, str) for piece in pieces):
-            return frame
+        has_blobs = any(isinstance(piece, bytes) for piece in pieces)
+        if not has_blobs and (short := _short_text(frame)) is not None:
+            return short
         return {TEXT: [self._pack_piece(piece) for piece in pieces]}
 
-    def _pack_piece(self, piece: str | bytes) -> _Json:
+    def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
         if isinstance(piece, bytes):
             return self._add(piece)
-        return piece if len(piece) <= TEXT_CHARS_INLINE else [self._add(piece.encode())]
+        short = _short_text(piece)
+        return [self._add(_utf8_of(piece))] if short is None else short
 
     def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
         packed: dict[str, _Json] = {}
@@ -264,7 +276,7 @@ class _Packer:
 
     def _pack(self, value: Value, depth: int) -> _Json:
         if isinstance(value, str):
-            return value if _is_utf8(value) else {WTF8: self._add(_to_wtf8(value))}
+            return value if _is_utf8(value) else {WTF8: self._add(_utf8_of(value))}
         if value is None or isinstance(value, int):
             return value
         if isinstance(value, float):
@@ -312,5 +324,18 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _to_wtf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def _start_of(text: Utf8Text, chars: int) -> str:
+    return text.data[: chars * UTF8_BYTES_MAX].decode(errors="ignore")[:chars]
+
+
+def _short_text(text: str | Utf8Text) -> str | None:
+    """Give a text that is short enough to stand in the header; None for a longer one."""
+    if isinstance(text, Utf8Text):
+        if len(text) > TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
+            return None
+        text = text.data.decode()
+    return text if len(text) <= TEXT_CHARS_INLINE else None
+
+
+def _utf8_of(text: str | Utf8Text) -> bytes:
+    return text.data if isinstance(text, Utf8Text) else text.encode("utf-8", "surrogatepass")

@@ -12,10 +12,12 @@ It does not parse JSON, and does not know which field a span was in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pybase64
+
+from protocol.utf8 import UTF8_BYTES_MAX, Utf8Text
 
 SPAN_CHARS_MIN: Final = 64
 """Shorter strings are ids and words; naming a blob would cost what it saves."""
@@ -24,50 +26,70 @@ QUOTES_MAX: Final = 1 << 16
 _GROUP_CHARS: Final = 4
 _GROUP_BYTES: Final = 3
 """Of base64: all but the last group stand for just as many bytes, and each for its own."""
-_QUOTE: Final = '"'
-_DATA_URL: Final = "base64,"
+_QUOTE: Final = b'"'
+_DATA_URL: Final = b"base64,"
 _DATA_URL_CHARS_MAX: Final = 128
-"""Where `base64,` must occur: a media type before it is short."""
+"""Where `base64,` must end: a media type before it is short."""
 
-Piece = str | bytes
+Piece = str | Utf8Text | bytes
 """Text as it is, or the decoded bytes of a base64 span."""
 
 
-def extract(text: str) -> list[Piece]:
-    """Split text into text and decoded base64 spans; `restore` gives exactly `text` again."""
-    pieces: list[Piece] = []
-    text_start = 0
-    for start, end in _find_long_strings(text):
-        blob = _decode(text[start:end])
-        if blob is not None:
-            pieces += (text[text_start:start], blob)
-            text_start = end
-    if text_start < len(text):
-        pieces.append(text[text_start:])
-    return pieces
+def extract(text: str | Utf8Text) -> list[Piece]:
+    """Split text into text, in the form it has, and decoded base64 spans.
+
+    `restore` gives exactly `text` again.
+    """
+    if isinstance(text, str):
+        return _split(text.encode("utf-8", "surrogatepass"), _to_text)
+    return _split(text.data, Utf8Text)
 
 
-def restore(pieces: Iterable[Piece]) -> str:
+def restore(pieces: Iterable[str | bytes]) -> str:
     """Join what `extract` split."""
     return "".join(
         piece if isinstance(piece, str) else pybase64.b64encode_as_string(piece) for piece in pieces
     )
 
 
-def _find_long_strings(text: str) -> Iterator[tuple[int, int]]:
+def _to_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _split(data: bytes, text_of: Callable[[bytes], Piece]) -> list[Piece]:
+    pieces: list[Piece] = []
+    text_start = 0
+    for start, end in _find_long_strings(data):
+        blob = _decode(memoryview(data)[start:end])
+        if blob is not None:
+            pieces += (text_of(data[text_start:start]), blob)
+            text_start = end
+    if text_start < len(data):
+        pieces.append(text_of(data[text_start:]))
+    return pieces
+
+
+def _find_long_strings(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield where base64 may be: long stretches between quotes, without a data URL's start."""
     start = 0
     for _ in range(QUOTES_MAX):
-        end = text.find(_QUOTE, start)
+        end = data.find(_QUOTE, start)
         if end < 0:
             return
         if end - start >= SPAN_CHARS_MIN:
-            label = text.find(_DATA_URL, start, min(end, start + _DATA_URL_CHARS_MAX))
-            yield (label + len(_DATA_URL) if label >= 0 else start), end
+            yield _after_label(data, start, end), end
         start = end + 1
 
 
-def _decode(span: str) -> bytes | None:
+def _after_label(data: bytes, start: int, end: int) -> int:
+    reach = min(end, start + _DATA_URL_CHARS_MAX * UTF8_BYTES_MAX)
+    label = data.find(_DATA_URL, start, reach)
+    after = label + len(_DATA_URL)
+    is_near = label >= 0 and len(_to_text(data[start:after])) <= _DATA_URL_CHARS_MAX
+    return after if is_near else start
+
+
+def _decode(span: memoryview) -> bytes | None:
     """Decode base64 that would be written just so; whole groups can be written in one way only."""
     if len(span) < SPAN_CHARS_MIN or len(span) % _GROUP_CHARS:
         return None
@@ -76,5 +98,5 @@ def _decode(span: str) -> bytes | None:
     except ValueError:
         return None
     whole = (len(span) // _GROUP_CHARS - 1) * _GROUP_BYTES
-    tail = pybase64.b64encode_as_string(blob[whole:])  # of 5 characters or more, were whole wrong
+    tail = pybase64.b64encode(blob[whole:])  # of 5 characters or more, were whole wrong
     return blob if tail == span[-_GROUP_CHARS:] else None

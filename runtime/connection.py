@@ -31,6 +31,8 @@ from typing import Final
 import anyio
 import attrs
 
+from protocol.utf8 import Frame
+
 from .websocket import WebSocket, WebSocketClosed, WebSocketStalled, frame_bytes
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
@@ -86,7 +88,7 @@ class Connection:
         self,
         websocket: WebSocket,
         *,
-        on_frame: Callable[[str | bytes | None], Awaitable[None]],
+        on_frame: Callable[[Frame], Awaitable[None]],
         on_gone: Callable[[], None],
         on_send_failed: Callable[[], None],
         stall_s: float = SEND_STALL_S,

@@ -27,6 +27,7 @@ from protocol.errors import ErrorCode
 from protocol.limits import NS_PER_S
 from protocol.session import Session
 from protocol.state import State
+from protocol.utf8 import Frame
 
 from .admission import Admission, Refused, Ticket
 from .calls import Calls
@@ -151,7 +152,7 @@ class Driver:
     def _now_ns(self) -> int:
         return self._clock_ns() - self._began_ns
 
-    async def frame_received(self, frame: str | bytes | None) -> None:
+    async def frame_received(self, frame: Frame) -> None:
         """Post a client's frame; waits while the server is too far behind to take more."""
         self._inbox_bytes += len(frame or b"")
         self.post(ev.FrameReceived, frame=frame)
@@ -175,12 +176,12 @@ class Driver:
             await self._arrival.wait()
         event = self._inbox.popleft()
         if isinstance(event, ev.FrameReceived):
-            self._inbox_bytes -= len(event.frame or b"")
-            self._relief.set()
             if self._inbox:
                 await (
                     anyio.lowlevel.checkpoint()
                 )  # a flood of one client leaves room for the others
+            self._inbox_bytes -= len(event.frame or b"")
+            self._relief.set()  # Nobody is woken by it before the frame's step is over.
         return event
 
     # -- the loop -------------------------------------------------------------------------------

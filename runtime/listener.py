@@ -2,8 +2,9 @@
 
 The rules:
 
-- A connection takes a place, of its address and of all; without one it is refused with as little
-  work as can be (503, 429; where TLS is spoken, without a word).
+- A connection takes a place, of its address and of all; without one, or where its address has
+  opened too many lately, it is refused with as little work as can be (503, 429; where TLS is
+  spoken, without a word).
 - TLS, where there is a certificate, and the first request's head share one bounded time. The head
   is bounded in bytes too, and parsed by h11. A WebSocket upgrade becomes a `WebSocketRequest`;
   anything else goes, with its bytes put back, to Hypercorn, which keeps the connection for the
@@ -209,7 +210,7 @@ class _Server:
         try:
             peer = _address(socket_stream.socket.getpeername())
             link = Link(TcpStream(socket_stream), self._counters, peer.host)
-            refusal = self._places.enter(peer.host)
+            refusal = self._places.enter(peer.host, trio.current_time())
             if refusal is not None:
                 await self._turn_away(link, refusal)
                 return
@@ -230,15 +231,19 @@ class _Server:
         self._refusals += 1
         retry = [("Retry-After", str(RETRY_AFTER_S))]
         try:
-            if refusal == "full":
-                text = "the server has no room for another connection"
-                await answer(link, 503, error_body("too_many_connections", text), retry)
-            else:
-                at_once = self._limits.connections_per_address_max
-                text = f"an address may have {at_once} connections at once"
-                await answer(link, 429, error_body("too_many_connections", text), retry)
+            status, text = self._words_of(refusal)
+            await answer(link, status, error_body("too_many_connections", text), retry)
         finally:
             self._refusals -= 1
+
+    def _words_of(self, refusal: Refusal) -> tuple[int, str]:
+        if refusal == "full":
+            return 503, "the server has no room for another connection"
+        if refusal == "address":
+            at_once = self._limits.connections_per_address_max
+            return 429, f"an address may have {at_once} connections at once"
+        per_s = self._limits.connections_per_address_per_s_max
+        return 429, f"an address may open {per_s:g} connections a second"
 
     async def _route(self, link: Link, peer: Address) -> None:
         wait_s = self._limits.handshake_s
@@ -247,12 +252,15 @@ class _Server:
             with trio.move_on_at(deadline_s) as scope:
                 is_secure = await self._secure(link, self._certificate)
             if scope.cancelled_caught or not is_secure:
-                self._counters.refused["tls"] += 1
+                is_silent = scope.cancelled_caught and not link.tcp.reads
+                self._counters.refused["silent" if is_silent else "tls"] += 1
                 link.abort()
                 return
         try:
             head = await read_head(link, deadline_s=deadline_s, wait_s=wait_s)
             if head is None:
+                if trio.current_time() >= deadline_s:  # else the peer has left
+                    self._counters.refused["silent"] += 1
                 return
             if wants_websocket(head.request):
                 link.put_back(head.trailing)
@@ -321,6 +329,11 @@ async def _abort_when_cancelled(link: Link) -> None:
         await trio.sleep_forever()
     finally:
         link.abort()
+
+
+def tasks_living() -> int:
+    """Count the event loop's tasks, without a walk through all of them; from inside it alone."""
+    return trio.lowlevel.current_statistics().tasks_living
 
 
 def _headers(head: h11.Request) -> tuple[tuple[str, str], ...]:

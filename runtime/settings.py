@@ -40,6 +40,8 @@ CONNECTIONS_MAX: Final = 4096
 """Many times the sessions that a machine can serve, with room for those that look at it."""
 CONNECTIONS_PER_ADDRESS_MAX: Final = 512
 """A proxy or a school behind one address fits; one machine alone cannot take every place."""
+CONNECTIONS_PER_ADDRESS_PER_S_MAX: Final = 200
+"""A third of a core for their handshakes; clients that come back all at once have their places."""
 MESSAGES_PER_S_MAX: Final = 200
 """Sound in pieces of 20 ms is 50 a second, and a picture with each is 100."""
 BYTES_PER_S_MAX: Final = 16 * 1024 * 1024
@@ -57,6 +59,10 @@ DRAIN_S: Final = 30
 
 SECONDS_MAX: Final = 31_536_000
 """A year: more is a slip of the finger, and its nanoseconds still fit into 64 bits."""
+DAYS_MAX: Final = 36_500
+"""A century: more is a slip of the finger."""
+MEGABYTES_MAX: Final = 1_000_000_000
+"""A petabyte: more than one folder should hold."""
 COUNT_MAX: Final = 1_000_000
 """More sockets, chats or places in a queue than one process could hold."""
 BYTES_PER_S_LIMIT: Final = 1 << 40
@@ -205,6 +211,30 @@ class Settings:
         "What a session does when its log cannot be written: go on and say so, or end.",
         _RECORDING,
     )
+    record_refused: bool = setting(
+        True,
+        "Keep the logs of sessions that were refused before anything was said (worker_busy, "
+        "queue_full); the metrics count them in any case.",
+        _RECORDING,
+        served=False,
+    )
+    record_keep_days: int | None = setting(
+        None,
+        "Days that logs are kept after they last grew; then they are removed.",
+        _RECORDING,
+        low=1,
+        high=DAYS_MAX,
+        unset="for ever",
+    )
+    record_keep_mb: int | None = setting(
+        None,
+        "Megabytes that all logs may take together; above that the oldest are removed, but never "
+        "one that is being written.",
+        _RECORDING,
+        low=1,
+        high=MEGABYTES_MAX,
+        unset="what the disk has",
+    )
 
     keys: Path | None = setting(
         None,
@@ -245,6 +275,13 @@ class Settings:
     connections_per_address_max: int = setting(
         CONNECTIONS_PER_ADDRESS_MAX,
         "Of these, from one address. Behind a proxy all come from its own.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    connections_per_address_per_s_max: int = setting(
+        CONNECTIONS_PER_ADDRESS_PER_S_MAX,
+        "New connections a second from one address, on average; more get 429.",
         _BOUNDS,
         low=1,
         high=COUNT_MAX,

@@ -18,6 +18,8 @@ How trio-websocket is used here, and why (design.md, "Transport facts"):
 - It reads 256 KiB at a time, and its codec's mask is replaced by `FastMasker`.
 - It sees no message above the limit: its own limit ends the WebSocket before it can be explained.
   In place of one, the channel between its reader and us is closed, which has no public name.
+- Text that is not ASCII passes through it byte for byte (`transport.text`), by a decoder put in
+  its codec's place for one, which has no public name either.
 - Its reader task lives in `TrioWebSocket.run` and cannot take a session down with it: it raises,
   for one, when a ping comes after we sent a close.
 - It answers pings itself, but waits for a frame that is being sent, and for a queue that is full.
@@ -42,11 +44,14 @@ import wsproto.frame_protocol
 from wsproto.events import TextMessage
 from wsproto.utilities import LocalProtocolError
 
+from protocol.utf8 import Frame, Utf8Text
+
 from .transport.budget import Share
 from .transport.intake import Intake
 from .transport.keeper import Keeper, Line
 from .transport.link import Link
 from .transport.tcp import RECEIVE_BUFFER_BYTES
+from .transport.text import BytewiseDecoder, message_of
 
 MESSAGE_QUEUE_SIZE: Final = 4
 """A burst of small messages does not stall the reader; four of the largest still fit in memory."""
@@ -80,7 +85,7 @@ class WebSocketStalled(WebSocketClosed):
 class WebSocket(Protocol):
     """A WebSocket that is open; whoever accepted it closes or aborts it."""
 
-    async def receive(self) -> str | bytes | None:
+    async def receive(self) -> Frame:
         """Wait for a message; None, once, for one that is too big. Raises `WebSocketClosed`."""
 
     async def send(self, *frames: str) -> None:
@@ -93,9 +98,9 @@ class WebSocket(Protocol):
         """Drop the TCP connection at once, with all that is unsent; closed already, do nothing."""
 
 
-def frame_bytes(frame: str | bytes) -> int:
+def frame_bytes(frame: str | bytes | Utf8Text) -> int:
     """Say how many bytes a message takes on the wire; for ASCII without looking at it."""
-    if isinstance(frame, bytes) or frame.isascii():
+    if not isinstance(frame, str) or frame.isascii():
         return len(frame)
     return len(frame.encode())
 
@@ -251,10 +256,13 @@ class TrioWebSocket:
             receive_buffer_size=RECEIVE_BUFFER_BYTES,
         )
         connection = await request.accept(subprotocol=self._handshake.subprotocol)
+        codec = connection._wsproto.connection
+        assert codec is not None
+        codec._proto._message_decoder = BytewiseDecoder()
         self._intake.open()
         return connection
 
-    async def receive(self) -> str | bytes | None:
+    async def receive(self) -> Frame:
         """Wait for a message.
 
         Returns:
@@ -275,7 +283,7 @@ class TrioWebSocket:
             self._told_too_big = True
             return None
         self._received += 1
-        return message
+        return message_of(message)
 
     def _too_big_comes(self) -> None:
         """Let `receive` run dry: there is no more for it, while the WebSocket stays open."""

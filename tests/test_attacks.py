@@ -7,7 +7,6 @@ Each attack is followed by a good client: it gets the slot and is answered.
 from __future__ import annotations
 
 import json
-import logging
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,11 +20,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from protocol.limits import FRAME_BYTES_MAX
 from runtime.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.listener import Address, WebSocketRequest
+from runtime.settings import HANDSHAKE_S
 from runtime.transport.counters import Counters
 from runtime.transport.heads import HEADERS_MAX
 from runtime.transport.limits import Limits
 from tests.helpers import World, append_frame, init_frame, pcm, world
-from tests.test_runtime_listener import (
+from tests.transport import (
     CLOSE,
     CONTINUATION,
     PING,
@@ -37,7 +37,10 @@ from tests.test_runtime_listener import (
     body_of,
     exchange,
     limits,
+    nothing_is_logged,  # noqa: F401
+    on_pushed_clock,  # noqa: F401
     pass_time,
+    pushed_clock,  # noqa: F401
     raw_client,
     raw_frame,
     read_to_end,
@@ -48,24 +51,6 @@ from tests.test_runtime_listener import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """Real time that the test may push forward."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
-def anyio_backend(clock: MockClock) -> object:
-    return "trio", {"clock": clock}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> object:
-    """An attack is no error of the server's."""
-    yield
-    assert [it for it in caplog.records if it.levelno >= logging.WARNING] == []
 
 
 @attrs.frozen(kw_only=True)
@@ -192,6 +177,35 @@ async def test_idle_connections_are_refused_by_the_bound(which: str) -> None:
         await still_serves(target.address)
         for stream in idle:
             await stream.aclose()
+
+
+async def test_who_connects_too_often_is_told_to_wait(clock: MockClock) -> None:
+    """One address could keep the server busy with handshakes, and never have two at once."""
+    often = {"connections_per_address_max": 3, "connections_per_address_per_s_max": 0.5}
+    async with attacked(limits(**often, ping_s=0)) as target:
+        head = request_head(Connection="close")
+        answers = [await exchange(target.address, head) for _ in range(5)]
+        assert [answer[9:12] for answer in answers] == [b"200"] * 3 + [b"429"] * 2
+        assert b"retry-after: 5\r\n" in answers[4].lower()
+        assert body_of(answers[4])["error"] == "too_many_connections"
+        assert target.counters.refused == {"rate": 2}
+        clock.jump(2.0)
+        await target.serves()
+
+
+async def test_connections_that_say_nothing_are_counted(clock: MockClock) -> None:
+    """An operator would not see who takes the places; nor may who just leaves be counted."""
+    async with attacked() as target:
+        async with await tcp(target.address):
+            await wait_all_tasks_blocked(SETTLE_S)
+        silent = [await tcp(target.address) for _ in range(3)]
+        await wait_all_tasks_blocked(SETTLE_S)
+        clock.jump(HANDSHAKE_S + 1)
+        for stream in silent:
+            assert await read_to_end(stream) == b""
+            await stream.aclose()
+        assert target.counters.refused == {"silent": 3}
+        await still_serves(target.address)
 
 
 async def test_a_flood_beyond_the_bound_is_cut_off_unheard() -> None:

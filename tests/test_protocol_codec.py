@@ -9,7 +9,7 @@ import math
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.codec import (
@@ -24,6 +24,7 @@ from protocol.codec import (
 )
 from protocol.errors import FieldError, FrameError
 from protocol.limits import CLOSE_REASON_BYTES_MAX, FRAME_BYTES_MAX, JSON_DEPTH_MAX
+from protocol.utf8 import Utf8Text
 
 from .strategies import json_objects, noise
 
@@ -61,6 +62,14 @@ BAD_FRAMES = {
     "too deep": (nested(JSON_DEPTH_MAX + 1), 1003),
     "a bomb of arrays": ("[" * 100_000, 1003),
     "a bomb of nested objects": ('{"a":' * 500 + "1" + "}" * 500, 1003),
+    "a bomb of arrays without commas": (
+        '{"a":[' + ",".join(["[" * 900 + "]" * 900] * 80) + "]}",
+        1003,
+    ),
+    "a bomb of objects without commas": (
+        '{"a":[' + ",".join(['{"a":' * 900 + "1" + "}" * 900] * 80) + "]}",
+        1003,
+    ),
     "a bomb of values": ('{"a":[' + "{}," * 70_000 + "{}]}", 1003),
 }
 
@@ -244,3 +253,52 @@ def test_frames_are_written_in_the_order_of_their_keys() -> None:
     """Else a replayed session is not byte for byte what was sent."""
     assert dump_frame({"b": 1, "a": [1.5, None]}) == '{"b":1,"a":[1.5,null]}'
     assert orjson.loads(dump_frame({"é": "\u2028"})) == {"é": "\u2028"}
+
+
+# -- text that came as bytes ----------------------------------------------------------------------
+
+
+@given(json_objects.map(dump_frame) | st.text('{}[]":,\\u0d8ab1e+-. é', max_size=40))
+@example('{"a:":1,"a:":2}')
+@example('{"é\\\\":":","b\\"":{"b":1}}')
+def test_text_kept_as_bytes_is_read_alike(text: str) -> None:
+    """A large question with one emoji in it would be understood in another way, or not at all."""
+    assert outcome(Utf8Text(text.encode())) == outcome(text)
+
+
+@given(
+    st.recursive(
+        st.sampled_from(['""', '":"', '"\\""', '"\\\\"', '"\\\\\\":"', "1"]),
+        lambda values: st.lists(
+            st.tuples(st.sampled_from(['"a"', '"a:"', '"\\u0061"', '"\\\\"', '"\\":"']), values),
+            max_size=4,
+        ).map(lambda pairs: "{" + ",".join(f"{key} : {value}" for key, value in pairs) + "}"),
+        max_leaves=12,
+    ).map('{{"a":{}}}'.format)
+)
+def test_duplicate_keys_are_found_whatever_the_strings_hold(text: str) -> None:
+    """Two readers would take one frame for two different things, or a good one be refused."""
+    found = False
+
+    def look(pairs: list[tuple[str, object]]) -> None:
+        nonlocal found
+        found = found or len(dict(pairs)) < len(pairs)
+
+    json.loads(text, object_pairs_hook=look)
+    assert outcome(text) == ("frame with duplicate keys" if found else json.loads(text))
+
+
+def outcome(frame: str | Utf8Text) -> object:
+    """What a frame says, or why it is refused."""
+    try:
+        return parse_frame(frame)
+    except FrameError as error:
+        return error.reason
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_FRAMES if "without commas" in name])
+def test_a_bomb_of_nesting_is_never_unpacked(name: str) -> None:
+    """A frame of 90 MiB that nests a thousand deep would become five gigabytes of objects."""
+    frame, _ = BAD_FRAMES[name]
+    assert isinstance(frame, str)
+    assert "more than 65536 values" in str(outcome(frame))

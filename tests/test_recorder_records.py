@@ -12,9 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from protocol.events import FrameReceived
+from protocol.utf8 import Utf8Text
 from recorder.decoding import StoredRecord, decode, parse
 from recorder.errors import FormatError, LogMisuse, RecordInvalid
 from recorder.format import frame_record, split_records
+from recorder.mapping import event_record
 from recorder.memory import REMEMBERED_BYTES
 from recorder.records import (
     FRAME_CUT,
@@ -96,6 +99,27 @@ def test_any_fields_round_trip(fields: Fields) -> None:
 def test_text_frames_are_verbatim(frame: str, kind: str) -> None:
     """A sent frame that reads back otherwise makes byte-exact replay impossible."""
     assert round_trip({"frame": frame, "ordinal": 1}, kind) == {"frame": frame, "ordinal": 1}
+
+
+BASE64 = b64encode(bytes(range(200))).decode()
+LABEL = "data:image/png;base64,"
+
+
+@given(
+    st.lists(st.sampled_from(['"', BASE64, LABEL, "é", "😀", "x" * 50, "é" * 45, "\n" * 4100])),
+    st.sampled_from([90, 1 << 20]),
+)
+@example(['"', "é" * 45, "x" * 13, LABEL, BASE64, '"'], 1 << 20)
+@example(['"', "😀" * 4096, '"'], 1 << 20)
+def test_text_that_came_as_bytes_is_stored_alike(parts: list[str], bytes_max: int) -> None:
+    """Logs of the same frames would differ, by how the server happened to hold them."""
+    text = "".join(parts)
+
+    def stored(frame: str | Utf8Text) -> bytes:
+        fields = event_record(FrameReceived(at_ns=0, frame=frame))[1]
+        return joined(RecordEncoder(frame_bytes_max=bytes_max).encode(record("rx", 1, **fields)))
+
+    assert stored(Utf8Text(text.encode())) == stored(text)
 
 
 @given(st.binary(max_size=300))

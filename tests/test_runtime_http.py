@@ -19,12 +19,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from runtime.http import HTTP_IDLE_S, error_body, make_app
 from runtime.settings import HANDSHAKE_S, STALL_S
 from runtime.transport.bodies import BODY_WAIT_S
-from tests.test_runtime_listener import (
+from tests.transport import (
     SETTLE_S,
     UPGRADE,
     body_of,
     exchange,
+    on_pushed_clock,  # noqa: F401
     pass_time,
+    pushed_clock,  # noqa: F401
     read_to_end,
     request_head,
     reset_when_closed,
@@ -36,17 +38,6 @@ from tests.test_runtime_listener import (
 BIG_BYTES = 30_000_000
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """Real time that the test may push forward."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
-def anyio_backend(clock: MockClock) -> object:
-    return "trio", {"clock": clock}
 
 
 async def get(app: Starlette, path: str, method: str = "GET") -> tuple[int, dict[str, str], Any]:

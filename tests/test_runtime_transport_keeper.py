@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from contextlib import suppress
 
 import pytest
@@ -17,7 +16,7 @@ from runtime.transport.keeper import LATE_S, LEAVE_S, Line
 from runtime.transport.limits import LARGE_MESSAGE_BYTES
 from runtime.transport.rates import BURST_S
 from runtime.websocket import WebSocketClosed, WebSocketStalled
-from tests.test_runtime_listener import (
+from tests.transport import (
     CLOSE,
     PING,
     PONG,
@@ -26,7 +25,10 @@ from tests.test_runtime_listener import (
     UPGRADE,
     RawClient,
     limits,
+    nothing_is_logged,  # noqa: F401
+    on_pushed_clock,  # noqa: F401
     pass_time,
+    pushed_clock,  # noqa: F401
     raw_client,
     raw_frame,
     request_head,
@@ -41,24 +43,6 @@ PONG_WAIT_S = 6.0
 ALLOWED = limits(ping_s=PING_S, pong_wait_s=PONG_WAIT_S, stall_s=1000.0)
 STALLS = limits(ping_s=0, stall_s=5.0)
 """Apart, for TCP may take 40 ms to acknowledge a ping, which is many seconds of pushed time."""
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """Real time that the test may push forward."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
-def anyio_backend(clock: MockClock) -> object:
-    return "trio", {"clock": clock}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> object:
-    """Whatever a peer does, the server's log shows no error."""
-    yield
-    assert [it for it in caplog.records if it.levelno >= logging.WARNING] == []
 
 
 class Listens:

@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from runtime.transport.counters import Counters
 from runtime.transport.places import Places, origin_of
-from tests.test_runtime_listener import limits
+from tests.transport import (
+    limits,
+)
 
 HOSTS = ["10.0.0.1", "10.0.0.2", "::ffff:10.0.0.1", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"]
+ALLOWED = limits(
+    connections_max=4, connections_per_address_max=2, connections_per_address_per_s_max=1.0
+)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +40,13 @@ def test_an_address_counts_as_whoever_has_it(host: str, origin: str) -> None:
 def test_places_are_kept_as_a_list_would(moves: list[tuple[str, bool]]) -> None:
     """A place would leak with each refusal, until the server is full of nobody."""
     counters = Counters()
-    places = Places(limits(connections_max=4, connections_per_address_max=2), counters)
+    places = Places(ALLOWED, counters)
     inside: list[str] = []
-    for host, enters in moves:
+    for now_s, (host, enters) in enumerate(moves):
         if enters:
             same = sum(origin_of(it) == origin_of(host) for it in inside)
             expected = "full" if len(inside) >= 4 else "address" if same >= 2 else None
-            assert places.enter(host) == expected
+            assert places.enter(host, float(now_s)) == expected
             if expected is None:
                 inside.append(host)
         elif host in inside:
@@ -52,3 +57,15 @@ def test_places_are_kept_as_a_list_would(moves: list[tuple[str, bool]]) -> None:
         places.leave(host)
     assert counters.connections == 0
     assert places._taken == {}
+
+
+def test_who_is_refused_takes_no_place_and_pays_nothing() -> None:
+    """A client that met a full server would be told to slow down, though it did nothing."""
+    counters = Counters()
+    places = Places(ALLOWED, counters)
+    entered = [places.enter("10.0.0.1", 0.0) for _ in range(9)]
+    assert entered == [None, None] + ["address"] * 7
+    places.leave("10.0.0.1")
+    assert places.enter("10.0.0.1", 0.0) == "rate"
+    assert places.enter("10.0.0.1", 1.0) is None
+    assert (counters.connections, counters.refused) == (2, {"address": 7, "rate": 1})

@@ -20,14 +20,17 @@ from runtime.settings import HANDSHAKE_S
 from runtime.transport.counters import Counters
 from runtime.transport.tls import RELOAD_S, Certificate, CertificateError
 from runtime.websocket import WebSocketClosed
-from tests.test_runtime_listener import (
+from tests.transport import (
     SETTLE_S,
     UPGRADE,
     body_of,
     echo,
     exchange,
     limits,
+    nothing_is_logged,  # noqa: F401
+    on_pushed_clock,  # noqa: F401
     pass_time,
+    pushed_clock,  # noqa: F401
     read_to_end,
     request_head,
     serving,
@@ -35,24 +38,6 @@ from tests.test_runtime_listener import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """Real time that the test may push forward."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
-def anyio_backend(clock: MockClock) -> object:
-    return "trio", {"clock": clock}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> object:
-    """Whatever a peer does, the server's log shows no error, unless a test takes it out."""
-    yield
-    assert [it for it in caplog.records if it.levelno >= logging.WARNING] == []
 
 
 class Files:
@@ -197,9 +182,11 @@ async def test_garbage_is_cut_off(files: Files, data: bytes) -> None:
         assert body_of(await get(address, files, "/health")) == {"status": "alive"}
 
 
-@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01\x02\x00"])
+@pytest.mark.parametrize(
+    ("data", "cause"), [(b"", "silent"), (b"\x16\x03\x01\x02\x00", "tls")], ids=["silent", "half"]
+)
 async def test_a_handshake_that_is_never_finished_is_cut_off(
-    files: Files, clock: MockClock, data: bytes
+    files: Files, clock: MockClock, data: bytes, cause: str
 ) -> None:
     """A handful of clients that say half a hello would hold all the server's sockets."""
     counters = Counters()
@@ -211,7 +198,7 @@ async def test_a_handshake_that_is_never_finished_is_cut_off(
             clock.jump(HANDSHAKE_S)
             assert await read_to_end(stream) == b""
         await wait_all_tasks_blocked(SETTLE_S)
-        assert (counters.refused, counters.connections) == ({"tls": 1}, 0)
+        assert (counters.refused, counters.connections) == ({cause: 1}, 0)
 
 
 async def test_handshake_and_head_share_their_time(files: Files, clock: MockClock) -> None:
@@ -303,6 +290,41 @@ async def test_a_renewed_certificate_is_shown_to_new_clients(
         assert await served_number(address, files) != before
         await ours.send_message("still here")
         assert await ours.get_message() == "still here"
+
+
+async def test_what_breaks_at_a_look_is_looked_at_again(
+    files: Files,
+    clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A machine that is short of threads for a moment would end every session."""
+    certificate = Certificate(files.cert, files.key)
+    async with serving(certificate=certificate) as address:
+        before = await served_number(address, files)
+        files.renew()
+
+        def fail() -> None:
+            raise RuntimeError("can't start new thread")
+
+        for name in ("_state", "_load"):
+            with monkeypatch.context() as short:
+                short.setattr(certificate, name, fail)
+                for _ in range(3):
+                    clock.jump(RELOAD_S)
+                    await trio.sleep(SETTLE_S)
+                    await wait_all_tasks_blocked(SETTLE_S)
+            assert await served_number(address, files) == before
+        for _ in range(3):
+            clock.jump(RELOAD_S)
+            await trio.sleep(SETTLE_S)
+            await wait_all_tasks_blocked(SETTLE_S)
+        assert await served_number(address, files) != before
+    told = [it for it in caplog.records if it.levelno >= logging.ERROR]
+    assert {it.getMessage() for it in told} == {
+        "the certificate cannot be looked at, the old one stays"
+    }
+    caplog.clear()
 
 
 @pytest.mark.parametrize("half", ["cert", "key", "nonsense", "gone"])

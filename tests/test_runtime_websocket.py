@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from protocol.utf8 import Utf8Text
 from runtime.listener import Address, WebSocketRequest
 from runtime.websocket import CLOSE_WAIT_S, FastMasker, WebSocket, WebSocketClosed, frame_bytes
-from tests.test_runtime_listener import (
+from tests.transport import (
     CLOSE,
     CONTINUATION,
     PING,
@@ -27,7 +28,9 @@ from tests.test_runtime_listener import (
     SETTLE_S,
     TEXT,
     RawClient,
+    on_pushed_clock,  # noqa: F401
     plain_mask,
+    pushed_clock,  # noqa: F401
     raw_client,
     raw_frame,
     reset_when_closed,
@@ -35,17 +38,6 @@ from tests.test_runtime_listener import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """A clock that stands until the test moves it; its seconds cost no time."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
-def anyio_backend(clock: MockClock) -> object:
-    return "trio", {"clock": clock}
 
 
 Play = Callable[[WebSocket], Awaitable[None]]
@@ -176,6 +168,26 @@ async def told_too_big(raw: RawClient) -> None:
     """Hold the server to its last words about a message that was too big."""
     assert await raw.frame() == (TEXT, b"that was too big")
     assert await raw.frame() == (CLOSE, struct.pack("!H", 1009) + b"too big")
+
+
+async def test_text_arrives_as_it_was_sent_whatever_its_size() -> None:
+    """A question in any script would be mangled, or one emoji in a large one cost gigabytes."""
+    large = "x" * 300_000 + "\U0001f600é" * 200_000
+    small, heard = "\U0001f600é", list[object]()
+
+    async def listen(websocket: WebSocket) -> None:
+        with suppress(WebSocketClosed):
+            while True:
+                heard.append(await websocket.receive())
+
+    async with (
+        playing(listen, frame_bytes_max=1 << 24) as address,
+        client(address) as connection,
+    ):
+        for text in (small, large, small, "x" * len(large)):
+            await connection.send_message(text)
+        await connection.aclose()
+    assert heard == [small, Utf8Text(large.encode()), small, "x" * len(large)]
 
 
 async def test_a_huge_frame_is_told_at_once_and_never_held_in_memory() -> None:

@@ -13,8 +13,9 @@ from typing import Literal
 
 import attrs
 
-Refusal = Literal["full", "address", "tls", "head"]
-"""Why there was no request: no place in all, none for its address, no TLS, no HTTP in time."""
+Refusal = Literal["full", "address", "rate", "tls", "silent", "head"]
+"""Why there was no request: no place in all, none for its address, too many of its address lately,
+no TLS, not a word, no HTTP in time."""
 Drop = Literal["stalled", "silent", "slow", "left"]
 """Why a connection was cut: it took nothing, said nothing, kept others from sending large messages
 by being slow with its own, or left while it was held to its rate."""

@@ -26,6 +26,7 @@ class Limits:
     Attributes:
         connections_max: at once.
         connections_per_address_max: at once, from one address (IPv6: from one /64).
+        connections_per_address_per_s_max: new ones, on average; a burst may take all places.
         messages_per_s_max: on average, for one WebSocket.
         bytes_per_s_max: likewise.
         handshake_s: for TLS and the first request's head together.
@@ -37,6 +38,7 @@ class Limits:
 
     connections_max: int
     connections_per_address_max: int
+    connections_per_address_per_s_max: float
     messages_per_s_max: int
     bytes_per_s_max: int
     handshake_s: float
@@ -51,6 +53,7 @@ class Limits:
         return cls(
             connections_max=settings.connections_max,
             connections_per_address_max=settings.connections_per_address_max,
+            connections_per_address_per_s_max=settings.connections_per_address_per_s_max,
             messages_per_s_max=settings.messages_per_s_max,
             bytes_per_s_max=settings.bytes_per_s_max,
             handshake_s=settings.handshake_s,

@@ -1,4 +1,4 @@
-"""Places for connections: so many in all, so many for one address.
+"""Places for connections: so many in all, so many for one address, so many a second for it.
 
 An IPv6 address counts by its /64, which is what one household or machine is given; an IPv4 address
 written as IPv6 counts as what it is. Nothing here waits: there is a place, or there is none.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final
 
+from .arrivals import Arrivals
 from .counters import Counters, Refusal
 from .limits import Limits
 
@@ -28,9 +29,17 @@ class Places:
         self._limits = limits
         self._counters = counters
         self._taken: dict[str, int] = {}
+        self._arrivals = Arrivals(
+            limits.connections_per_address_per_s_max, limits.connections_per_address_max
+        )
 
-    def enter(self, host: str) -> Refusal | None:
-        """Take a place for a connection from `host`, or say why there is none."""
+    def enter(self, host: str, now_s: float) -> Refusal | None:
+        """Take a place for a connection from `host`, or say why there is none.
+
+        Args:
+            host: the client's address.
+            now_s: the time, which never goes back.
+        """
         origin = origin_of(host)
         taken = self._taken.get(origin, 0)
         refusal: Refusal | None = None
@@ -38,6 +47,8 @@ class Places:
             refusal = "full"
         elif taken >= self._limits.connections_per_address_max:
             refusal = "address"
+        elif not self._arrivals.take(origin, now_s):
+            refusal = "rate"
         if refusal is not None:
             self._counters.refused[refusal] += 1
             return refusal

@@ -61,15 +61,18 @@ class Certificate:
         seen = self._used
         while True:
             await anyio.sleep(RELOAD_S)
-            before, seen = seen, await anyio.to_thread.run_sync(self._state)
-            if seen == self._used or seen != before:
-                continue
-            self._used = seen
             try:
+                before, seen = seen, await anyio.to_thread.run_sync(self._state)
+                if seen == self._used or seen != before:
+                    continue
                 self.context = await anyio.to_thread.run_sync(self._load)
             except CertificateError as error:
+                self._used = seen
                 _LOG.error("the new certificate is not taken, the old one stays: %s", error)
+            except Exception:  # no thread to be had, or a bug of ours: sessions go on
+                _LOG.exception("the certificate cannot be looked at, the old one stays")
             else:
+                self._used = seen
                 _LOG.info("a new certificate is used: %s", self._cert)
 
     def _state(self) -> _State:
