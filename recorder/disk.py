@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
+from .lock import hold
+
 FILE_MODE: Final = 0o600
 """A recording holds somebody's voice: its owner alone may read it."""
 
@@ -42,9 +44,11 @@ class LocalDisk:
     """The operating system's files."""
 
     def create(self, path: Path) -> int:
-        """Create a file that must not exist yet; return its descriptor."""
+        """Create a file that must not exist yet, and hold its lock; return its descriptor."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return os.open(path, flags, FILE_MODE)
+        descriptor = os.open(path, flags, FILE_MODE)
+        hold(descriptor)
+        return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """Append some of `data`; return how many bytes."""

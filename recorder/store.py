@@ -1,14 +1,18 @@
 """A directory of session logs.
 
-Rules: a log's name is its recording id and a suffix, nothing else in the directory is a log; ids
-come from the server and are checked all the same, so that none is ever a path.
+Rules: a log's name is its recording id and a suffix, nothing else in the directory is a log, and
+nor is a link; ids come from the server and are checked all the same, so that none is ever a path.
 
-It does not open, read, lock or delete logs.
+It does not open, read, lock or delete logs: what they say is `summary`, who writes them is `lock`,
+and which of them may go is `retention`.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +23,7 @@ from .errors import LogMisuse
 SUFFIX: Final = ".session.zst"
 _RECORDING_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """No dot and no slash: an id is a name, never a path. 64 holds any hash or UUID."""
+_NS_PER_S: Final = 1_000_000_000
 
 
 @attrs.frozen(kw_only=True)
@@ -28,14 +33,26 @@ class LogInfo:
     Attributes:
         recording_id: its name without the suffix.
         path: the file.
+        inode: of the file: another one under the same name has another.
         file_bytes: its size when it was listed.
-        modified_s: seconds since the epoch when it last grew.
+        modified_ns: nanoseconds since the epoch when it last grew.
     """
 
     recording_id: str
     path: Path
+    inode: int
     file_bytes: int
-    modified_s: float
+    modified_ns: int
+
+    @property
+    def modified_s(self) -> float:
+        """Seconds since the epoch when it last grew."""
+        return self.modified_ns / _NS_PER_S
+
+
+def is_recording_id(text: str) -> bool:
+    """Whether a recording may be called so."""
+    return _RECORDING_ID.fullmatch(text) is not None
 
 
 def recording_id_of(path: Path) -> str:
@@ -45,7 +62,7 @@ def recording_id_of(path: Path) -> str:
         LogMisuse: the name is not that of a log.
     """
     recording_id = path.name.removesuffix(SUFFIX)
-    if not path.name.endswith(SUFFIX) or not _RECORDING_ID.fullmatch(recording_id):
+    if not path.name.endswith(SUFFIX) or not is_recording_id(recording_id):
         raise LogMisuse(f"{path.name!r} is not the name of a session log")
     return recording_id
 
@@ -66,29 +83,58 @@ class Store:
         Raises:
             LogMisuse: it is no recording id.
         """
-        if not _RECORDING_ID.fullmatch(recording_id):
+        if not is_recording_id(recording_id):
             raise LogMisuse(f"{recording_id!r} is no recording id: 1 to 64 of A-Z a-z 0-9 _ -")
         return self.directory / (recording_id + SUFFIX)
 
+    def find(self, recording_id: str) -> LogInfo | None:
+        """Look at one log; None where there is none of that name, or it is no name.
+
+        Args:
+            recording_id: a client's own text.
+        """
+        if not is_recording_id(recording_id):
+            return None
+        path = self.path(recording_id)
+        try:
+            return _info_of(recording_id, path, path.lstat())
+        except OSError:
+            return None
+
     def logs(self) -> tuple[LogInfo, ...]:
-        """List the logs, the one that grew last first."""
-        found = [
-            info
-            for path in self.directory.glob("*" + SUFFIX)
-            if (info := _look_at(path)) is not None
-        ]
-        return tuple(sorted(found, key=lambda info: (-info.modified_s, info.recording_id)))
+        """List the logs, the one that grew last first; none where there is no such directory."""
+        return tuple(sorted(self._look(), key=lambda info: (-info.modified_ns, info.recording_id)))
+
+    def _look(self) -> Iterator[LogInfo]:
+        try:
+            with os.scandir(self.directory) as entries:
+                for entry in entries:
+                    info = _look_at(entry)
+                    if info is not None:
+                        yield info
+        except FileNotFoundError:
+            return
 
 
-def _look_at(path: Path) -> LogInfo | None:
+def _look_at(entry: os.DirEntry[str]) -> LogInfo | None:
+    if not entry.name.endswith(SUFFIX):
+        return None
+    recording_id = entry.name.removesuffix(SUFFIX)
+    if not is_recording_id(recording_id):
+        return None
     try:
-        recording_id = recording_id_of(path)
-        status = path.stat()
-    except (LogMisuse, OSError):  # not a log, or gone meanwhile
+        return _info_of(recording_id, Path(entry.path), entry.stat(follow_symlinks=False))
+    except OSError:  # gone meanwhile
+        return None
+
+
+def _info_of(recording_id: str, path: Path, status: os.stat_result) -> LogInfo | None:
+    if not stat.S_ISREG(status.st_mode):
         return None
     return LogInfo(
         recording_id=recording_id,
         path=path,
+        inode=status.st_ino,
         file_bytes=status.st_size,
-        modified_s=status.st_mtime,
+        modified_ns=status.st_mtime_ns,
     )

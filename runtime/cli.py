@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import click
+
+if TYPE_CHECKING:
+    from .api.recordings import Viewer
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -26,6 +29,15 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
         "verify": ("replay.cli:verify_command", "Check a log's integrity."),
         "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+        "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
+        "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),
+        "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),
+        "export": ("replay.export.command:export_command", "Write a session as WAV, MP4, MCAP..."),
+        "play": ("replay.play.command:play_command", "Serve a recording to clients under test."),
+        "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
+        "redact": ("replay.redact.command:redact_command", "Take out what was said and shown."),
+        "sessions": ("replay.sessions:sessions_command", "List recorded sessions."),
+        "prune": ("replay.prune:prune_command", "Remove old recordings."),
         "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
         "bench": ("runtime.bench.command:bench_command", "Measure units, replay and recording."),
         "doctor": ("runtime.doctor.command:doctor_command", "Say whether a model would be served."),
@@ -34,6 +46,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     }
 )
 """Each command's import string and its line in the help."""
+VIEWER: Final = "replay.view.document"
+"""What shows a recording as a page: its `page_of`, and its `PAGE_CSP`."""
 
 
 class LazyGroup(click.Group):
@@ -67,6 +81,14 @@ def main() -> None:
     It speaks the MiniCPM-o realtime protocols, records every session, and runs a recording again
     byte for byte. `antiphon demo` shows all of it in a minute.
     """
+
+
+def load_viewer() -> Viewer:
+    """Load what a server shows recordings with; it is asked for with the first page."""
+    from .api.recordings import Viewer
+
+    module = import_module(VIEWER)
+    return Viewer(page_of=module.page_of, policy=module.PAGE_CSP)
 
 
 @click.command("states")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from importlib.metadata import version
 
-import anyio
 import attrs
 from starlette.types import ASGIApp
 
@@ -23,9 +22,11 @@ from recorder.writer import Recorder
 from .access.gate import Denied, open_gate
 from .access.middleware import AccessMiddleware, answer_denied
 from .access.principal import Principal
+from .api.recordings import LoadViewer, Recordings
 from .api.routes import Api
 from .http import error_body, make_app
-from .listener import WebSocketRequest
+from .listener import WebSocketRequest, tasks_living
+from .retention import make_retainer
 from .routing import NotServedError, Route, route
 from .server import Server
 from .settings import MODES, Settings
@@ -42,6 +43,7 @@ class Gateway:
         settings: the operator's; the keys that they name are read.
         counters: the listener's.
         recorder: writes the logs; None where nothing is recorded.
+        load_viewer: loads what shows a recording as a page; None where there is none.
 
     Attributes:
         server: None while the model loads.
@@ -59,11 +61,14 @@ class Gateway:
         *,
         counters: Counters | None = None,
         recorder: Recorder | None = None,
+        load_viewer: LoadViewer | None = None,
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
+        self._load_viewer = load_viewer
+        self._retainer = make_retainer(settings)
         self._began_s = time.monotonic()
         self._version = version("antiphon")
         self.server: Server | None = None
@@ -72,9 +77,10 @@ class Gateway:
     def app(self) -> ASGIApp:
         """Make the application for what is no WebSocket."""
         api = Api(lambda: self.server, self.status, self.sight.metrics)
+        recordings = Recordings(self._settings.record_to, self._load_viewer)
         app = make_app(
             self.readiness,
-            api.routes(),
+            [*api.routes(), *recordings.routes()],
             speech=self.speech,
             handlers={Denied: answer_denied},
         )
@@ -83,6 +89,11 @@ class Gateway:
     async def watch_keys(self) -> None:
         """Follow the file of keys; runs until cancelled."""
         await self._gate.watch()
+
+    async def keep_recordings(self) -> None:
+        """Remove what need not be kept; runs until cancelled."""
+        if self._retainer is not None:
+            await self._retainer.run()
 
     # -- how the server stands ------------------------------------------------------------------
 
@@ -107,10 +118,12 @@ class Gateway:
             queue_length=0 if server is None else server.admission.queue_length,
             slots=None if server is None else server.slots,
             connections=self._counters.connections,
-            tasks=len(anyio.get_running_tasks()),
+            tasks=tasks_living(),
             recorder={} if recorder is None else attrs.asdict(recorder.statistics),
             listener=self._counters.statistics(),
             workers=None if server is None else server.workers.statistics,
+            retention=None if self._retainer is None else self._retainer.statistics,
+            denied=self._gate.denials.counts,
         )
 
     # -- WebSockets -----------------------------------------------------------------------------
@@ -129,6 +142,8 @@ class Gateway:
             await request.reject(error.status, body)
             return
         except Denied as denied:
+            peer = request.peer.host
+            self._gate.denials.note(denied.reason, peer=peer, asked="WebSocket", name=denied.name)
             await request.reject(denied.status, denied.body, denied.headers)
             return
         websocket = await request.accept(

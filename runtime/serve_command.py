@@ -7,6 +7,7 @@ together in `config`. Whatever is wrong with them is told before anything is sta
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Final
 import anyio
 import click
 
+from .cli import load_viewer
 from .config.checks import check, warnings
 from .config.options import SettingsCommand, given, settings_options
 from .config.printing import to_toml
@@ -24,8 +26,11 @@ from .listener import Address
 from .settings import Settings
 from .telemetry.logs import configure
 
-EXIT_WAIT_S: Final = 15.0
-"""A unit that runs is over by then, and logs are closed; a hanging one is not waited for."""
+EXIT_WAIT_S: Final = 25.0
+"""Sessions that were cut off, then the last spans, are done with by then (`CUT_OFF_S`,
+`LAST_WAIT_S`); a call that hangs in the model is not waited for."""
+CUT_OFF: Final = 128
+"""With a signal's number, what a shell gives for a process that the signal killed."""
 
 
 @click.command("serve", cls=SettingsCommand)
@@ -64,6 +69,13 @@ def serve_command(
     The same port takes HTTP (/health, /ready). Sessions and turns that find no free slot wait in
     one queue. After Ctrl-C or SIGTERM nobody new is served and running sessions have --drain-s to
     finish; a second one ends them at once, cleanly, and a third waits for nobody.
+
+    \b
+    Exit codes
+      0  ended; what ran had its time
+      1  the port, the model, or what else it needs cannot be had; or a call hung in the model
+      2  a setting is wrong; nothing was started
+      130, 143  cut off by the third SIGINT or SIGTERM
 
     Every setting is also a key of a TOML file (--config) and a variable, ANTIPHON_ and its name in
     capitals: defaults < file < variables < flags. An address that is not loopback needs --keys or
@@ -107,19 +119,23 @@ def _serve(settings: Settings) -> None:
         serve = partial(
             run,
             settings,
+            load_viewer=load_viewer,
             on_bound=partial(_say_bound, scheme),
             on_ready=_say_ready,
             on_stopping=_exit_soon,
         )
-        anyio.run(serve, backend="trio")
+        cut_by = anyio.run(serve, backend="trio")
     except CannotServeError as error:
         raise click.ClickException(str(error)) from error
     click.echo("stopped")
+    if cut_by is not None:
+        sys.exit(CUT_OFF + cut_by)
 
 
-def _exit_soon() -> None:
+def _exit_soon(cut_by: signal.Signals | None) -> None:
     """See that the process ends, even where a thread hangs in the model and cannot be stopped."""
-    timer = threading.Timer(EXIT_WAIT_S, os._exit, (1,))
+    code = 1 if cut_by is None else CUT_OFF + cut_by
+    timer = threading.Timer(EXIT_WAIT_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 import anyio
+import anyio.to_thread
 import attrs
 from anyio.abc import TaskGroup
 
@@ -20,6 +22,7 @@ from protocol import events as ev
 from protocol.errors import ErrorCode
 from protocol.limits import CALL_WAIT_S, TURN_WAIT_S
 from protocol.messages import EndReason, Mode
+from protocol.session import Session
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
 from recorder.records import Fields
@@ -192,7 +195,19 @@ class Server:
             del self._drivers[driver]
             if not self._drivers:
                 self._nobody_left.set()
-        return None if driver.session is None else driver.session.end_reason
+        if driver.session is None:
+            return None
+        if driver.session.end_reason == "refused" and not self._settings.record_refused:
+            await self._forget(driver.session, identity.recording_id)
+        return driver.session.end_reason
+
+    async def _forget(self, session: Session, recording_id: str) -> None:
+        """Remove the log of a refused session, unless its client had said something before."""
+        folder, counts = self._settings.record_to, session.counts
+        if self._recorder is None or folder is None or counts["appends"] or counts.get("turns"):
+            return
+        with suppress(OSError):  # it failed, or retention was quicker
+            await anyio.to_thread.run_sync(Store(folder).path(recording_id).unlink)
 
     def _has_room(self) -> ErrorCode | None:
         """Whether one more chat may stay; it is among the drivers already."""

@@ -2,9 +2,7 @@
 
 The port is bound first, so that `/health` and `/ready` answer while the model loads.
 
-The first SIGINT or SIGTERM drains: nobody is admitted, `/ready` is 503, and who is served is warned
-and may go on for `drain_s`. Then, or at the second signal, every session gets its `session.closed`
-with `server_shutdown` and every log its `fin`. The third signal waits for nobody.
+What signals do to it stands in `stopping`.
 
 Nurseries: `run` owns the listener and the model calls; a connection's tasks live in the listener's.
 """
@@ -16,18 +14,18 @@ import logging
 import resource
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from recorder.writer import Recorder, RecorderPolicy
 
 from . import listener
 from .access.keyfile import KeyFileError
+from .api.recordings import LoadViewer
 from .backends.base import Backend, BackendError, Remote
 from .gateway import Gateway
 from .identity import SystemIdentities
@@ -36,6 +34,7 @@ from .media.decoder import MediaDecoder
 from .models import load_backend
 from .server import Server
 from .settings import Settings
+from .stopping import End, OnStopping, watch_signals
 from .telemetry.setup import TracesMissingError
 from .transport.counters import Counters
 from .transport.limits import Limits
@@ -43,12 +42,10 @@ from .transport.tls import Certificate, CertificateError
 from .voices import VoiceLibrary
 from .workers import Workers
 
-SHUTDOWN_WAIT_S: Final = 40.0
-"""Longer than a hanging call, its release and a slow disk are waited for, one after the other."""
 OTHER_FILES: Final = 512
 """Model files, and what Python holds open."""
 LAST_WAIT_S: Final = 10.0
-"""For logs to be closed and spans to be sent, when all sessions are over."""
+"""For spans to be sent, when all sessions are over and their logs are closed."""
 
 _logger = logging.getLogger("antiphon.server")
 
@@ -63,19 +60,24 @@ async def run(
     settings: Settings,
     *,
     load: Load = load_backend,
+    load_viewer: LoadViewer | None = None,
     on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
     on_ready: Callable[[], None] = lambda: None,
-    on_stopping: Callable[[], None] = lambda: None,
-) -> None:
+    on_stopping: OnStopping = lambda _: None,
+) -> signal.Signals | None:
     """Serve until a signal ends it.
 
     Args:
         settings: the operator's.
         load: loads a model, called as `load_backend` is, in a thread.
+        load_viewer: loads what shows a recording as a page; None where there is none.
         on_bound: told the addresses, before the model is loaded.
         on_ready: told that sessions are taken.
         on_stopping: told that all sessions are over, or are cut off; what still hangs now, a thread
             in the model, is no session's any more.
+
+    Returns:
+        The signal that cut sessions off; None where they were given the time to end.
 
     Raises:
         CannotServeError: the port, the folder of the logs, the model, the keys or the certificate
@@ -86,28 +88,22 @@ async def run(
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     try:
-        gateway = _gateway(settings, counters, recorder)
+        gateway = _gateway(settings, counters, recorder, load_viewer)
         _allow_open_files(settings)
         listeners = await _bind(settings)
         async with anyio.create_task_group() as tasks:
-            serve = partial(
-                listener.serve,
-                listeners,
-                on_websocket=gateway.on_websocket,
-                app=gateway.app(),
-                limits=Limits.of(settings),
-                certificate=certificate,
-                counters=counters,
-            )
-            on_bound(await tasks.start(serve))
+            serve_port = _port(settings, gateway, certificate, counters)
+            on_bound(await tasks.start(serve_port, listeners))
             tasks.start_soon(gateway.watch_keys)
-            tasks.start_soon(_watch_signals, gateway, tasks, settings.drain_s, on_stopping)
+            tasks.start_soon(gateway.keep_recordings)
+            end = End(settings, tasks, on_stopping)
+            tasks.start_soon(watch_signals, lambda: gateway.server, end)
             try:
                 workers = await _load_workers(settings, load)
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
-                return
+                return None
             gateway.server = Server(
                 settings,
                 workers,
@@ -122,13 +118,10 @@ async def run(
             on_ready()
     finally:
         gc.unfreeze()
-        with anyio.CancelScope(shield=True):
-            await recorder.aclose()
-            if gateway is not None:
-                with anyio.move_on_after(LAST_WAIT_S):
-                    await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
+        await _close(recorder, gateway)
         if failure is not None:
             raise failure
+    return end.cut_by
 
 
 # -- what is needed before anybody can be served ---------------------------------------------------
@@ -147,11 +140,36 @@ def _voices(settings: Settings) -> VoiceLibrary | None:
     return None if settings.voices is None else VoiceLibrary(settings.voices)
 
 
-def _gateway(settings: Settings, counters: Counters, recorder: Recorder) -> Gateway:
+def _gateway(
+    settings: Settings, counters: Counters, recorder: Recorder, load_viewer: LoadViewer | None
+) -> Gateway:
     try:
-        return Gateway(settings, counters=counters, recorder=recorder)
+        return Gateway(settings, counters=counters, recorder=recorder, load_viewer=load_viewer)
     except (KeyFileError, TracesMissingError, ValueError) as error:
         raise CannotServeError(str(error)) from error
+
+
+def _port(
+    settings: Settings, gateway: Gateway, certificate: Certificate | None, counters: Counters
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Make what serves the port, given its listeners."""
+    return partial(
+        listener.serve,
+        on_websocket=gateway.on_websocket,
+        app=gateway.app(),
+        limits=Limits.of(settings),
+        certificate=certificate,
+        counters=counters,
+    )
+
+
+async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
+    """Close the logs and send the last spans, also where the server is cancelled."""
+    with anyio.CancelScope(shield=True):
+        await recorder.aclose()
+        if gateway is not None:
+            with anyio.move_on_after(LAST_WAIT_S):
+                await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
 
 
 def _spare_what_stays() -> None:
@@ -229,51 +247,3 @@ async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
 async def _reload(loaders: Sequence[Callable[[], Awaitable[Backend]]], place: int) -> Backend:
     gc.unfreeze()  # The model that is replaced must be found, once nobody holds it any more.
     return await loaders[place]()
-
-
-# -- the end ---------------------------------------------------------------------------------------
-
-
-async def _watch_signals(
-    gateway: Gateway, tasks: TaskGroup, drain_s: int, on_stopping: Callable[[], None]
-) -> None:
-    patience, has_begun = anyio.CancelScope(), False
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for number in signals:
-            server = gateway.server
-            if server is None or patience.cancel_called:
-                break
-            if has_begun:
-                _logger.warning("%s: ending %d sessions now", number.name, server.sessions)
-                patience.cancel()
-            else:
-                has_begun = True
-                told = logging.WARNING if server.sessions and drain_s else logging.INFO
-                text = "%s: %d sessions have %d s to finish"
-                _logger.log(told, text, number.name, server.sessions, drain_s)
-                shut_down = partial(_shut_down, server, tasks, drain_s, patience, on_stopping)
-                tasks.start_soon(shut_down)
-    on_stopping()
-    tasks.cancel_scope.cancel()
-
-
-async def _shut_down(
-    server: Server,
-    tasks: TaskGroup,
-    drain_s: int,
-    patience: anyio.CancelScope,
-    on_stopping: Callable[[], None],
-) -> None:
-    if drain_s:
-        server.begin_drain(drain_s)
-        patience.deadline = anyio.current_time() + drain_s
-        with patience:
-            await server.wait_until_empty()
-    patience.cancel()  # from here on a signal waits for nobody
-    server.drain()
-    with anyio.move_on_after(SHUTDOWN_WAIT_S) as scope:
-        await server.wait_until_empty()
-    if scope.cancelled_caught:
-        _logger.error("%d sessions did not end in %s s", server.sessions, SHUTDOWN_WAIT_S)
-    on_stopping()
-    tasks.cancel_scope.cancel()

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -22,8 +23,8 @@ from runtime.config.checks import check
 from runtime.config.declaration import PREFIX, Setting, declared
 from runtime.config.sources import OTHERS, ConfigError, Effective, read
 from runtime.serve_command import EXIT_WAIT_S, serve_command
-from runtime.serving import SHUTDOWN_WAIT_S
 from runtime.settings import Settings
+from runtime.stopping import shutdown_wait_s
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -34,7 +35,9 @@ STEPS = [
     for line in DOCKERFILE.splitlines()
     if line.strip() and not line.startswith(("#", " "))
 ]
-COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+COMPOSE_TEXT = (DEPLOY / "compose.yaml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+UNIT = (DEPLOY / "antiphon.service").read_text()
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 
@@ -43,7 +46,7 @@ def unit() -> dict[str, list[str]]:
     """The service's section: systemd allows a key to come more than once."""
     found: dict[str, list[str]] = {}
     section = ""
-    for line in (DEPLOY / "antiphon.service").read_text().splitlines():
+    for line in UNIT.splitlines():
         if line.startswith("["):
             section = line
         elif section == "[Service]" and line and not line.startswith("#"):
@@ -71,9 +74,15 @@ def settings_of(environ: dict[str, str], config: Path | None = None) -> Effectiv
     return read(flags={}, environ=environ, config=config)
 
 
-def drains_within(wait_s: int, drain_s: int) -> bool:
+def drains_within(wait_s: int, settings: Settings) -> bool:
     """Whether a server that is told to end does so before it is killed."""
-    return wait_s > drain_s + SHUTDOWN_WAIT_S + EXIT_WAIT_S
+    return wait_s > settings.drain_s + shutdown_wait_s(settings) + EXIT_WAIT_S
+
+
+def shown(text: str) -> list[list[str]]:
+    """The commands that a file's first lines tell an operator to type, as words."""
+    lines = re.findall(r"^#     (.+)$", text, re.MULTILINE)
+    return [shlex.split(command) for line in lines for command in line.split(" && ")]
 
 
 def test_the_image_s_variables_are_settings() -> None:
@@ -144,8 +153,30 @@ def test_the_compose_file_s_variables_are_settings() -> None:
 def test_the_compose_file_lets_sessions_end() -> None:
     """Every restart would cut sessions off."""
     service = COMPOSE["services"]["antiphon"]
-    drain_s = int(service["environment"]["ANTIPHON_DRAIN_S"])
-    assert drains_within(seconds(service["stop_grace_period"]), drain_s)
+    settings = settings_of({**image_environment(), **service["environment"]}).settings
+    assert drains_within(seconds(service["stop_grace_period"]), settings)
+
+
+def test_the_compose_file_is_begun_in_an_order_that_works() -> None:
+    """The first start would be a loop: no image, a folder that is root's, or no file of keys."""
+    build, folder, add, up = shown(COMPOSE_TEXT)
+    assert build == ["docker", "compose", "build"]
+    assert up[:3] == ["docker", "compose", "up"]
+    user = re.search(r"--uid (\d+)", DOCKERFILE)
+    assert user is not None
+    assert folder[folder.index("-o") + 1] == user[1]
+    assert {volume.split(":")[0] for volume in COMPOSE["services"]["keys"]["volumes"]} == {
+        f"./{folder[-1]}"
+    }
+    assert add[:4] == ["docker", "compose", "run", "--rm"]
+    assert COMPOSE["services"][add[4]]["entrypoint"] == ["antiphon", add[4]]
+    assert add[5] in keys_command.commands
+
+
+def test_the_compose_file_runs_no_stranger_s_image() -> None:
+    """Whatever somebody publishes under the name would be run, and be shown the keys."""
+    for service in COMPOSE["services"].values():
+        assert service["pull_policy"] == "never"
 
 
 def test_the_compose_file_shows_the_port_to_its_own_machine() -> None:
@@ -195,8 +226,37 @@ def test_the_unit_lets_sessions_end() -> None:
     service = unit()
     settings = settings_of({}, DEPLOY / "antiphon.toml").settings
     assert service["KillSignal"] == ["SIGTERM"]
-    assert drains_within(seconds(service["TimeoutStopSec"][0]), settings.drain_s)
+    assert drains_within(seconds(service["TimeoutStopSec"][0]), settings)
     assert int(service["LimitNOFILE"][0]) > 2 * settings.connections_max
+
+
+def test_the_unit_is_installed_so_that_it_can_start() -> None:
+    """The service would not start, or not be allowed to read its files."""
+    commands = shown(UNIT)
+    (made,) = [words[-1] for words in commands if words[0] == "groupadd"]
+    assert unit()["SupplementaryGroups"] == [made]
+    given = [words[words.index("-g") + 1] for words in commands if "-g" in words]
+    given += [words[1] for words in commands if words[0] == "chgrp"]
+    assert given == [made] * 3
+    # systemd makes up a user of the service's name, and refuses where there is such a group.
+    assert unit()["DynamicUser"] == ["yes"]
+    assert made != "antiphon"
+    sources = [words[-2] for words in commands if words[0] == "install" and "-d" not in words]
+    assert len(sources) == 2
+    assert all((ROOT / source).is_file() for source in sources)
+
+
+def test_the_unit_can_be_given_a_port_below_1024() -> None:
+    """A server with a certificate could not take the port that browsers come to."""
+    assert unit()["CapabilityBoundingSet"] == [""]
+    offered = re.findall(r"^# (\w+)=(CAP_\w+)$", UNIT, re.MULTILINE)
+    wanted = ["CapabilityBoundingSet", "AmbientCapabilities"]
+    assert offered == [(name, "CAP_NET_BIND_SERVICE") for name in wanted]
+
+
+def test_the_unit_does_not_try_a_wrong_setting_again() -> None:
+    """A typing error would be tried every two seconds, and fill the journal."""
+    assert unit()["RestartPreventExitStatus"] == [str(click.UsageError.exit_code)]
 
 
 def test_the_unit_may_write_where_it_records() -> None:

@@ -226,17 +226,17 @@ def test_a_page_that_has_its_name_point_here_gets_nothing(host: str, answers: bo
 
 def test_a_request_without_a_name_is_no_browser_s() -> None:
     """A probe that speaks HTTP/1.0 would be turned away."""
-    assert open_to_all().admit_request([], secure=False) == ANYONE
+    assert open_to_all().admit_request("GET", [], secure=False) == ANYONE
     assert denied(open_to_all(), [HOST, HOST])[0] == 403
 
 
 def test_names_are_free_where_keys_or_the_operator_say_who_may(path: Path) -> None:
     """A server with a name of its own could not be reached by it."""
     named = [("host", "gpu-box.lan:8006")]
-    assert open_to_all(host="0.0.0.0", insecure=True).admit_request(named, secure=False)
+    assert open_to_all(host="0.0.0.0", insecure=True).admit_request("GET", named, secure=False)
     keyed = open_gate(Settings(keys=path))
     bearing = [*named, ("authorization", f"Bearer {ANNA}")]
-    assert keyed.admit_request(bearing, secure=False).name == "anna"
+    assert keyed.admit_request("GET", bearing, secure=False).name == "anna"
 
 
 # -- keys ---------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_all_else_is_turned_away_in_the_same_words(
     with pytest.raises(Denied) as error:
         gate.admit_websocket([HOST, *headers], offered, secure=False)
     with pytest.raises(Denied) as bare:
-        gate.admit_request([HOST], secure=False)
+        gate.admit_request("GET", [HOST], secure=False)
     assert error.value.status == 401
     assert error.value.headers == (("WWW-Authenticate", "Bearer"),)
     assert error.value.body == bare.value.body
@@ -331,8 +331,8 @@ def test_a_page_from_elsewhere_is_told_so_before_its_key_is_looked_at(gate: Gate
 
 def test_a_key_has_its_modes(gate: Gate) -> None:
     """A key for cheap chats could have hours of video."""
-    anna = gate.admit_request([("authorization", f"Bearer {ANNA}")], secure=False)
-    root = gate.admit_request([("authorization", f"Bearer {ROOT}")], secure=False)
+    anna = gate.admit_request("GET", [("authorization", f"Bearer {ANNA}")], secure=False)
+    root = gate.admit_request("GET", [("authorization", f"Bearer {ROOT}")], secure=False)
     gate.check_mode(anna, "video")
     gate.check_mode(root, "chat")
     gate.check_mode(ANYONE, "chat")
@@ -350,7 +350,7 @@ def test_a_quota_is_the_key_s(gate: Gate) -> None:
     """One client could take every slot."""
     now = [0.0]
     quotas = Gate(None, Origins(), clock=lambda: now[0]).quotas
-    anna = gate.admit_request([("authorization", f"Bearer {ANNA}")], secure=False)
+    anna = gate.admit_request("GET", [("authorization", f"Bearer {ANNA}")], secure=False)
     entered = quotas.enter(anna)
     assert entered is not None
     assert quotas.enter(anna) is None

@@ -350,6 +350,28 @@ async def test_a_broken_file_locks_nobody_out(
     assert names(ring) == ["b"]
 
 
+@pytest.mark.anyio
+async def test_nothing_that_goes_wrong_with_the_file_ends_the_server(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine that is short of threads for a moment would end every session."""
+    ring = KeyRing(write(path, key("a")))
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(ring, "_read", fail)
+        for _ in range(3):
+            await ring.refresh()
+    assert names(ring) == ["a"]
+    (record,) = caplog.records
+    assert "RuntimeError: can't start new thread; the keys stay" in record.getMessage()
+    write(path, key("b"))
+    await ring.refresh()
+    assert names(ring) == ["b"]
+
+
 def overwrite_unseen(path: Path, text: str) -> None:
     """Change a file without a change of its size or its times."""
     before = path.stat()

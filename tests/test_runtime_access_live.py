@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
@@ -153,6 +157,55 @@ def test_http_needs_a_key_but_for_health(server: LiveServer) -> None:
     assert get(server, "/status", key="root")[0] == 200
     assert get(server, "/api/sessions", key="anna")[0] == 200
     assert get(server, "/nothing", key="anna")[0] == 404
+
+
+def test_an_operator_opens_the_status_in_a_browser(server: LiveServer) -> None:
+    """The page for people could not be opened by any once there are keys."""
+    host, port = server.address
+    password = base64.b64encode(f"ops:{KEYS['root']}".encode()).decode()
+    connection = http.client.HTTPConnection(host, port)
+    with closing(connection):
+        for headers, status in (({}, 401), ({"Authorization": f"Basic {password}"}, 200)):
+            connection.request("GET", "/status", headers={"Accept": "text/html"} | headers)
+            with connection.getresponse() as answer:
+                body = answer.read()
+                assert answer.status == status
+                asks = answer.headers.get("WWW-Authenticate", "")
+                assert asks.startswith("Basic realm=") is (status == 401)
+        assert b"<h1>Antiphon</h1>" in body
+    basic = {"Authorization": f"Basic {password}"}
+    with pytest.raises(InvalidStatus) as error:
+        connect(f"{server.url}?mode=audio", additional_headers=basic)
+    assert error.value.response.status_code == 401
+
+
+def test_whoever_is_denied_shows_in_the_metrics_and_in_the_log(server: LiveServer) -> None:
+    """An operator would not see that a client has an old key, or that somebody guesses."""
+    before = denied(server)
+    refused(server, key="antiphon_almost")
+    refused(server)
+    refused(server, key="anna", mode="video")
+    refused(server, key="bert", origin=Origin("null"))
+    assert get(server, "/status", key="bert")[0] == 403
+    after = denied(server)
+    rose = {reason: after[reason] - before[reason] for reason in after}
+    reasons = {"wrong_key": 1, "no_key": 1, "mode": 1, "origin": 1, "scope": 1, "host": 0}
+    assert rose == reasons
+    log = Path(server.errors).read_text()
+    assert "denied WebSocket to 127.0.0.1: wrong_key" in log
+    assert "denied WebSocket to 127.0.0.1 (key anna): mode" in log
+    assert "denied HTTP to 127.0.0.1 (key bert): scope" in log
+
+
+def denied(server: LiveServer) -> dict[str, float]:
+    """What the metrics say of requests that were denied, by reason."""
+    host, port = server.address
+    request = urllib.request.Request(f"http://{host}:{port}/metrics")
+    request.add_header("Authorization", f"Bearer {KEYS['root']}")
+    with urllib.request.urlopen(request) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    (family,) = (it for it in families if it.name == "antiphon_requests_denied")
+    return {sample.labels["reason"]: sample.value for sample in family.samples}
 
 
 def test_no_key_stands_in_the_log(server: LiveServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -104,6 +105,7 @@ async def ask(
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
+        "client": ("192.0.2.7", 40_000),
         "headers": [
             (name.encode(), value.encode()) for name, value in (HOST | bearing | named).items()
         ],
@@ -172,6 +174,37 @@ async def test_an_endpoint_may_want_an_admin(keyed: AccessMiddleware) -> None:
     assert (await ask(keyed, "/admins", key=KEYS["root"])).status == 200
     refused = await ask(keyed, "/admins", key=KEYS["anna"])
     assert (refused.status, refused.json["error"]) == (403, "scope_too_small")
+
+
+async def test_whoever_is_denied_is_counted(
+    keyed: AccessMiddleware, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator would not see who tries, nor that a client has an old key."""
+    caplog.set_level(0)
+    await ask(keyed, "/whoami")
+    await ask(keyed, "/nothing", key="antiphon_almost")
+    await ask(keyed, "/admins", key=KEYS["anna"])
+    await ask(keyed, "/whoami", origin="https://evil.example", key=KEYS["anna"])
+    await ask(keyed, "/whoami", key=KEYS["anna"])
+    await ask(keyed, "/health")
+    denied = {"no_key": 1, "wrong_key": 1, "scope": 1, "origin": 1}
+    assert keyed._gate.denials.counts == denied
+    assert "denied HTTP to 192.0.2.7 (key anna): scope" in caplog.messages
+    assert "antiphon_a" not in caplog.text
+
+
+async def test_a_browser_is_asked_for_a_password_where_it_shows_a_page(
+    keyed: AccessMiddleware,
+) -> None:
+    """An operator would see an error and no way to say who he is."""
+    asked = await ask(keyed, "/admins", accept="text/html")
+    assert asked.status == 401
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+    password = b64encode(f"ops:{KEYS['root']}".encode()).decode()
+    shown = await ask(keyed, "/admins", accept="text/html", authorization=f"Basic {password}")
+    assert shown.status == 200
+    changes = await ask(keyed, "/whoami", "DELETE", authorization=f"Basic {password}")
+    assert (changes.status, changes.headers["www-authenticate"]) == (401, "Bearer")
 
 
 @pytest.mark.parametrize("path", ["/whoami", "/health", "/nothing", "/stream", "/broken"])

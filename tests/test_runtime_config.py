@@ -35,6 +35,8 @@ from runtime.settings import RECORDINGS, Settings
 
 SETTINGS = declared(Settings)
 BY_NAME = {setting.name: setting for setting in SETTINGS}
+SERVED = Settings(record_to=RECORDINGS, record_refused=False)
+"""What a server has where nothing is said."""
 NO_FLAGS: Mapping[str, object] = {}
 NO_VARIABLES: Mapping[str, str] = {}
 
@@ -134,7 +136,7 @@ def test_the_flags_that_operators_know_are_still_there() -> None:
 def test_without_a_word_the_defaults_count() -> None:
     """A new server would not do what the help says."""
     effective = read(flags=NO_FLAGS, environ={"PATH": "/bin"})
-    assert effective.settings == Settings(record_to=RECORDINGS)
+    assert effective.settings == SERVED
     assert set(effective.sources.values()) == {"default"}
 
 
@@ -248,7 +250,7 @@ def test_variables_of_ours_that_are_no_settings_are_left_alone() -> None:
     """A server would not start where a client's key or the vocoder's Python is set."""
     assert {token2wav.PYTHON, token2wav.STEPS, token2wav.FLOAT16} <= OTHERS
     environ = dict.fromkeys(OTHERS - {"ANTIPHON_CONFIG"}, "x")
-    assert read(flags=NO_FLAGS, environ=environ).settings == Settings(record_to=RECORDINGS)
+    assert read(flags=NO_FLAGS, environ=environ).settings == SERVED
 
 
 def test_what_kubernetes_puts_beside_a_service_of_our_name_is_left_alone() -> None:
@@ -261,7 +263,7 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_left_alone() -> No
         "ANTIPHON_PORT_8006_TCP": address,
         "ANTIPHON_PORT_8006_TCP_ADDR": "10.0.0.1",
     }
-    assert read(flags=NO_FLAGS, environ=environ).settings == Settings(record_to=RECORDINGS)
+    assert read(flags=NO_FLAGS, environ=environ).settings == SERVED
 
 
 @pytest.mark.parametrize(

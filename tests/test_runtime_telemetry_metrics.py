@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from protocol.limits import NS_PER_S
 from protocol.state import State
 from runtime.pool import PoolCounts
+from runtime.retention import RetentionStatistics
 from runtime.telemetry import catalogue, gauges, reference
 from runtime.telemetry.instruments import Instruments, Spread
 from runtime.telemetry.metrics import Metrics
@@ -81,6 +82,10 @@ def server_status(*sessions: SessionStatus, **fields: Any) -> ServerStatus:
             receiving_bytes=512,
         ),
         "workers": WorkersStatistics(workers=2, condemned=1, replaced=3, failures=5),
+        "denied": {"wrong_key": 6},
+        "retention": RetentionStatistics(
+            logs=7, file_bytes=900, removed={"age": 2}, removed_bytes=300, failures=1
+        ),
     }
     return ServerStatus(**{**given, **fields})  # type: ignore[arg-type]
 
@@ -110,6 +115,12 @@ def test_a_server_s_state_is_told() -> None:
     assert seen("connections_refused_total", cause="full") == 4
     assert seen("connections_refused_total", cause="tls") == 0
     assert seen("connections_dropped_total", cause="stalled") == 2
+    assert seen("requests_denied_total", reason="wrong_key") == 6
+    assert seen("requests_denied_total", reason="origin") == 0
+    assert (seen("recordings"), seen("recordings_bytes")) == (7, 900)
+    removed = [seen("recordings_removed_total", cause=cause) for cause in ("age", "size")]
+    assert (removed, seen("recordings_removed_bytes_total")) == ([2, 0], 300)
+    assert seen("recordings_removals_failed_total") == 1
     assert [seen("workers", state=state) for state in ("serving", "condemned")] == [1, 1]
     assert (seen("workers_replaced_total"), seen("worker_loads_failed_total")) == (3, 5)
     assert seen("build_info", version="1.2.3", model="tiny", speech="on") == 1

@@ -67,6 +67,8 @@ def test_scripts_are_told_everything() -> None:
     assert told["slots"] == {"slots": 8, "free": 4, "leased": 3, "condemned": 1}
     assert told["listener"]["refused"] == {"full": 4}
     assert told["workers"]["replaced"] == 3
+    assert told["denied"] == {"wrong_key": 6}
+    assert told["retention"]["removed"] == {"age": 2}
     assert json.loads(json.dumps(told)) == told
 
 
@@ -75,6 +77,12 @@ def test_a_server_that_loads_has_a_status() -> None:
     status = server_status(readiness="loading", slots=None, speech=None, recorder={}, workers=None)
     assert status_json(status)["slots"] is None
     assert "is being loaded" in status_html(status)
+
+
+def test_people_see_who_was_denied() -> None:
+    """An operator would have to search the log for why a client gets no answer."""
+    page = Page(status_html(server_status()))
+    assert "denied: wrong key" in page.texts
 
 
 @pytest.mark.parametrize("count", [0, 3, 200])

@@ -3,11 +3,9 @@
 They are asked in that order, before anything else of a request is looked at, so that whoever is not
 welcome learns nothing of what there is.
 
-- With keys, a client shows exactly one: `Authorization: Bearer KEY`, or, from a browser's WebSocket
-  (which can set no header), the subprotocols `antiphon` and `antiphon.key.KEY`, of which the server
-  selects `antiphon`. A key in the address is not looked at.
-- No key, two, or a wrong one is 401, and always the same words.
-- A key is never logged and never in an answer.
+- With keys, a client shows exactly one (`credentials` says how). No key, two, or a wrong one is
+  401, and always the same words.
+- A key is never logged and never in an answer; that somebody was denied is (`denials`).
 - Without keys everybody is `ANYONE`, and a key that is shown is not looked at.
 
 Who was admitted keeps what it has; `watch` follows the file of keys for those who come.
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Final
 
 import anyio
 import attrs
@@ -26,38 +23,53 @@ from protocol.messages import Mode
 
 from ..http import error_body
 from ..settings import Settings
+from .credentials import (
+    ASK_PROGRAM,
+    KEY_SUBPROTOCOL,
+    SUBPROTOCOL,
+    Headers,
+    challenge,
+    shown_over_http,
+    shown_to_websocket,
+    values_of,
+)
+from .denials import Denials, Reason
 from .origins import Origins, read_origins
 from .principal import ANYONE, Principal, principal_of
 from .quotas import Quotas
 from .ring import KeyRing
-
-SUBPROTOCOL: Final = "antiphon"
-"""What the server selects where a client offers it."""
-KEY_SUBPROTOCOL: Final = "antiphon.key."
-"""Before a browser's key; never selected, for that would say the key back."""
-BEARER: Final = "bearer"
-
-Headers = Sequence[tuple[str, str]]
 
 
 class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
     """The client may not; what to answer with.
 
     Args:
+        reason: for the server's operator.
         status: of HTTP.
         code: short, for programs.
         message: one line, for people.
         headers: more headers of the answer.
+        name: of the client's key; empty where it has no good one.
         details: more fields of the body.
     """
 
     def __init__(
-        self, status: HTTPStatus, code: str, message: str, headers: Headers = (), **details: object
+        self,
+        reason: Reason,
+        status: HTTPStatus,
+        code: str,
+        message: str,
+        *,
+        headers: Headers = (),
+        name: str = "",
+        **details: object,
     ) -> None:
         super().__init__(f"{status.value} {code}: {message}")
+        self.reason = reason
         self.status = status.value
         self.body = error_body(code, message, **details)
         self.headers = tuple(headers)
+        self.name = name
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +91,11 @@ class Gate:
     Args:
         keys: those that are known; None asks nobody for one.
         origins: the pages and names that are welcome.
-        clock: of the quotas, in seconds.
+        clock: of the quotas and the denials, in seconds.
+
+    Attributes:
+        quotas: what each key has used.
+        denials: what was denied; whoever answers `Denied` notes it there.
     """
 
     def __init__(
@@ -88,6 +104,7 @@ class Gate:
         self._keys = keys
         self.origins = origins
         self.quotas = Quotas(clock)
+        self.denials = Denials(clock)
 
     def admit_websocket(
         self, headers: Headers, offered_subprotocols: Sequence[str], *, secure: bool
@@ -102,21 +119,24 @@ class Gate:
         Raises:
             Denied: it may not come in.
         """
-        principal = self._admit(headers, offered_subprotocols, secure=secure)
+        shown = shown_to_websocket(headers, offered_subprotocols)
+        principal = self._admit(headers, shown, ASK_PROGRAM, secure=secure)
         selected = SUBPROTOCOL if SUBPROTOCOL in offered_subprotocols else None
         return Admitted(principal=principal, subprotocol=selected)
 
-    def admit_request(self, headers: Headers, *, secure: bool) -> Principal:
+    def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Principal:
         """Admit a client that asks for anything else over HTTP.
 
         Args:
+            method: of the request.
             headers: of the request, names in lower case.
             secure: it came over TLS that ends here.
 
         Raises:
             Denied: it may not come in.
         """
-        return self._admit(headers, (), secure=secure)
+        shown = shown_over_http(method, headers)
+        return self._admit(headers, shown, challenge(method, headers), secure=secure)
 
     def check_mode(self, principal: Principal, mode: Mode) -> None:
         """Hold a client to the modes of its key.
@@ -126,9 +146,11 @@ class Gate:
         """
         if not principal.may_use(mode):
             raise Denied(
+                "mode",
                 HTTPStatus.FORBIDDEN,
                 "mode_not_allowed",
                 f"this key may not use {mode}",
+                name=principal.name,
                 allowed=list(principal.modes or ()),
             )
 
@@ -137,31 +159,35 @@ class Gate:
         if self._keys is not None:
             await self._keys.watch()
 
-    def _admit(self, headers: Headers, offered: Sequence[str], *, secure: bool) -> Principal:
-        hosts = _values(headers, "host")
+    def _admit(
+        self, headers: Headers, shown: Sequence[str], ask: tuple[str, str], *, secure: bool
+    ) -> Principal:
+        hosts = values_of(headers, "host")
         if not self.origins.answers_to(hosts):
             raise Denied(
+                "host",
                 HTTPStatus.FORBIDDEN,
                 "host_not_allowed",
                 "this server answers to names of its own machine alone",
             )
-        if not self.origins.welcomes(_values(headers, "origin"), hosts, secure=secure):
+        if not self.origins.welcomes(values_of(headers, "origin"), hosts, secure=secure):
             raise Denied(
+                "origin",
                 HTTPStatus.FORBIDDEN,
                 "origin_not_allowed",
                 "pages of this origin may not use this server",
             )
         if self._keys is None:
             return ANYONE
-        shown = _shown_keys(headers, offered)
         key = self._keys.find(shown[0]) if len(shown) == 1 else None
         if key is None:
             raise Denied(
+                "wrong_key" if shown else "no_key",
                 HTTPStatus.UNAUTHORIZED,
                 "unauthorized",
                 "this server wants a valid key, once: authorization: bearer KEY, or the "
                 f"subprotocols {SUBPROTOCOL} and {KEY_SUBPROTOCOL}KEY",
-                [("WWW-Authenticate", "Bearer")],
+                headers=[ask],
             )
         return principal_of(key)
 
@@ -171,7 +197,7 @@ def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_
 
     Args:
         settings: the operator's.
-        clock: of the quotas, in seconds.
+        clock: of the quotas and the denials, in seconds.
 
     Raises:
         KeyFileError: there are no keys to be had where the settings say.
@@ -189,21 +215,10 @@ def require_admin(principal: Principal) -> None:
         Denied: its key has another.
     """
     if not principal.is_admin:
-        raise Denied(HTTPStatus.FORBIDDEN, "scope_too_small", "this needs a key of the scope admin")
-
-
-def _values(headers: Headers, name: str) -> list[str]:
-    return [value for key, value in headers if key == name]
-
-
-def _shown_keys(headers: Headers, offered: Sequence[str]) -> list[str]:
-    """Find the keys that a client shows, in whatever way; another scheme's secret is no key."""
-    shown = [
-        subprotocol.removeprefix(KEY_SUBPROTOCOL)
-        for subprotocol in offered
-        if subprotocol.startswith(KEY_SUBPROTOCOL)
-    ]
-    for value in _values(headers, "authorization"):
-        scheme, _, key = value.partition(" ")
-        shown.append(key.strip() if scheme.lower() == BEARER else "")
-    return shown
+        raise Denied(
+            "scope",
+            HTTPStatus.FORBIDDEN,
+            "scope_too_small",
+            "this needs a key of the scope admin",
+            name=principal.name,
+        )

@@ -4,7 +4,8 @@
 - All else goes through the gate first; who was admitted is `scope["principal"]`.
 - Listed origins get what their pages need to read answers (CORS); preflights are answered here, for
   they bear no key. `OPTIONS` that is no preflight goes on to the application.
-- Where the application itself says `Denied`, `answer_denied` is its handler of that.
+- Where the application itself says `Denied`, `answer_denied` is its handler of that. Either way it
+  is noted with the gate's denials.
 - No answer is sniffed for another type, framed, cached without being asked to, or used by another
   site's page; what the application sets itself stands.
 
@@ -20,7 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .gate import Denied, Gate, Headers
+from .credentials import Headers
+from .denials import Denials
+from .gate import Denied, Gate
 from .principal import Principal
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
@@ -40,6 +43,7 @@ CORS_ANSWER_HEADERS: Final = "Content-Range, Accept-Ranges, Retry-After"
 CORS_AGE_S: Final = 600
 """The longest that every browser keeps a preflight's answer."""
 PRINCIPAL: Final = "principal"
+DENIALS: Final = "denials"
 
 
 class AccessMiddleware:
@@ -70,12 +74,13 @@ class AccessMiddleware:
                 message = {**message, "headers": _completed(message, self._headers, cors)}
             await send(message)
 
+        scope = {**scope, DENIALS: self._gate.denials}
         app = _preflight() if cors and _is_preflight(scope, headers) else self._app
         if app is self._app and scope["path"] not in OPEN_PATHS:
             try:
-                principal = self._gate.admit_request(headers, secure=self._secure)
+                principal = self._gate.admit_request(scope["method"], headers, secure=self._secure)
             except Denied as denied:
-                app = _answer(denied)
+                app = _answer(denied, scope)
             else:
                 scope = {**scope, PRINCIPAL: principal}
         await app(scope, receive, send_on)
@@ -96,13 +101,16 @@ def principal_of(request: Request) -> Principal:
     return cast(Principal, request.scope[PRINCIPAL])
 
 
-async def answer_denied(_request: Request, error: Exception) -> Response:
+async def answer_denied(request: Request, error: Exception) -> Response:
     """Answer what an endpoint raised; for `exception_handlers={Denied: answer_denied}`."""
     assert isinstance(error, Denied)
-    return _answer(error)
+    return _answer(error, request.scope)
 
 
-def _answer(denied: Denied) -> Response:
+def _answer(denied: Denied, scope: Scope) -> Response:
+    peer, denials = scope.get("client"), cast(Denials, scope[DENIALS])
+    told = "an unknown address" if peer is None else peer[0]
+    denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name)
     return Response(denied.body, denied.status, dict(denied.headers), media_type="application/json")
 
 

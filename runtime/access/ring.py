@@ -3,7 +3,8 @@
 - Every key is compared with what came, in constant time and without an early exit, so that how
   long it takes tells neither how much of a key was right nor which one it was.
 - The file is read every few seconds and counts as soon as it changed. A broken or missing one
-  leaves the keys as they are, and is an error in the log: a slip of an editor locks nobody out.
+  leaves the keys as they are, and is an error in the log: a slip of an editor locks nobody out, and
+  nothing that goes wrong with reading it ends the server.
 - A key that is removed is refused from then on; sessions that it has go on to their end.
 """
 
@@ -77,9 +78,14 @@ class KeyRing:
                 self._take(file)
             self._failure = None
         except KeyFileError as error:
-            if str(error) != self._failure:
-                _LOG.error("%s; the keys stay as they were", error)
-            self._failure = str(error)
+            self._keep(str(error))
+        except Exception as error:  # no thread to be had, or a bug of ours
+            self._keep(f"{self._path}: cannot be read: {type(error).__name__}: {error}")
+
+    def _keep(self, failure: str) -> None:
+        if failure != self._failure:
+            _LOG.error("%s; the keys stay as they were", failure)
+        self._failure = failure
 
     def _read(self) -> KeyFile | None:
         """Read the file, in a thread; None where it is as it was."""

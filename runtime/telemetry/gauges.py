@@ -15,7 +15,10 @@ from prometheus_client.registry import Collector
 
 from protocol.messages import Mode
 from protocol.state import State
+from recorder.retention import Cause
 
+from ..access.denials import Reason
+from ..retention import RetentionStatistics
 from ..transport.counters import Drop, Refusal, Statistics
 from ..workers import WorkersStatistics
 from .catalogue import Metric
@@ -47,7 +50,8 @@ WEBSOCKETS: Final = _gauge("websockets", "Of these, WebSockets.")
 REFUSED: Final = _count(
     "connections_refused",
     "Connections that never came to a request: full (no place in all), address (none for theirs), "
-    "tls, head (no request in time).",
+    "rate (too many of theirs lately), tls, silent (not a word in time), head (no request in "
+    "time).",
     "cause",
 )
 CUT: Final = _count(
@@ -55,6 +59,12 @@ CUT: Final = _count(
     "Connections that were cut: stalled (took nothing), silent (said nothing), slow (with a large "
     "message), left (while held to their rate).",
     "cause",
+)
+DENIED: Final = _count(
+    "requests_denied",
+    "Requests, those for WebSockets too, that were answered 401 or 403: host, origin, no_key, "
+    "wrong_key (or two), mode and scope (a good key, but not for this).",
+    "reason",
 )
 PAUSES: Final = _count("reading_pauses", "Times that a client was made to wait above its rate.")
 RECEIVING: Final = _gauge("receiving_bytes", "Bytes of large messages that are on their way in.")
@@ -75,6 +85,15 @@ RECORDER_BACKLOG: Final = _gauge(
 RECORDER_BLOCKS: Final = _count("recorder_blocks", "Blocks written to logs.")
 RECORDER_WRITTEN: Final = _count("recorder_written_bytes", "Bytes written to logs.")
 RECORDER_FAILURES: Final = _count("recorder_failures", "Logs that failed.")
+RECORDINGS: Final = _gauge("recordings", "Logs in the folder, when they were counted last.")
+RECORDINGS_BYTES: Final = _gauge("recordings_bytes", "What these take.")
+RECORDINGS_REMOVED: Final = _count(
+    "recordings_removed", "Logs that the server removed: by age, by the size of all.", "cause"
+)
+RECORDINGS_REMOVED_BYTES: Final = _count("recordings_removed_bytes", "What these took.")
+REMOVALS_FAILED: Final = _count(
+    "recordings_removals_failed", "Times that a log should have been removed and could not be."
+)
 
 RECORDER: Final = {
     "logs": RECORDER_LOGS,
@@ -119,6 +138,8 @@ class ServerGauges(Collector):
         if status.slots is not None:
             places = ("free", "leased", "condemned")
             yield _family(SLOTS, {(place,): getattr(status.slots, place) for place in places})
+        reasons = get_args(Reason)
+        yield _family(DENIED, {(reason,): status.denied.get(reason, 0) for reason in reasons})
         yield from _of_sessions(status)
         if status.listener is not None:
             yield from _of_listener(status.listener)
@@ -127,6 +148,8 @@ class ServerGauges(Collector):
         for name, metric in RECORDER.items():
             if name in status.recorder:
                 yield _family(metric, {NO_LABELS: status.recorder[name]})
+        if status.retention is not None:
+            yield from _of_recordings(status.retention)
 
 
 def _of_sessions(status: ServerStatus) -> Iterator[Family]:
@@ -144,6 +167,15 @@ def _of_listener(seen: Statistics) -> Iterator[Family]:
     yield _family(CUT, {(cause,): seen.dropped.get(cause, 0) for cause in get_args(Drop)})
     yield _family(PAUSES, {NO_LABELS: seen.pauses})
     yield _family(RECEIVING, {NO_LABELS: seen.receiving_bytes})
+
+
+def _of_recordings(seen: RetentionStatistics) -> Iterator[Family]:
+    yield _family(RECORDINGS, {NO_LABELS: seen.logs})
+    yield _family(RECORDINGS_BYTES, {NO_LABELS: seen.file_bytes})
+    causes = get_args(Cause)
+    yield _family(RECORDINGS_REMOVED, {(cause,): seen.removed.get(cause, 0) for cause in causes})
+    yield _family(RECORDINGS_REMOVED_BYTES, {NO_LABELS: seen.removed_bytes})
+    yield _family(REMOVALS_FAILED, {NO_LABELS: seen.failures})
 
 
 def _of_workers(seen: WorkersStatistics) -> Iterator[Family]:

@@ -17,7 +17,6 @@ from typing import Final
 from protocol.state import State
 
 from ..pool import PoolCounts
-from ..transport.counters import Statistics
 from .watching import ServerStatus, SessionStatus
 
 REFRESH_S: Final = 5
@@ -79,7 +78,7 @@ def status_html(status: ServerStatus) -> str:
         f'<meta http-equiv="refresh" content="{REFRESH_S}">'
         f"<title>{_text(status.readiness)} - Antiphon</title><style>{STYLE}</style></head>"
         f"<body><main>\n{_header(status)}\n{_tiles(status)}\n{_slots(status.slots)}\n"
-        f"{_sessions(status.sessions)}\n{_recorder(status)}\n{_port(status.listener)}\n"
+        f"{_sessions(status.sessions)}\n{_recorder(status)}\n{_port(status)}\n"
         "</main></body></html>\n"
     )
 
@@ -161,12 +160,14 @@ def _recorder(status: ServerStatus) -> str:
     return f"<h2>Recorder</h2>{_figures(status.recorder)}"
 
 
-def _port(seen: Statistics | None) -> str:
+def _port(status: ServerStatus) -> str:
+    seen = status.listener
     if seen is None:
         return ""
     figures = {"websockets": seen.websockets, "pauses": seen.pauses}
     figures |= {f"refused: {cause}": count for cause, count in sorted(seen.refused.items())}
     figures |= {f"dropped: {cause}": count for cause, count in sorted(seen.dropped.items())}
+    figures |= {f"denied: {reason}": count for reason, count in sorted(status.denied.items())}
     return f"<h2>Connections</h2>{_figures(figures)}"
 
 

@@ -8,6 +8,7 @@ again in its recording.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import attrs
@@ -18,7 +19,9 @@ from protocol.messages import Mode
 from protocol.session import Session
 from protocol.state import State
 
+from ..access.denials import Reason
 from ..pool import PoolCounts
+from ..retention import RetentionStatistics
 from ..transport.counters import Statistics
 from ..workers import WorkersStatistics
 
@@ -103,6 +106,8 @@ class ServerStatus:
         recorder: what `RecorderStatistics` holds, by name; empty where nothing is recorded.
         listener: what its port counts; None where that is not known.
         workers: what became of the workers; None while the model loads.
+        retention: what is recorded, and was removed; None where nothing is recorded.
+        denied: what the gate denied, by reason; what never happened may be left out.
     """
 
     readiness: str
@@ -118,3 +123,5 @@ class ServerStatus:
     recorder: Mapping[str, int | float]
     listener: Statistics | None = None
     workers: WorkersStatistics | None = None
+    retention: RetentionStatistics | None = None
+    denied: Mapping[Reason, int] = MappingProxyType({})

@@ -1,0 +1,144 @@
+"""The command `antiphon sessions`: the recorded sessions of a folder, newest first.
+
+Of each log its head and its tail are read, once; what they said is kept in an index beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final, get_args
+
+import attrs
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from protocol.messages import Mode
+from recorder.listing import Listing, Wanted
+from recorder.store import Store
+from recorder.summary import State, Summary
+
+from .recordings import (
+    HELP,
+    FolderUnusableError,
+    SinceType,
+    progress,
+    show_bytes,
+    show_moment,
+    show_span,
+    since_ms,
+)
+
+ROWS_MAX: Final = 50
+"""Of the table, unless more are asked for; JSON has all."""
+LINE_CHARS: Final = 130
+"""A row is one line, for `grep`, also where a terminal must fold it."""
+COLUMNS: Final = ("recording", "began (UTC)", "took", "mode", "dialect", "key", "units", "size")
+
+
+@click.command("sessions", context_settings=HELP)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--since", type=SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC).")
+@click.option("--mode", type=click.Choice(get_args(Mode)), help="Of this mode alone.")
+@click.option("--owner", metavar="KEY", help="Of the key of this name alone; '' is of none.")
+@click.option("--state", type=click.Choice(get_args(State)), help="In this state alone.")
+@click.option("--reason", help="Ended for this reason alone, such as client or context_full.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many, the newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sessions_command(
+    *,
+    directory: Path,
+    since: float | datetime | None,
+    mode: str | None,
+    owner: str | None,
+    state: State | None,
+    reason: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """List the recorded sessions in DIRECTORY, newest first.
+
+    The list is made from the head and the tail of each log, so a log that is listed as finished may
+    still be damaged in between: `antiphon verify` says. A log without an end is `open` while a
+    server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
+
+    What was read is kept in DIRECTORY/.index.sqlite, which may be deleted at any time.
+
+    \b
+    Examples:
+      antiphon sessions recordings --since 1d --state crashed
+      antiphon sessions recordings --owner anna --json | jq '.logs[].recording_id'
+
+    \b
+    Exit codes:
+      0  listed, were there any or not
+      2  the folder cannot be read
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    wanted = Wanted(
+        since_ms=None if since is None else since_ms(since, time.time()),
+        mode=mode,
+        owner=owner,
+        state=state,
+        reason=reason,
+    )
+    found = [it for it in _listed(directory) if wanted.takes(it)]
+    if as_json:
+        click.echo(json.dumps(_body(directory, found, limit), indent=2))
+    else:
+        _print(found, limit or ROWS_MAX)
+
+
+def _listed(directory: Path) -> Sequence[Summary]:
+    try:
+        with progress("reading logs") as on_read:
+            if not directory.is_dir():
+                raise FolderUnusableError(f"{directory}: there is no such folder")
+            return Listing(Store(directory)).refresh(on_read)
+    except OSError as error:
+        raise FolderUnusableError(f"{directory}: {error.strerror or error}") from error
+
+
+def _body(directory: Path, found: Sequence[Summary], limit: int | None) -> dict[str, object]:
+    return {
+        "directory": str(directory),
+        "found_logs": len(found),
+        "found_bytes": sum(it.file_bytes for it in found),
+        "logs": [attrs.asdict(it) for it in found[:limit]],
+    }
+
+
+def _print(found: Sequence[Summary], limit: int) -> None:
+    console = Console(width=max(Console().width, LINE_CHARS))
+    if found:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in (*COLUMNS, "end"):
+            right = name in {"took", "units", "size"}
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        for summary in found[:limit]:
+            table.add_row(*map(Text, _row(summary)))
+        console.print(table)
+    more = len(found) - limit
+    shown = f", {more} of them not shown: --limit, --json" if more > 0 else ""
+    total = show_bytes(sum(it.file_bytes for it in found))
+    console.print(f"{len(found)} sessions, {total}{shown}", highlight=False)
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
+    took, turns = summary.duration_ms, summary.turns
+    units = "" if summary.units is None else str(summary.units)
+    return (
+        summary.recording_id,
+        "" if summary.began_ms is None else show_moment(summary.began_ms),
+        "" if took is None else show_span(took),
+        summary.mode or "",
+        summary.dialect or "",
+        summary.owner,
+        f"{turns} turn{'s' * (turns > 1)}" if turns else units,
+        show_bytes(summary.file_bytes),
+        summary.reason or summary.state,
+    )

@@ -1,0 +1,69 @@
+"""An HTTP answer whose body is written piece by piece, until it ends or its client leaves.
+
+Whoever writes waits until the connection has taken a piece, so that a slow client holds up its own
+answer and nothing else; one that takes nothing is dropped by the transport. A writer is cancelled
+where it waits when its client leaves, and what was opened for it is closed in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Sends a piece of the body, and waits until it was taken."""
+WriteBody = Callable[[Write], Awaitable[None]]
+
+
+class Stream(Response):
+    """An answer that is written while it is sent.
+
+    Args:
+        write_body: writes all of the body.
+        opened: what it needs, entered already; left when the answer is over, however that comes.
+        status: of HTTP.
+        headers: of the answer.
+        media_type: of the body.
+    """
+
+    def __init__(
+        self,
+        write_body: WriteBody,
+        *,
+        opened: AbstractContextManager[object],
+        status: int = HTTPStatus.OK,
+        headers: Mapping[str, str],
+        media_type: str,
+    ) -> None:
+        self._write_body = write_body
+        self._opened = opened
+        self.status_code = status
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+
+        async def write(piece: bytes) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+        async def leave_with_the_client() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        with self._opened:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(leave_with_the_client)
+                await send({"type": "http.response.start", **start})
+                if scope["method"] != "HEAD":
+                    await self._write_body(write)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                tasks.cancel_scope.cancel()

@@ -1,0 +1,206 @@
+"""A log told record by record while it is written: as JSON lines, or as server-sent events.
+
+Each line is an object: `{"type": "record", "seq", "at_ns", "kind", "fields"}`, `{"type": "damage",
+...}`, now and then `{"type": "alive"}`, and at last `{"type": "end", "state"}`, where the state is
+that of a listing. Bytes are told by their length, `{"$bytes": 64000}`, and base64 in a frame is
+replaced by `<64000 bytes>`, unless all of it is asked for: then bytes are `{"$base64": ...}` and
+frames are verbatim.
+
+What is told comes from the file, and the recorder does not know of it: a client that reads slowly
+is told later, loses nothing, and holds up neither the session nor its log. Memory is bounded: a
+block of the log and what a client has not taken of it. Reading and encoding are done in threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import attrs
+import pybase64
+
+from recorder.errors import Unreadable
+from recorder.lock import is_held
+from recorder.reader import LogReader
+from recorder.records import FRAME_KINDS, Record, Value
+from recorder.scan import Damage
+from recorder.spans import extract
+from recorder.summary import State
+
+from .streaming import Write
+
+POLL_S: Final = 0.25
+"""A block is written at most so long after its first record: looking more often finds nothing."""
+ALIVE_S: Final = 15.0
+"""A proxy forgets a connection that says nothing for half a minute or more."""
+BATCH_BYTES: Final = 256 * 1024
+"""What is told at once, more or less: a record is told whole."""
+BATCH_ITEMS: Final = 256
+"""Records looked at in one go, so that nobody waits for a thread that skips thousands."""
+
+
+@attrs.frozen(kw_only=True)
+class Telling:
+    """How a log is told.
+
+    Attributes:
+        from_seq: the first record that is told.
+        with_blobs: all bytes are.
+        as_events: as server-sent events, each with its `seq` as its id; else as JSON lines.
+    """
+
+    from_seq: int = 0
+    with_blobs: bool = False
+    as_events: bool = False
+
+    @property
+    def media_type(self) -> str:
+        """Of the answer."""
+        return "text/event-stream" if self.as_events else "application/x-ndjson"
+
+    def line(self, told: Mapping[str, object], seq: int | None = None) -> bytes:
+        """Write one object."""
+        text = json.dumps(told)  # in ASCII: a log can hold lone surrogates
+        if not self.as_events:
+            return f"{text}\n".encode()
+        name = "" if seq is None else f"id: {seq}\n"
+        return f"{name}data: {text}\n\n".encode()
+
+
+async def tell(path: Path, telling: Telling, write: Write) -> None:
+    """Tell a log to its end, or until cancelled.
+
+    Args:
+        path: the log.
+        telling: how.
+        write: takes what is told.
+
+    Raises:
+        OSError: the log cannot be read any more.
+    """
+    in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+    tail = _Tail(path, telling)
+    told_s = anyio.current_time()
+    try:
+        while not tail.is_over:
+            piece = await in_thread(tail.read)
+            now_s = anyio.current_time()
+            if piece is None and now_s - told_s >= ALIVE_S:
+                piece = telling.line({"type": "alive"})
+            if piece:
+                await write(piece)
+                told_s = now_s
+            elif piece is None and not tail.is_over:
+                await anyio.sleep(POLL_S)
+    finally:
+        tail.close()
+
+
+class _Tail:
+    """A log being told; for one thread at a time.
+
+    Attributes:
+        is_over: nothing more comes.
+    """
+
+    def __init__(self, path: Path, telling: Telling) -> None:
+        self._path = path
+        self._telling = telling
+        self._reader: LogReader | None = None
+        self._items: Iterator[Record | Damage] | None = None
+        self._was_held = True
+        self.is_over = False
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def read(self) -> bytes | None:
+        """Tell what follows: empty where it is skipped, None where there is nothing for now."""
+        if self._items is None:
+            # Whether somebody writes it is asked before reading: so its last words are not missed.
+            self._was_held = self._is_held()
+            self._items = self._begin()
+        lines: list[bytes] = []
+        size = 0
+        for _ in range(BATCH_ITEMS):
+            item = next(self._items, None)
+            if item is None:
+                self._items = None
+                return b"".join(lines) or self._pause()
+            lines.append(self._tell(item))
+            size += len(lines[-1])
+            if size >= BATCH_BYTES or self.is_over:
+                break
+        return b"".join(lines)
+
+    def _is_held(self) -> bool:
+        try:
+            return is_held(self._path)
+        except FileNotFoundError:  # it was removed: what we opened can still be read
+            return False
+
+    def _begin(self) -> Iterator[Record | Damage]:
+        if self._reader is None:
+            try:
+                self._reader = LogReader(self._path)
+            except (Unreadable, FileNotFoundError):  # or its head is not written yet
+                return iter(())
+        return iter(self._reader)
+
+    def _pause(self) -> bytes | None:
+        """Nothing more is there: for now, or for ever."""
+        if self._was_held:
+            return None
+        return self._end("unreadable" if self._reader is None else "crashed")
+
+    def _end(self, state: State) -> bytes:
+        self.is_over = True
+        return self._telling.line({"type": "end", "state": state})
+
+    def _tell(self, item: Record | Damage) -> bytes:
+        if isinstance(item, Damage):
+            return self._telling.line({"type": "damage", **attrs.asdict(item)})
+        line = b""
+        if item.seq >= self._telling.from_seq:
+            line = self._telling.line(_told(item, self._telling.with_blobs), item.seq)
+        return line + self._end("finished") if item.kind == "fin" else line
+
+
+def _told(record: Record, with_blobs: bool) -> dict[str, object]:
+    fields = dict(record.fields)
+    frame = fields.get("frame")
+    if record.kind in FRAME_KINDS and isinstance(frame, str) and not with_blobs:
+        fields["frame"] = _elided(frame)
+    return {
+        "type": "record",
+        "seq": record.seq,
+        "at_ns": record.at_ns,
+        "kind": record.kind,
+        "fields": _plain(fields, with_blobs),
+    }
+
+
+def _elided(frame: str) -> str:
+    """Leave the base64 out of a frame; what is left is JSON where the frame was."""
+    return "".join(
+        piece if isinstance(piece, str) else f"<{len(piece)} bytes>" for piece in extract(frame)
+    )
+
+
+def _plain(value: Value, with_blobs: bool) -> object:
+    if isinstance(value, bytes):
+        if with_blobs:
+            return {"$base64": pybase64.b64encode_as_string(value)}
+        return {"$bytes": len(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item, with_blobs) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item, with_blobs) for item in value]
+    return value

@@ -1,0 +1,120 @@
+"""Keeps a server's recordings within what its operator decided, and counts what there is of them.
+
+The same as `antiphon prune`, at the start and every ten minutes, in a thread. Without bounds it
+only counts. What cannot be removed stays, is told in the log, and is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import attrs
+
+from recorder.retention import Cause, Pruned, Retention, prune
+from recorder.store import Store
+
+from .settings import Settings
+
+PERIOD_S: Final = 600.0
+"""Sixty-four sessions that all speak record 6 GB in that time: a bound of size needs that room."""
+DAY_S: Final = 86_400
+MB: Final = 1_000_000
+
+_logger = logging.getLogger("antiphon.server")
+
+
+@attrs.frozen(kw_only=True)
+class RetentionStatistics:
+    """What is recorded, and what was removed of it since the server began.
+
+    Attributes:
+        logs: that there are, when they were counted last.
+        file_bytes: of these.
+        removed: logs that were removed, by why.
+        removed_bytes: of these.
+        failures: times that a log could not be removed.
+    """
+
+    logs: int = 0
+    file_bytes: int = 0
+    removed: Mapping[Cause, int] = attrs.field(factory=dict)
+    removed_bytes: int = 0
+    failures: int = 0
+
+
+class Retainer:
+    """Keeps the recordings of one server.
+
+    Args:
+        directory: of the logs.
+        retention: what is kept.
+        clock: seconds since the epoch, as files have them.
+
+    Attributes:
+        statistics: what came of it so far.
+    """
+
+    def __init__(
+        self, directory: Path, retention: Retention, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = Store(directory)
+        self._retention = retention
+        self._clock = clock
+        self.statistics = RetentionStatistics()
+
+    async def run(self) -> None:
+        """Look after them; runs until cancelled."""
+        while True:
+            await self.look()
+            await anyio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Remove what need not be kept, and count the rest."""
+        work = partial(prune, self._store, self._retention, now_s=self._clock())
+        try:
+            # A disk that hangs must not keep the server from ending.
+            done = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except OSError as error:
+            _logger.error("cannot look through %s: %s", self._store.directory, error.strerror)
+            return
+        self._count(done)
+        if done.removed:
+            text = "%d recordings were removed, %d bytes; %d are left, %d bytes"
+            freed, kept = done.freed_bytes, done.kept_bytes
+            _logger.info(text, len(done.removed), freed, done.kept_logs, kept)
+        if done.failed:
+            first = done.failed[0]
+            text = "%d recordings cannot be removed; %s: %s"
+            _logger.error(text, len(done.failed), first.info.path, first.reason)
+
+    def _count(self, done: Pruned) -> None:
+        before = self.statistics
+        removed = Counter[Cause](before.removed)
+        removed.update(removal.cause for removal in done.removed)
+        self.statistics = RetentionStatistics(
+            logs=done.kept_logs,
+            file_bytes=done.kept_bytes,
+            removed=removed,
+            removed_bytes=before.removed_bytes + done.freed_bytes,
+            failures=before.failures + len(done.failed),
+        )
+
+
+def make_retainer(settings: Settings) -> Retainer | None:
+    """Make what keeps the recordings; None where nothing is recorded."""
+    if settings.record_to is None:
+        return None
+    days, megabytes = settings.record_keep_days, settings.record_keep_mb
+    retention = Retention(
+        age_s_max=None if days is None else days * DAY_S,
+        bytes_max=None if megabytes is None else megabytes * MB,
+    )
+    return Retainer(settings.record_to, retention)

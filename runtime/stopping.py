@@ -1,0 +1,126 @@
+"""How a server comes to its end: by one signal, a second and a third.
+
+The first SIGINT or SIGTERM drains: nobody is admitted, `/ready` is 503, and who is served is warned
+and may go on for `drain_s`. Then, or at the second signal, every session gets its `session.closed`
+with `server_shutdown` and every log its `fin`; that takes `shutdown_wait_s` at most. The third
+signal cuts off what is left. While the model loads nobody is served, and the first ends all.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from .calls import RELEASE_WAIT_S
+from .connection import CLOSE_FLUSH_S
+from .journal import FIN_WAIT_S
+from .server import Server
+from .settings import Settings
+
+SHUTDOWN_SPARE_S: Final = 10.0
+"""Beside the bounds of all that a session's end waits for: for a machine that is busy with it."""
+CUT_OFF_S: Final = max(RELEASE_WAIT_S, FIN_WAIT_S)
+"""What sessions that are cut off take at most: slots are given back while logs are finished."""
+
+_logger = logging.getLogger("antiphon.server")
+
+OnStopping = Callable[[signal.Signals | None], None]
+"""Told, once all sessions are over, None; or the signal that cuts them off."""
+
+
+def shutdown_wait_s(settings: Settings) -> float:
+    """Say how long sessions that were told to end are waited for, in seconds.
+
+    Longer than one may take by the settings: a model call that hangs, its slot's release and the
+    log's last sync come one after the other, and beside them a client that takes nothing is told
+    goodbye. Who takes little, but something, and has minutes of speech to come, is cut off.
+    """
+    model_s = settings.cleanup_wait_s + RELEASE_WAIT_S + FIN_WAIT_S
+    client_s = settings.stall_s + CLOSE_FLUSH_S
+    return max(model_s, client_s) + SHUTDOWN_SPARE_S
+
+
+class End:
+    """The end of one server.
+
+    Args:
+        settings: the operator's.
+        tasks: all that the server does.
+        on_stopping: told when it comes.
+
+    Attributes:
+        patience: cancelled when sessions are told to end; from then on a signal waits for nobody.
+        cut_by: the signal that cut sessions off, or None.
+    """
+
+    def __init__(self, settings: Settings, tasks: TaskGroup, on_stopping: OnStopping) -> None:
+        self.settings = settings
+        self.tasks = tasks
+        self.patience = anyio.CancelScope()
+        self.cut_by: signal.Signals | None = None
+        self._on_stopping = on_stopping
+
+    def come(self, cut_by: signal.Signals | None = None) -> None:
+        """End all that is left.
+
+        Args:
+            cut_by: the signal that waits for nobody, or None.
+        """
+        self.cut_by = cut_by
+        self._on_stopping(cut_by)
+        self.tasks.cancel_scope.cancel()
+
+
+async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
+    """Do what signals ask for; runs until cancelled, which the end does.
+
+    Args:
+        server: asked for at each signal; None while the model loads.
+        end: of it.
+    """
+    drain_s, has_begun = end.settings.drain_s, False
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            serving = server()
+            if serving is None:
+                end.come()
+            elif end.patience.cancel_called:
+                _logger.warning("%s: %d sessions are cut off", number.name, serving.sessions)
+                end.come(cut_by=number)
+            elif has_begun:
+                _logger.warning("%s: ending %d sessions now", number.name, serving.sessions)
+                end.patience.cancel()
+            else:
+                has_begun = True
+                told = logging.WARNING if serving.sessions and drain_s else logging.INFO
+                text = "%s: %d sessions have %d s to finish"
+                _logger.log(told, text, number.name, serving.sessions, drain_s)
+                end.tasks.start_soon(shut_down, serving, end)
+
+
+async def shut_down(server: Server, end: End) -> None:
+    """Drain a server, end its sessions, and let the end come.
+
+    Args:
+        server: that serves.
+        end: of it; its patience may be cancelled meanwhile.
+    """
+    drain_s = end.settings.drain_s
+    if drain_s:
+        server.begin_drain(drain_s)
+        end.patience.deadline = anyio.current_time() + drain_s
+        with end.patience:
+            await server.wait_until_empty()
+    end.patience.cancel()
+    server.drain()
+    wait_s = shutdown_wait_s(end.settings)
+    with anyio.move_on_after(wait_s) as scope:
+        await server.wait_until_empty()
+    if scope.cancelled_caught:
+        _logger.error("%d sessions did not end in %g s", server.sessions, wait_s)
+    end.come()
