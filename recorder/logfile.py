@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -105,7 +105,7 @@ class LogFile:
         """
         self._descriptor = self._disk.create(self.path)
 
-    def write(self, records: Sequence[Record]) -> Iterator[Written]:
+    def write(self, records: Iterable[Record]) -> Iterator[Written]:
         """Encode records into blocks and write them, all of them by the end.
 
         Args:

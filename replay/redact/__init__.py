@@ -1,0 +1,1 @@
+"""Redaction: a log without what was said and shown, that still replays."""

@@ -1,0 +1,243 @@
+"""What a client's frames hold, field by field, and the same frames without it.
+
+Rules:
+- `HOLDS` names every field that a dialect reads. What has no name there is a client's own text, its
+  key too: it may hold anything.
+- A frame is changed where it holds something to be taken out, and nowhere else.
+- A value that is refused is replaced by one that is refused; so is a frame.
+
+It knows nothing of sessions: the same frame is the same wherever it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import attrs
+import orjson
+import pybase64
+
+from protocol.codec import parse_frame
+from protocol.dialects.inputs import VOICE_NAME
+from protocol.errors import FrameError
+from protocol.limits import CHAT_FRAME_BYTES_MAX
+from protocol.utf8 import Frame, Utf8Text
+
+from .media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
+from .policy import Kind, Policy, Side, Tally
+from .spans import Span, replaced, spans, unescaped
+from .words import Pseudonyms, fill, fill_json, fill_number, refuse_json
+
+Form = Literal["pcm", "sound", "picture", "video", "words", "name"]
+"""What a value is: base64 of samples, of a WAV or samples, of a picture, of a video; or text."""
+
+
+@attrs.frozen
+class Holds:
+    """What a field holds."""
+
+    kind: Kind
+    form: Form
+
+
+SETTING: Final = None
+"""A field that holds nothing of anybody's: a number, a switch, one of `WORDS`, or other fields."""
+_AUDIO: Final = Holds("audio", "pcm")
+_SEEN: Final = Holds("video", "picture")
+_VOICE: Final = Holds("voice", "sound")
+_VOICE_NAME: Final = Holds("voice", "name")
+_PROMPT: Final = Holds("prompt", "words")
+TEXT: Final = Holds("text", "words")
+
+HOLDS: Final[Mapping[str, Holds | None]] = {
+    **dict.fromkeys(("audio", "audio_base64"), _AUDIO),
+    **dict.fromkeys(("video_frames", "frame_base64_list", "frame", "frame_base64"), _SEEN),
+    **dict.fromkeys(("ref_audio", "ref_audio_base64", "ref_audio_data"), _VOICE),
+    **dict.fromkeys(("tts_ref_audio", "tts_ref_audio_base64"), _VOICE),
+    "ref_audio_path": _VOICE_NAME,
+    **dict.fromkeys(("system_prompt", "prefix_system_prompt", "instructions"), _PROMPT),
+    "input_id": Holds("name", "name"),
+    **dict.fromkeys(("text", "content", "reason"), TEXT),
+    "data": TEXT,  # where nothing beside it says what it is: see `_PARTS`
+    **dict.fromkeys(("type", "input", "payload", "session", "voice", "config", "messages")),
+    **dict.fromkeys(("tts", "image", "generation", "metrics", "role", "mode", "language")),
+    **dict.fromkeys(("chunk_ms", "sample_rate", "ls_mode", "sliding_window", "timeout")),
+    **dict.fromkeys(("force_listen", "force_listen_count", "generate_audio", "max_slice_nums")),
+    **dict.fromkeys(("max_new_speak_tokens_per_chunk", "max_new_tokens", "deferred_finalize")),
+    **dict.fromkeys(("temperature", "top_k", "top_p", "listen_prob_scale", "length_penalty")),
+    **dict.fromkeys(("repetition_penalty", "enabled", "streaming", "omni_mode", "use_image_id")),
+    **dict.fromkeys(("enable_thinking", "stack_frames", "model")),
+}
+"""By a field's key, wherever it stands: no key has two meanings but `data`, of a part."""
+_PARTS: Final[Mapping[str, Holds]] = {
+    "audio": Holds("audio", "sound"),
+    "image": Holds("image", "picture"),
+    "video": Holds("video", "video"),
+}
+"""What `data` holds, by the `type` beside it."""
+_OPAQUE: Final = frozenset({"metrics"})
+"""Nothing below is read: whatever its keys are, they are a client's own."""
+# fmt: off
+WORDS: Final = frozenset({
+    "session.init", "session.update", "session.close", "input.append", "input_audio_buffer.append",
+    "prepare", "audio_chunk", "video_frame", "pause", "resume", "stop", "interrupt",
+    "client_diagnostic", "text", "audio", "image", "video", "system", "user", "assistant",
+    "default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning", "en", "zh",
+    "off", "basic", "context", "explicit", "full_duplex", "turn_based",
+})
+# fmt: on
+"""What settings may say: the words of the protocols."""
+
+
+@attrs.define(kw_only=True)
+class FrameEditor:
+    """Takes out of frames what a policy covers.
+
+    Attributes:
+        policy: what that is.
+        tally: what it was.
+        is_rehearsal: pictures are left undrawn: nobody will see the frames.
+        is_shorter: words become none, and not others of the same length.
+        changed: the kinds that were taken out of some frame.
+    """
+
+    policy: Policy
+    tally: Tally
+    is_rehearsal: bool = False
+    is_shorter: bool = False
+    changed: set[Kind] = attrs.Factory(set)
+    _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
+
+    def edit(self, frame: Frame, at_ns: int) -> Frame:
+        """Give a frame without what is to be taken out.
+
+        Args:
+            frame: as it came.
+            at_ns: when.
+        """
+        if isinstance(frame, Utf8Text):
+            frame = frame.data.decode()
+        if isinstance(frame, str):
+            return self._edit_text(frame, at_ns)
+        if frame and self.policy.covers("text", "user", at_ns):
+            self.tally.count("text", "user", len(frame))
+            return bytes(len(frame))
+        return frame
+
+    def hide(self, picture: bytes) -> bytes:
+        """Replace a picture, and count it where it could not be drawn."""
+        if self.is_rehearsal:
+            return header_only(picture)
+        hidden = hide_picture(picture, self.policy.pictures)
+        self.tally.headers_only += any(hidden) and not is_whole(hidden)
+        return hidden
+
+    def _edit_text(self, frame: str, at_ns: int) -> str:
+        body, keys = _body(frame), Pseudonyms()
+        changes: list[tuple[Span, str]] = []
+        for span in spans(frame):
+            side, holds = _judge(span, frame, body)
+            if self.is_shorter and span.kind != "text":
+                continue
+            if holds is None or not self.policy.covers(holds.kind, side, at_ns):
+                continue
+            old = frame[span.start : span.end]
+            new = keys.of(old) if span.kind == "key" else self._replace(span, old, holds)
+            if new != old:
+                changes.append((span, new))
+                self.changed.add(holds.kind)
+                self.tally.count(holds.kind, side, _size_bytes(old, holds))
+        edited = replaced(frame, changes)
+        if changes and _is_refused(frame) and not _is_refused(edited):
+            return fill(frame)
+        return edited
+
+    def _replace(self, span: Span, old: str, holds: Holds) -> str:
+        if span.kind == "number":
+            return fill_number(old)
+        if span.kind == "word":
+            return fill(old)
+        if holds.form == "words":
+            return "" if self.is_shorter else fill_json(old)
+        if holds is _VOICE_NAME and not VOICE_NAME.fullmatch(unescaped(old)):
+            return refuse_json(old)
+        if holds.form == "name":
+            return fill_json(old) if "\\" in old else self._names.of(old)
+        return self._replace_file(old, holds.form)
+
+    def _replace_file(self, old: str, form: Form) -> str:
+        try:
+            data = pybase64.b64decode(unescaped(old), validate=True)
+        except ValueError:
+            return refuse_json(old)
+        hide: Mapping[Form, Callable[[bytes], bytes]] = {
+            "pcm": mute,
+            "sound": mute_file,
+            "picture": self.hide,
+            "video": hide_video,
+        }
+        return pybase64.b64encode_as_string(hide[form](data))
+
+
+def _judge(span: Span, frame: str, body: object) -> tuple[Side, Holds | None]:
+    """Say whose a span is, and what it holds; None where that is nothing."""
+    key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
+    if key is None or not _OPAQUE.isdisjoint(span.path[:-1]) or key not in HOLDS:
+        return "user", TEXT
+    if span.kind == "key":
+        return "user", None
+    holds = HOLDS[key]
+    if holds is SETTING:
+        is_said = span.kind == "number" or frame[span.start : span.end] in WORDS
+        return "user", None if is_said else TEXT
+    if key == "data":
+        part = _at(body, span.path[:-1])
+        kind = part.get("type") if isinstance(part, dict) else None
+        holds = _PARTS.get(kind, TEXT) if isinstance(kind, str) else TEXT
+    return _in_conversation(span, body, holds)
+
+
+def _in_conversation(span: Span, body: object, holds: Holds) -> tuple[Side, Holds]:
+    """Say whose a part of a conversation is; elsewhere all is the client's."""
+    if "messages" not in span.path:
+        return "user", holds
+    message = _at(body, span.path[: span.path.index("messages") + 2])
+    role = message.get("role") if isinstance(message, dict) else None
+    if role == "system" and holds is TEXT:
+        return "user", _PROMPT
+    return ("model" if role == "assistant" else "user"), holds
+
+
+def _at(body: object, path: tuple[str | int, ...]) -> object:
+    """Look up what stands at a path; None where nothing does."""
+    for place in path:
+        if isinstance(body, dict) and isinstance(place, str):
+            body = body.get(place)
+        elif isinstance(body, list) and isinstance(place, int) and place < len(body):
+            body = body[place]
+        else:
+            return None
+    return body
+
+
+def _body(frame: str) -> object:
+    try:
+        return orjson.loads(frame)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _is_refused(frame: str) -> bool:
+    try:
+        parse_frame(frame, CHAT_FRAME_BYTES_MAX)
+    except FrameError:
+        return True
+    return False
+
+
+def _size_bytes(old: str, holds: Holds) -> int:
+    """Say how much was taken out: of a file, what its base64 stands for."""
+    if holds.form in {"words", "name"}:
+        return len(old.encode("utf-8", "surrogatepass"))
+    return len(old.rstrip("=")) * 3 // 4

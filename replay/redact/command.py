@@ -1,0 +1,200 @@
+"""The command `antiphon redact`: a log that can be shown to others.
+
+What was taken out is on stdout, as a table or as one JSON object; what went wrong is one line on
+stderr. The log is read twice: once to see that all goes well and to count, once to write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from protocol.limits import NS_PER_S
+from recorder.errors import RecorderError
+from recorder.reader import LogReader
+from recorder.records import Record
+from recorder.scan import Damage
+
+from ..remake import new_file, write
+from .media import PictureStyle
+from .policy import KINDS, Kind, Policy, Side, Tally
+from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
+
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_RECORDS_A_STEP: Final = 64
+"""Between two steps of the bar."""
+
+
+class CannotRedactError(click.ClickException):
+    """Nothing was written."""
+
+    exit_code = 2
+
+
+@click.command("redact", context_settings=_HELP)
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), help="The new log.")
+@click.option(
+    "--side",
+    type=click.Choice(("user", "model", "both")),
+    default="both",
+    show_default=True,
+    help="Whose.",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    type=click.Choice(tuple(KINDS)),
+    multiple=True,
+    help="What; may be given several times. Without it: everything.",
+)
+@click.option("--from", "from_s", type=click.FloatRange(min=0), default=0.0, help="From second S.")
+@click.option("--to", "to_s", type=click.FloatRange(min=0), help="Up to second S; not of a chat.")
+@click.option(
+    "--image",
+    type=click.Choice(("blur", "remove")),
+    default="remove",
+    show_default=True,
+    help="What becomes of pictures: a few blocks of colour, or grey.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be taken out, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def redact_command(
+    *,
+    log: Path,
+    output: Path | None,
+    side: str,
+    kinds: tuple[str, ...],
+    from_s: float,
+    to_s: float | None,
+    image: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Take out of LOG what was said and shown, and write what is left, which still replays.
+
+    Sound becomes silence, words become others of the same length, pictures become grey or a few
+    blocks of colour; token ids, speech codes and hashes by which any of it could be guessed go with
+    it. Lengths, times, counts and settings stay, and so the session takes the same course: logic
+    replay holds. A full replay does not, for the model would hear something else.
+
+    Kinds: audio, video (what a camera saw, and files of videos), image (pictures in a chat), text,
+    prompt, voice (reference audio), name (names that clients and operators gave).
+
+    \b
+    Examples:
+      antiphon redact a.session.zst --output shown.session.zst
+      antiphon redact a.session.zst --output b.session.zst --kind video --image blur
+      antiphon redact a.session.zst --output b.session.zst --side user --from 12 --to 20
+      antiphon redact a.session.zst --dry-run
+
+    \b
+    Exit codes:
+      0  redacted
+      2  nothing was written: LOG cannot be read, is damaged or does not replay, or there is a file
+         of that name
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    if (output is None) is not dry_run:
+        raise click.UsageError("either --output or --dry-run is needed")
+    policy = Policy(
+        side=cast("Side", side),
+        kinds=frozenset(cast("tuple[Kind, ...]", kinds or tuple(KINDS))),
+        from_ns=round(from_s * NS_PER_S),
+        to_ns=None if to_s is None else round(to_s * NS_PER_S),
+        pictures=cast("PictureStyle", image),
+    )
+    try:
+        found = _rehearse(log, policy)
+        tally = found.tally if output is None else _write(log, output, policy, found)
+    except (OSError, RecorderError, RedactError) as error:
+        where = getattr(error, "filename", None) or log
+        text = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise CannotRedactError(f"{where}: {text}") from error
+    _tell(log, output, policy, found, tally, as_json=as_json)
+
+
+def _rehearse(log: Path, policy: Policy) -> Redacted:
+    with LogReader(log) as reader, _watched(reader, "reading") as items:
+        return rehearse(reader.head.fields, items, policy)
+
+
+def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
+    """Write the redacted log; returns what was taken out of it."""
+    run = Redaction(policy)
+
+    def records(items: Iterator[Record | Damage]) -> Iterator[Record]:
+        yield Record(kind="session", seq=0, at_ns=0, fields=found.head)
+        yield from run.records(items)
+
+    with LogReader(log) as reader, _watched(reader, "writing") as items, new_file(output) as part:
+        write(part, records(items))
+    return run.tally
+
+
+@contextmanager
+def _watched(reader: LogReader, what: str) -> Iterator[Iterator[Record | Damage]]:
+    """Give a log's records, and show how far it was read."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        total = reader.tail_bytes
+        task = bar.add_task(what, total=total)
+
+        def items() -> Iterator[Record | Damage]:
+            for count, item in enumerate(reader):
+                if count % _RECORDS_A_STEP == 0:
+                    bar.update(task, completed=total - reader.tail_bytes)
+                yield item
+
+        yield items()
+
+
+def _tell(
+    log: Path,
+    output: Path | None,
+    policy: Policy,
+    found: Redacted,
+    tally: Tally,
+    *,
+    as_json: bool,
+) -> None:
+    removed = found.tally.to_json()
+    if as_json:
+        body = {
+            "log": str(log),
+            "output": None if output is None else str(output),
+            **to_json(policy),
+            "removed": removed,
+            "records": found.records,
+            "records_left_out": found.left_out,
+            "pictures_without_content": tally.headers_only,
+        }
+        click.echo(json.dumps(body, indent=2))
+        return
+    table = Table(box=SIMPLE)
+    for name in ("kind", "side", "pieces", "bytes"):
+        table.add_column(name, justify="right" if name in {"pieces", "bytes"} else "left")
+    for row in removed:
+        table.add_row(
+            *(f"{value:,}" if isinstance(value, int) else value for value in row.values())
+        )
+    console = Console()
+    console.print(table if removed else "nothing to take out")
+    if tally.headers_only:
+        click.echo(
+            f"{tally.headers_only} pictures were too short to be drawn: only headers are left"
+        )
+    if found.left_out:
+        click.echo(f"{found.left_out} records that are not the session's own were left out")
+    click.echo(f"{found.records} records" + ("" if output is None else f" in {output}"))

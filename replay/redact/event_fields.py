@@ -1,0 +1,229 @@
+"""What every field of every event holds, and the same events without it.
+
+Rules:
+- `FIELDS` names each field of each class that an event is made of. One that it does not name cannot
+  be redacted: that is an error, and nothing is written.
+- Lengths stay: of text, of sound, of lists of tokens and codes, for the session counts those.
+- Ids become 0; -1 stays, which says that there was no token.
+- Where anything at all is taken out, every hash of inputs and logits goes with it: by a hash, who
+  has a guess of a short text can see whether it was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, Literal
+
+import attrs
+
+from protocol import events as ev
+from protocol.messages import QueuePlace
+from protocol.model import Costs, Cut, Finalized, Opened, UnitResult
+from protocol.turn import Prefill, TurnChunk, TurnResult
+
+from .client_frames import FrameEditor
+from .media import mute
+from .policy import TRACES, Kind, Side
+from .words import Pseudonyms, fill
+
+Shape = Literal["words", "pcm", "ids", "name"]
+
+
+class Apart(Enum):
+    """Fields that need more than a look at themselves."""
+
+    NOTHING = "a number, a flag, a time, a name that the server made"
+    BELOW = "a value with fields of its own"
+    TRACE = "a hash, or a measure of logits"
+    FRAME = "a client's frame: `client_frames`"
+    MEDIA = "what was decoded: it goes with the frame that it came in"
+
+
+@attrs.frozen
+class Content:
+    """A field that holds something of somebody's."""
+
+    kinds: tuple[Kind, ...]
+    side: Side
+    shape: Shape
+
+
+NOTHING: Final = Apart.NOTHING
+ID_BYTES: Final = 8
+"""What a token's id or a code counts for, in what is told of it."""
+_WORDS: Final = Content(("text",), "model", "words")
+_TOKENS: Final = Content(("text",), "model", "ids")
+_SPEECH: Final = Content(("audio",), "model", "pcm")
+_CODES: Final = Content(("audio",), "model", "ids")
+_ALL_WORDS: Final = Content(("text", "prompt"), "both", "ids")
+"""A conversation as it was fed: the words of both, and what the model was told to be."""
+
+
+def _plain(*names: str) -> dict[str, Apart]:
+    return dict.fromkeys(names, NOTHING)
+
+
+_INDEXED: Final = _plain("at_ns", "index")
+FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
+    ev.ConnectionOpened: {
+        **_plain("at_ns", "recording_id", "created_ms", "mode", "seed", "recording", "endpoint"),
+        "limits": Apart.BELOW,
+        "label": Content(("name",), "user", "name"),
+    },
+    ev.SessionLimits: {
+        **_plain("session_s", "init_wait_s", "cleanup_wait_s", "context_tokens", "idle_s"),
+        **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
+        **_plain("pause_s", "call_wait_s"),
+    },
+    ev.FrameReceived: {"at_ns": NOTHING, "frame": Apart.FRAME},
+    **{
+        cls: _plain("at_ns")
+        for cls in (
+            *(ev.PeerGone, ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted),
+            *(ev.RecordingFailed, ev.Draining),
+        )
+    },
+    ev.TicketMoved: {"at_ns": NOTHING, "place": Apart.BELOW},
+    QueuePlace: _plain("position", "estimated_wait_s", "ticket_id", "queue_length"),
+    ev.AdmissionRefused: _plain("at_ns", "code"),
+    ev.SlotLeased: _plain("at_ns", "lease", "slot"),
+    ev.BackendOpened: {**_plain("at_ns", "lease"), "opened": Apart.BELOW},
+    Opened: {"prompt_length": NOTHING, "fed_ids": Content(("prompt",), "user", "ids")},
+    ev.BackendOpenFailed: _plain("at_ns", "lease", "context_full"),
+    ev.MediaDecoded: {
+        **_plain("at_ns", "media"),
+        **dict.fromkeys(("pcm", "pictures", "stacked"), Apart.MEDIA),
+    },
+    ev.MediaRejected: _plain("at_ns", "media", "reason"),
+    ev.UnitDone: {"at_ns": NOTHING, "result": Apart.BELOW},
+    UnitResult: {
+        **_plain("index", "is_listen", "end_of_turn", "kv_length"),
+        **_plain("vision_slices", "vision_tokens"),
+        **dict.fromkeys(("cut", "costs"), Apart.BELOW),
+        **dict.fromkeys(("input_hash", "logits_hash", "margin"), Apart.TRACE),
+        **dict.fromkeys(("decided_ids", "fed_ids"), _TOKENS),
+        "codec_ids": _CODES,
+        "text": _WORDS,
+        "pcm": _SPEECH,
+    },
+    Cut: _plain("stage", "step"),
+    Costs: {
+        **_plain("prefill_us", "generate_us", "llm_us", "tts_us", "token2wav_us", "wall_us"),
+    },
+    ev.UnitFailed: {**_INDEXED, "context_full": NOTHING},
+    ev.FinalizeDone: {"at_ns": NOTHING, "finalized": Apart.BELOW},
+    Finalized: {**_plain("index", "kv_length", "cost_us"), "fed_ids": _TOKENS},
+    **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
+    ev.TurnPrefilled: {"at_ns": NOTHING, "prefill": Apart.BELOW},
+    Prefill: {
+        **_plain("index", "input_tokens", "cost_us"),
+        "fed_ids": _ALL_WORDS,
+        "input_hash": Apart.TRACE,
+    },
+    ev.TurnProgress: {"at_ns": NOTHING, "chunk": Apart.BELOW},
+    TurnChunk: {
+        **_plain("index", "step"),
+        "token_ids": _TOKENS,
+        "codec_ids": _CODES,
+        "text": _WORDS,
+        "pcm": _SPEECH,
+    },
+    ev.TurnDone: {"at_ns": NOTHING, "result": Apart.BELOW},
+    TurnResult: {
+        **_plain("index", "reason", "generated_tokens", "kv_length", "cut"),
+        **dict.fromkeys(("logits_hash", "margin"), Apart.TRACE),
+        "costs": Apart.BELOW,
+        "codec_ids": _CODES,
+        "text": _WORDS,
+        "pcm": _SPEECH,
+    },
+    ev.TurnFailed: {**_INDEXED, "context_full": NOTHING},
+    **dict.fromkeys((ev.BackendLost, ev.BackendReleased), _plain("at_ns", "lease")),
+    ev.TimerFired: _plain("at_ns", "name", "generation"),
+    ev.DrainBegan: _plain("at_ns", "wait_s"),
+}
+"""By class and field; `MediaRejected.reason` is the server's words and shows no content."""
+
+
+@attrs.define(kw_only=True)
+class EventEditor:
+    """Takes out of events what a policy covers.
+
+    Attributes:
+        frames: what it takes out of frames; policy and tally are its.
+        media: the kind of each of the media that were changed in the frame that they came in.
+    """
+
+    frames: FrameEditor
+    media: dict[int, Kind] = attrs.Factory(dict)
+    _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
+
+    def edit(self, event: ev.Event) -> ev.Event:
+        """Give an event without what is to be taken out.
+
+        Raises:
+            KeyError: it has a field that `FIELDS` does not name.
+        """
+        if isinstance(event, ev.FrameReceived):
+            return attrs.evolve(event, frame=self.frames.edit(event.frame, event.at_ns))
+        if isinstance(event, ev.MediaDecoded):
+            kind = self.media.get(event.media)
+            return event if kind is None else self._edit_media(event, kind)
+        edited: ev.Event = self._edit(event, event.at_ns)
+        return edited
+
+    def _edit(self, value: Any, at_ns: int) -> Any:
+        changes: dict[str, object] = {}
+        for field in attrs.fields(type(value)):
+            rule = FIELDS[type(value)][field.name]
+            old = getattr(value, field.name)
+            new = self._edit_field(rule, old, at_ns)
+            if new is not old:
+                changes[field.name] = new
+        return attrs.evolve(value, **changes) if changes else value
+
+    def _edit_field(self, rule: Content | Apart, old: Any, at_ns: int) -> Any:
+        if isinstance(rule, Content):
+            return self._replace(rule, old) if old and self._covers(rule, at_ns) else old
+        if rule is Apart.BELOW and old is not None:
+            return self._edit(old, at_ns)
+        if rule is Apart.TRACE and old:
+            self.frames.tally.count(TRACES, "both", len(old) if isinstance(old, str) else 8)
+            return type(old)()
+        return old
+
+    def _covers(self, content: Content, at_ns: int) -> bool:
+        frames = self.frames
+        is_known = "prompt" in content.kinds and "prompt" in frames.changed
+        return is_known or any(
+            frames.policy.covers(kind, content.side, at_ns) for kind in content.kinds
+        )
+
+    def _replace(self, content: Content, old: Any) -> Any:
+        new, size = _replaced(content.shape, old, self._names)
+        if new == old:
+            return old
+        self.frames.tally.count(content.kinds[0], content.side, size)
+        return new
+
+    def _edit_media(self, event: ev.MediaDecoded, kind: Kind) -> ev.MediaDecoded:
+        frames = self.frames
+        for part in filter(None, (event.pcm, *event.pictures, *event.stacked)):
+            frames.tally.count(kind, "user", len(part))
+        return attrs.evolve(
+            event,
+            pcm=mute(event.pcm),
+            pictures=tuple(map(frames.hide, event.pictures)),
+            stacked=tuple(map(frames.hide, event.stacked)),
+        )
+
+
+def _replaced(shape: Shape, old: Any, names: Pseudonyms) -> tuple[object, int]:
+    """Give what stands instead of a value, and how many bytes the value has."""
+    if shape == "pcm":
+        return mute(old), len(old)
+    if shape == "ids":
+        return tuple(min(number, 0) for number in old), ID_BYTES * len(old)
+    new = fill(old) if shape == "words" else names.of(old)
+    return new, len(old.encode("utf-8", "surrogatepass"))

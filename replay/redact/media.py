@@ -1,0 +1,217 @@
+"""What stands where sound and pictures stood: files of the same length that a session takes alike.
+
+Rules:
+- The length in bytes stays, and what a header says: a session looks at nothing else. A file that a
+  session refuses is replaced by one that it refuses.
+- Sound becomes silence; the first sample that is no number stays one, for it is looked for.
+- A picture becomes grey, or a few blocks of colour, of the same size, followed by zeros behind its
+  end. Where no such file is as short as the old one, there is only its header: a session takes it,
+  and a decoder does not.
+- A video becomes an empty container.
+
+Nothing of the old file is copied but its kind, the size of its picture and the format of its sound.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final, Literal
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from protocol.errors import FieldError
+from protocol.media import PNG_SIGNATURE, check_image, container_of
+from protocol.model import SAMPLE_BYTES
+from protocol.wav import read_wav
+from runtime.media.image import decode_image
+from runtime.media.values import MediaError
+
+PictureStyle = Literal["blur", "remove"]
+BLOCKS: Final = 8
+"""Of a blurred picture's longer side: no face, letter or thing is left, only where it was light."""
+QUALITIES: Final = (60, 20, 1)
+"""Tried in turn: flat blocks look the same in all, and the first that is short enough is taken."""
+GREY: Final = 128
+
+_RIFF_HEAD_BYTES: Final = 12
+_PLAIN_FORMAT: Final = slice(0, 16)
+_LONG_FORMAT: Final = (slice(0, 20), slice(24, 40))
+"""What is read of a WAV's format, and of an extensible one, whose mask of speakers is not."""
+_EXTENSIBLE: Final = b"\xfe\xff"
+_KNOWN_CHUNKS: Final = frozenset({b"fmt ", b"data"})
+_JUNK: Final = b"junk"
+_UNSIGNED_SILENCE: Final = b"\x80"
+_NAN: Final = np.float32("nan")
+_END_OF_IMAGE: Final = b"\xff\xd9"
+
+Pixels = NDArray[np.uint8]
+
+
+# -- sound ----------------------------------------------------------------------------------------
+
+
+def mute(pcm: bytes) -> bytes:
+    """Replace float32 LE samples by silence."""
+    silence = np.zeros(len(pcm) // SAMPLE_BYTES, "<f4")
+    finite = np.isfinite(np.frombuffer(pcm, "<f4", count=len(silence)))
+    if not finite.all():
+        silence[finite.argmin()] = _NAN
+    return silence.tobytes() + bytes(len(pcm) % SAMPLE_BYTES)
+
+
+def mute_file(data: bytes) -> bytes:
+    """Replace a WAV file, told by its head, or else float32 LE samples."""
+    if not data.startswith(b"RIFF"):
+        return mute(data)
+    try:
+        header = read_wav("", data)
+    except FieldError:
+        return b"RIFF".ljust(len(data), b"\0")
+    fill = _UNSIGNED_SILENCE if header.sample_bits == 8 else b"\0"
+    return _empty_chunks(data).ljust(len(data), fill)
+
+
+def _empty_chunks(data: bytes) -> bytes:
+    """Write the chunks of a sound WAV, up to its data: their sizes and the format stay."""
+    pieces, at = [data[:_RIFF_HEAD_BYTES]], _RIFF_HEAD_BYTES
+    while True:
+        name, size = struct.unpack_from("<4sI", data, at)
+        pieces.append((name if name in _KNOWN_CHUNKS else _JUNK) + data[at + 4 : at + 8])
+        if name == b"data":
+            return b"".join(pieces)
+        at += 8
+        padded = size + size % 2
+        kept = _format(data[at : at + size]) if name == b"fmt " else b""
+        pieces.append(kept.ljust(padded, b"\0"))
+        at += padded
+
+
+def _format(body: bytes) -> bytes:
+    """Keep what is read of a sound WAV's format."""
+    parts = _LONG_FORMAT if body.startswith(_EXTENSIBLE) else (_PLAIN_FORMAT,)
+    kept = bytearray(max(part.stop for part in parts))
+    for part in parts:
+        kept[part] = body[part]
+    return bytes(kept)
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+
+def hide_picture(data: bytes, style: PictureStyle) -> bytes:
+    """Replace a picture, JPEG or PNG.
+
+    Args:
+        data: the file; what is none becomes zeros.
+        style: blocks of colour, or grey.
+
+    Returns:
+        A file of the same kind, length, width and height.
+    """
+    try:
+        width, height = check_image("", data)
+    except FieldError:
+        return bytes(len(data))
+    shown = _mosaic(data, width, height) if style == "blur" else None
+    encode = _encode_png if data.startswith(PNG_SIGNATURE) else _encode_jpeg
+    for blocks in (shown, np.full((1, 1), GREY, np.uint8)):
+        made = None if blocks is None else encode(blocks, width, height, len(data))
+        if made is not None:
+            return made.ljust(len(data), b"\0")
+    return header_only(data)
+
+
+def header_only(data: bytes) -> bytes:
+    """Replace a picture by one that ends with its header; what is none becomes zeros."""
+    try:
+        width, height = check_image("", data)
+    except FieldError:
+        return bytes(len(data))
+    if data.startswith(PNG_SIGNATURE):
+        made = PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height, channels=1))
+    else:  # SOI and a frame header of one component (ITU T.81, B.2.2)
+        made = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB3B", 11, 8, height, width, 1, 1, 0x11, 0)
+    return made.ljust(len(data), b"\0")[: len(data)]
+
+
+def is_whole(picture: bytes) -> bool:
+    """Whether a picture made here can be decoded: there is more to it than its header."""
+    return any(picture.find(end) >= 0 for end in (_END_OF_IMAGE, b"IEND"))
+
+
+def _mosaic(data: bytes, width: int, height: int) -> Pixels | None:
+    """Average a picture over a few blocks, shape (rows, columns, 3); None: it is damaged."""
+    try:
+        jpeg = decode_image(data)
+        pixels = simplejpeg.decode_jpeg(jpeg, min_height=BLOCKS, min_width=BLOCKS)
+    except (MediaError, ValueError):
+        return None
+    side = max(width, height)
+    rows, columns = (max(1, round(BLOCKS * length / side)) for length in (height, width))
+    bands = [band for band in np.array_split(pixels, rows, axis=0) if band.size]
+    blocks = [
+        [part.mean(axis=(0, 1)) for part in np.array_split(band, columns, axis=1) if part.size]
+        for band in bands
+    ]
+    return np.asarray(blocks).astype(np.uint8)
+
+
+def _spread(blocks: Pixels, width: int, height: int) -> Pixels:
+    """Enlarge blocks to a picture's size."""
+    rows = np.arange(height) * len(blocks) // height
+    columns = np.arange(width) * blocks.shape[1] // width
+    return np.ascontiguousarray(blocks[rows][:, columns])
+
+
+def _encode_jpeg(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
+    shown = _spread(blocks, width, height)
+    for quality in QUALITIES:
+        made = bytes(
+            simplejpeg.encode_jpeg(shown, quality=quality, colorsubsampling="420")
+            if shown.ndim == 3
+            else simplejpeg.encode_jpeg(
+                shown[..., None], quality=quality, colorspace="GRAY", colorsubsampling="Gray"
+            )
+        )
+        if len(made) <= bytes_max:
+            return made
+    return None
+
+
+def _encode_png(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
+    """Write a PNG (ISO 15948): grey or RGB, 8 bits, no filter."""
+    channels = 3 if blocks.ndim == 3 else 1
+    row_of_blocks = _spread(blocks, width, len(blocks)).reshape(len(blocks), width * channels)
+    packer = zlib.compressobj(9)
+    packed = [
+        packer.compress(b"\0" + row_of_blocks[row * len(blocks) // height].tobytes())
+        for row in range(height)
+    ]
+    chunks = (
+        _chunk(b"IHDR", _png_form(width, height, channels)),
+        _chunk(b"IDAT", b"".join([*packed, packer.flush()])),
+        _chunk(b"IEND", b""),
+    )
+    made = PNG_SIGNATURE + b"".join(chunks)
+    return made if len(made) <= bytes_max else None
+
+
+def _png_form(width: int, height: int, channels: int) -> bytes:
+    return struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+# -- videos ---------------------------------------------------------------------------------------
+
+
+def hide_video(data: bytes) -> bytes:
+    """Replace a video's file by an MP4 that holds one empty box; what is none becomes zeros."""
+    if container_of(data) is None:
+        return bytes(len(data))
+    return struct.pack(">I4s", len(data), b"free").ljust(len(data), b"\0")

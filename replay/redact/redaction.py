@@ -1,0 +1,247 @@
+"""A log without what was said and shown in it: its events edited, all else made again of them.
+
+Rules:
+- Only events and the head are edited; effects, state hashes and `fin` come of the edited events.
+- The session must take the same course: each effect that comes out is of the class, and holds the
+  numbers and flags, of the one that was recorded. Where that is not so, nothing is redacted: the
+  log is damaged, or another version's, or our editing is wrong.
+- Records that are neither the machine's nor the log's own (marks) are left out, and counted.
+
+It reads a log once a run, and holds an event and what comes of it in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from protocol import events as ev
+from protocol.limits import NS_PER_S
+from recorder.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
+from recorder.records import Fields, Record, Value
+from recorder.scan import Damage
+from runtime.models import MODELS
+
+from ..remake import RemakeError, Remaker
+from ..words import describe
+from .client_frames import FrameEditor
+from .event_fields import EventEditor
+from .policy import TRACES, Kind, Policy, Tally
+
+_KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
+    "jpeg": "video",
+    "video": "video",
+    "image": "image",
+    "audio": "audio",
+    "wav": "voice",
+    "voice": "voice",
+}
+"""What a `DecodeMedia` was of."""
+_LOG_S_OWN: Final = frozenset({"session", "state", "fin"})
+_SAME_WORDS: Final = frozenset({"type", "kind", "code"})
+"""Of an effect and a sent frame, what must be the same though it is text."""
+HEAD_KEPT: Final = frozenset(
+    {"recording_id", "schema", "software", "config", "fingerprint", "seed", "wall_ms", "parent"}
+    | {"redacted", "shrunk"}
+)
+"""What a head may say; what else it says is left out."""
+CONFIG_KEPT: Final = frozenset({"model", "mode", "durability", "deterministic", "owner"})
+REDACTED: Final = "redacted"
+
+
+class RedactError(ValueError):
+    """The log cannot be redacted."""
+
+
+class Redaction:
+    """One run over a log.
+
+    Args:
+        policy: what is to be taken out.
+        is_rehearsal: nothing is drawn: what comes out is only counted.
+
+    Attributes:
+        tally: what was taken out so far.
+        left_out: records that were left out.
+    """
+
+    def __init__(self, policy: Policy, *, is_rehearsal: bool = False) -> None:
+        self.tally = Tally()
+        self.left_out = 0
+        self._policy: Final = policy
+        frames = FrameEditor(policy=policy, tally=self.tally, is_rehearsal=is_rehearsal)
+        self._events: Final = EventEditor(frames=frames)
+        self._remaker: Final = Remaker()
+        self._due: deque[Record] = deque()
+
+    def records(self, items: Iterable[Record | Damage]) -> Iterator[Record]:
+        """Give the records of the redacted log, but for its head.
+
+        Args:
+            items: those of the log, in order, and its damage.
+
+        Raises:
+            RedactError: the log is damaged, or the session takes another course.
+        """
+        for item in items:
+            if isinstance(item, Damage):
+                raise RedactError(f"damaged at byte {item.offset}: {item.detail}")
+            if item.kind in EVENT_KINDS:
+                yield from self._take_event(item)
+            elif item.kind in EFFECT_KINDS:
+                self._take_effect(item)
+            elif item.kind == "fin":
+                self._see_that_nothing_is_due(item)
+                yield self._remaker.end()
+            elif item.kind not in _LOG_S_OWN:
+                self.left_out += 1
+
+    def _take_event(self, record: Record) -> Iterator[Record]:
+        self._see_that_nothing_is_due(record)
+        try:
+            event = event_of(record.fields, record.at_ns)
+            self._check(event)
+            remade = self._remaker.step(self._events.edit(event))
+        except (MappingError, RemakeError) as error:
+            raise RedactError(f"record {record.seq}: {error}") from error
+        except KeyError as error:
+            raise RedactError(
+                f"record {record.seq} has a field of unknown kind: {error}"
+            ) from error
+        self._due.extend(made for made in remade.records[1:] if made.kind in EFFECT_KINDS)
+        yield from remade.records
+
+    def _check(self, event: ev.Event) -> None:
+        is_chat = isinstance(event, ev.ConnectionOpened) and event.mode == "chat"
+        if is_chat and self._policy.to_ns is not None:
+            text = "a chat says again what was said: it can only be redacted to its end"
+            raise RedactError(text)
+
+    def _take_effect(self, record: Record) -> None:
+        made = self._due.popleft() if self._due else None
+        if made is None or _course(record.fields) != _course(made.fields):
+            raise _other_course(record, made)
+        if made.fields["type"] == "DecodeMedia" and made.fields["data"] != record.fields["data"]:
+            media = made.fields["media"]
+            assert isinstance(media, int)
+            self._events.media[media] = _KIND_OF_MEDIA[made.fields["kind"]]
+
+    def _see_that_nothing_is_due(self, record: Record) -> None:
+        if self._due:
+            raise _other_course(record, self._due[0])
+
+
+def _other_course(record: Record, made: Record | None) -> RedactError:
+    came_out = "nothing" if made is None else describe(made)
+    return RedactError(
+        f"the session would take another course: record {record.seq} is"
+        f" {describe(record)}, and {came_out} came out; see `antiphon replay`"
+    )
+
+
+def _course(fields: Fields) -> Any:
+    """Reduce an effect to what must not change: its numbers, flags and classes."""
+    frame = fields.get("frame")
+    if not isinstance(frame, str):
+        return _without_content(fields)
+    return fields.get("ordinal"), _without_content(json.loads(frame))
+
+
+def _without_content(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: _without_content(below, name)
+            for name, below in value.items()
+            if name != "blake2b"
+        }
+    if isinstance(value, list | tuple):
+        return [_without_content(below) for below in value]
+    return None if isinstance(value, str) and key not in _SAME_WORDS else value
+
+
+# -- the head -------------------------------------------------------------------------------------
+
+
+def redacted_head(head: Fields, policy: Policy, tally: Tally) -> Fields:
+    """Give the head of the redacted log: without names, and with what was taken out.
+
+    Args:
+        head: the log's.
+        policy: what is taken out.
+        tally: what a rehearsal has taken out; the names in the head are counted into it.
+    """
+    kept = _known(head, HEAD_KEPT, tally)
+    config = kept.get("config")
+    if isinstance(config, Mapping):
+        kept["config"] = known = _known(config, CONFIG_KEPT, tally)
+        if policy.covers("name", "user", 0):
+            for name in _names_in(known):
+                tally.count("name", "user", len(str(known.pop(name))))
+    before = head.get(REDACTED)
+    kept[REDACTED] = [
+        *(before if isinstance(before, list | tuple) else ()),
+        {**to_json(policy), "removed": tally.to_json()},
+    ]
+    return kept
+
+
+def _known(fields: Fields, names: frozenset[str], tally: Tally) -> dict[str, Value]:
+    """Keep what is known to hold nothing; what is not may be a hash of what is taken out."""
+    for name in fields.keys() - names:
+        tally.count(TRACES, "both", len(str(fields[name])))
+    return {name: fields[name] for name in fields if name in names}
+
+
+def _names_in(config: Fields) -> list[str]:
+    """Name the entries that name somebody; a model that is not ours is a folder, or an address."""
+    names = ["owner"] if "owner" in config else []
+    return names if config.get("model", MODELS[0]) in MODELS else [*names, "model"]
+
+
+def to_json(policy: Policy) -> dict[str, Value]:
+    """Say what a policy covers."""
+    return {
+        "side": policy.side,
+        "kinds": sorted(policy.kinds),
+        "from_s": policy.from_ns / NS_PER_S,
+        "to_s": None if policy.to_ns is None else policy.to_ns / NS_PER_S,
+        "pictures": policy.pictures,
+    }
+
+
+@attrs.frozen(kw_only=True)
+class Redacted:
+    """What became of a log.
+
+    Attributes:
+        head: of the redacted log.
+        tally: what was taken out.
+        records: how many there are, the head included.
+        left_out: records that were left out.
+    """
+
+    head: Fields
+    tally: Tally
+    records: int
+    left_out: int
+
+
+def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> Redacted:
+    """Say what a redaction would take out, and see that the session would take the same course.
+
+    Args:
+        head: of the log.
+        items: its records in order, and its damage.
+        policy: what is to be taken out.
+
+    Raises:
+        RedactError: the log cannot be redacted.
+    """
+    run = Redaction(policy, is_rehearsal=True)
+    records = 1 + sum(1 for _ in run.records(items))
+    made = redacted_head(head, policy, run.tally)
+    return Redacted(head=made, tally=run.tally, records=records, left_out=run.left_out)

@@ -1,0 +1,209 @@
+"""A log made again: events through a fresh machine, and all that comes of them recorded anew.
+
+    head, events -> Session -> records, as the journal numbers them -> a log by the real writer
+
+Rules:
+- The effects, state hashes and `fin` are this machine's; nothing of an old log's is copied. So what
+  is remade verifies and logic-replays, whatever was changed in its events.
+- What the machine refuses cannot be remade: `RemakeError` names the event.
+- A session that has not ended is closed as one that was broken off, unless its log is to stay open.
+- A file is written elsewhere and is there when it is whole.
+
+Whether an event could have happened (a result of a unit that nobody asked for) is not asked here:
+the machine ignores those. It keeps one block in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import attrs
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.limits import STATE_HASH_UNITS
+from protocol.session import Session
+from recorder.compression import Compressor
+from recorder.disk import LocalDisk
+from recorder.logfile import LogFile
+from recorder.mapping import Hashes, effect_record, event_record
+from recorder.records import Fields, Record, Value
+
+from .logic import BROKEN_OFF
+
+PART_PREFIX: Final = ".antiphon-"
+"""Of the folder, beside a log's own, in which it is written."""
+
+
+class RemakeError(ValueError):
+    """The machine refuses the events: there is no such session."""
+
+
+@attrs.frozen(kw_only=True)
+class Remade:
+    """An event that was stepped again.
+
+    Attributes:
+        event: what was stepped.
+        effects: what came of it.
+        records: both, and a state hash where one is due, as the log has them.
+    """
+
+    event: ev.Event
+    effects: tuple[ef.Effect, ...]
+    records: tuple[Record, ...]
+
+
+class Remaker:
+    """Steps one session again, event by event.
+
+    Attributes:
+        session: the machine; None before its first event.
+        events: how many were stepped.
+    """
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.events = 0
+        self._hashes: Final = Hashes()
+        self._next_seq = 1
+        self._at_ns = 0
+
+    def step(self, event: ev.Event) -> Remade:
+        """Step an event.
+
+        Raises:
+            RemakeError: the machine refuses it.
+        """
+        try:
+            effects = self._advance(event)
+        except Exception as error:  # a bug of the machine's too: there is no log of it
+            name = type(event).__name__
+            raise RemakeError(f"event {self.events}, {name}: {_words(error)}") from error
+        self.events += 1
+        self._at_ns = event.at_ns
+        recorded = [event_record(event)]
+        if self._is_hashed(event) and self.session is not None:
+            recorded.append(("state", {"digest": self.session.digest()}))
+        recorded += [effect_record(effect, self._hashes) for effect in effects]
+        records = tuple(self._number(kind, fields) for kind, fields in recorded)
+        return Remade(event=event, effects=effects, records=records)
+
+    def end(self) -> Record:
+        """Make the record of the session's end, as far as it has one."""
+        session = self.session
+        if session is None:
+            return self._number("fin", {"reason": BROKEN_OFF})
+        fields: dict[str, Value] = {
+            "reason": session.end_reason if session.is_finished else BROKEN_OFF,
+            "dialect": session.dialect_name,
+            **session.counts,
+        }
+        return self._number("fin", fields)
+
+    def _advance(self, event: ev.Event) -> tuple[ef.Effect, ...]:
+        if self.session is not None:
+            return self.session.step(event)
+        if not isinstance(event, ev.ConnectionOpened):
+            raise RemakeError("a session begins with ConnectionOpened")
+        self.session, effects = Session.open(event)
+        return effects
+
+    def _is_hashed(self, event: ev.Event) -> bool:
+        """Whether the journal writes a state hash after an event."""
+        if self.session is None or not isinstance(event, ev.FinalizeDone):
+            return False
+        return self.session.counts["units"] % STATE_HASH_UNITS == 0
+
+    def _number(self, kind: str, fields: Fields) -> Record:
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        return Record(kind=kind, seq=seq, at_ns=self._at_ns, fields=fields)
+
+
+def remake(
+    path: Path,
+    head: Fields,
+    events: Iterable[ev.Event],
+    *,
+    is_open: bool = False,
+    is_durable: bool = True,
+) -> int:
+    """Write the log of a session that is made of events.
+
+    Args:
+        path: the new file; there must be none of that name.
+        head: the fields of its `session` record.
+        events: from `ConnectionOpened` on, in order.
+        is_open: the log has no `fin`, as that of a session which still runs.
+        is_durable: return only once it is on the device.
+
+    Returns:
+        How many events were written.
+
+    Raises:
+        RemakeError: the machine refuses an event; no file is left.
+        RecordInvalid: a value cannot be stored; likewise.
+        OSError: the disk refused, or the file exists; likewise.
+    """
+    remaker = Remaker()
+
+    def records() -> Iterator[Record]:
+        yield Record(kind="session", seq=0, at_ns=0, fields=head)
+        for event in events:
+            yield from remaker.step(event).records
+        if not is_open:
+            yield remaker.end()
+
+    with new_file(path) as part:
+        write(part, records(), is_durable=is_durable)
+    return remaker.events
+
+
+def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> None:
+    """Write records as a log, block by block.
+
+    Args:
+        path: the new file.
+        records: in order, `session` first; `fin`, where there is one, last.
+        is_durable: return only once it is on the device.
+
+    Raises:
+        RecordInvalid: a value cannot be stored.
+        OSError: the disk refused, or the file exists.
+    """
+    file = LogFile(path, disk=LocalDisk(), compressor=Compressor())
+    file.create()
+    try:
+        for _ in file.write(records):
+            pass
+        if is_durable:
+            file.sync()
+    finally:
+        file.close()
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Give the place where a file is to be written; it gets its own when all went well.
+
+    Raises:
+        FileExistsError: there is a file of that name; it is left alone.
+        OSError: the disk refused.
+    """
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        yield part
+        part.rename(path)
+
+
+def _words(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return str(error) if isinstance(error, RemakeError) else text

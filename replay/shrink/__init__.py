@@ -1,0 +1,1 @@
+"""Shrinking: the smallest log on which a command still fails."""

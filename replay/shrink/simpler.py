@@ -1,0 +1,91 @@
+"""Simpler events: without sound, pictures, words and numbers that a failure may not need.
+
+Each step takes an event and gives a simpler one, or the same where there is nothing to simplify.
+What a client sent keeps its fields: sound becomes silence of the same length, for units are made of
+it, and words become none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from protocol import events as ev
+
+from ..redact.client_frames import FrameEditor
+from ..redact.media import hide_picture, mute
+from ..redact.policy import Kind, Policy, Tally
+
+Step = Callable[[ev.Event], ev.Event]
+
+_FILES: Final[frozenset[Kind]] = frozenset({"audio", "video", "image", "voice"})
+_WORDS: Final[frozenset[Kind]] = frozenset({"text", "prompt"})
+_RESULTS: Final[Mapping[type, str]] = {
+    ev.BackendOpened: "opened",
+    ev.UnitDone: "result",
+    ev.FinalizeDone: "finalized",
+    ev.TurnPrefilled: "prefill",
+    ev.TurnProgress: "chunk",
+    ev.TurnDone: "result",
+}
+"""Where what a model made stands in its events."""
+_NUMBERS: Final = ("decided_ids", "fed_ids", "token_ids", "codec_ids")
+_TRACES: Final = ("input_hash", "logits_hash", "margin", "costs")
+
+
+def _frame_step(kinds: frozenset[Kind], *, is_shorter: bool = False) -> Step:
+    def step(event: ev.Event) -> ev.Event:
+        if not isinstance(event, ev.FrameReceived):
+            return event
+        editor = FrameEditor(policy=Policy(kinds=kinds), tally=Tally(), is_shorter=is_shorter)
+        return attrs.evolve(event, frame=editor.edit(event.frame, event.at_ns))
+
+    return step
+
+
+def _result_step(*names: str) -> Step:
+    """Give what a model made without some fields: they are empty, or have their defaults."""
+
+    def step(event: ev.Event) -> ev.Event:
+        where = _RESULTS.get(type(event))
+        if where is None:
+            return event
+        made: Any = getattr(event, where)
+        fields = {field.name: field for field in attrs.fields(type(made))}
+        empty = {
+            name: "" if fields[name].default is attrs.NOTHING else fields[name].default
+            for name in names
+            if name in fields
+        }
+        return attrs.evolve(event, **{where: attrs.evolve(made, **empty)})
+
+    return step
+
+
+def _silence(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.MediaDecoded):
+        return attrs.evolve(
+            event,
+            pcm=mute(event.pcm),
+            pictures=tuple(hide_picture(jpeg, "remove") for jpeg in event.pictures),
+            stacked=tuple(hide_picture(jpeg, "remove") for jpeg in event.stacked),
+        )
+    where = _RESULTS.get(type(event))
+    made: Any = None if where is None else getattr(event, where)
+    if where is None or not getattr(made, "pcm", b""):
+        return event
+    return attrs.evolve(event, **{where: attrs.evolve(made, pcm=mute(made.pcm))})
+
+
+STEPS: Final[tuple[Step, ...]] = (
+    _frame_step(_FILES),
+    _silence,
+    _result_step("pcm"),
+    _result_step(*_NUMBERS),
+    _result_step(*_TRACES),
+    _frame_step(_WORDS, is_shorter=True),
+    _result_step("text"),
+)
+"""In the order in which they are tried: what saves most first."""
