@@ -11,38 +11,47 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Final, NoReturn
 
 import anyio
 import click
 from cattrs import Converter
 from rich.console import Console, RenderableType
 
-from protocol.limits import NS_PER_S
 from recorder.errors import RecorderError
 from recorder.reader import LogReader
+from recorder.store import SUFFIX
 from recorder.verify import verify
 from runtime.backends.base import Backend
 from runtime.models import load_backend
 
 from . import text
-from .full import ModelUnavailableError, replay_fully
+from .folder import (
+    JOBS_MAX,
+    JobLostError,
+    RunFully,
+    Watch,
+    find_logs,
+    replay_logs,
+    replay_logs_fully,
+    size_of,
+    watched,
+)
+from .full import replay_fully
 from .inspect import inspect
 from .inspection import to_json
-from .logic import replay
-from .report import FullReport, ReplayReport
-
-Result = Literal["identical", "diverged", "damaged", "not_comparable"]
-EXIT_CODES: Final[dict[Result, int]] = {
-    "identical": 0,
-    "diverged": 1,
-    "damaged": 2,
-    "not_comparable": 3,
-}
+from .outcome import Outcome, exit_code_of, reason
+from .outcome import to_json as outcome_json
+from .progress import progress
+from .report import FullReport
+from .summary import summary_lines
 
 _LOG: Final = click.argument("log", type=click.Path(path_type=Path))
+_LOGS: Final = click.argument(
+    "logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CONVERTER: Final = Converter()
@@ -61,20 +70,45 @@ class NotComparableError(click.ClickException):
 
 
 @click.command("replay", context_settings=_HELP)
-@_LOG
+@_LOGS
 @click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
+@click.option(
+    "--teacher-forced",
+    is_flag=True,
+    help="With --full: force what was decided, and tell near-ties from regressions.",
+)
 @click.option("--model", help="With --full: this model, not the one the log names.")
 @click.option("--anyway", is_flag=True, help="With --full: compare though the environment differs.")
 @click.option("--go-on", is_flag=True, help="Read past damage, and compare what still can be.")
-@_JSON
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, JOBS_MAX),
+    default=1,
+    show_default=True,
+    help="Processes that share several logs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or a list of them.")
 def replay_command(
-    *, log: Path, full: bool, model: str | None, anyway: bool, go_on: bool, as_json: bool
+    *,
+    logs: tuple[Path, ...],
+    full: bool,
+    teacher_forced: bool,
+    model: str | None,
+    anyway: bool,
+    go_on: bool,
+    jobs: int,
+    as_json: bool,
 ) -> None:
-    """Run the recorded session LOG again and compare.
+    """Run the recorded session LOG again and compare; a folder stands for all logs in it.
 
     Every event of the log goes through the server's own session machine; every effect that comes
     out is compared with the recorded one, every sent frame byte for byte. That takes no model.
-    With --full the model runs too, and its decisions, tokens, codes and sound are compared.
+    With --full the model runs too, and its decisions, tokens, codes and sound are compared, in the
+    environment that it was recorded in. --teacher-forced makes it decide what was recorded, so that
+    each unit is judged by itself, and says how far its own decisions were from that.
+
+    Several logs, or a folder, give a table, or with --json a list; a log that cannot be read stops
+    no other, and the exit code is that of the worst: 2 before 1 before 3.
 
     \b
     Exit codes:
@@ -82,18 +116,34 @@ def replay_command(
       1  it came out otherwise: the first divergence is explained
       2  the log cannot be read, or is damaged; replay stops at damage unless --go-on
       3  --full: the environment differs, so that nothing can be compared, or there is no model
+
+    \b
+    Examples:
+      antiphon replay recordings/rec-1.session.zst
+      antiphon replay --full --teacher-forced recordings/rec-1.session.zst
+      antiphon replay --jobs 4 --json recordings/ | jq '.[] | select(.exit_code > 0) | .log'
     """  # noqa: D301 - click takes a backspace to keep the lines
     if full and go_on:
         raise click.UsageError("--full takes no --go-on: a model that missed input cannot compare")
-    if not full and (anyway or model is not None):
-        raise click.UsageError("--anyway and --model are for --full")
-    began = time.perf_counter()
-    with _opened(log) as reader:
+    if full and jobs > 1:
+        raise click.UsageError("--full takes no --jobs: one model runs at a time")
+    if not full and (anyway or teacher_forced or model is not None):
+        raise click.UsageError("--anyway, --model and --teacher-forced are for --full")
+    found = find_logs(logs)
+    if not found:
+        raise LogUnusableError(f"{logs[0]}: no *{SUFFIX} in it")
+    began, outcomes = time.perf_counter(), list[Outcome]()
+    with progress(sum(map(size_of, found))) as watch:
         if full:
-            found = _run_fully(reader, _load, model=model, anyway=anyway)
-            _tell_full(log, found, time.perf_counter() - began, as_json=as_json)
-        report = replay(reader, go_on=go_on)
-        _tell_logic(log, report, time.perf_counter() - began, as_json=as_json)
+            run = _run_fully(model=model, anyway=anyway, teacher_forced=teacher_forced)
+            outcomes += anyio.run(_replay_fully, found, watch, run)
+        else:
+            outcomes += _replay(found, watch, go_on=go_on, jobs=jobs)
+    if len(logs) == 1 and not logs[0].is_dir():
+        _tell_one(outcomes[0], as_json=as_json)
+    lines = summary_lines(outcomes, time.perf_counter() - began)
+    body = [outcome_json(outcome) for outcome in outcomes]
+    _finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
 
 
 @click.command("verify", context_settings=_HELP)
@@ -112,7 +162,7 @@ def verify_command(log: Path, as_json: bool) -> None:
     try:
         report = verify(log)
     except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {_reason(error)}") from error
+        raise LogUnusableError(f"{log}: {reason(error)}") from error
     body = {"log": str(log), "exit_code": report.exit_code, **_CONVERTER.unstructure(report)}
     _finish(body, text.verify_lines(report), as_json=as_json, exit_code=report.exit_code)
 
@@ -141,69 +191,53 @@ def _opened(log: Path) -> Iterator[LogReader]:
         with LogReader(log) as reader:
             yield reader
     except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {_reason(error)}") from error
+        raise LogUnusableError(f"{log}: {reason(error)}") from error
 
 
-def _reason(error: OSError | RecorderError) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[Outcome]:
+    try:
+        return list(replay_logs(logs, watch, go_on=go_on, jobs=jobs))
+    except JobLostError as error:
+        raise LogUnusableError(str(error)) from error
 
 
 def _load(name: str) -> Backend:
     return load_backend(name, 1)
 
 
-def _run_fully(
-    reader: LogReader, load: Callable[[str], Backend], *, model: str | None, anyway: bool
-) -> FullReport:
-    run = partial(replay_fully, reader.head.fields, reader, load, model=model, anyway=anyway)
-    try:
-        return anyio.run(run)
-    except ModelUnavailableError as error:
-        raise NotComparableError(str(error)) from error
+def _run_fully(*, model: str | None, anyway: bool, teacher_forced: bool) -> RunFully:
+    load: Callable[[str], Backend] = lru_cache(maxsize=1)(_load)
+
+    async def run(reader: LogReader, watch: Watch) -> FullReport:
+        replaying = partial(replay_fully, model=model, anyway=anyway, teacher_forced=teacher_forced)
+        return await replaying(reader.head.fields, watched(reader, watch), load)
+
+    return run
 
 
-def _result(report: ReplayReport) -> Result:
-    """Judge a replay; damage weighs more than a divergence, which can be its consequence."""
-    if report.damage_count:
-        return "damaged"
-    return "identical" if report.identical else "diverged"
+async def _replay_fully(logs: list[Path], watch: Watch, run: RunFully) -> list[Outcome]:
+    return [outcome async for outcome in replay_logs_fully(logs, watch, run)]
 
 
-def _tell_logic(log: Path, report: ReplayReport, elapsed_s: float, *, as_json: bool) -> NoReturn:
-    result = _result(report)
-    body = {
-        **_summary(log, result, report.span_ns, elapsed_s),
-        **_CONVERTER.unstructure(report),
-    }
-    lines = text.replay_lines(report, elapsed_s)
-    _finish(body, lines, as_json=as_json, exit_code=EXIT_CODES[result])
-
-
-def _tell_full(log: Path, report: FullReport, elapsed_s: float, *, as_json: bool) -> NoReturn:
-    result: Result = "not_comparable"
-    if report.recorded is not None:
-        result = _result(report.recorded)
-    if result == "identical" and not report.identical:
-        result = "diverged"
-    span_ns = 0 if report.recorded is None else report.recorded.span_ns
-    body = {**_summary(log, result, span_ns, elapsed_s), **_CONVERTER.unstructure(report)}
-    body["divergence"] = _CONVERTER.unstructure(report.first_divergence)
-    lines = text.full_lines(report, elapsed_s)
-    _finish(body, lines, as_json=as_json, exit_code=EXIT_CODES[result])
-
-
-def _summary(log: Path, result: Result, span_ns: int, elapsed_s: float) -> dict[str, object]:
-    return {
-        "log": str(log),
-        "result": result,
-        "exit_code": EXIT_CODES[result],
-        "elapsed_ms": round(elapsed_s * 1000, 3),
-        "times_real_time": round(span_ns / NS_PER_S / elapsed_s, 1) if elapsed_s > 0 else None,
-    }
+def _tell_one(outcome: Outcome, *, as_json: bool) -> NoReturn:
+    if outcome.result == "unreadable":
+        raise LogUnusableError(f"{outcome.log}: {outcome.error}")
+    if outcome.error is not None:
+        raise NotComparableError(outcome.error)
+    assert outcome.report is not None
+    if isinstance(outcome.report, FullReport):
+        lines = text.full_lines(outcome.report, outcome.elapsed_s)
+    else:
+        lines = text.replay_lines(outcome.report, outcome.elapsed_s)
+    _finish(outcome_json(outcome), lines, as_json=as_json, exit_code=outcome.exit_code)
 
 
 def _finish(
-    body: Mapping[str, object], lines: list[RenderableType], *, as_json: bool, exit_code: int
+    body: Mapping[str, object] | list[dict[str, object]],
+    lines: list[RenderableType],
+    *,
+    as_json: bool,
+    exit_code: int,
 ) -> NoReturn:
     if as_json:
         click.echo(json.dumps(body, indent=2))  # in ASCII: a log can hold lone surrogates

@@ -9,7 +9,8 @@ Rules:
 - The model's new outputs take the place of the recorded ones, with the recorded times, costs and
   indices, and a second machine is stepped with those: it says what the client would have got.
 - The model goes on after a difference, on its own outputs, so that the units that differ can be
-  counted; what is explained is the first.
+  counted; what is explained is the first. Teacher-forced it goes on as it was recorded, so that
+  each unit is judged by itself. Turns of chat need no forcing: each carries all that it depends on.
 - The log must be sound: a model that missed an input cannot be compared.
 
 It works with any `Backend`, on any event loop that AnyIO runs on.
@@ -25,17 +26,26 @@ import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.model import Unit, UnitResult
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 from runtime.backends.base import Backend, BackendSession
+from runtime.backends.forcing import Forced, ForcedResult, Forces
 
 from .difference import Difference
 from .environment import mismatches, model_of
 from .full_turns import TurnReplay
 from .logic import Replayer
-from .outputs import compare_finalized, compare_openings, compare_units, logits_differ, snr_db
-from .report import Divergence, FullReport, Kind
-from .words import Step, cause_of, name_of
+from .outputs import (
+    compare_finalized,
+    compare_forced,
+    compare_openings,
+    logits_differ,
+    snr_db,
+)
+from .report import FullReport
+from .verdicts import Finding, Verdicts
+from .words import Step
 
 RELEASE_WAIT_S: Final = 10.0
 """A model that does not let go of a session in this time is left to the end of the process."""
@@ -44,7 +54,7 @@ Made = TypeVar("Made")
 
 
 class ModelUnavailableError(Exception):
-    """The log does not name its model, or it cannot be loaded here."""
+    """The log does not name its model, or it cannot be had here, or not be forced."""
 
 
 async def replay_fully(
@@ -54,6 +64,7 @@ async def replay_fully(
     *,
     model: str | None = None,
     anyway: bool = False,
+    teacher_forced: bool = False,
 ) -> FullReport:
     """Run a log's model again and compare what it makes with what was recorded.
 
@@ -63,21 +74,24 @@ async def replay_fully(
         load: loads a model by name.
         model: its name, in place of the one that the log gives.
         anyway: compare although the environment differs.
+        teacher_forced: make it decide what was recorded, and say where it would not have.
 
     Returns:
         What was compared, and the first difference.
 
     Raises:
-        ModelUnavailableError: no model is named, or `load` failed.
+        ModelUnavailableError: no model is named, `load` failed, or it cannot be forced.
     """
     name = model if model is not None else model_of(head)
     if name is None:
         raise ModelUnavailableError("the log does not say which model made it")
     backend = _load(name, load)
-    environment = mismatches(head, backend.info)
+    environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
     if environment and not anyway:
-        return FullReport(model=name, environment=environment, compared=False)
-    run = FullReplay(backend)
+        return FullReport(
+            model=name, environment=environment, fingerprint=fingerprint, compared=False
+        )
+    run = FullReplay(backend, teacher_forced=teacher_forced)
     try:
         for item in items:
             await run.feed(item)
@@ -85,7 +99,7 @@ async def replay_fully(
                 break
     finally:
         await run.close()
-    return attrs.evolve(run.report(), model=name, environment=environment)
+    return attrs.evolve(run.report(), model=name, environment=environment, fingerprint=fingerprint)
 
 
 def _load(name: str, load: Callable[[str], Backend]) -> Backend:
@@ -102,9 +116,11 @@ class FullReplay:
         is_stopped: there is nothing left to run: it takes no more.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, teacher_forced: bool = False) -> None:
         self.is_stopped = False
         self._backend: Final = backend
+        self._teacher_forced: Final = teacher_forced
+        self._verdicts: Final = Verdicts()
         self._recorded: Final = Replayer()
         self._renewed: Final = Replayer()
         self._held: BackendSession | None = None
@@ -112,9 +128,7 @@ class FullReplay:
         self._unit: ef.StartUnit | None = None
         self._finalize: ef.StartFinalize | None = None
         self._chat: Final = TurnReplay(backend)
-        self._divergence: Divergence | None = None
         self._units = 0
-        self._changed: set[int] = set()
         self._logits_changed: int | None = None
 
     async def feed(self, item: Record | Damage) -> None:
@@ -127,15 +141,22 @@ class FullReplay:
 
     def report(self) -> FullReport:
         """Say what was found so far; the model's name and the environment are the caller's."""
+        found = self._verdicts
         return FullReport(
             model=self._backend.info.name,
             environment=(),
             compared=True,
+            teacher_forced=self._teacher_forced,
             units=self._units,
-            units_changed=len(self._changed),
+            units_changed=found.units_changed,
+            changed=tuple(found.changed),
             turns=self._chat.turns,
+            turns_changed=found.turns_changed,
+            decisions=found.decisions,
+            decisions_changed=found.decisions_changed,
+            near_ties=found.near_ties,
             logits_changed=self._logits_changed,
-            divergence=self._divergence,
+            divergence=found.divergence,
             recorded=self._recorded.report(),
             renewed=self._renewed.report(),
         )
@@ -188,6 +209,8 @@ class FullReplay:
         self._held = await self._call(step, self._backend.open(asked.opening, slot=0))
         if self._held is None:
             return None
+        if self._teacher_forced and not isinstance(self._held, Forces):
+            raise ModelUnavailableError(f"the model {self._backend.info.name!r} cannot be forced")
         opened = self._held.opened
         self._judge(step, compare_openings(event.opened, opened))
         return attrs.evolve(event, opened=opened)
@@ -199,17 +222,29 @@ class FullReplay:
         if self._held is None or recorded.index != asked.unit.index:
             return None
         self._unit = None
-        made = await self._call(step, self._held.run_unit(asked.unit, cut=recorded.cut))
-        if made is None:
+        forced = await self._call(step, self._play(self._held, asked.unit, recorded))
+        if forced is None:
             return None
+        made = forced.result
         self._units += 1
         if self._logits_changed is None and logits_differ(recorded, made):
             self._logits_changed = recorded.index
-        found = compare_units(recorded, made)
-        self._judge(step, found, unit=recorded.index, snr=snr_db(recorded.pcm, made.pcm))
+        if self._teacher_forced:
+            self._verdicts.count(forced)
+        found, choice = compare_forced(recorded, forced)
+        if found is not None:
+            snr = snr_db(recorded.pcm, made.pcm)
+            finding = Finding(difference=found, snr_db=snr, choice=choice)
+            self._verdicts.unit(step, recorded.index, finding)
         return attrs.evolve(
             event, result=attrs.evolve(made, index=recorded.index, costs=recorded.costs)
         )
+
+    async def _play(self, held: BackendSession, unit: Unit, recorded: UnitResult) -> ForcedResult:
+        """Run a unit as it was cut, and forced where that is asked for."""
+        if self._teacher_forced and isinstance(held, Forces):
+            return await held.run_forced(unit, Forced.of(recorded), recorded.cut)
+        return ForcedResult(result=await held.run_unit(unit, cut=recorded.cut), choices=())
 
     async def _run_finalize(
         self, step: Step, event: ev.FinalizeDone, asked: ef.StartFinalize
@@ -223,7 +258,9 @@ class FullReplay:
         )
         if made is None:
             return None
-        self._judge(step, compare_finalized(recorded, made), unit=recorded.index)
+        found = compare_finalized(recorded, made)
+        if found is not None:
+            self._verdicts.unit(step, recorded.index, Finding(difference=found))
         kept = attrs.evolve(made, index=recorded.index, cost_us=recorded.cost_us)
         return attrs.evolve(event, finalized=kept)
 
@@ -231,7 +268,9 @@ class FullReplay:
         verdict = await self._call(step, self._chat.renew(step.event))
         if verdict is None:
             return None
-        self._judge(step, verdict.found, snr=verdict.snr)
+        if verdict.found is not None:
+            finding = Finding(difference=verdict.found, snr_db=verdict.snr)
+            self._verdicts.turn(step, self._chat.turns - 1, finding, unit=self._recorded.last_unit)
         return verdict.event
 
     async def _call(self, step: Step, call: Awaitable[Made]) -> Made | None:
@@ -242,43 +281,12 @@ class FullReplay:
             difference = Difference(
                 path="", recorded="a result", came_out=f"{type(error).__name__}: {error}"
             )
-            self._explain(step, difference, kind="model_failed")
+            unit = self._recorded.last_unit
+            finding = Finding(difference=difference)
+            self._verdicts.first(step, finding, unit=unit, kind="model_failed")
             self.is_stopped = True
             return None
 
-    def _judge(
-        self,
-        step: Step,
-        found: Difference | None,
-        *,
-        unit: int | None = None,
-        snr: float | None = None,
-    ) -> None:
+    def _judge(self, step: Step, found: Difference | None) -> None:
         if found is not None:
-            if unit is not None:
-                self._changed.add(unit)
-            self._explain(step, found, unit=unit, snr=snr)
-
-    def _explain(
-        self,
-        step: Step,
-        found: Difference,
-        *,
-        kind: Kind = "model",
-        unit: int | None = None,
-        snr: float | None = None,
-    ) -> None:
-        """Keep the first difference."""
-        if self._divergence is None:
-            self._divergence = Divergence(
-                kind=kind,
-                seq=step.record.seq,
-                record=name_of(step.record),
-                at_ns=step.record.at_ns,
-                unit=unit if unit is not None else self._recorded.last_unit,
-                field=found.path,
-                recorded=found.recorded,
-                came_out=found.came_out,
-                cause=cause_of(step),
-                snr_db=snr,
-            )
+            self._verdicts.first(step, Finding(difference=found), unit=self._recorded.last_unit)

@@ -5,6 +5,10 @@
 and then what else a unit says of itself. Where PCM differs, its SNR tells rounding (60 dB and more)
 from another utterance. Costs are left out: they are measured, not made. Logits are compared apart
 (`logits_differ`): they can move without any token moving with them.
+
+Of a unit that was forced (`runtime.backends.forcing`), the ids are the recording's own; a decision
+in which the model parts from it counts as the difference of ids that it would have been. A
+*near-tie* is one that rounding could have turned; a model that does other work is further away.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy as np
 from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
 from protocol.turn import Prefill, TurnChunk, TurnResult
 from recorder.records import Value
+from runtime.backends.forcing import Choice, ForcedResult
 
 from .difference import Difference, first_difference, show
 
@@ -34,10 +39,51 @@ TURN_FIELDS: Final = (
     *("text", "pcm", "reason", "cut"),
 )
 
+NEAR_TIE_MARGIN: Final = 0.05
+"""Logits; what decides at a temperature of 0. Half precision moves those of the embedded model by
+about so much."""
+NEAR_TIE_DRAW_GAP: Final = 0.02
+"""Probability. Of 1539 decisions of the embedded model float16 turned 3, at most 0.0007 away, and
+bfloat16 23, at most 0.014 away, though their logits were up to 5 apart. Weights changed by half
+turned 240, most of them further away."""
+
 
 def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
     """Find the first difference between two results of a unit."""
     return _compare(recorded, new, UNIT_FIELDS)
+
+
+def compare_forced(
+    recorded: UnitResult, forced: ForcedResult
+) -> tuple[Difference | None, Choice | None]:
+    """Find the first difference between a result of a unit and a forced one.
+
+    Returns:
+        The difference; and the decision, where it is one.
+    """
+    found = compare_units(recorded, forced.result)
+    if not forced.choices:
+        return found, None
+    choice = forced.choices[0]
+    name = "decided_ids" if choice.stage == "llm" else "codec_ids"
+    if found is not None and UNIT_FIELDS.index(_root(found.path)) < UNIT_FIELDS.index(name):
+        return found, None
+    path = f"{name}[{choice.step}]"
+    parted = Difference(path=path, recorded=show(choice.recorded), came_out=show(choice.own))
+    return parted, choice
+
+
+def is_near_tie(choice: Choice) -> bool | None:
+    """Whether rounding could have turned a decision; None where the model gives no measure."""
+    if choice.margin is None and choice.draw_gap is None:
+        return None
+    is_near = choice.margin is not None and abs(choice.margin) <= NEAR_TIE_MARGIN
+    return is_near or (choice.draw_gap is not None and choice.draw_gap <= NEAR_TIE_DRAW_GAP)
+
+
+def _root(path: str) -> str:
+    """The field that a path begins with."""
+    return path.partition("[")[0].partition(".")[0]
 
 
 def compare_openings(recorded: Opened, new: Opened) -> Difference | None:

@@ -6,6 +6,7 @@ out are short, readable text. Nothing here decides what a difference is, nor pri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
@@ -69,6 +70,10 @@ class Divergence:
         came_out: what the replay says.
         cause: the last event the machine took; None before the first.
         snr_db: of PCM that differs: how loud the recorded signal is beside the difference.
+        margin: of a decision, where the model was forced: how many logits the model's own choice
+            was above the recorded one.
+        draw_gap: likewise: how far the random number was from one that gives the recorded one.
+        near_tie: likewise: rounding could have turned it.
     """
 
     kind: Kind
@@ -81,6 +86,9 @@ class Divergence:
     came_out: str
     cause: Cause | None
     snr_db: float | None = None
+    margin: float | None = None
+    draw_gap: float | None = None
+    near_tie: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -132,16 +140,38 @@ class Mismatch:
 
 
 @attrs.frozen(kw_only=True)
+class UnitDifference:
+    """How one unit came out otherwise; its fields are those of `Divergence`."""
+
+    unit: int
+    seq: int
+    field: str
+    recorded: str
+    came_out: str
+    snr_db: float | None
+    margin: float | None
+    draw_gap: float | None
+    near_tie: bool | None
+
+
+@attrs.frozen(kw_only=True)
 class FullReport:
     """What full replay found.
 
     Attributes:
         model: its name.
         environment: what differs between where it was recorded and here.
+        fingerprint: what the environment here is, line by line.
         compared: whether the model ran: not where the environment differs and nobody insisted.
+        teacher_forced: whether it was made to decide what was recorded.
         units: units that the model ran again.
         units_changed: those of them whose output differs in anything.
+        changed: how each of those differs, the first of them up to a bound.
         turns: turns of chat that it answered again.
+        turns_changed: those of them whose output differs in anything.
+        decisions: tokens and speech codes that it was forced to.
+        decisions_changed: those of them that it would have decided otherwise.
+        near_ties: those of these that rounding could have turned.
         logits_changed: the first unit whose first logits differ, even where its tokens do not.
         divergence: the first difference in what the model made.
         recorded: logic replay of the log as it is; None where nothing was compared.
@@ -151,9 +181,16 @@ class FullReport:
     model: str
     environment: tuple[Mismatch, ...]
     compared: bool
+    fingerprint: Mapping[str, str] = attrs.field(factory=dict)
+    teacher_forced: bool = False
     units: int = 0
     units_changed: int = 0
+    changed: tuple[UnitDifference, ...] = ()
     turns: int = 0
+    turns_changed: int = 0
+    decisions: int = 0
+    decisions_changed: int = 0
+    near_ties: int = 0
     logits_changed: int | None = None
     divergence: Divergence | None = None
     recorded: ReplayReport | None = None

@@ -19,12 +19,17 @@ from recorder.verify import Report
 
 from .difference import NOTHING, label, show
 from .inspection import Inspection, TurnStory, UnitStory
-from .report import Divergence, FullReport, ReplayReport
+from .report import Divergence, FullReport, ReplayReport, UnitDifference
 
 SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
 ROWS_MAX: Final = 40
 """Rows of the table of units; the rest is counted, and in JSON."""
+SHOWN_UNITS_MAX: Final = 12
+"""Units that came out otherwise, told one by one."""
+HASH_CHARS_MIN: Final = 32
+"""Shorter texts of hexadecimal digits may be words or versions."""
+HASH_CHARS_SHOWN: Final = 12
 TEXT_CHARS_MAX: Final = 60
 """Of what a unit says."""
 
@@ -63,20 +68,14 @@ def _verdict(report: ReplayReport) -> str:
 
 
 def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
-    """Tell what full replay found."""
-    lines: list[RenderableType] = []
-    if report.environment:
-        lines.append("not comparable" if not report.compared else "the environment differs")
-        lines += [
-            f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
-            f" here {_or_nothing(line.here)}"
-            for line in report.environment
-        ]
+    """Tell what full replay found, the environment first."""
+    lines = _environment_lines(report)
     if not report.compared or report.recorded is None:
-        return [*lines, "to compare all the same: --anyway"]
+        return [*lines, "to compare all the same: --anyway, best with --teacher-forced"]
     first, span_ns = report.first_divergence, report.recorded.span_ns
     lines.append(_full_verdict(report, report.recorded))
     turns = f", {report.turns} turns answered again" if report.turns else ""
+    turns += f", {report.turns_changed} of them otherwise" if report.turns_changed else ""
     lines.append(
         f"model {label(report.model)}: {report.units} units run again,"
         f" {report.units_changed} came out otherwise{turns};"
@@ -86,11 +85,71 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
         lines += divergence_lines(first)
+    lines += _forced_lines(report)
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
         lines.append("what the client would have got differs:")
         lines += divergence_lines(renewed)
     return lines + _damage_lines(report.recorded.damage, report.recorded.damage_count)
+
+
+def _environment_lines(report: FullReport) -> list[RenderableType]:
+    """Tell where the model runs, and what differs from where it was recorded."""
+    if not report.environment:
+        here = [f"{label(name)} {_brief(line)}" for name, line in report.fingerprint.items()]
+        return [f"environment as recorded: {'; '.join(here)}"]
+    differs = "not comparable" if not report.compared else "the environment differs"
+    return [
+        differs,
+        *(
+            f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
+            f" here {_or_nothing(line.here)}"
+            for line in report.environment
+        ),
+    ]
+
+
+def _brief(line: str) -> str:
+    """A line of a fingerprint; a hash by its first digits."""
+    is_hash = len(line) >= HASH_CHARS_MIN and not line.strip("0123456789abcdef")
+    return line[:HASH_CHARS_SHOWN] if is_hash else label(line)
+
+
+def _forced_lines(report: FullReport) -> list[RenderableType]:
+    """Tell how a forced model judged each unit; of one that was not, what forcing would tell."""
+    first = report.divergence
+    if not report.teacher_forced:
+        is_decision = first is not None and first.field.startswith(("decided_ids", "codec_ids"))
+        told = "  --teacher-forced tells a near-tie from a regression, and judges each unit"
+        return [told] if is_decision else []
+    lines: list[RenderableType] = [
+        f"forced: {report.decisions_changed} of {report.decisions} decisions would have fallen"
+        f" otherwise, {report.near_ties} of them near-ties"
+    ]
+    if len(report.changed) > 1:
+        lines.append(_changed_table(report.changed))
+    more = report.units_changed - SHOWN_UNITS_MAX
+    return [*lines, f"and {more} more units, see --json"] if more > 0 else lines
+
+
+def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("unit", "where", "recorded", "came out", "judged"):
+        table.add_column(name, justify="right" if name == "unit" else "left", overflow="fold")
+    for unit in changed[:SHOWN_UNITS_MAX]:
+        judged = _apart(unit)
+        row = (str(unit.unit), unit.field, unit.recorded, unit.came_out, judged)
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _apart(found: Divergence | UnitDifference) -> str:
+    """Say how far a decision was from the recorded one, and what that means."""
+    if found.near_tie is None:
+        return ""
+    measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]
+    measured += [] if found.draw_gap is None else [f"drawn {found.draw_gap:.2g} beside it"]
+    return ", ".join(measured) + (": a near-tie" if found.near_tie else ": no near-tie")
 
 
 def _or_nothing(text: str | None) -> str:
@@ -115,6 +174,8 @@ def divergence_lines(divergence: Divergence) -> list[RenderableType]:
     ]
     if divergence.snr_db is not None:
         lines.append(f"  sound     {divergence.snr_db} dB above the difference")
+    if divergence.near_tie is not None:
+        lines.append(f"  decided   {_apart(divergence)}")
     if divergence.cause is not None:
         cause = divergence.cause
         lines.append(f"  event     {cause.seq}, {cause.kind} {cause.summary}")

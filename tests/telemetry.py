@@ -13,7 +13,9 @@ from protocol.effects import Effect
 from protocol.events import ConnectionOpened
 from protocol.session import Session
 from recorder.mapping import EFFECT_KINDS, EVENT_KINDS, effect_record, event_of
-from recorder.reader import read
+from recorder.reader import LogReader, read
+from recorder.records import Record
+from recorder.scan import Damage
 from runtime.backends.scripted import ScriptedBackend
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.watching import Telemetry
@@ -55,6 +57,16 @@ class Figures:
         ]
         assert found, f"there is no {name}"
         return sum(found)
+
+
+def is_whole(log: Path) -> bool:
+    """Say whether a log is neither damaged nor cut off."""
+    last: Record | Damage | None = None
+    with LogReader(log) as reader:
+        for last in reader:
+            if isinstance(last, Damage):
+                return False
+    return last is not None and last.kind == "fin"
 
 
 def meter_log(log: Path, metrics: Metrics) -> Session:

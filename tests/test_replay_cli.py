@@ -16,6 +16,7 @@ from recorder.format import HEADER_BYTES, MARK
 from recorder.records import Record
 from replay import cli
 from replay.cli import inspect_command, replay_command, verify_command
+from replay.folder import find_logs, replay_logs, size_of
 from runtime.backends.base import Backend
 from runtime.backends.scripted import ScriptedBackend, Speaks, Step
 
@@ -104,7 +105,7 @@ def test_replay_explains_a_divergence(tmp_path: Path) -> None:
     assert (body["result"], body["exit_code"]) == ("diverged", 1)
     assert body["divergence"].keys() == {
         *("kind", "seq", "record", "at_ns", "unit", "field", "recorded", "came_out"),
-        *("cause", "snr_db"),
+        *("cause", "snr_db", "margin", "draw_gap", "near_tie"),
     }
     assert body["divergence"]["seq"] == seq
     text = call(replay_command, path)
@@ -130,7 +131,8 @@ def test_what_cannot_be_read_is_one_line(command: click.Command, tmp_path: Path)
     junk = tmp_path / "junk.session.zst"
     junk.write_bytes(b"no log at all" * 50)
     (tmp_path / "empty.session.zst").write_bytes(b"")
-    for path in (tmp_path / "none.session.zst", tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none.session.zst", tmp_path / "folder"):
         result = call(command, path)
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     for path in (junk, tmp_path / "empty.session.zst"):
@@ -165,12 +167,14 @@ def test_full_replay(tmp_path: Path, backend: ScriptedBackend) -> None:
     body = told(replay_command, path, "--full")
     assert (body["result"], body["exit_code"], body["units"]) == ("identical", 0, 13)
     assert body.keys() == SUMMARY_KEYS | {
-        *("model", "environment", "compared", "units", "units_changed", "turns", "logits_changed"),
-        *("divergence", "recorded", "renewed"),
+        *("model", "environment", "fingerprint", "compared", "teacher_forced", "logits_changed"),
+        *("units", "units_changed", "changed", "turns", "turns_changed"),
+        *("decisions", "decisions_changed", "near_ties", "divergence", "recorded", "renewed"),
     }
     assert body["recorded"].keys() == body["renewed"].keys() == REPORT_KEYS
     text = call(replay_command, path, "--full")
-    assert (text.exit_code, text.stdout.startswith("identical\n")) == (0, True)
+    environment = "environment as recorded: backend scripted; version 1\n"
+    assert (text.exit_code, text.stdout.startswith(environment + "identical\n")) == (0, True)
     assert not backend.held_slots
 
 
@@ -214,10 +218,128 @@ def test_full_replay_without_the_model(tmp_path: Path) -> None:
     assert "nobody" in result.stderr
 
 
-@pytest.mark.parametrize("flags", [("--full", "--go-on"), ("--anyway",), ("--model", "x")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(("--full", "--go-on"), ("--full", "--jobs", "2")),
+        *(("--anyway",), ("--model", "x"), ("--teacher-forced",)),
+    ],
+)
 def test_replay_refuses_flags_that_mean_nothing(flags: tuple[str, ...], busy_path: Path) -> None:
     """A flag would be taken and do nothing."""
     assert call(replay_command, busy_path, *flags).exit_code == 2
+
+
+# -- several logs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, busy_path: Path) -> Path:
+    """A sound log, an open one, one that diverges, a damaged one, and one that is none."""
+    made = tmp_path_factory.mktemp("several")
+    records = busy_scene().records
+    for name, kept in {"b-open": records[:-1], "c-wrong": with_wrong_frame(records)[1]}.items():
+        (made / "written").mkdir(exist_ok=True)
+        write_log(made / "written", kept).rename(made / f"{name}.session.zst")
+    (made / "written").rmdir()
+    (made / "below").mkdir()
+    damaged(busy_path, made / "below", 5)
+    (made / "a-sound.session.zst").write_bytes(busy_path.read_bytes())
+    (made / "d-junk.session.zst").write_bytes(b"no log at all" * 50)
+    (made / "notes.txt").write_text("no log")
+    return made
+
+
+def names_of(bodies: Sequence[Any]) -> dict[str, str]:
+    """Return each log's result by its name."""
+    return {Path(body["log"]).name.partition(".")[0]: body["result"] for body in bodies}
+
+
+def test_a_folder_is_replayed_log_by_log(folder: Path) -> None:
+    """A damaged log would stop the others, or a script could not tell which one differs."""
+    result = call(replay_command, folder, "--json")
+    bodies = json.loads(result.stdout)
+    assert names_of(bodies) == {
+        "a-sound": "identical",
+        "b-open": "identical",
+        "c-wrong": "diverged",
+        "d-junk": "unreadable",
+        "rec-000001": "damaged",
+    }
+    assert result.exit_code == max(body["exit_code"] for body in bodies) == 2
+    assert [body["log"] for body in bodies] == sorted(body["log"] for body in bodies)
+    for body in bodies:
+        whole = body.keys() == SUMMARY_KEYS | REPORT_KEYS
+        assert whole or body.keys() == SUMMARY_KEYS | {"error"}
+
+
+def test_processes_find_the_same(folder: Path) -> None:
+    """What is found would depend on how many processes looked."""
+    alone = json.loads(call(replay_command, folder, "--json").stdout)
+    shared = json.loads(call(replay_command, folder, "--json", "--jobs", "2").stdout)
+    for body in (*alone, *shared):
+        del body["elapsed_ms"], body["times_real_time"]
+    assert alone == shared
+
+
+def test_a_table_shows_what_is_wrong_first(folder: Path) -> None:
+    """One would look for the one log that differs among hundreds that do not."""
+    text = call(replay_command, folder).stdout
+    names = ("d-junk", "below/rec-000001", "c-wrong", "a-sound", "b-open")
+    places = [text.index(f"\n{name} ") for name in names]
+    assert places == sorted(places)
+    assert text.index("(tx Send)") < text.index("a-sound") < text.index("no fin")
+    assert "5 logs: 2 identical, 1 diverged, 1 damaged, 1 unreadable" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("names", "exit_code"),
+    [(("a-sound", "b-open"), 0), (("a-sound", "c-wrong"), 1), (("d-junk", "a-sound"), 2)],
+)
+def test_the_worst_log_decides(folder: Path, names: tuple[str, ...], exit_code: int) -> None:
+    """CI would be green though a log differs."""
+    logs = [folder / f"{name}.session.zst" for name in names]
+    assert call(replay_command, *logs).exit_code == exit_code
+    assert call(replay_command, *logs, logs[0]).exit_code == exit_code
+
+
+def test_several_logs_replay_fully(
+    tmp_path: Path, backend: ScriptedBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model would be loaded for each log, or one that is not here would stop the others."""
+    log, loaded = record_session(tmp_path), list[str]()
+    other = attrs.evolve(busy_scene().records[0], fields={"config": {"model": "gone"}})
+    (tmp_path / "other").mkdir()
+    write_log(tmp_path / "other", [other, *busy_scene().records[1:]])
+
+    def load(name: str, slots: int | None) -> Backend:
+        loaded.append(name)
+        if name == "gone":
+            raise ValueError("no such model")
+        return backend
+
+    monkeypatch.setattr(cli, "load_backend", load)
+    result = call(
+        replay_command, log, log.parent, folder / "d-junk.session.zst", "--full", "--json"
+    )
+    bodies = json.loads(result.stdout)
+    assert [body["result"] for body in bodies] == ["identical", "not_comparable", "unreadable"]
+    assert (result.exit_code, loaded) == (2, ["scripted", "gone"])
+    assert "no such model" in bodies[1]["error"]
+    text = call(replay_command, log, tmp_path / "other", "--full")
+    assert (text.exit_code, "1 identical, 1 not comparable" in text.stdout) == (3, True)
+
+
+# -- progress -------------------------------------------------------------------------------------
+
+
+def test_progress_adds_up_to_the_logs(folder: Path) -> None:
+    """A bar would stop short of its end, or run over it."""
+    logs = find_logs([folder])
+    for jobs in (1, 2):
+        told: list[int] = []
+        assert len(list(replay_logs(logs, told.append, jobs=jobs))) == len(logs)
+        assert sum(told) == sum(map(size_of, logs))
 
 
 # -- verify and inspect ---------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def test_a_server_that_goes_silent_is_left() -> None:
             '{"type":"session.queue_done"}',
             '{"type":"session.created","session_id":"x"}',
         ):
-            await peer.send_frame(frame)
+            await peer.send_frames(frame)
         session = ClientSession(PeerSocket(peer), mode="audio", dialect="realtime")
         began_s = anyio.current_time()
         plan = Plan(units=(pcm(),), fast=True)

@@ -22,7 +22,7 @@ from replay.logic import replay
 from runtime.backends.scripted import Call, ScriptedBackend
 from runtime.backends.scripted_chat import Answer
 from runtime.media.values import Decoded, MediaError
-from tests.golden import picture
+from tests.golden_stage import picture
 from tests.helpers import (
     Peer,
     World,

@@ -40,15 +40,16 @@ from protocol.model import (
 from protocol.turn import Turn
 
 from .base import BackendError, BackendGone, BackendInfo, ContextFull
+from .forcing import Forced, ForcedResult
 from .scripted_chat import ChatScript, ScriptedTurn, default_answer
+from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
 from .scripted_tone import draw, tone
 
 SLOTS: Final = 4
 """Enough for a demonstration; a script costs nothing."""
 CONTEXT_LIMIT: Final = 8192
-"""The model's own, as are the counts and ids below (model.md)."""
+"""The model's own, as are the counts below (model.md)."""
 PROMPT_TOKENS_MIN: Final = 10
-TOKEN_CHARS: Final = 4
 VOICE_BYTES_PER_TOKEN: Final = UNIT_BYTES // 10
 PREFILL_TOKENS: Final = 11
 FRAME_TOKENS: Final = 64
@@ -56,11 +57,6 @@ FRAME_TOKENS: Final = 64
 FINALIZE_TOKENS: Final = 2
 CODE_SAMPLES: Final = 960
 US_PER_S: Final = 1_000_000
-UNIT_END_ID: Final = 151_684
-LISTEN_ID: Final = 151_705
-SPEAK_ID: Final = 151_706
-TURN_EOS_ID: Final = 151_717
-CHUNK_EOS_ID: Final = 151_718
 
 Fault = Literal["fail", "context_full", "gone", "hang"]
 """What goes wrong: an error, a refusal, a lost worker, or a call that never returns."""
@@ -273,6 +269,12 @@ class ScriptedSession:
             self._phase = "ran"
             return result
 
+    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+        """Play one unit with recorded ids, as `Forces.run_forced` says."""
+        made = force(await self.run_unit(unit, cut), forced)
+        self._kv_length = made.result.kv_length
+        return made
+
     def interrupt(self, index: int) -> None:
         """Cut unit `index` before its next step, also where it has not begun yet."""
         self._interrupted_index = index
@@ -359,7 +361,10 @@ def _result(
     """Make a unit's result; of a unit that was cut, the share that its steps made."""
     speech = step.speech or Speaks(text="", pcm=b"")
     text, pcm = speech.text, speech.pcm if opening.config.generate_audio else b""
-    ids = _speech_ids(speech, opening) if step.speech else ()
+    ids: tuple[int, ...] = ()
+    if step.speech:
+        ids_max = opening.config.max_new_speak_tokens_per_chunk
+        ids = speech_ids(text, opening.seed, end_of_turn=speech.end_of_turn, ids_max=ids_max)
     done = step.steps if cut is None else cut.step
     samples = len(pcm) // SAMPLE_BYTES * done // step.steps
     fed_ids = ids[: len(ids) * done // step.steps]
@@ -383,13 +388,6 @@ def _result(
         vision_tokens=len(unit.frames) * FRAME_TOKENS,
         costs=Costs(prefill_us=prefill_us, generate_us=llm_us, llm_us=llm_us, wall_us=wall_us),
     )
-
-
-def _speech_ids(speech: Speaks, opening: Opening) -> tuple[int, ...]:
-    """Make the ids that a speaking unit feeds: one less than it may decide, at most."""
-    words = draw("words", speech.text, opening.seed)[: len(speech.text) // TOKEN_CHARS]
-    ids = (SPEAK_ID, *(word * 587 for word in words), *(TURN_EOS_ID,) * speech.end_of_turn)
-    return ids[: opening.config.max_new_speak_tokens_per_chunk - 1]
 
 
 def _prefill_tokens(unit: Unit) -> int:

@@ -61,6 +61,7 @@ _UNBOUND: Final = Settings(
     model="bench",
     limit_video_s=SESSION_S,
     connections_per_address_max=SLOTS,
+    connections_per_address_per_s_max=ENDLESS,
     messages_per_s_max=ENDLESS,
     bytes_per_s_max=ENDLESS,
 )

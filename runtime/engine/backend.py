@@ -36,6 +36,7 @@ from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..backends.base import BackendError, BackendInfo
+from ..backends.forcing import Forced, ForcedResult
 from .engine import Engine
 from .scheduler import BACKGROUND
 
@@ -85,6 +86,21 @@ class SteppedSession(Protocol):
 
     def release(self) -> None:
         """Give back everything the session holds."""
+        ...
+
+
+@runtime_checkable
+class SteppedForces(Protocol):
+    """A stepped session whose units can be forced."""
+
+    def look(self, unit: Unit) -> Any:
+        """See `SteppedSession.look`."""
+        ...
+
+    def forced_unit(
+        self, unit: Unit, pictures: Any, cut: Cut | None, forced: Forced
+    ) -> Generator[Any, Any, ForcedResult]:
+        """Prefill and generate one unit as it was recorded."""
         ...
 
 
@@ -265,6 +281,21 @@ class EngineSession:
             return self.stepped.unit(unit, self.stepped.look(unit), cut)
 
         return await self._backend.call("run_unit", steps)
+
+    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+        """Prefill and generate one unit as it was recorded, as `Forces.run_forced` says.
+
+        Raises:
+            BackendError: it failed, or the model cannot be forced.
+        """
+        stepped = self.stepped
+        if not isinstance(stepped, SteppedForces):
+            raise BackendError(f"model {self._backend.info.name} cannot be forced")
+
+        def steps() -> Generator[Any, Any, ForcedResult]:
+            return stepped.forced_unit(unit, stepped.look(unit), cut, forced)
+
+        return await self._backend.call("run_forced", steps)
 
     def interrupt(self, index: int) -> None:
         """Cut unit `index`, whether it runs or waits for the engine; never blocks."""

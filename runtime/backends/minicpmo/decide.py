@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from protocol.model import DuplexConfig
 from protocol.turn import ChatConfig
 
-from .sampling import choose, untempered
+from .sampling import choose, choose_gap, untempered, untempered_gap, untempered_room
 from .tokens import Tokens
 
 REPETITION_PENALTY: Final = 1.05
@@ -61,6 +61,13 @@ def decide(
     first = int(logits.argmax()) if greedy else untempered(logits, float(draws[0]))
     if first == ids.chunk_eos:
         return ids.chunk_eos
+    _weigh(logits, history, config, tokens)
+    return choose(logits, float(draws[1]), config.temperature, config.top_k, config.top_p)
+
+
+def _weigh(logits: Logits, history: Sequence[int], config: DuplexConfig, tokens: Tokens) -> None:
+    """Forbid and penalise, in place, what `decide` samples the second time."""
+    ids = tokens.ids
     logits[[*tokens.forbidden, ids.chunk_eos]] = -np.inf
     logits[tokens.size :] = -np.inf
     # Divided whatever the sign, as the public code has it.
@@ -69,7 +76,51 @@ def decide(
     logits[ids.turn_eos] *= 1 / config.length_penalty if turn_eos > 0 else config.length_penalty
     scale = config.listen_prob_scale
     logits[ids.listen] += math.log(scale) if scale > 0 else -math.inf
-    return choose(logits, float(draws[1]), config.temperature, config.top_k, config.top_p)
+
+
+def tokens_apart(
+    logits: Logits,
+    history: Sequence[int],
+    draws: Logits,
+    config: DuplexConfig,
+    tokens: Tokens,
+    *,
+    own: int,
+    wanted: int,
+) -> tuple[float | None, float | None]:
+    """Measure how far `decide` was from another id.
+
+    Args:
+        logits: (V,), as `decide` was given them.
+        history: as of `decide`.
+        draws: as of `decide`.
+        config: as of `decide`.
+        tokens: as of `decide`.
+        own: what it chose.
+        wanted: another id.
+
+    Returns:
+        `Choice.margin` and `Choice.draw_gap`; where one of the two ends the chunk, of that choice.
+    """
+    ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
+    sooner, later = map(float, draws)
+    if wanted == ends:
+        first = int(logits.argmax()) if greedy else untempered(logits, sooner)
+        gap = None if greedy else untempered_gap(logits, sooner, ends)
+        return float(logits[first] - logits[ends]), gap
+    weighed = logits.copy()
+    _weigh(weighed, history, config, tokens)
+    bounds = (config.temperature, config.top_k, config.top_p)
+    gap = None if greedy else choose_gap(weighed, later, *bounds, wanted=wanted)
+    if own == ends:
+        room = untempered_room(logits, sooner, ends)
+        gap = None if gap is None or room is None else max(gap, room)
+        return float(logits[ends] - logits[wanted]), gap
+    return _finite(weighed[own] - weighed[wanted]), gap
+
+
+def _finite(margin: float) -> float | None:
+    return float(margin) if math.isfinite(margin) else None
 
 
 def fed_max(config: DuplexConfig) -> int:
@@ -92,11 +143,43 @@ def decide_code(
     Returns:
         The code.
     """
+    _weigh_codes(logits, chunk, eos, may_end=may_end)
+    return untempered(logits, draw)
+
+
+def codes_apart(
+    logits: Logits,
+    chunk: Sequence[int],
+    draw: float,
+    eos: int,
+    *,
+    may_end: bool,
+    own: int,
+    wanted: int,
+) -> tuple[float | None, float | None]:
+    """Measure how far `decide_code` was from another code.
+
+    Args:
+        logits: (codes,), as `decide_code` was given them; changed in place.
+        chunk: as of `decide_code`.
+        draw: as of `decide_code`.
+        eos: as of `decide_code`.
+        may_end: as of `decide_code`.
+        own: what it chose.
+        wanted: another code.
+
+    Returns:
+        `Choice.margin` and `Choice.draw_gap`.
+    """
+    _weigh_codes(logits, chunk, eos, may_end=may_end)
+    return _finite(logits[own] - logits[wanted]), untempered_gap(logits, draw, wanted)
+
+
+def _weigh_codes(logits: Logits, chunk: Sequence[int], eos: int, *, may_end: bool) -> None:
     logits /= CODE_TEMPERATURE
     _penalise(logits, chunk)
     if not may_end:
         logits[eos] = -np.inf
-    return untempered(logits, draw)
 
 
 def _penalise(logits: Logits, codes: Sequence[int]) -> None:

@@ -35,6 +35,48 @@ def _inverse(probabilities: NDArray[np.float64], draw: float) -> int:
     return int(min(np.searchsorted(total, draw * total[-1], side="right"), len(total) - 1))
 
 
+def _span(probabilities: NDArray[np.float64], wanted: int) -> tuple[float, float]:
+    """The draws, from the first up to the second, that `_inverse` turns into `wanted`."""
+    total = np.cumsum(probabilities)
+    start = float(total[wanted - 1] / total[-1]) if wanted else 0.0
+    return start, float(total[wanted] / total[-1])
+
+
+def _gap(probabilities: NDArray[np.float64], draw: float, wanted: int) -> float | None:
+    start, stop = _span(probabilities, wanted)
+    return max(start - draw, draw - stop, 0.0) if stop > start else None
+
+
+def untempered_gap(logits: NDArray[np.float64], draw: float, wanted: int) -> float | None:
+    """How far a draw is from the nearest with which `untempered` gives an id.
+
+    Args:
+        logits: (V,).
+        draw: in [0, 1).
+        wanted: the id.
+
+    Returns:
+        The distance, 0 where it is given; None where no draw gives it.
+    """
+    return _gap(np.exp(logits - logits.max()), draw, wanted)
+
+
+def untempered_room(logits: NDArray[np.float64], draw: float, given: int) -> float | None:
+    """How far a draw is from the nearest with which `untempered` gives another id.
+
+    Args:
+        logits: (V,).
+        draw: in [0, 1).
+        given: the id that it gives.
+
+    Returns:
+        The distance; None where all draws give it.
+    """
+    start, stop = _span(np.exp(logits - logits.max()), given)
+    rooms = [draw - start] * (start > 0) + [stop - draw] * (stop < 1)
+    return min(rooms, default=None)
+
+
 def untempered(logits: NDArray[np.float64], draw: float) -> int:
     """Sample from the plain softmax.
 
@@ -84,10 +126,45 @@ def choose(
     """
     if temperature == 0:
         return int(logits.argmax())
+    ids, probabilities = _candidates(logits, temperature, top_k, top_p)
+    return int(ids[_inverse(probabilities, draw)])
+
+
+def choose_gap(
+    logits: NDArray[np.float64],
+    draw: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    *,
+    wanted: int,
+) -> float | None:
+    """How far a draw is from the nearest with which `choose` gives an id.
+
+    Args:
+        logits: (V,).
+        draw: in [0, 1).
+        temperature: above 0.
+        top_k: as of `choose`.
+        top_p: as of `choose`.
+        wanted: the id.
+
+    Returns:
+        The distance, 0 where it is given; None where no draw gives it.
+    """
+    ids, probabilities = _candidates(logits, temperature, top_k, top_p)
+    places = np.flatnonzero(ids == wanted)
+    return _gap(probabilities, draw, int(places[0])) if len(places) else None
+
+
+def _candidates(
+    logits: NDArray[np.float64], temperature: float, top_k: int, top_p: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The ids that may be chosen, the most likely first, and their probabilities."""
     order = best(logits, top_k)
     scaled = (logits[order] - logits[order[0]]) / temperature
     probabilities = np.exp(scaled)
     probabilities /= probabilities.sum()
     before = np.cumsum(probabilities) - probabilities
     kept = before < top_p
-    return int(order[kept][_inverse(probabilities[kept], draw)])
+    return order[kept], probabilities[kept]

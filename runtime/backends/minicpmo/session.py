@@ -23,12 +23,14 @@ import simplejpeg
 from protocol.model import UNIT_BYTES, Cut, Finalized, Opened, Opening, Stage, Unit, UnitResult
 
 from ..base import BackendError, BackendRefused, ContextFull
+from ..forcing import Forced, ForcedResult
 from .decide import fed_max
 from .machine import Machine
 from .prompt import Prefilled, prefill
 from .slices import Slicing
 from .sound import read_pcm
 from .state import SessionState, Span, Speech
+from .teacher import Teacher
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
 from .unit import Pictures, Setting, UnitRun
@@ -128,6 +130,30 @@ class ModelSession:
             ContextFull: the worst case does not fit; nothing was fed.
             BackendError: it failed, or was called out of order.
         """
+        return (yield from self._unit(unit, pictures, cut, None))
+
+    def forced_unit(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
+    ) -> Steps[ForcedResult]:
+        """Prefill and generate one unit as it was recorded; see `Forces.run_forced`.
+
+        Args:
+            unit: one second of sound and its pictures.
+            pictures: what `look` made of these.
+            cut: stop just there, whatever `interrupt` says.
+            forced: what is to be decided.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendError: it failed, was called out of order, or an id is none of the model's.
+        """
+        teacher = Teacher(forced, self._machine.config.tts.eos)
+        result = yield from self._unit(unit, pictures, cut, teacher)
+        return ForcedResult(result=result, choices=tuple(teacher.choices))
+
+    def _unit(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, teacher: Teacher | None
+    ) -> Steps[UnitResult]:
         self._require("ready")
         self._check(unit, pictures, cut)
 
@@ -142,7 +168,12 @@ class ModelSession:
         self._state = self._before = before
         self._running, self._phase = unit.index, "failed"
         run = UnitRun(
-            setting=self._setting, unit=unit, pictures=pictures, state=self._state, stop=stop
+            setting=self._setting,
+            unit=unit,
+            pictures=pictures,
+            state=self._state,
+            stop=stop,
+            teacher=teacher,
         )
         try:
             result = yield from run.run()

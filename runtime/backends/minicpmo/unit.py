@@ -27,14 +27,17 @@ from .decide import (
     CHUNK_CHARACTERS,
     DRAWS_A_STEP,
     REPETITION_WINDOW,
+    codes_apart,
     decide,
     decide_code,
     fed_max,
+    tokens_apart,
 )
 from .parts import Parts
 from .sampling import draws
 from .sound import read_pcm
 from .state import SessionState, Speech
+from .teacher import Teacher
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
 from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
@@ -107,6 +110,7 @@ class UnitRun:
         pictures: its frames, decoded and cut.
         state: the session's, replaced step by step.
         stop: asked before each step; True cuts the unit there.
+        teacher: knows what is to be decided; None: the unit decides by itself.
         terminator: what finalize is to feed.
         decided: ids decided.
         fed: ids fed in generate.
@@ -122,6 +126,7 @@ class UnitRun:
     pictures: Pictures
     state: SessionState
     stop: Callable[[Stage, int], bool]
+    teacher: Teacher | None = None
     terminator: int = -1
     decided: list[int] = attrs.field(factory=list)
     fed: list[int] = attrs.field(factory=list)
@@ -206,7 +211,7 @@ class UnitRun:
         tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
         numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
         numbers = numbers.reshape(-1, DRAWS_A_STEP)
-        logits, self.terminator = numbers_of(first.logits), ids.chunk_eos
+        fed, logits, self.terminator = first, numbers_of(first.logits), ids.chunk_eos
         for step in range(most + 1):
             if self._cut_at("llm", step):
                 return False
@@ -214,6 +219,7 @@ class UnitRun:
                 self.decided.append(ids.chunk_eos)
                 return False
             token = decide(logits, self.state.history, numbers[step], opening.config, tokens)
+            token = self._taught(step, token, fed, numbers[step])
             self.decided.append(token)
             if token == ids.chunk_eos:
                 return False
@@ -225,13 +231,26 @@ class UnitRun:
                 return token == ids.listen and not self.fed
             if step and self._overflows(token):
                 return False
-            fed: Fed = yield from self._feed(setting.parts.embed((token,)))
+            fed = yield from self._feed(setting.parts.embed((token,)))
             self.fed.append(token)
             self.state = self.state.but(turn_open=token != ids.turn_eos)
             if step:
                 self.spoken.append((token, fed.hidden))
             logits = numbers_of(fed.logits)
         raise AssertionError("the last iteration returns")
+
+    def _taught(self, step: int, own: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
+        """The token that a teacher knows, or the unit's own."""
+        if self.teacher is None:
+            return own
+        opening, tokens = self.setting.opening, self.setting.tokens
+        logits, history = numbers_of(fed.logits), self.state.history
+
+        def apart(wanted: int) -> tuple[float | None, float | None]:
+            config = opening.config
+            return tokens_apart(logits, history, numbers, config, tokens, own=own, wanted=wanted)
+
+        return self.teacher.token(step, own, apart)
 
     def _remember(self, token: int) -> None:
         history = (*self.state.history, token)[-REPETITION_WINDOW:]
@@ -258,12 +277,28 @@ class UnitRun:
             if step == CODES_A_UNIT:
                 break
             logits = numbers_of(answer)
-            code = decide_code(logits, self.codes, float(numbers[step]), eos, may_end=may_end)
+            number = float(numbers[step])
+            code = decide_code(logits, self.codes, number, eos, may_end=may_end)
+            code = self._taught_code(step, code, answer, number, may_end=may_end)
             if code == eos:
                 break
             self.codes.append(code)
             rows = tts.codes((code,))
         self.state = self.state.but(speech=attrs.evolve(speech, length=length))
+
+    def _taught_code(
+        self, step: int, own: int, answer: Tensor, number: float, *, may_end: bool
+    ) -> int:
+        """The code that a teacher knows, or the unit's own."""
+        if self.teacher is None:
+            return own
+        eos = self.setting.parts.config.tts.eos
+        logits, chunk = numbers_of(answer), self.codes
+
+        def apart(wanted: int) -> tuple[float | None, float | None]:
+            return codes_apart(logits, chunk, number, eos, may_end=may_end, own=own, wanted=wanted)
+
+        return self.teacher.code(step, own, apart)
 
     def _voice(self, *, last: bool) -> Steps[None]:
         """Codes to sound."""

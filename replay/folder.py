@@ -1,0 +1,188 @@
+"""Several logs, replayed one after the other or in processes of their own.
+
+Rules: a log that cannot be read or is damaged stops no other; outcomes come in the order of the
+logs, whatever finishes first. What waits for a process is a path, and what comes back is an
+`Outcome`, so memory does not grow with the logs.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from recorder.errors import RecorderError
+from recorder.reader import LogReader
+from recorder.records import Record
+from recorder.scan import Damage
+from recorder.store import SUFFIX
+
+from .full import ModelUnavailableError
+from .logic import replay
+from .outcome import Outcome, full_result, logic_result, reason
+from .report import FullReport
+
+JOBS_MAX: Final = 64
+"""Processes; more than the cores of most machines gain nothing."""
+
+
+class JobLostError(Exception):
+    """A process that replayed logs was killed."""
+
+
+Watch = Callable[[int], None]
+"""Told how many bytes of a log were read since it was told last."""
+RunFully = Callable[[LogReader, Watch], Awaitable[FullReport]]
+
+
+def find_logs(paths: Iterable[Path]) -> list[Path]:
+    """Name the logs that are meant: files as they are, and all logs in and below folders.
+
+    Returns:
+        In the order of the paths, those of a folder by name; each once.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            logs = (log for log in path.rglob("*" + SUFFIX) if log.is_file())
+            found.update(dict.fromkeys(sorted(logs)))
+        else:
+            found[path] = None
+    return list(found)
+
+
+def _unwatched(_: int) -> None:
+    """Tell nobody."""
+
+
+def replay_log(log: Path, watch: Watch = _unwatched, *, go_on: bool = False) -> Outcome:
+    """Replay one log by logic.
+
+    Args:
+        log: the file.
+        watch: told how far it is.
+        go_on: read past damage.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        RecorderError: it is no log.
+    """
+    began = time.perf_counter()
+    with LogReader(log) as reader:
+        report = replay(watched(reader, watch), go_on=go_on)
+    elapsed_s = time.perf_counter() - began
+    return Outcome(log=str(log), result=logic_result(report), elapsed_s=elapsed_s, report=report)
+
+
+def replay_logs(
+    logs: Sequence[Path], watch: Watch, *, go_on: bool = False, jobs: int = 1
+) -> Iterator[Outcome]:
+    """Replay several logs by logic.
+
+    Args:
+        logs: the files.
+        watch: told how far it is.
+        go_on: read past damage.
+        jobs: processes; 1 takes this one.
+
+    Raises:
+        JobLostError: one of the processes was killed, as for want of memory.
+    """
+    if jobs == 1 or len(logs) < 2:
+        yield from (_tried(log, watch, go_on=go_on) for log in logs)
+        return
+    executor = ProcessPoolExecutor(
+        min(jobs, len(logs)),
+        # Not forked: a thread that shows progress may hold a lock just then.
+        mp_context=get_context("spawn"),
+        # An interrupt reaches all processes; this one hears it and stops the others.
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
+    with executor:
+        try:
+            outcomes = executor.map(partial(_tried, watch=_unwatched, go_on=go_on), logs)
+            for log, outcome in zip(logs, outcomes, strict=True):
+                watch(size_of(log))
+                yield outcome
+        except BrokenProcessPool as error:
+            raise JobLostError("a process was killed; fewer --jobs take less memory") from error
+        except BaseException:
+            executor.shutdown(cancel_futures=True)
+            raise
+
+
+async def replay_logs_fully(
+    logs: Sequence[Path], watch: Watch, run: RunFully
+) -> AsyncIterator[Outcome]:
+    """Replay several logs with their models, one after the other.
+
+    Args:
+        logs: the files.
+        watch: told how far it is.
+        run: replays one of them.
+    """
+    for log in logs:
+        began = time.perf_counter()
+        try:
+            with LogReader(log) as reader:
+                report = await run(reader, watch)
+        except (OSError, RecorderError) as error:
+            watch(size_of(log))
+            yield _failed(log, began, error)
+        except ModelUnavailableError as error:
+            yield Outcome(
+                log=str(log),
+                result="not_comparable",
+                elapsed_s=time.perf_counter() - began,
+                error=str(error),
+            )
+        else:
+            yield Outcome(
+                log=str(log),
+                result=full_result(report),
+                elapsed_s=time.perf_counter() - began,
+                report=report,
+            )
+
+
+def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
+    """Iterate a log, and tell how much of it was read; what is left unread counts at the end."""
+    blocks, left_bytes = 0, reader.tail_bytes
+    try:
+        for item in reader:
+            if reader.blocks != blocks:
+                blocks, before = reader.blocks, left_bytes
+                left_bytes = reader.tail_bytes
+                watch(before - left_bytes)
+            yield item
+    finally:
+        watch(left_bytes)
+
+
+def size_of(log: Path) -> int:
+    """The size of a file; 0 where there is none."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:
+    began = time.perf_counter()
+    try:
+        return replay_log(log, watch, go_on=go_on)
+    except (OSError, RecorderError) as error:
+        watch(size_of(log))
+        return _failed(log, began, error)
+
+
+def _failed(log: Path, began: float, error: OSError | RecorderError) -> Outcome:
+    elapsed_s = time.perf_counter() - began
+    return Outcome(log=str(log), result="unreadable", elapsed_s=elapsed_s, error=reason(error))

@@ -1,0 +1,57 @@
+"""Recorded decisions in place of a unit's own, and how far the two are apart.
+
+See `..forcing` for what forcing is. `unit.py` asks after each decision of its own; a teacher
+answers with the recorded one, and keeps a `Choice` where they differ.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Protocol
+
+from ..forcing import Choice, Forced
+
+
+class Apart(Protocol):
+    """Measures how far a decision was from falling on another id."""
+
+    def __call__(self, wanted: int) -> tuple[float | None, float | None]:
+        """Give `Choice.margin` and `Choice.draw_gap`."""
+        ...
+
+
+class Teacher:
+    """The decisions of one recorded unit.
+
+    Args:
+        forced: what was decided.
+        codec_eos: the code that ends speech; it is decided, but not in `forced`.
+
+    Attributes:
+        choices: where the model parts from the recording, in order.
+    """
+
+    def __init__(self, forced: Forced, codec_eos: int) -> None:
+        self._tokens: Final = forced.decided_ids
+        self._codes: Final = (*forced.codec_ids, codec_eos)
+        self.choices: list[Choice] = []
+
+    def token(self, step: int, own: int, apart: Apart) -> int:
+        """Give the recorded token of a step, or the model's own behind the last."""
+        return self._decide("llm", self._tokens, step, own, apart)
+
+    def code(self, step: int, own: int, apart: Apart) -> int:
+        """Give the recorded code of a step; behind the last, speech ends."""
+        return self._decide("tts", self._codes, step, own, apart)
+
+    def _decide(
+        self, stage: Literal["llm", "tts"], ids: tuple[int, ...], step: int, own: int, apart: Apart
+    ) -> int:
+        recorded = ids[step] if step < len(ids) else own
+        if recorded != own:
+            margin, gap = apart(recorded)
+            self.choices.append(
+                Choice(
+                    stage=stage, step=step, recorded=recorded, own=own, margin=margin, draw_gap=gap
+                )
+            )
+        return recorded
