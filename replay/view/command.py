@@ -1,0 +1,133 @@
+"""The command `antiphon view`: a recorded session as one HTML file.
+
+Rules: where the page went is on stdout, or the page itself; what went wrong is one line on stderr,
+never a traceback. A page that could not be finished is not left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from recorder.errors import RecorderError
+from recorder.reader import LogReader
+from recorder.store import SUFFIX
+
+from ..cli import LogUnusableError
+from ..diff.command import read_and_compare
+from ..outcome import reason
+from .document import page_of
+from .findings import Comparison, comparison_of
+
+PAGE_SUFFIX: Final = ".html"
+STDOUT: Final = "-"
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_PATH: Final = click.Path(path_type=Path)
+
+
+class PageUnwritableError(click.ClickException):
+    """The page cannot be written where it should."""
+
+    exit_code = 2
+
+
+@click.command("view", context_settings=_HELP)
+@click.argument("log", type=_PATH)
+@click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
+@click.option("--diff", "other", metavar="OTHER", type=_PATH, help="Show where OTHER differs.")
+def view_command(
+    *, log: Path, output: Path | None, opens: bool, replayed: bool, other: Path | None
+) -> None:
+    """Write the recorded session LOG as one HTML file, to look at and to listen to.
+
+    It shows both voices, video frames, words, states, units, the queue, the KV cache, drops, errors
+    and marks on one time line that plays and seeks, and every record beneath. Where the session no
+    longer replays as recorded is shown in place. The file needs no network and no other file, so
+    it can be sent to somebody: it holds the session's sound, pictures and words.
+
+    \b
+    Examples:
+      antiphon view sessions/rec-000002.session.zst --open
+      antiphon view crash.session.zst --replay -o crash.html
+      antiphon view parent.session.zst --diff fork.session.zst
+
+    \b
+    Exit codes:
+      0  written; a log with damage is shown with gaps
+      2  a log cannot be read, or the page cannot be written
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    target = output or log.with_name(log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
+    is_stdout = str(target) == STDOUT
+    if is_stdout and opens:
+        raise click.UsageError("--open needs a file to open, not stdout")
+    if target.resolve() in [each.resolve() for each in (log, other) if each is not None]:
+        raise click.UsageError(f"--output {target} is a log: it would be overwritten")
+    with _opened(log) as reader:
+        comparison = None if other is None else _compared(log, other)
+        chunks = page_of(reader, replayed=replayed, comparison=comparison)
+        with _written(target, is_stdout) as file:
+            for chunk in _followed(log, reader, chunks):
+                file.write(chunk)
+    if is_stdout:
+        return
+    click.echo(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+    if opens and not webbrowser.open(target.resolve().as_uri()):
+        click.echo("there is no browser to open it in", err=True)
+
+
+def _compared(log: Path, other: Path) -> Comparison:
+    return comparison_of(read_and_compare(log, other), other.name.removesuffix(SUFFIX))
+
+
+@contextmanager
+def _opened(log: Path) -> Iterator[LogReader]:
+    try:
+        reader = LogReader(log)
+    except (OSError, RecorderError) as error:
+        raise LogUnusableError(f"{log}: {reason(error)}") from error
+    with reader:
+        yield reader
+
+
+@contextmanager
+def _written(target: Path, is_stdout: bool) -> Iterator[IO[bytes]]:
+    """Give a file that takes the target's name once it is whole."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        if is_stdout:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+            return
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, target)
+    except OSError as error:
+        raise PageUnwritableError(f"{target}: {reason(error)}") from error
+    finally:
+        if not is_stdout:
+            part.unlink(missing_ok=True)
+
+
+def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Show how much of the log is read, where somebody looks."""
+    console = Console(stderr=True)
+    size = reader.tail_bytes
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("view", total=size)
+        try:
+            for chunk in chunks:
+                bar.update(task, completed=size - reader.tail_bytes)
+                yield chunk
+        except (OSError, RecorderError) as error:
+            raise LogUnusableError(f"{log}: {reason(error)}") from error

@@ -1,0 +1,128 @@
+"""The page as one file: the plain files of `page/`, and what is told of a session, in one HTML.
+
+    for chunk in page_of(reader): file.write(chunk)
+
+Rules:
+- The file asks nobody for anything. Its policy (`PAGE_CSP`, in the file as well) allows its own
+  script and style by their hashes, and sound and pictures that it makes itself; nothing else.
+- What comes from a log stands in data blocks alone, as JSON in ASCII without `<`, `>` and `&`: no
+  text can end a block, and lone surrogates are escapes. The page's script shows it as text.
+- Chunks come while the log is read; whoever writes them may stop at any time.
+
+The scripts are ES modules that a browser or Node takes as they are. Put together they are one
+module: their lines of import are left out, and nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from recorder.reader import LogReader
+
+from .findings import Comparison
+from .parts import Part
+from .story import Narrator
+
+SCRIPTS: Final = (
+    "data.js",
+    "format.js",
+    "scale.js",
+    "waveform.js",
+    "paint.js",
+    "happenings.js",
+    "voices.js",
+    "units.js",
+    "lanes.js",
+    "timeline.js",
+    "player.js",
+    "list.js",
+    "detail.js",
+    "header.js",
+    "main.js",
+)
+"""In the order in which they need each other."""
+_IMPORT: Final = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n', re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export (?=const |let |class |function |async )", re.MULTILINE)
+_UNSAFE: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+NAME_CHARS_MAX: Final = 64
+"""Of the page's title: as long as a recording id may be."""
+_PARTS: Final = "<!-- parts -->"
+"""Where the page's template takes the data."""
+
+
+def page_of(
+    reader: LogReader, *, replayed: bool = False, comparison: Comparison | None = None
+) -> Iterator[bytes]:
+    """Write a session as a page, while its log is read.
+
+    Args:
+        reader: the log, from its start.
+        replayed: say what logic replay found, also where that is nothing.
+        comparison: what came of comparing the session with another.
+
+    Yields:
+        The page, UTF-8, a part at a time.
+
+    Raises:
+        OSError: the log cannot be read any further.
+    """
+    head = reader.head.fields
+    before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
+    yield before.encode()
+    narrator = Narrator()
+    for item in reader:
+        yield from map(_block, narrator.tell(item))
+    yield from map(_block, narrator.conclude(head, replayed=replayed, comparison=comparison))
+    yield after.encode()
+
+
+def _block(part: Part) -> bytes:
+    """Write a part as a block of data, which a browser keeps and does not run."""
+    text = json.dumps(part.value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
+    return f'<script type="application/json" data-part="{part.name}">{text}</script>\n'.encode()
+
+
+def _template(name: str) -> str:
+    shown = html.escape(name).encode("ascii", "xmlcharrefreplace").decode()
+    return (
+        _asset("index.html")
+        .replace("{{policy}}", html.escape(PAGE_CSP))
+        .replace("{{style}}", _asset("style.css"))
+        .replace("{{script}}", _script())
+        .replace("{{name}}", shown)
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files(__package__) / "page" / name).read_text("utf-8")
+
+
+@cache
+def _script() -> str:
+    """Put the modules together."""
+    return "".join(_EXPORT.sub("", _IMPORT.sub("", _asset(name))) for name in SCRIPTS)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _policy() -> str:
+    script, style = _hash(_script()), _hash(_asset("style.css"))
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+PAGE_CSP: Final = _policy()
+"""The `Content-Security-Policy` of the page, for whoever sends it over HTTP."""

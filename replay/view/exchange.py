@@ -1,0 +1,197 @@
+"""What client and server said to each other, as it was heard, seen and read.
+
+Rules:
+- Frames are read with the dialect's own parsers, the same as the server's and the client's; one
+  that is not understood, or that was refused, has no sound, picture or text.
+- A model's words stand where their sound is heard, for text runs ahead of it; words without sound
+  stand where they were sent.
+- A listen amid a turn stops what plays, as a client does; after the turn's end it is played out.
+- Of a question in chat, what is new is taken: each carries the whole conversation again.
+
+It knows frames and media, and nothing of units: those are `story`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from protocol import events as ev
+from protocol.codec import parse_frame
+from protocol.dialects.base import Context, Dialect
+from protocol.digest import digest
+from protocol.errors import RemoteProtocolError
+from protocol.limits import FRAME_BYTES_MAX_OF, NS_PER_S
+from protocol.messages import (
+    Delta,
+    Interrupted,
+    Listen,
+    Mode,
+    Paused,
+    Response,
+    Resumed,
+    ServerMessage,
+    Speech,
+)
+from protocol.model import INPUT_RATE_HZ
+from protocol.requests import Append, Ask, AudioPart, See, TextPart
+from protocol.requests import Part as ReceivedPart
+from recorder.records import Record, Value
+
+from .parts import Json, Part, plain
+from .pictures import Pictures
+from .sound import Heard, Track, Voice
+
+HOLD_NS: Final = NS_PER_S
+"""Words wait this long for their sound: a model speaks a second at a time."""
+SAID_MAX: Final = 20_000
+"""Pieces of text: a longest session has 600, a chat of an hour one a second."""
+
+
+@attrs.define(kw_only=True)
+class _Held:
+    """Words that wait for their sound."""
+
+    turn: str
+    seq: int
+    begin_ns: int
+    end_ns: int
+    text: str = ""
+
+
+class Exchange:
+    """Takes a session's frames and media in order.
+
+    Attributes:
+        user: the user's voice.
+        model: the model's.
+        pictures: that were shown to it.
+        said: words: voice, when they begin and end, the text, the record.
+        pauses: of the session; the end is None while it has not come.
+    """
+
+    def __init__(self) -> None:
+        self.user: Final = Track("user")
+        self.model: Final = Track("model")
+        self.pictures: Final = Pictures()
+        self.said: list[Json] = []
+        self.pauses: list[list[int | None]] = []
+        self._held: _Held | None = None
+        self._last_said: dict[Voice, list[Any]] = {}
+        self._amid_turn = False
+        self._sounds: set[str] = set()
+
+    def receive(self, record: Record, dialect: Dialect, mode: Mode) -> list[Part]:
+        """Take a frame of the client's that was accepted."""
+        try:
+            body = parse_frame(_text(record.fields.get("frame")), FRAME_BYTES_MAX_OF[mode])
+            message = dialect.parse(dialect.classify(body), body, Context(mode=mode))
+        except RemoteProtocolError:
+            return []
+        match message:
+            case Append(pcm=pcm, frames=frames):
+                _, parts = self.user.arrive(record.at_ns, pcm)
+                return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
+            case See(jpeg=jpeg):
+                return [self.pictures.take(record.at_ns, jpeg)]
+            case Ask(messages=messages):
+                return self._asked(record, messages[-1].content)
+        return []
+
+    def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
+        """Take the words and the sound of a question, as far as it needs no decoding."""
+        words = [part.text for part in content if isinstance(part, TextPart)]
+        heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
+        self._say("user", heard, " ".join(words), record.seq)
+        parts: list[Part] = []
+        for sound in content:
+            if isinstance(sound, AudioPart) and not sound.is_wav and sound.rate_hz == INPUT_RATE_HZ:
+                parts += self.user.queue(record.at_ns, sound.data)[1]
+        return parts
+
+    def decoded(self, event: ev.MediaDecoded) -> list[Part]:
+        """Take what became of a conversation's media."""
+        parts: list[Part] = []
+        if event.pcm and (name := digest(event.pcm)) not in self._sounds:
+            self._sounds.add(name)
+            _, parts = self.user.queue(event.at_ns, event.pcm)
+        new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
+        return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
+
+    def send(self, record: Record, dialect: Dialect, mode: Mode) -> list[Part]:
+        """Take a frame of the server's."""
+        try:
+            body = parse_frame(_text(record.fields.get("frame")), FRAME_BYTES_MAX_OF[mode])
+            messages = dialect.decode(body, mode)
+        except RemoteProtocolError:
+            return []
+        return [part for message in messages for part in self._take(record, message)]
+
+    def end(self) -> list[Part]:
+        """Give what is left."""
+        self._let_go()
+        return [*self.user.end(), *self.model.end()]
+
+    def _take(self, record: Record, message: ServerMessage) -> list[Part]:
+        at_ns = record.at_ns
+        match message:
+            case Speech(response_id=turn, text=text, pcm=pcm, end_of_turn=is_end):
+                self._amid_turn = not is_end
+                return self._speak(record, turn, text, pcm)
+            case Delta(response_id=turn, text=text, pcm=pcm):
+                return self._speak(record, turn, text, pcm)
+            case Response(response_id=turn, text=text, pcm=pcm, streaming=was_told):
+                return self._speak(record, turn, "" if was_told else text, pcm)
+            case Listen():
+                self._let_go()
+                return self.model.stop(at_ns) if self._amid_turn else []
+            case Interrupted():
+                return self.model.stop(at_ns)
+            case Paused():
+                self.pauses.append([at_ns, None])
+            case Resumed() if self.pauses:
+                self.pauses[-1][1] = at_ns
+        return []
+
+    # -- words ----------------------------------------------------------------------------------
+
+    def _speak(self, record: Record, turn: str, text: str, pcm: bytes) -> list[Part]:
+        self._hold(record, turn, text)
+        if not pcm:
+            return []
+        heard, parts = self.model.queue(record.at_ns, pcm)
+        self._let_go(heard)
+        return parts
+
+    def _hold(self, record: Record, turn: str, text: str) -> None:
+        """Keep words until their sound comes, or none does."""
+        held = self._held
+        if held is not None and (held.turn != turn or record.at_ns - held.begin_ns >= HOLD_NS):
+            self._let_go()
+            held = None
+        if held is None:
+            held = _Held(
+                turn=turn, seq=record.seq, begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS
+            )
+        held.text += text
+        self._held = held
+
+    def _let_go(self, heard: Heard | None = None) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            place = heard or Heard(begin_ns=held.begin_ns, end_ns=held.end_ns)
+            self._say("model", place, held.text, held.seq)
+
+    def _say(self, voice: Voice, heard: Heard, text: str, seq: int) -> None:
+        if not text.strip() or len(self.said) >= SAID_MAX:
+            return
+        last = self._last_said.get(voice)
+        if last is not None:  # what has no sound of its own gives way
+            last[2] = min(last[2], max(last[1], heard.begin_ns))
+        self._last_said[voice] = said = [voice, heard.begin_ns, heard.end_ns, plain(text), seq]
+        self.said.append(said)
+
+
+def _text(frame: Value) -> str | bytes | None:
+    return frame if isinstance(frame, str) else None

@@ -1,0 +1,94 @@
+"""Places of a session at which something is to be said: where a replay parts, or another differs.
+
+Whoever compares sessions in another way makes `Finding`s of its own, and the page shows them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from ..diff.report import DiffReport, Parting
+from ..report import Divergence
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """A place in a session that something is to be said about.
+
+    One of `seq`, `unit`, `turn` and `at_ns` says where; of several the last wins.
+
+    Attributes:
+        title: in a few words.
+        detail: lines of it.
+        seq: the record at which it shows.
+        unit: the unit.
+        turn: the turn of chat.
+        at_ns: when.
+    """
+
+    title: str
+    detail: tuple[str, ...] = ()
+    seq: int | None = None
+    unit: int | None = None
+    turn: int | None = None
+    at_ns: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """What came of comparing the session with another.
+
+    Attributes:
+        name: the other's.
+        findings: where they differ; none where they are the same.
+    """
+
+    name: str
+    findings: Sequence[Finding] = ()
+
+
+def finding_of(divergence: Divergence) -> Finding:
+    """Say where logic replay parts from the log."""
+    field = f", {divergence.field}" if divergence.field else ""
+    cause = divergence.cause
+    return Finding(
+        title=f"Replay parts here: {divergence.record}{field} ({divergence.kind})",
+        detail=(
+            f"recorded: {divergence.recorded}",
+            f"came out: {divergence.came_out}",
+            *([] if cause is None else [f"event: {cause.seq}, {cause.kind} {cause.summary}"]),
+        ),
+        seq=divergence.seq,
+        at_ns=divergence.at_ns,
+    )
+
+
+def comparison_of(report: DiffReport, name: str) -> Comparison:
+    """Say where another session differs.
+
+    Args:
+        report: of the session that is shown, as `a`, and the other.
+        name: the other's.
+    """
+    found = [_parting(parting, name, report.a.span_ns) for parting in report.partings]
+    return Comparison(name=name, findings=found)
+
+
+def _parting(parting: Parting, name: str, end_ns: int) -> Finding:
+    place = parting.what if parting.index is None else f"{parting.what} {parting.index}"
+    is_missing = parting.fields == (parting.what,)
+    fields = "" if is_missing else f", {', '.join(parting.fields)}"
+    sound = None if parting.snr_db is None else f"sound: {parting.snr_db} dB above the difference"
+    return Finding(
+        title=f"Differs from {name}: {place}{fields}",
+        detail=(
+            f"here: {parting.in_a}",
+            f"there: {parting.in_b}",
+            *([] if sound is None else [sound]),
+        ),
+        unit=parting.index if parting.what == "unit" else None,
+        turn=parting.index if parting.what == "turn" else None,
+        at_ns={"opening": 0, "end": end_ns}.get(parting.what),
+    )

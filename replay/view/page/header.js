@@ -1,0 +1,114 @@
+/* The head of the page: what happened, in a line or two. */
+
+import { count, many, span } from "./format.js";
+
+const ENDS = {
+  client: ["good", "ended by the client"],
+  answered: ["good", "answered"],
+  rejected: ["warn", "the request was refused"],
+  timeout: ["warn", "its time was up"],
+  pause_timeout: ["warn", "paused for too long"],
+  context_full: ["warn", "the context was full"],
+  backend_error: ["bad", "the model failed"],
+  server_shutdown: ["warn", "the server shut down"],
+  cancelled: ["warn", "cancelled by an operator"],
+  invalid_frame: ["bad", "an invalid frame"],
+  refused: ["warn", "refused"],
+  peer_gone: ["warn", "the client was gone"],
+  broken_off: ["bad", "broken off"],
+};
+const VERDICTS = {
+  identical: ["good", "replays as recorded"],
+  diverged: ["finding", "replay diverges"],
+  damaged: ["bad", "the log is damaged"],
+};
+
+/** Fill in the head. */
+export function showHeader(page, session) {
+  const { story } = session;
+  const name = story.recording_id ?? "a session";
+  document.title = `${name} · Antiphon`;
+  page.querySelector("#name").textContent = name;
+  page.querySelector("#pills").replaceChildren(...pills(story));
+  page.querySelector("#facts").replaceChildren(...facts(session));
+  page.querySelector("#sentence").textContent = sentence(session);
+}
+
+function pills({ end, verdict, compared, damage_count: damages }) {
+  const isKnown = end.reason !== null && Object.hasOwn(ENDS, end.reason);
+  const other = end.reason === null ? "not ended, as far as the log goes" : end.reason;
+  const [tone, words] = isKnown ? ENDS[end.reason] : ["warn", other];
+  const all = [[tone, words]];
+  if (!end.finished && end.reason !== null) all.push(["warn", "the log has no end"]);
+  if (verdict !== null) all.push(VERDICTS[verdict]);
+  else if (damages) all.push(VERDICTS.damaged);
+  if (compared !== null) {
+    const { name, differences } = compared;
+    all.push(differences ? ["finding", `differs from ${name}`] : ["good", `the same as ${name}`]);
+  }
+  return all.map(([each, text]) => {
+    const made = document.createElement("span");
+    made.className = `pill ${each}`;
+    made.textContent = text;
+    return made;
+  });
+}
+
+function facts({ story }) {
+  const told = [
+    ["mode", story.mode],
+    ["model", story.model],
+    ["protocol", story.dialect],
+    ["length", span(story.duration)],
+    [
+      "begun",
+      story.wall_ms === null
+        ? null
+        : new Date(story.wall_ms).toISOString().replace("T", " ").slice(0, 19) + " UTC",
+    ],
+    ["seed", story.seed],
+  ];
+  return told
+    .filter(([, value]) => value !== null && value !== undefined)
+    .map(([name, value]) => {
+      const made = document.createElement("div");
+      const term = document.createElement("dt");
+      const is = document.createElement("dd");
+      term.textContent = name;
+      is.textContent = String(value);
+      made.append(term, is);
+      return made;
+    });
+}
+
+function sentence({ story }) {
+  const { units, turns, drops, errors, findings } = story;
+  const times = (outcome) => units.filter((unit) => unit.outcome === outcome).length;
+  const told = [];
+  if (units.length) {
+    const outcomes = [
+      ["listen", "listened"],
+      ["speech", "spoke"],
+      ["withheld", "interrupted"],
+      ["failed", "failed"],
+      ["context_full", "did not fit"],
+      ["ended", "too late"],
+      ["pending", "without a result"],
+    ];
+    const parts = outcomes
+      .map(([outcome, word]) => [times(outcome), word])
+      .filter(([number]) => number);
+    const words = parts.map(([number, word]) => `${count(number)} ${word}`);
+    told.push(`${many(units.length, "unit")}: ${words.join(", ")}`);
+  }
+  if (turns.length) told.push(many(turns.length, "turn"));
+  told.push(`${count(story.frames_received)} frames received, ${count(story.frames_sent)} sent`);
+  if (drops.length) told.push(`${many(drops.length, "second")} of input dropped`);
+  if (errors.length) told.push(many(errors.length, "error"));
+  if (findings.length) told.push(many(findings.length, "difference"));
+  if (story.damage_count) told.push(`damaged ${many(story.damage_count, "time")}: there are gaps`);
+  if (story.pictures_left_out)
+    told.push(`${many(story.pictures_left_out, "picture")} left out here`);
+  if (story.sound_left_out_s) told.push(`${span(story.sound_left_out_s)} of sound left out here`);
+  return `${told.join(" · ")}`;
+}

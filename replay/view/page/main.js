@@ -1,0 +1,264 @@
+/* The page: puts its parts together, and hears the keyboard. */
+
+import { lastBefore, readSession, rowAt } from "./data.js";
+import { clock } from "./format.js";
+import { lanesOf } from "./lanes.js";
+import { Player } from "./player.js";
+import { RecordList } from "./list.js";
+import { showRecord, showSession, showThing, showTurn, showUnit } from "./detail.js";
+import { showHeader } from "./header.js";
+import { TimeLine } from "./timeline.js";
+
+const FOLLOW_SPAN_S = 12;
+const ZOOM_STEP = 1.5;
+
+class View {
+  constructor(page, session) {
+    this.page = page;
+    this.session = session;
+    this.detail = page.querySelector("#detail");
+    this.camera = page.querySelector("#camera");
+    this.button = page.querySelector("#play");
+    this.time = page.querySelector("#time");
+    this.overview = page.querySelector("#overview");
+    this.shownPicture = -1;
+    this.follows = true;
+    this.player = new Player(session, () => this.moved());
+    this.list = new RecordList(page, session.rows, (row) => this.chooseRow(row));
+    const on = {
+      seek: (time) => this.player.seek(time),
+      choose: (thing, time) => this.choose(thing, time),
+      looked: () => this.looked(),
+    };
+    this.line = new TimeLine(page, session, lanesOf(session), this.player, on);
+    page.querySelector("#length").textContent = clock(session.end, 1);
+    showHeader(page, session);
+    showSession(this.detail, session);
+    this.bind();
+    this.moved();
+  }
+
+  // -- choosing ----------------------------------------------------------------------------------
+
+  /** A row was chosen: show it, and where it is on the time line. */
+  chooseRow(row) {
+    this.list.select(row);
+    this.line.selected = { at: row.at };
+    this.line.scale.reveal(row.at, 0.4);
+    this.showFor(row);
+    if (!this.player.playing) this.player.seek(row.at);
+    this.line.draw();
+  }
+
+  /** Something on the time line was chosen, or a place where there is nothing. */
+  choose(thing, time) {
+    this.player.seek(thing ? Math.max(thing.at, 0) : time);
+    const at = thing ? thing.at : time;
+    const row =
+      thing && thing.seq !== null ? rowAt(this.session.rows, thing.seq) : this.rowBefore(at);
+    this.line.selected = thing ? { at } : null;
+    this.list.select(row);
+    if (thing) this.showThing(thing, row);
+    else if (row) this.showFor(row);
+    this.line.draw();
+  }
+
+  rowBefore(time) {
+    const { rows } = this.session;
+    return rows[lastBefore(rows, time, (row) => row.at)] ?? rows[0] ?? null;
+  }
+
+  showThing(thing, row) {
+    if (thing.unit) showUnit(this.detail, thing.unit, row);
+    else if (thing.turn) showTurn(this.detail, thing.turn);
+    else showThing(this.detail, thing, thing.seq === null ? null : row);
+    this.detail.scrollTop = 0;
+  }
+
+  showFor(row) {
+    const unit =
+      row.type === "StartUnit" ? this.session.story.units.find(({ seq }) => seq === row.seq) : null;
+    if (unit) showUnit(this.detail, unit, row);
+    else showRecord(this.detail, row);
+    this.detail.scrollTop = 0;
+  }
+
+  /** Go to the next or last place of some, and choose what is there. */
+  step(places, direction) {
+    const now = this.player.position;
+    const next =
+      direction > 0
+        ? places.find(({ at }) => at > now + 0.001)
+        : places.findLast(({ at }) => at < now - 0.001);
+    if (!next) return;
+    this.choose(next, next.at);
+    this.line.scale.reveal(next.at, 0.4);
+  }
+
+  stepUnit(direction) {
+    const { units, turns } = this.session.story;
+    const things = units.length
+      ? units.map((unit) => ({
+          title: "",
+          lines: [],
+          at: unit.started,
+          seq: unit.seq ?? null,
+          unit,
+        }))
+      : turns.map((turn) => ({ title: "", lines: [], at: turn.started, seq: null, turn }));
+    if (things.length) this.step(things, direction);
+    else this.player.seek(this.player.position + direction);
+  }
+
+  // -- playing -----------------------------------------------------------------------------------
+
+  moved() {
+    const { playing } = this.player;
+    this.follows = true;
+    this.button.setAttribute("aria-label", playing ? "Pause" : "Play");
+    this.button.classList.toggle("playing", playing);
+    const failure = this.page.querySelector("#failure");
+    failure.hidden = this.player.failed === null;
+    failure.textContent = this.player.failed ?? "";
+    this.tick();
+  }
+
+  tick() {
+    const now = this.player.position;
+    this.time.textContent = clock(now, 1);
+    this.overview.setAttribute("aria-valuenow", now.toFixed(1));
+    this.overview.setAttribute("aria-valuetext", clock(now, 1));
+    this.showPicture(now);
+    this.line.draw();
+    if (!this.player.playing) return;
+    this.follows ||= this.isSeen(now);
+    if (this.follows) this.line.scale.reveal(now, 0.1);
+    if (now >= this.player.end) this.player.pause();
+    else if (!this.ticking) {
+      this.ticking = true;
+      requestAnimationFrame(() => {
+        this.ticking = false;
+        this.tick();
+      });
+    }
+  }
+
+  /* Whoever looks elsewhere while it plays is left there. */
+  looked() {
+    this.follows = this.isSeen(this.player.position);
+  }
+
+  isSeen(time) {
+    return time >= this.line.scale.begin && time <= this.line.scale.end;
+  }
+
+  /** Show what the camera showed last. */
+  showPicture(time) {
+    const { pictures } = this.session;
+    const index = Math.max(
+      0,
+      lastBefore(pictures, time, (picture) => picture.at),
+    );
+    const picture = pictures[index];
+    if (!picture || picture.first === this.shownPicture) return;
+    this.shownPicture = picture.first;
+    this.camera.hidden = picture.jpeg === null;
+    if (picture.jpeg !== null) this.camera.src = `data:image/jpeg;base64,${picture.jpeg}`;
+  }
+
+  /** Play; from afar, so close that one can follow. */
+  toggle() {
+    if (!this.player.playing && this.line.scale.span > 8 * FOLLOW_SPAN_S) {
+      this.line.scale.show(this.player.at - 1, 2 * FOLLOW_SPAN_S);
+    }
+    this.player.toggle();
+  }
+
+  zoom(factor) {
+    const now = this.player.position;
+    this.line.scale.zoom(factor, this.isSeen(now) ? this.line.scale.x(now) : undefined);
+    this.line.draw();
+  }
+
+  fit() {
+    this.line.scale.fit();
+    this.line.draw();
+  }
+
+  // -- buttons and keys --------------------------------------------------------------------------
+
+  bind() {
+    const help = this.page.querySelector("#help");
+    const click = (id, action) => this.page.querySelector(id).addEventListener("click", action);
+    click("#play", () => this.toggle());
+    click("#closer", () => this.zoom(ZOOM_STEP));
+    click("#farther", () => this.zoom(1 / ZOOM_STEP));
+    click("#fit", () => this.fit());
+    click("#show-help", () => help.showModal());
+    click("#close-help", () => help.close());
+    this.overview.setAttribute("aria-valuemax", this.session.end.toFixed(1));
+    this.keys = {
+      " ": () => this.toggle(),
+      ArrowRight: () => this.stepUnit(1),
+      ArrowLeft: () => this.stepUnit(-1),
+      "+": () => this.zoom(ZOOM_STEP),
+      "=": () => this.zoom(ZOOM_STEP),
+      "-": () => this.zoom(1 / ZOOM_STEP),
+      0: () => this.fit(),
+      Home: () => this.player.seek(0),
+      End: () => this.player.seek(this.session.end),
+      n: () => this.step(this.line.happenings, 1),
+      N: () => this.step(this.line.happenings, -1),
+      "/": () => this.list.input.focus(),
+      "?": () => help.showModal(),
+      Escape: () => this.clear(),
+    };
+    this.page.addEventListener("keydown", (event) => this.pressed(event));
+  }
+
+  clear() {
+    this.line.selected = null;
+    this.list.select(null);
+    showSession(this.detail, this.session);
+    this.line.draw();
+  }
+
+  pressed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || this.page.querySelector("#help").open)
+      return;
+    const { target } = event;
+    if (target === this.list.input) {
+      if (event.key === "Escape") this.leaveFilter();
+      return;
+    }
+    const isButton = target instanceof HTMLButtonElement || target.tagName === "SUMMARY";
+    if (event.key === " " && isButton) return;
+    const action = this.keys[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  leaveFilter() {
+    this.list.input.value = "";
+    this.list.filter();
+    this.list.input.blur();
+  }
+}
+
+function begin() {
+  const began = performance.now();
+  try {
+    const session = readSession(document);
+    const view = new View(document, session);
+    document.documentElement.classList.add("ready");
+    window.antiphonView = { view, readyMs: performance.now() - began };
+  } catch (error) {
+    const failure = document.querySelector("#failure");
+    failure.hidden = false;
+    failure.textContent = error.message;
+    throw error;
+  }
+}
+
+begin();

@@ -1,0 +1,76 @@
+"""The pictures of a session, small enough for a page.
+
+Rules: a picture is decoded and encoded anew, so nothing of a stranger's file reaches the browser;
+one that was shown before is named, not repeated; what does not decode, or goes beyond the bounds,
+is told without its picture. Small pictures are enough: the log has the originals.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import av
+import numpy as np
+import pybase64
+import simplejpeg
+
+from protocol.digest import digest
+from runtime.media.image import decode_jpeg
+from runtime.media.values import MediaError
+
+from .parts import Json, Part
+
+SIDE_MAX: Final = 320
+"""Pixels of the longer side: what a panel of the page shows, on a fine display twice as dense."""
+QUALITY: Final = 70
+PICTURES_BYTES_MAX: Final = 10 << 20
+"""Of the page: some 900 pictures, three a second of a video session's five minutes."""
+
+
+class Pictures:
+    """Takes a session's pictures, in order.
+
+    Attributes:
+        count: how many were taken.
+        left_out: how many of them the page does not show.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.left_out = 0
+        self._numbers: dict[str, int] = {}
+        self._bytes = 0
+
+    def has(self, jpeg: bytes) -> bool:
+        """Whether a picture was taken before."""
+        return digest(jpeg) in self._numbers
+
+    def take(self, at_ns: int, jpeg: bytes) -> Part:
+        """Take a picture that was shown at some time."""
+        name, number = digest(jpeg), self.count
+        self.count += 1
+        shown: dict[str, Json] = {"at_ns": at_ns, "bytes": len(jpeg)}
+        if name in self._numbers:
+            return Part("picture", {**shown, "same_as": self._numbers[name]})
+        small = None if self._bytes > PICTURES_BYTES_MAX else shrink(jpeg)
+        if small is None:
+            self.left_out += 1
+            return Part("picture", shown)
+        self._numbers[name] = number
+        self._bytes += len(small)
+        return Part("picture", {**shown, "jpeg": pybase64.b64encode_as_string(small)})
+
+
+def shrink(jpeg: bytes) -> bytes | None:
+    """Make a small JPEG of a JPEG; None where it is damaged, or none that a session would take."""
+    try:
+        decode_jpeg(jpeg)
+        height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
+        scale = min(1.0, SIDE_MAX / max(height, width))
+        small = {"height": max(1, round(height * scale)), "width": max(1, round(width * scale))}
+        pixels = simplejpeg.decode_jpeg(jpeg, min_height=small["height"], min_width=small["width"])
+    except (MediaError, ValueError):
+        return None
+    frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(**small)
+    made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(frame.to_ndarray()), quality=QUALITY)
+    return made

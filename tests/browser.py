@@ -1,0 +1,169 @@
+"""A headless Chromium, driven over its debugging protocol: for pages that people look at.
+
+`chromium(folder)` starts one and gives a `Tab`; what a page logs, throws and asks the network for
+is kept, so that a test can say that there was none.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from websockets.sync.client import ClientConnection, connect
+
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+WAIT_S: Final = 30
+FLAGS: Final = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--mute-audio", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+    *("--disable-dev-shm-usage", "--remote-debugging-port=0", "--hide-scrollbars"),
+)
+
+
+class Tab:
+    """One page of the browser.
+
+    Attributes:
+        logged: what it wrote to the console, and what it threw.
+        requested: the addresses it asked for, but for those that are data in themselves.
+    """
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.logged: list[str] = []
+        self.requested: list[str] = []
+        self._socket = socket
+        self._number = 0
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method of the protocol, and return its result."""
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=WAIT_S))
+            if message.get("id") == self._number:
+                assert "error" not in message, message["error"]
+                result: dict[str, Any] = message["result"]
+                return result
+            self._note(message)
+
+    def open(self, page: Path | str) -> None:
+        """Open a page and wait until it says that it is ready, or failed."""
+        url = page.as_uri() if isinstance(page, Path) else page
+        self.call("Page.navigate", url=url)
+        self.until("document.readyState === 'complete'")
+
+    def run(self, script: str) -> Any:
+        """Evaluate an expression in the page; promises are awaited."""
+        answer = self.call(
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression holds."""
+        give_up = time.monotonic() + WAIT_S
+        while not self.run(condition):
+            assert time.monotonic() < give_up, f"never: {condition}; {self.logged}"
+            time.sleep(0.02)
+
+    def key(self, key: str, **also: Any) -> None:
+        """Press a key and let it go."""
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **also)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **also)
+
+    def type(self, text: str) -> None:
+        """Write a text where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def mouse(self, kind: str, x: float, y: float, **also: Any) -> None:
+        """Do something with the mouse: `mousePressed`, `mouseMoved`, `mouseWheel`..."""
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **also)
+
+    def click(self, x: float, y: float) -> None:
+        """Press and release the left button."""
+        for kind, buttons in (("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 0)):
+            self.mouse(kind, x, y, button="left", buttons=buttons, clickCount=1)
+
+    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Press, move in ten steps, release."""
+        self.mouse("mousePressed", x, y, button="left", buttons=1, clickCount=1)
+        for step in range(1, 11):
+            at = (x + (to_x - x) * step / 10, y + (to_y - y) * step / 10)
+            self.mouse("mouseMoved", *at, button="left", buttons=1)
+        self.mouse("mouseReleased", to_x, to_y, button="left", buttons=0, clickCount=1)
+
+    def resize(self, width: int, height: int, *, density: float = 1, dark: bool = False) -> None:
+        """Give the window a size, and light or dark."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=density,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self, path: Path) -> None:
+        """Write what is seen as a PNG."""
+        path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def _note(self, message: dict[str, Any]) -> None:
+        params = message.get("params", {})
+        match message.get("method"):
+            case "Runtime.consoleAPICalled":
+                said = [str(arg.get("value", arg.get("description"))) for arg in params["args"]]
+                self.logged.append(" ".join(said))
+            case "Runtime.exceptionThrown":
+                self.logged.append(json.dumps(params["exceptionDetails"]))
+            case "Log.entryAdded":
+                self.logged.append(params["entry"]["text"])
+            case "Network.requestWillBeSent":
+                url = params["request"]["url"]
+                if not url.startswith(("data:", "blob:")):
+                    self.requested.append(url)
+
+
+@contextmanager
+def chromium(folder: Path) -> Iterator[Tab]:
+    """Run a browser with a profile of its own, until the context ends."""
+    assert CHROMIUM is not None
+    port_file = folder / "DevToolsActivePort"
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            with connect(_address(port_file, process), max_size=None) as socket:
+                yield Tab(socket)
+        finally:
+            process.terminate()
+
+
+def _address(port_file: Path, process: subprocess.Popen[bytes]) -> str:
+    """Find the first page's WebSocket; the browser writes where it listens into its profile."""
+    give_up = time.monotonic() + WAIT_S
+    while not port_file.exists() or "\n" not in port_file.read_text():
+        assert process.poll() is None, "Chromium ended at once"
+        assert time.monotonic() < give_up, "Chromium does not start"
+        time.sleep(0.02)
+    port, path = port_file.read_text().splitlines()[:2]
+    with connect(f"ws://127.0.0.1:{port}{path}", max_size=None) as socket:
+        socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
+        while (found := json.loads(socket.recv(timeout=WAIT_S))).get("id") != 1:
+            pass
+    pages = [each for each in found["result"]["targetInfos"] if each["type"] == "page"]
+    return f"ws://127.0.0.1:{port}/devtools/page/{pages[0]['targetId']}"
