@@ -1,0 +1,99 @@
+"""The command `antiphon diff`: two session logs side by side.
+
+What was found is on stdout, as text or as one JSON object, and in the exit code. What cannot be
+read is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+from cattrs import Converter
+from rich.console import Console
+
+from recorder.errors import RecorderError
+from recorder.reader import LogReader
+from recorder.records import Record
+from recorder.scan import Damage
+
+from .. import text as shared_text
+from ..cli import LogUnusableError
+from ..outcome import reason
+from .compare import compare
+from .report import DiffReport
+from .text import diff_lines
+
+EXIT_SAME: Final = 0
+EXIT_DIFFER: Final = 1
+EXIT_UNREADABLE: Final = 2
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_CONVERTER: Final = Converter()
+
+
+@click.command("diff", context_settings=_HELP)
+@click.argument("log_a", metavar="A", type=click.Path(path_type=Path))
+@click.argument("log_b", metavar="B", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
+    """Compare the sessions in the logs A and B, unit by unit, and tell first where they part.
+
+    What is compared is what the model took in and what it made: whether it spoke, its tokens and
+    codes, its words and its sound (how loud A's is beside the difference, in dB: 60 and more is
+    rounding). How long it took is shown and is no difference; nor are names, times, and what the
+    sessions were given, such as their seeds.
+
+    \b
+    Examples:
+      antiphon diff monday.session.zst tuesday.session.zst
+      antiphon diff parent.session.zst fork.session.zst --json | jq .first
+
+    \b
+    Exit codes:
+      0  the same
+      1  they differ
+      2  a log cannot be read, or is damaged: what can be compared is told all the same
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    report = read_and_compare(log_a, log_b)
+    exit_code = EXIT_SAME if report.first is None else EXIT_DIFFER
+    if report.is_damaged:
+        exit_code = EXIT_UNREADABLE
+    if as_json:
+        body = {"log_a": str(log_a), "log_b": str(log_b), "exit_code": exit_code}
+        click.echo(json.dumps(body | _CONVERTER.unstructure(report), indent=2))
+    else:
+        shared_text.print_all(Console(), diff_lines(report))
+    sys.exit(exit_code)
+
+
+def read_and_compare(log_a: Path, log_b: Path) -> DiffReport:
+    """Compare two logs.
+
+    Raises:
+        LogUnusableError: one cannot be read; the message names it.
+    """
+    with _opened(log_a) as a, _opened(log_b) as b:
+        return compare(a.head.fields, _items(log_a, a), b.head.fields, _items(log_b, b))
+
+
+@contextmanager
+def _opened(log: Path) -> Iterator[LogReader]:
+    try:
+        reader = LogReader(log)
+    except (OSError, RecorderError) as error:
+        raise LogUnusableError(f"{log}: {reason(error)}") from error
+    with reader:
+        yield reader
+
+
+def _items(log: Path, reader: LogReader) -> Iterator[Record | Damage]:
+    """Give a log's records; what goes wrong meanwhile names the log that it is of."""
+    try:
+        yield from reader
+    except (OSError, RecorderError) as error:
+        raise LogUnusableError(f"{log}: {reason(error)}") from error

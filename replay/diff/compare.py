@@ -1,0 +1,288 @@
+"""Two sessions aligned by unit, and where they part.
+
+Rules:
+- Units are aligned by their index, turns of chat likewise: unit 7 is the seventh that the model was
+  asked for, whenever that was. A unit that only one session has is a difference.
+- What is compared is what the model took in and made. Times and costs are shown and never count,
+  nor do names; what the sessions were given (seed, settings, environment) is told apart.
+- Ends are compared where both logs have one.
+- Both logs are streamed: an exchange of each is held at a time, and a bounded list of differences.
+
+It reads any two logs, also such that have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal
+
+import attrs
+
+from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from recorder.records import Fields, Record, Value
+from recorder.scan import Damage
+
+from ..difference import NOTHING, Difference, first_difference, show
+from ..environment import model_of
+from ..outputs import compare_openings, snr_db
+from .exchanges import Exchange, Story
+from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
+
+FIELDS: Final = (
+    *("kind", "input_hash", "forced", "outcome", "decided_ids", "fed_ids", "codec_ids"),
+    *("kv_added", "text", "pcm", "end_of_turn", "cut"),
+)
+"""In the order in which they are compared: the first that differs is nearest to the cause."""
+UNANSWERED_FIELDS: Final = ("kind", "forced", "outcome")
+"""Where one of the two has no result, there is nothing else to compare."""
+PARTINGS_KEPT: Final = 1000
+"""More units than a session of ten minutes has; beyond that differences are only counted."""
+TEXT_CHARS_MAX: Final = 200
+"""Of what an exchange says, where it differs: some seconds of speech."""
+P95: Final = 95
+
+Items = Iterable[Record | Damage]
+
+
+def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> DiffReport:
+    """Compare two sessions.
+
+    Args:
+        head_a: the fields of the first log's `session` record.
+        items_a: its records in order, that one first, and its damage.
+        head_b: as of the other log.
+        items_b: likewise.
+
+    Returns:
+        Where they part, and what they have in common.
+    """
+    a, b = _Reading(head_a, Story(items_a)), _Reading(head_b, Story(items_b))
+    tally = _Tally()
+    for first, second in _aligned(iter(a), iter(b)):
+        if not (tally.compared or tally.only_a or tally.only_b):
+            tally.note(_opening_parting(a.story, b.story))  # both openings were read by now
+        tally.take(first, second)
+    if not (tally.compared or tally.only_a or tally.only_b):
+        tally.note(_opening_parting(a.story, b.story))
+    tally.note(_end_parting(a.story, b.story))
+    return DiffReport(
+        a=a.facts(),
+        b=b.facts(),
+        setup=tuple(_setup(a, b)),
+        compared=tally.compared,
+        same=tally.same,
+        only_a=tally.only_a,
+        only_b=tally.only_b,
+        first=tally.partings[0] if tally.partings else None,
+        partings=tuple(tally.partings),
+        parting_count=tally.count,
+    )
+
+
+class _Reading:
+    """One log while it is read, and what is told of it in the end."""
+
+    def __init__(self, head: Fields, story: Story) -> None:
+        self.head: Final = head
+        self.story: Final = story
+        self._took_ns: list[int] = []
+        self._exchanges = 0
+
+    def __iter__(self) -> Iterator[Exchange]:
+        for exchange in self.story:
+            self._exchanges += 1
+            if exchange.took_ns is not None:
+                self._took_ns.append(exchange.took_ns)
+            yield exchange
+
+    def facts(self) -> SessionFacts:
+        recording_id, seed = self.head.get("recording_id"), self.head.get("seed")
+        connected = self.story.connected
+        return SessionFacts(
+            recording_id=recording_id if isinstance(recording_id, str) else None,
+            model=model_of(self.head),
+            mode=None if connected is None else connected.mode,
+            seed=seed if isinstance(seed, int) else None,
+            span_ns=self.story.span_ns,
+            exchanges=self._exchanges,
+            drops=self.story.drops,
+            end_reason=self.story.end_reason,
+            latency=_latency(self._took_ns),
+            damage_count=self.story.damage_count,
+        )
+
+
+@attrs.define
+class _Tally:
+    compared: int = 0
+    same: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    count: int = 0
+    partings: list[Parting] = attrs.Factory(list)
+
+    def take(self, a: Exchange | None, b: Exchange | None) -> None:
+        if a is not None and b is not None:
+            parting = _parting(a, b)
+            self.compared += 1
+            self.same += parting is None
+        else:
+            parting = _lonely(a, b)
+            self.only_a += a is not None
+            self.only_b += b is not None
+        self.note(parting)
+
+    def note(self, parting: Parting | None) -> None:
+        if parting is not None:
+            self.count += 1
+            if len(self.partings) < PARTINGS_KEPT:
+                self.partings.append(parting)
+
+
+def _aligned(
+    a: Iterator[Exchange], b: Iterator[Exchange]
+) -> Iterator[tuple[Exchange | None, Exchange | None]]:
+    """Pair exchanges by their index; one alone where the other log has none of it."""
+    first, second = next(a, None), next(b, None)
+    while first is not None or second is not None:
+        if first is not None and (second is None or first.index < second.index):
+            yield first, None
+            first = next(a, None)
+        elif second is not None and (first is None or second.index < first.index):
+            yield None, second
+            second = next(b, None)
+        else:
+            yield first, second
+            first, second = next(a, None), next(b, None)
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def _parting(a: Exchange, b: Exchange) -> Parting | None:
+    names = FIELDS if a.is_answered and b.is_answered else UNANSWERED_FIELDS
+    fields = tuple(name for name in names if getattr(a, name) != getattr(b, name))
+    if not fields:
+        return None
+    name = fields[0]
+    found = first_difference(getattr(a, name), getattr(b, name), name)
+    assert found is not None, "values of one type that are unequal differ somewhere"
+    snr = snr_db(a.pcm, b.pcm)
+    return _place(a, found, fields, snr=snr, sides=(_side(a), _side(b)))
+
+
+def _lonely(a: Exchange | None, b: Exchange | None) -> Parting:
+    """Tell of an exchange that only one log has."""
+    there = a if a is not None else b
+    assert there is not None
+    shown = [NOTHING if one is None else f"{one.outcome} {show(one.text)}" for one in (a, b)]
+    found = Difference(path="", recorded=shown[0], came_out=shown[1])
+    sides = tuple(None if one is None else _side(one) for one in (a, b))
+    return _place(there, found, (there.kind,), snr=None, sides=(sides[0], sides[1]))
+
+
+def _place(
+    exchange: Exchange,
+    found: Difference,
+    fields: tuple[str, ...],
+    *,
+    snr: float | None,
+    sides: tuple[Side | None, Side | None],
+) -> Parting:
+    return Parting(
+        what=exchange.kind,
+        index=exchange.index,
+        fields=fields,
+        path=found.path,
+        in_a=found.recorded,
+        in_b=found.came_out,
+        snr_db=snr,
+        a=sides[0],
+        b=sides[1],
+    )
+
+
+def _side(exchange: Exchange) -> Side:
+    return Side(
+        outcome=exchange.outcome,
+        text=exchange.text[:TEXT_CHARS_MAX],
+        audio_ms=len(exchange.pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ,
+        took_ns=exchange.took_ns,
+    )
+
+
+def _opening_parting(a: Story, b: Story) -> Parting | None:
+    """Compare what the model made of its prompt."""
+    if a.opened is None and b.opened is None:
+        return None
+    if a.opened is not None and b.opened is not None:
+        found = compare_openings(a.opened, b.opened)
+    else:
+        shown = [NOTHING if one.opened is None else "opened" for one in (a, b)]
+        found = Difference(path="opened", recorded=shown[0], came_out=shown[1])
+    return None if found is None else _bare("opening", found)
+
+
+def _end_parting(a: Story, b: Story) -> Parting | None:
+    if a.end_reason is None or b.end_reason is None or a.end_reason == b.end_reason:
+        return None
+    reasons = Difference(path="reason", recorded=a.end_reason, came_out=b.end_reason)
+    return _bare("end", reasons)
+
+
+def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:
+    return Parting(
+        what=what,
+        index=None,
+        fields=(found.path.partition("[")[0],),
+        path=found.path,
+        in_a=found.recorded,
+        in_b=found.came_out,
+    )
+
+
+# -- what they were given, and how long it took ---------------------------------------------------
+
+
+def _setup(a: _Reading, b: _Reading) -> Iterator[SetupLine]:
+    given_a, given_b = _given(a), _given(b)
+    for name in [*given_a, *(name for name in given_b if name not in given_a)]:
+        values = [given.get(name) for given in (given_a, given_b)]
+        if values[0] != values[1]:
+            shown = [NOTHING if value is None else show(value) for value in values]
+            yield SetupLine(name=name, in_a=shown[0], in_b=shown[1])
+
+
+def _given(reading: _Reading) -> dict[str, Value]:
+    """List what a session was given, one value a line."""
+    head, connected = reading.head, reading.story.connected
+    given: dict[str, Value] = {"model": model_of(head), "seed": head.get("seed")}
+    if connected is not None:
+        given |= {"mode": connected.mode, "endpoint": connected.endpoint}
+    lines = [("environment", head.get("fingerprint")), ("", reading.story.asked)]
+    for prefix, values in lines:
+        given |= _flat(values, prefix)
+    return given
+
+
+def _flat(value: Value, prefix: str) -> dict[str, Value]:
+    """Write nested settings as one line each, such as `config.temperature`."""
+    if not isinstance(value, Mapping) or "blake2b" in value:
+        return {prefix: value} if prefix else {}
+    flat: dict[str, Value] = {}
+    for name, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{name}" if prefix else name)
+    return flat
+
+
+def _latency(took_ns: list[int]) -> Latency:
+    if not took_ns:
+        return Latency(p50_ms=None, p95_ms=None, max_ms=None)
+    ordered = sorted(took_ns)
+    p95 = ordered[min(len(ordered) - 1, len(ordered) * P95 // 100)]
+    return Latency(
+        p50_ms=round(statistics.median(ordered) / 1e6, 1),
+        p95_ms=round(p95 / 1e6, 1),
+        max_ms=round(ordered[-1] / 1e6, 1),
+    )

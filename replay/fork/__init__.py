@@ -1,0 +1,1 @@
+"""A recorded session taken up again at a unit, with something changed: `antiphon fork`."""

@@ -1,0 +1,215 @@
+"""The model's calls in a fork: each asked for as a server asks, and answered as the model answers.
+
+Rules:
+- Before the fork's unit the model has to come to where the recording was. It is given the recorded
+  inputs and made to decide what it decided then, where it can be (`runtime.backends.forcing`); what
+  it would have decided otherwise is noted, and what was recorded stands. A model that cannot be
+  forced runs by itself, and must make what was recorded.
+- An interrupted unit is cut where the recording cut it. An interruption that the recording does not
+  have comes after the unit's last step: the unit is whole, and is withheld all the same (B6).
+- Costs are the recording's; nothing is measured here.
+- What failed by the environment's doing fails again, and the model is not asked (`timeline`).
+
+A failure of the model's own becomes the event that it is on a server; one that loses the session
+there ends the fork.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import attrs
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.model import UnitResult
+from runtime.backends.base import Backend, BackendError, BackendGone, BackendSession, ContextFull
+from runtime.backends.forcing import Forced, Forces
+
+from ..difference import Difference
+from ..outputs import compare_finalized, compare_openings, compare_units
+from .timeline import Answer
+from .values import CannotForkError, Prefix
+
+CALL_S_MAX: Final = 600
+"""A model that needs ten minutes for a second of sound will not come to an end of a session."""
+RELEASE_WAIT_S: Final = 10.0
+"""A model that does not let go of a session in this time is left to the end of the process."""
+
+
+class Calls:
+    """One fork's model; `close` it.
+
+    Args:
+        backend: the model.
+        at: the unit from which on it is left to itself.
+        anyway: go on where it cannot be brought to where the recording was.
+
+    Attributes:
+        prefix: what was found of the units before that one.
+    """
+
+    def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
+        self.prefix = Prefix(units=at)
+        self._backend: Final = backend
+        self._at: Final = at
+        self._anyway: Final = anyway
+        self._held: BackendSession | None = None
+        self._has_run = False
+
+    async def answer(
+        self,
+        effect: ef.Effect,
+        at_ns: int,
+        answer: Answer,
+        *,
+        recorded: ev.Event | None,
+        interrupted: bool,
+    ) -> ev.Event:
+        """Answer what the session asks the model for.
+
+        Args:
+            effect: what it asks for.
+            at_ns: when the answer comes.
+            answer: how it was answered in the recording.
+            recorded: the event of that answer; None where there is none.
+            interrupted: of a unit: its interruption was asked for.
+
+        Raises:
+            CannotForkError: the model is lost, or does not come to where the recording was.
+        """
+        if answer.event is not None:
+            self._has_run = False
+            return attrs.evolve(answer.event, at_ns=at_ns)
+        name = type(effect).__name__
+        try:
+            with anyio.fail_after(CALL_S_MAX):
+                return await self._ask(effect, at_ns, answer, recorded, interrupted)
+        except TimeoutError as error:
+            raise CannotForkError(f"the model hangs in {name}, {CALL_S_MAX} s by now") from error
+        except BackendGone as error:
+            raise CannotForkError(f"the model is lost in {name}: {error}") from error
+        except BackendError as error:
+            return _failure(effect, at_ns, error)
+        except CannotForkError:
+            raise
+        except Exception as error:  # a bug of the backend's, which would cost a server the session
+            raise CannotForkError(f"the model broke in {name}: {error!r}") from error
+
+    async def close(self) -> None:
+        """Give the session back to the model, if it was not."""
+        held, self._held = self._held, None
+        if held is not None:
+            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+                await held.release()
+
+    async def _ask(
+        self,
+        effect: ef.Effect,
+        at_ns: int,
+        answer: Answer,
+        recorded: ev.Event | None,
+        interrupted: bool,
+    ) -> ev.Event:
+        match effect:
+            case ef.OpenBackend():
+                return await self._open(effect, at_ns, recorded)
+            case ef.StartUnit():
+                self._has_run = True
+                cut = answer.cut if interrupted else None
+                made = await self._run(effect, attrs.evolve(answer, cut=cut), recorded)
+                return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(made, costs=answer.costs))
+            case ef.StartFinalize():
+                return await self._finalize(effect, at_ns, answer, recorded)
+            case ef.Rollback(index=index):
+                if self._has_run:
+                    await self._session.rollback(index)
+                return ev.RollbackDone(at_ns=at_ns, index=index)
+            case ef.Release(lease=lease):
+                await self.close()
+                return ev.BackendReleased(at_ns=at_ns, lease=lease)
+        raise AssertionError(f"{type(effect).__name__} asks the model for nothing")
+
+    @property
+    def _session(self) -> BackendSession:
+        assert self._held is not None, "the session asks for units once it is open"
+        return self._held
+
+    async def _open(
+        self, effect: ef.OpenBackend, at_ns: int, recorded: ev.Event | None
+    ) -> ev.Event:
+        self._held = await self._backend.open(effect.opening, slot=0)
+        opened = self._held.opened
+        if self._at and isinstance(recorded, ev.BackendOpened):
+            self._judge("the opening", compare_openings(recorded.opened, opened))
+        return ev.BackendOpened(at_ns=at_ns, lease=effect.lease, opened=opened)
+
+    async def _finalize(
+        self, effect: ef.StartFinalize, at_ns: int, answer: Answer, recorded: ev.Event | None
+    ) -> ev.Event:
+        made = await self._session.finalize(effect.index, interrupted=effect.interrupted)
+        if effect.index < self._at and isinstance(recorded, ev.FinalizeDone):
+            found = compare_finalized(recorded.finalized, made)
+            self._judge(f"finalizing unit {effect.index}", found)
+        return ev.FinalizeDone(at_ns=at_ns, finalized=attrs.evolve(made, cost_us=answer.cost_us))
+
+    # -- units ----------------------------------------------------------------------------------
+
+    async def _run(
+        self, effect: ef.StartUnit, answer: Answer, recorded: ev.Event | None
+    ) -> UnitResult:
+        unit, held = effect.unit, self._session
+        if unit.index >= self._at or not isinstance(recorded, ev.UnitDone):
+            return await held.run_unit(unit, cut=answer.cut)
+        if not isinstance(held, Forces):
+            made = await held.run_unit(unit, cut=answer.cut)
+            self._judge_unit(recorded.result, made, held_back=False)
+            return made
+        try:
+            forced = await held.run_forced(unit, Forced.of(recorded.result), answer.cut)
+        except (ContextFull, BackendGone):
+            raise
+        except BackendError as error:
+            text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
+            raise CannotForkError(f"{text}; fork at unit 0") from error
+        self._judge_unit(recorded.result, forced.result, held_back=bool(forced.choices))
+        # What was said stays said; how full the model's memory is depends on its prompt.
+        return attrs.evolve(recorded.result, kv_length=forced.result.kv_length)
+
+    def _judge_unit(self, recorded: UnitResult, made: UnitResult, *, held_back: bool) -> None:
+        prefix, found = self.prefix, compare_units(recorded, made)
+        self.prefix = attrs.evolve(
+            prefix, held=prefix.held + held_back, otherwise=prefix.otherwise + (found is not None)
+        )
+        self._judge(f"unit {recorded.index}", found)
+
+    def _judge(self, where: str, found: Difference | None) -> None:
+        """Note a difference; a model that makes something else by itself is somewhere else."""
+        if found is None:
+            return
+        text = f"{where}, {found.path}: recorded {found.recorded}, came out {found.came_out}"
+        if self.prefix.first is None:
+            self.prefix = attrs.evolve(self.prefix, first=text)
+        if not self._anyway and not isinstance(self._held, Forces):
+            raise CannotForkError(
+                f"the model does not come to where the recording was: {text}; fork at unit 0, "
+                "or --anyway"
+            )
+
+
+def _failure(effect: ef.Effect, at_ns: int, error: BackendError) -> ev.Event:
+    """Say what a server tells the session of a call that failed."""
+    is_full = isinstance(error, ContextFull)
+    match effect:
+        case ef.OpenBackend(lease=lease):
+            return ev.BackendOpenFailed(at_ns=at_ns, lease=lease, context_full=is_full)
+        case ef.StartUnit(unit=unit):
+            return ev.UnitFailed(at_ns=at_ns, index=unit.index, context_full=is_full)
+        case ef.StartFinalize(index=index):
+            return ev.FinalizeFailed(at_ns=at_ns, index=index)
+        case ef.Rollback(index=index):
+            return ev.RollbackFailed(at_ns=at_ns, index=index)
+        case ef.Release(lease=lease):
+            return ev.BackendReleased(at_ns=at_ns, lease=lease)
+    raise AssertionError(f"{type(effect).__name__} cannot fail")

@@ -1,0 +1,192 @@
+"""What the client of a fork says: what was recorded, but for what is changed in it.
+
+Rules:
+- A frame that needs no change is passed on verbatim. One that does is written anew by its own
+  dialect, from the message that it was: what the dialect does not know is lost from it.
+- Sound is replaced by its place in all that the client sent, sample by sample, so that a unit hears
+  it from its first sample on, whatever pieces it came in. It keeps its length: after the new sound
+  comes silence. Pictures and flags stay.
+- A unit is made to listen by the flag of the append that completes it, as a client does it. That
+  flag interrupts whatever the model is at (B6), so the model must have been done with all before;
+  an append that goes on beyond the unit is sent in two pieces.
+- A setting is changed in the init, and must be one that the dialect can say and the server takes.
+
+It says nothing of its own, and nothing at another time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import attrs
+
+from protocol import events as ev
+from protocol.codec import parse_frame
+from protocol.dialects import DIALECTS
+from protocol.dialects.base import Context, Dialect
+from protocol.dialects.opening import choose
+from protocol.errors import FieldError, LocalProtocolError, RemoteProtocolError
+from protocol.limits import APPEND_SAMPLES_MIN, FRAME_BYTES_MAX_OF
+from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, DuplexConfig
+from protocol.requests import Append, Init, Request
+from protocol.session import Session
+from protocol.unit_loop import Phase
+
+from .values import Change, ForkRefusedError, Setting
+
+CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(DuplexConfig))
+INIT_NAMES: Final = ("instructions", "max_slice_nums")
+SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
+"""What `--set` can change, by the names of the messages (`requests.Init`, `model.DuplexConfig`)."""
+
+
+class Client:
+    """The client of a fork.
+
+    Args:
+        change: what is to be otherwise.
+        connected: the session's first event.
+        begin_sample: where the sound of the fork's unit begins, in samples.
+    """
+
+    def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:
+        self._change: Final = change
+        self._begin_sample: Final = begin_sample
+        self._sent_samples = 0
+        self._appending = (0, 0)
+        self._is_changed: Final = (
+            change.force_listen or change.pcm is not None or bool(change.settings)
+        )
+        self._frame_bytes_max: Final = FRAME_BYTES_MAX_OF[connected.mode]
+        self._context: Final = Context(
+            mode=connected.mode, sliding_windows=connected.limits.sliding_windows
+        )
+
+    def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
+        """Say what the client says in place of a recorded frame.
+
+        Args:
+            event: the recorded frame.
+            session: before it hears it.
+
+        Returns:
+            The same event, or others at the same time.
+
+        Raises:
+            ForkRefusedError: it cannot be changed as is asked for.
+        """
+        self._note_heard(session)
+        if not self._is_changed:
+            return (event,)
+        dialect, message = self._read(event, session)
+        if isinstance(message, Append):
+            self._appending = (len(message.pcm) // SAMPLE_BYTES, session.counts["appends"])
+            said = self._forced(self._sounding(message), session)
+        elif isinstance(message, Init) and self._change.settings:
+            return (attrs.evolve(event, frame=self._set_up(dialect, message)),)
+        if not isinstance(message, Append) or said == (message,):
+            return (event,)
+        return tuple(attrs.evolve(event, frame=dialect.encode_request(one)) for one in said)
+
+    def _read(
+        self, event: ev.FrameReceived, session: Session
+    ) -> tuple[Dialect, Append | Init | None]:
+        """Read what may have to be changed; None where the frame is something else, or wrong."""
+        dialect = DIALECTS.get(session.dialect_name) or DIALECTS["realtime"]
+        try:
+            body = parse_frame(event.frame, self._frame_bytes_max)
+            dialect = DIALECTS.get(session.dialect_name) or choose(body) or dialect
+            request = dialect.classify(body)
+            if request not in (Request.APPEND, Request.INIT):
+                return dialect, None
+            message = dialect.parse(request, body, self._context)
+        except (RemoteProtocolError, FieldError):
+            return dialect, None
+        return dialect, message if isinstance(message, Append | Init) else None
+
+    # -- sound ----------------------------------------------------------------------------------
+
+    def _note_heard(self, session: Session) -> None:
+        """Count the last append's sound, if the session took it."""
+        samples, appends = self._appending
+        if samples and session.counts["appends"] > appends:
+            self._sent_samples += samples
+        self._appending = (0, 0)
+
+    def _sounding(self, append: Append) -> Append:
+        """Replace the sound of an append, from the unit's first sample on."""
+        new, samples = self._change.pcm, len(append.pcm) // SAMPLE_BYTES
+        kept = max(0, self._begin_sample - self._sent_samples)
+        if new is None or kept >= samples:
+            return append
+        start = max(0, self._sent_samples - self._begin_sample) * SAMPLE_BYTES
+        wanted = (samples - kept) * SAMPLE_BYTES
+        heard = new[start : start + wanted].ljust(wanted, b"\0")
+        return attrs.evolve(append, pcm=append.pcm[: kept * SAMPLE_BYTES] + heard)
+
+    # -- listening ------------------------------------------------------------------------------
+
+    def _forced(self, append: Append, session: Session) -> tuple[Append, ...]:
+        """Flag the append that completes the unit, and part from it what belongs to the next."""
+        end = self._begin_sample + UNIT_SAMPLES - self._sent_samples
+        samples = len(append.pcm) // SAMPLE_BYTES
+        if not self._change.force_listen or not 0 < end <= samples:
+            return (append,)
+        at = self._change.at
+        if end > UNIT_SAMPLES or session.units_waiting or session.phase is not Phase.IDLE:
+            raise ForkRefusedError(
+                f"--force-listen: the sound of unit {at} came before the model was done with what "
+                "came before it, which an interruption would cut too; fork at an earlier unit"
+            )
+        flagged = attrs.evolve(append, force_listen=True)
+        if end == samples:
+            return (flagged,)
+        if min(end, samples - end) < APPEND_SAMPLES_MIN:
+            raise ForkRefusedError(
+                f"--force-listen: unit {at} and the next share a piece of sound that is too short "
+                f"to be parted: {APPEND_SAMPLES_MIN * 1000 // INPUT_RATE_HZ} ms are the least"
+            )
+        cut = end * SAMPLE_BYTES
+        rest = attrs.evolve(append, pcm=append.pcm[cut:])
+        flagged = attrs.evolve(flagged, pcm=append.pcm[:cut], frames=(), max_slice_nums=None)
+        return flagged, rest  # what was seen goes with the last sample
+
+    # -- settings -------------------------------------------------------------------------------
+
+    def _set_up(self, dialect: Dialect, recorded: Init) -> str:
+        """Write an init with the settings that are asked for; the dialect judges them."""
+        settings = self._change.settings
+        config: dict[str, Any] = {n: settings[n] for n in CONFIG_NAMES if n in settings}
+        own: dict[str, Any] = {n: settings[n] for n in INIT_NAMES if n in settings}
+        changed = attrs.evolve(
+            recorded, config=attrs.evolve(recorded.config, **config), ignored=(), **own
+        )
+        names = ", ".join(settings)
+        try:
+            frame = dialect.encode_request(changed)
+            understood = dialect.parse(Request.INIT, parse_frame(frame), self._context)
+        except (LocalProtocolError, FieldError, TypeError) as error:
+            raise ForkRefusedError(f"--set {names}: {error}") from error
+        if understood != changed:
+            raise ForkRefusedError(f"--set {names}: {dialect.name} cannot say it")
+        return frame
+
+
+def read_setting(text: str) -> tuple[str, Setting]:
+    """Read `NAME=VALUE`; the value is JSON, or else text.
+
+    Raises:
+        ForkRefusedError: there is no such setting, or no value.
+    """
+    name, equals, value = text.partition("=")
+    if name not in SETTING_NAMES or not equals:
+        known = ", ".join(SETTING_NAMES)
+        raise ForkRefusedError(f"--set {text}: write NAME=VALUE, with one of {known}")
+    if name == "instructions":
+        return name, value
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, read if isinstance(read, bool | int | float | str) else value

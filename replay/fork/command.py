@@ -1,0 +1,189 @@
+"""The command `antiphon fork`: a recorded session taken up again at a unit, with something changed.
+
+What came of it is on stdout, as text or as one JSON object, beside the parent; progress is on
+stderr, where that is a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import click
+from cattrs import Converter
+from rich.console import Console, RenderableType
+
+from recorder.errors import RecorderError
+from runtime.audio import AudioFileError, read_wav
+from runtime.backends.base import Backend
+from runtime.identity import SystemIdentities
+from runtime.models import load_backend
+
+from .. import text as shared_text
+from ..cli import LogUnusableError, NotComparableError
+from ..diff.command import read_and_compare
+from ..diff.report import DiffReport
+from ..diff.text import diff_lines
+from ..difference import label
+from ..outcome import reason
+from .client import SETTING_NAMES, read_setting
+from .make import make_fork
+from .run import Watch
+from .values import Change, Forked, ForkError, ForkRefusedError
+
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_CONVERTER: Final = Converter()
+
+
+@click.command("fork", context_settings=_HELP)
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
+@click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
+@click.option(
+    "--replace-audio",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="This sound file is heard from that unit on, and silence after it.",
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Other random choices.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help=f"Another setting; may be given again. One of: {', '.join(SETTING_NAMES)}.",
+)
+@click.option("--model", help="Another model than the one that LOG names.")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the fork's log goes [default: beside LOG].",
+)
+@click.option("--anyway", is_flag=True, help="Fork though the environment or the model differs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fork_command(
+    *,
+    log: Path,
+    at: int,
+    force_listen: bool,
+    replace_audio: Path | None,
+    seed: int | None,
+    settings: tuple[str, ...],
+    model: str | None,
+    out: Path | None,
+    anyway: bool,
+    as_json: bool,
+) -> None:
+    """Take up the session in LOG again at a unit, with something changed: what would it have said?
+
+    The model is brought to where it was when that unit began, on the recorded inputs. From there on
+    it is left to itself, while the client does what it did and when it did it. The fork is a log of
+    its own, which names its parent, and is compared with it, unit by unit. It ends where LOG ends.
+
+    --seed, --set and --model are told to a model when a session opens. Before the unit it is made
+    to decide what it decided then, so that they make a difference from the unit on; for that it
+    must be a model that can be forced. With --at 0 the whole session is played again.
+
+    \b
+    Examples:
+      antiphon fork call.session.zst --at 12 --force-listen
+      antiphon fork call.session.zst --at 12 --replace-audio question.wav
+      antiphon fork call.session.zst --at 12 --seed 7 --set temperature=0.2
+      antiphon fork call.session.zst --at 0 --model /models/other --json | jq .diff.first
+
+    \b
+    Exit codes:
+      0  there is a fork, whatever it says
+      2  a file cannot be read or written, LOG is damaged, has no such unit, or cannot be changed
+         like that
+      3  it cannot be taken up here: another environment, no such model, or one that does not come
+         to where it was
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    try:
+        change = Change(
+            at=at,
+            force_listen=force_listen,
+            pcm=None if replace_audio is None else read_wav(replace_audio),
+            seed=seed,
+            settings=dict(map(read_setting, settings)),
+            model=model,
+        )
+        with _progress(at, quiet=as_json) as (on_units, on_unit):
+            make = partial(make_fork, log, change, out or log.parent, load=_load, anyway=anyway)
+            identity = SystemIdentities().draw()
+            watched = partial(make, identity=identity, on_units=on_units, on_unit=on_unit)
+            path, forked = anyio.run(watched)
+    except (ForkRefusedError, AudioFileError) as error:
+        raise LogUnusableError(str(error)) from error
+    except ForkError as error:
+        raise NotComparableError(str(error)) from error
+    except (OSError, RecorderError) as error:
+        named = error.filename if isinstance(error, OSError) else None
+        raise LogUnusableError(f"{named or log}: {reason(error)}") from error
+    report = read_and_compare(log, path)
+    if as_json:
+        click.echo(json.dumps(_to_json(path, forked, report), indent=2))
+    else:
+        shared_text.print_all(Console(), _lines(path, forked, report))
+
+
+def _load(name: str) -> Backend:
+    return load_backend(name, 1)
+
+
+@contextmanager
+def _progress(at: int, *, quiet: bool) -> Iterator[tuple[Watch, Watch]]:
+    """Show how far a fork is, where somebody looks.
+
+    Yields:
+        What is told how many units there are, and what is told of each that is done.
+    """
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield (lambda _: None), (lambda _: None)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def on_units(units: int) -> None:
+            bar.update(task, total=units, description="as recorded" if at else "forking")
+
+        def on_unit(index: int) -> None:
+            done = "as recorded" if index + 1 < at else "forking"
+            bar.update(task, completed=index + 1, description=done)
+
+        yield on_units, on_unit
+
+
+def _to_json(path: Path, forked: Forked, report: DiffReport) -> Mapping[str, object]:
+    return {
+        "log": str(path),
+        "exit_code": 0,
+        **_CONVERTER.unstructure(forked),
+        "diff": _CONVERTER.unstructure(report),
+    }
+
+
+def _lines(path: Path, forked: Forked, report: DiffReport) -> list[RenderableType]:
+    prefix = forked.prefix
+    lines: list[RenderableType] = [
+        str(path),
+        f"a fork of {label(forked.parent)} at unit {forked.unit}, by model {label(forked.model)}:"
+        f" {forked.units} units",
+    ]
+    if prefix.held:
+        lines.append(f"before it, {prefix.held} of {prefix.units} units were held to the recording")
+    if prefix.first is not None:
+        lines.append(f"before it, not as recorded: {prefix.first}")
+    if forked.ended_early:
+        lines.append("it went on where the recording ends, so that its client left it there")
+    return [*lines, "A is the parent, B the fork", *diff_lines(report)]

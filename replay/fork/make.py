@@ -1,0 +1,213 @@
+"""A fork from a recording's file to its own: read twice, run once, written by the real recorder.
+
+Rules: the environment is the recording's, unless another model is asked for or somebody insists.
+The file is there when the fork is whole; nothing is left of one that was given up. What the log's
+head says of the fork stands in its `config.fork`, and where it comes from in `parent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from protocol import events as ev
+from protocol.digest import digest
+from protocol.model import SAMPLE_BYTES
+from recorder.log import OnFailure, SessionLog
+from recorder.reader import LogReader
+from recorder.records import Fields, Value
+from recorder.store import Store
+from recorder.writer import Recorder, RecorderPolicy
+from runtime.backends.base import Backend, BackendInfo
+from runtime.identity import Identity
+from runtime.journal import Journal
+from runtime.server import LOG_SCHEMA
+
+from ..difference import label
+from ..environment import mismatches, model_of
+from ..remake import new_file
+from .run import ForkRun, Watch
+from .timeline import Timeline, survey
+from .values import CannotForkError, Change, Forked
+
+MISMATCHES_SHOWN: Final = 4
+"""Of an environment: one line has to say it."""
+
+Load = Callable[[str], Backend]
+"""Loads a model by name."""
+
+
+async def make_fork(
+    log: Path,
+    change: Change,
+    folder: Path,
+    *,
+    identity: Identity,
+    load: Load,
+    anyway: bool = False,
+    on_units: Callable[[int], None] = lambda _: None,
+    on_unit: Watch = lambda _: None,
+) -> tuple[Path, Forked]:
+    """Fork a recording.
+
+    Args:
+        log: the recording.
+        change: what is to be otherwise, and from where on.
+        folder: where the fork's log goes.
+        identity: its name; the seed is the recording's, unless it changes.
+        load: loads a model by name.
+        anyway: fork although the environment differs, or the model does not come to where the
+            recording was.
+        on_units: told how many units the recording has.
+        on_unit: told of each unit that is done.
+
+    Returns:
+        The fork's log, and what came of it.
+
+    Raises:
+        ForkRefusedError: what is asked makes no sense for this recording.
+        CannotForkError: it cannot be taken up again here.
+        RecorderError: the recording cannot be read, or is damaged.
+        OSError: a file cannot be read or written.
+    """
+    with LogReader(log) as reader:
+        head, timeline = reader.head.fields, survey(reader, change.at)
+    on_units(timeline.units)
+    name = change.model if change.model is not None else model_of(head)
+    backend = _load(name, load)
+    is_elsewhere = _check(head, timeline, backend.info, change, anyway=anyway)
+    connected = _connected(timeline, change, identity, backend.info)
+    fields = {
+        **_head(head, timeline, connected),
+        **_model_fields(head, change, backend.info, name=str(name), is_elsewhere=is_elsewhere),
+    }
+    path = Store(folder).path(identity.recording_id)
+    with new_file(path) as part, LogReader(log) as reader, _recorder() as recorder:
+        logs: list[SessionLog] = []
+
+        def open_log(on_failure: OnFailure) -> SessionLog:
+            logs.append(recorder.open(part, fields, at_ns=0, on_failure=on_failure))
+            return logs[0]
+
+        journal = Journal(open_log, on_failure=lambda: None)
+        run = ForkRun(timeline, change, backend, journal, anyway=anyway, watch=on_unit)
+        session = await run.run(connected, reader)
+        if logs[0].failure is not None:
+            raise logs[0].failure
+        if not run.is_reached:
+            raise CannotForkError(f"the session ended before unit {change.at} began")
+    forked = Forked(
+        recording_id=connected.recording_id,
+        parent=timeline.connected.recording_id,
+        parent_seq=timeline.begin_seq,
+        unit=change.at,
+        model=str(name),
+        units=session.counts["units"],
+        prefix=run.calls.prefix,
+        ended_early=run.ended_early,
+    )
+    return path, forked
+
+
+def _recorder() -> Recorder:
+    """A recorder without a thread or a clock: the same fork is written as the same bytes."""
+    return Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
+
+
+def _load(name: str | None, load: Load) -> Backend:
+    if name is None:
+        raise CannotForkError("the recording does not say which model made it: --model")
+    try:
+        return load(name)
+    except Exception as error:  # whatever it is, there is no model
+        raise CannotForkError(f"the model {name!r} cannot be loaded: {error}") from error
+
+
+def _check(
+    head: Fields, timeline: Timeline, info: BackendInfo, change: Change, *, anyway: bool
+) -> bool:
+    """Whether the environment is another than the recording's; refuse what nobody asked for.
+
+    Raises:
+        CannotForkError: it is, and it was not asked for.
+    """
+    mode = timeline.connected.mode
+    if mode not in info.modes:
+        raise CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
+    found = mismatches(head, info)
+    if found and change.model is None and not anyway:
+        lines = [
+            f"{label(line.name)} was {label(line.recorded)}, here {label(line.here)}"
+            for line in found
+        ]
+        shown = "; ".join(lines[:MISMATCHES_SHOWN])
+        raise CannotForkError(f"the environment differs: {shown}; to fork all the same: --anyway")
+    return bool(found)
+
+
+def _connected(
+    timeline: Timeline, change: Change, identity: Identity, info: BackendInfo
+) -> ev.ConnectionOpened:
+    """The fork's first event: the parent's, under a name of its own."""
+    limits = timeline.connected.limits
+    if change.model is not None:
+        limits = attrs.evolve(
+            limits,
+            context_tokens=info.context_limit,
+            sliding_windows=info.sliding_windows,
+            can_rollback=info.can_rollback,
+        )
+    return attrs.evolve(
+        timeline.connected,
+        recording_id=identity.recording_id,
+        created_ms=identity.created_ms,
+        seed=timeline.connected.seed if change.seed is None else change.seed,
+        limits=limits,
+    )
+
+
+def _head(head: Fields, timeline: Timeline, connected: ev.ConnectionOpened) -> dict[str, Value]:
+    """The fields of the fork's `session` record that say which session it is."""
+    return {
+        **head,
+        "recording_id": connected.recording_id,
+        "schema": {"machine": LOG_SCHEMA},
+        "software": {"antiphon": version("antiphon")},
+        "seed": connected.seed,
+        "wall_ms": connected.created_ms,
+        "parent": {
+            "recording": timeline.connected.recording_id,
+            "seq": timeline.begin_seq,
+            "unit": timeline.at,
+        },
+    }
+
+
+def _model_fields(
+    head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
+) -> dict[str, Value]:
+    """Those that say what made it, and what was changed."""
+    config = head.get("config")
+    parent: Mapping[str, Value] = config if isinstance(config, Mapping) else {}
+    of_parent = parent.get("fork")
+    was_held = isinstance(of_parent, Mapping) and of_parent.get("is_held") is True
+    told: dict[str, Value] = {
+        "is_held": change.at > 0 and (change.is_of_the_opening or is_elsewhere or was_held)
+    }
+    told |= {"force_listen": True} if change.force_listen else {}
+    told |= {"seed": change.seed} if change.seed is not None else {}
+    told |= {"settings": dict(change.settings)} if change.settings else {}
+    if change.pcm is not None:
+        samples = len(change.pcm) // SAMPLE_BYTES
+        told["replaced_audio"] = {"samples": samples, "blake2b": digest(change.pcm)}
+    own: dict[str, Value] = {
+        "model": name,
+        "deterministic": info.deterministic,
+        "durability": "none",
+        "fork": told,
+    }
+    return {"config": {**parent, **own}, "fingerprint": dict(info.fingerprint)}

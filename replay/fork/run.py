@@ -1,0 +1,245 @@
+"""A fork: the recording's events on the recording's clock, through a session and a model again.
+
+    recorded events --> client, changed --> Session --> journal --> the fork's own log
+    calls of the model, timers <--answers at their recorded times--+
+
+Rules:
+- Whatever the world did (frames, leaving, the queue, media decoded, a shutdown) comes as recorded,
+  at its recorded time. What the session itself asks for comes when it came then (`timeline`). At
+  one and the same time the order of the recording holds.
+- So a fork without a change is its parent again, but for what is named after the recording.
+- Where the recording ends the fork ends: if it has not ended by then, its client leaves.
+- The log is what a server's journal writes, and names its parent.
+
+The caller owns the model and the file. It takes no time but the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.session import Session
+from protocol.state import State
+from recorder.mapping import EVENT_KINDS, event_of
+from recorder.records import Record
+from recorder.scan import Damage
+from runtime.backends.base import Backend
+from runtime.journal import Journal
+
+from .calls import Calls
+from .client import Client
+from .timeline import LAST_SEQ, Answer, Call, Timeline, call_of
+from .values import CannotForkError, Change
+
+Place = tuple[int, int]
+"""When something happens: nanoseconds, and the recording's order for what comes together."""
+NEVER: Final[Place] = (1 << 63, LAST_SEQ)
+Items = Iterable[Record | Damage]
+Watch = Callable[[int], None]
+"""Told of each unit that is done."""
+
+ANSWERS: Final = (
+    *(ev.BackendOpened, ev.BackendOpenFailed, ev.UnitDone, ev.UnitFailed),
+    *(ev.FinalizeDone, ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed),
+    *(ev.BackendReleased, ev.TimerFired),
+)
+"""What comes because the session asked for it; all else is the world's."""
+
+
+@attrs.frozen(kw_only=True)
+class _Due:
+    """Something that the session asked for, and when it comes; a timer needs no answer."""
+
+    place: Place
+    effect: ef.Effect
+    answer: Answer | None
+
+
+class _World:
+    """The recorded events that come by themselves, and the recorded answers passed on the way.
+
+    Attributes:
+        next: the next event and when it comes; None where there is none.
+    """
+
+    def __init__(self, items: Items, at: int) -> None:
+        self._at: Final = at
+        self._answers: Final[dict[int, ev.Event]] = {}
+        self._events: Final = self._read(items)
+        self.next: tuple[Place, ev.Event] | None = next(self._events, None)
+
+    def take(self) -> ev.Event:
+        """Give the next event, and look for the one after it."""
+        assert self.next is not None
+        event = self.next[1]
+        self.next = next(self._events, None)
+        return event
+
+    def answer(self, seq: int) -> ev.Event | None:
+        """Give the recorded answer in a record that was passed, once; of the prefix alone."""
+        return self._answers.pop(seq, None)
+
+    def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
+        for item in items:
+            if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
+                continue
+            event = event_of(item.fields, item.at_ns)
+            if not isinstance(event, (*ANSWERS, ev.ConnectionOpened)):
+                yield (item.at_ns, item.seq), event
+            elif self._is_of_prefix(event):
+                self._answers[item.seq] = event
+
+    def _is_of_prefix(self, event: ev.Event) -> bool:
+        match event:
+            case ev.BackendOpened():
+                return True
+            case ev.UnitDone(result=result):
+                return result.index < self._at
+            case ev.FinalizeDone(finalized=finalized):
+                return finalized.index < self._at
+        return False
+
+
+class ForkRun:
+    """One fork under way.
+
+    Args:
+        timeline: of the recording.
+        change: what is to be otherwise.
+        backend: the model.
+        journal: of the fork's log.
+        anyway: see `Calls`.
+        watch: told of each unit that is done.
+
+    Attributes:
+        calls: the model's calls.
+        is_reached: the unit of the fork was started, as it was to be.
+        ended_early: the fork went on when the recording was over, so that its client left it.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        change: Change,
+        backend: Backend,
+        journal: Journal,
+        *,
+        anyway: bool = False,
+        watch: Watch = lambda _: None,
+    ) -> None:
+        self.calls: Final = Calls(backend, change.at, anyway=anyway)
+        self.is_reached = False
+        self.ended_early = False
+        self._timeline: Final = timeline
+        self._change: Final = change
+        self._journal: Final = journal
+        self._watch: Final = watch
+        self._due: Final[dict[Call | str, _Due]] = {}
+        self._openings = 0
+        self._interrupted = -1
+
+    async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
+        """Run the fork to its end.
+
+        Args:
+            connected: the fork's first event.
+            items: the recording's records in order.
+
+        Returns:
+            The session, finished.
+
+        Raises:
+            ForkRefusedError: it cannot be changed as is asked for.
+            CannotForkError: the model is lost, or does not come to where the recording was.
+        """
+        world = _World(items, self._change.at)
+        client = Client(self._change, connected, self._timeline.begin_sample)
+        event: ev.Event = connected
+        try:
+            self._journal.append_event(connected)
+            session, effects = Session.open(connected)
+            await self._perform(session, connected, effects)
+            while not session.is_finished:
+                event = await self._next(session, world)
+                events: tuple[ev.Event, ...] = (event,)
+                if isinstance(event, ev.FrameReceived):
+                    events = client.says(event, session)
+                for each in events:
+                    self._journal.append_event(each)
+                    await self._perform(session, each, session.step(each))
+        finally:
+            await self.calls.close()
+        reason = {"reason": session.end_reason, "dialect": session.dialect_name}
+        await self._journal.finish(event.at_ns, {**reason, **session.counts})
+        return session
+
+    # -- what happens next ----------------------------------------------------------------------
+
+    async def _next(self, session: Session, world: _World) -> ev.Event:
+        """Give what happens next: something of the world's, or what the session asked for."""
+        call = min(self._due, key=lambda call: self._due[call].place, default=None)
+        due_place = NEVER if call is None else self._due[call].place
+        world_place = NEVER if world.next is None else world.next[0]
+        place = min(due_place, world_place)
+        if place[0] > self._timeline.end_ns and session.state is not State.CLOSED:
+            self.ended_early = True
+            return ev.PeerGone(at_ns=self._timeline.end_ns)
+        if place == world_place != NEVER:
+            return world.take()
+        if call is None:
+            raise CannotForkError("the recording leaves its session waiting for ever")
+        return await self._answer(self._due.pop(call), world)
+
+    async def _answer(self, due: _Due, world: _World) -> ev.Event:
+        at_ns, seq = due.place
+        if isinstance(due.effect, ef.SetTimer):
+            timer = due.effect
+            return ev.TimerFired(at_ns=at_ns, name=timer.name, generation=timer.generation)
+        assert due.answer is not None, "only a timer comes without being asked"
+        unit = due.effect.unit.index if isinstance(due.effect, ef.StartUnit) else None
+        event = await self.calls.answer(
+            due.effect,
+            at_ns,
+            due.answer,
+            recorded=world.answer(seq),
+            interrupted=unit is not None and unit == self._interrupted,
+        )
+        if unit is not None:
+            self._watch(unit)
+        return event
+
+    # -- what the session asks for --------------------------------------------------------------
+
+    async def _perform(
+        self, session: Session, event: ev.Event, effects: tuple[ef.Effect, ...]
+    ) -> None:
+        ready = self._journal.append_effects(session, event, effects)
+        for effect in effects:
+            self._note(effect, event.at_ns)
+        await ready()
+
+    def _note(self, effect: ef.Effect, now_ns: int) -> None:
+        """Keep what is asked for until it comes; what hung in the recording never does."""
+        match effect:
+            case ef.SetTimer(name=name):
+                at_ns, seq = self._timeline.firing(effect)
+                place = (max(at_ns, now_ns), seq)
+                self._due[name] = _Due(place=place, effect=effect, answer=None)
+            case ef.CancelTimer(name=name):
+                self._due.pop(name, None)
+            case ef.Interrupt(index=index):
+                self._interrupted = index
+            case ef.OpenBackend():
+                self._openings += 1
+            case ef.StartUnit(unit=unit) if unit.index == self._change.at:
+                self.is_reached = unit.force_listen or not self._change.force_listen
+        call = call_of(effect, self._openings)
+        answer = None if call is None else self._timeline.answer(call)
+        if call is not None and answer is not None:
+            place = (now_ns + answer.after_ns, answer.seq)
+            self._due[call] = _Due(place=place, effect=effect, answer=answer)
