@@ -59,7 +59,7 @@ class Figures:
         return sum(found)
 
 
-def is_whole(log: Path) -> bool:
+def is_whole(log: Path | bytes) -> bool:
     """Say whether a log is neither damaged nor cut off."""
     last: Record | Damage | None = None
     with LogReader(log) as reader:
