@@ -12,9 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import soundfile
+import zstandard
+from mcap.reader import make_reader
 
 from protocol.media import check_jpeg
 from protocol.model import UNIT_BYTES, UNIT_SAMPLES
+from recorder.records import Record
+from recorder.spans import restore
 from runtime.bench.material import (
     Speech,
     Times,
@@ -24,6 +29,10 @@ from runtime.bench.material import (
     sum_up,
     synthetic_voice,
 )
+from runtime.bench.recording_formats import JsonLines, Mcap, Wav
+from runtime.bench.recording_session import make_unit
+
+from .helpers import base64
 
 ROOT: Final = Path(__file__).parents[1]
 COMMAND: Final = [sys.executable, "-P", "-c", "from runtime.cli import main; main()", "bench"]
@@ -40,7 +49,11 @@ REPLAY: Final = {
 }
 RECORDING: Final = {
     *("unit_bytes", "busy", "baseline", "of_baseline", "file_bytes", "baseline_file_bytes"),
-    *("plain_bytes", "paced"),
+    *("plain_bytes", "formats", "paced"),
+}
+FORMAT: Final = {
+    *("name", "keeps_every_byte", "cost", "file_bytes", "plain_bytes", "of_cost"),
+    "of_file_bytes",
 }
 
 
@@ -139,10 +152,58 @@ def test_recording_stands_beside_a_baseline(found: dict[str, Any]) -> None:
         assert paced["send_wait"]["p50_ms"] > 0
 
 
+def test_recording_stands_beside_other_formats(found: dict[str, Any]) -> None:
+    """Nobody can say whether a log of our own is worth it, or is told so of one that loses."""
+    recording = found["recording"]
+    formats = {each["name"]: each for each in recording["formats"]}
+    assert list(formats) == ["json_lines", "mcap", "wav"]
+    for each in formats.values():
+        assert set(each) == FORMAT
+        assert set(each["cost"]) == COST
+        assert each["of_file_bytes"] == pytest.approx(
+            recording["file_bytes"] / each["file_bytes"], abs=1e-3
+        )
+        if each["keeps_every_byte"]:
+            assert each["of_file_bytes"] < 1
+    assert [each["keeps_every_byte"] for each in formats.values()] == [True, True, False]
+    assert formats["json_lines"]["file_bytes"] == recording["baseline_file_bytes"]
+    assert formats["json_lines"]["cost"] == recording["baseline"]
+
+
+def test_the_formats_keep_what_they_say(tmp_path: Path) -> None:
+    """The log is compared with files that lack half of the session."""
+    unit = make_unit(load_speech(), 3)
+    frame = {"type": "FrameReceived", "frame": unit.frame}
+    speech = {"type": "UnitDone", "result": {"index": 0, "pcm": unit.pcm}}
+    records = [
+        Record(kind="rx", seq=5, at_ns=7, fields=frame),
+        Record(kind="unit", seq=6, at_ns=8, fields=speech),
+        Record(kind="tx", seq=7, at_ns=9, fields={"frame": f'{{"audio":"{base64(unit.pcm)}"}}'}),
+    ]
+    for kept_in in (JsonLines(tmp_path), Mcap(tmp_path), Wav(tmp_path)):
+        kept_in.write(records)
+        kept_in.close()
+    plain = zstandard.ZstdDecompressor().decompressobj()
+    lines = plain.decompress((tmp_path / "session.jsonl.zst").read_bytes()).splitlines()
+    assert json.loads(lines[0])["fields"] == frame
+    with (tmp_path / "session.mcap").open("rb") as file:
+        reader = make_reader(file, validate_crcs=True)
+        messages = [(found[1].topic, found[2].data) for found in reader.iter_messages()]
+    blobs = [data for topic, data in messages if topic == "/blobs"]
+    assert blobs == [unit.append.pcm, *unit.append.frames, unit.pcm]
+    pieces = json.loads(messages[0][1])["fields"]["frame"]
+    assert restore(blobs[it] if isinstance(it, int) else it for it in pieces) == unit.frame
+    heard, rate_hz = soundfile.read(tmp_path / "user.wav", dtype="float32")
+    assert (rate_hz, len(heard)) == (16_000, UNIT_SAMPLES)
+    assert np.abs(heard - np.frombuffer(unit.append.pcm, "<f4")).max() < 1e-4
+    assert soundfile.info(tmp_path / "model.wav").frames == 24_000
+    assert (tmp_path / "jpeg").read_bytes() == unit.append.frames[0]
+
+
 def test_the_keys_are_documented(found: dict[str, Any]) -> None:
     """A reader of the JSON has to guess what a figure is."""
     text = (ROOT / "docs" / "performance.md").read_text("utf-8")
-    names = {*found, *UNITS, *REPLAY, *RECORDING, *TIMES, *COST, "cost", "send_wait"}
+    names = {*found, *UNITS, *REPLAY, *RECORDING, *FORMAT, *TIMES, *COST, "cost", "send_wait"}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 

@@ -4,56 +4,44 @@ A real `Session` is given the events of a talkative video session, and the real 
 `Recorder` keep what comes of it. No server and no model runs, so that what is measured is the log's
 alone: the CPU of the journal's calls in the session's task, and that of the recorder's thread.
 
-- `busy`: unit after unit, as fast as the log takes them. The baseline runs in the same way: the
-  same records as lines of JSON with base64 for bytes, a unit's lines compressed by zstd at level 3
-  and written. That is what one writes who needs no blocks, checksums or chain.
+- `busy`: unit after unit, as fast as the log takes them. Other formats run in the same way, in
+  turns with it, and are given the same records (`recording_formats`). The first of them, lines of
+  JSON, is the baseline: what one writes who needs no blocks, checksums or chain.
 - `paced`: a unit a second in each session, as in service, where caches are cold and clocks low.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final, cast
 
 import anyio
 import attrs
-import orjson
-import pybase64
-import zstandard
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.dialects.realtime import REALTIME
-from protocol.model import Costs, Finalized, Opened, UnitResult
-from protocol.requests import Append, Init
-from protocol.session import Session
 from recorder.log import SessionLog
-from recorder.records import Fields, Record
+from recorder.records import Fields
 from recorder.store import Store
 from recorder.writer import Recorder
 
-from ..connection import Ready
 from ..identity import Identity, SystemIdentities
-from ..journal import Journal, OpenLog
-from .material import Speech, Times, camera_frame, output_second, sum_up
+from ..journal import OpenLog
+from .material import Speech, Times, sum_up
+from .recording_formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
+from .recording_session import Kept, Talker, TalkUnit, make_unit
 
-BUSY_UNITS: Final = 200
-"""A second or two of work; differences of a tenth show in it."""
+TURNS: Final = 5
+A_TURN: Final = 40
+"""Units, in the log and then in each other format, so that whatever else runs meets all of them. It
+is a second of work in all for each; differences of a tenth show in it."""
 WARM_UP_UNITS: Final = 10
 UNITS_MADE: Final = 40
 """Different units; they come again after twice as much as the recorder remembers of a log."""
-TOKENS: Final = 12
-CODES: Final = 25
-ZSTD_LEVEL: Final = 3
 RECORDER_THREAD: Final = "antiphon-recorder"
-
-Found = TypeVar("Found")
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +50,7 @@ class Cost:
 
     Attributes:
         session_ms: in the session's task, mapping included.
-        thread_ms: in the recorder's thread; for the baseline, encoding and writing.
+        thread_ms: in the recorder's thread; for other formats, encoding and writing.
         total_ms: both.
     """
 
@@ -81,6 +69,29 @@ class Paced:
 
 
 @attrs.frozen(kw_only=True)
+class FormatResult:
+    """What another format took, and what the log took in terms of it.
+
+    Attributes:
+        name: the format's.
+        keeps_every_byte: the records could be made again from it.
+        cost: CPU, unit after unit.
+        file_bytes: in its files, a unit.
+        plain_bytes: the same before it was compressed; 0 where nothing is.
+        of_cost: the log's CPU in terms of its own.
+        of_file_bytes: the log's size in terms of its own.
+    """
+
+    name: FormatName
+    keeps_every_byte: bool
+    cost: Cost
+    file_bytes: int
+    plain_bytes: int
+    of_cost: float
+    of_file_bytes: float
+
+
+@attrs.frozen(kw_only=True)
 class RecordingResult:
     """What recording took.
 
@@ -92,6 +103,7 @@ class RecordingResult:
         file_bytes: in the log, a unit.
         baseline_file_bytes: in the baseline's file.
         plain_bytes: of the same as lines of JSON, uncompressed.
+        formats: all others, the baseline first.
         paced: with one session and with many.
     """
 
@@ -102,6 +114,7 @@ class RecordingResult:
     file_bytes: int
     baseline_file_bytes: int
     plain_bytes: int
+    formats: list[FormatResult]
     paced: list[Paced]
 
 
@@ -116,9 +129,9 @@ async def measure_recording(
         seconds: of the paced runs, each.
         sessions_many: sessions of the second one.
     """
-    units = [_make_unit(speech, number) for number in range(UNITS_MADE)]
-    busy, file_bytes = await _run_busy(units, folder)
-    baseline, baseline_bytes, plain_bytes = await _run_baseline(units, folder)
+    units = [make_unit(speech, number) for number in range(UNITS_MADE)]
+    busy, file_bytes, formats = await _run_busy(units, folder)
+    baseline = formats[0]
     paced = [
         await _run_paced(units, folder, sessions=sessions, seconds=seconds)
         for sessions in (1, sessions_many)
@@ -132,123 +145,14 @@ async def measure_recording(
             "pcm_out": len(units[0].pcm),
         },
         busy=busy,
-        baseline=baseline,
-        of_baseline=round(busy.total_ms / baseline.total_ms, 3),
+        baseline=baseline.cost,
+        of_baseline=baseline.of_cost,
         file_bytes=file_bytes,
-        baseline_file_bytes=baseline_bytes,
-        plain_bytes=plain_bytes,
+        baseline_file_bytes=baseline.file_bytes,
+        plain_bytes=baseline.plain_bytes,
+        formats=formats,
         paced=paced,
     )
-
-
-# -- a session ----------------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class _Unit:
-    append: Append
-    frame: str
-    pcm: bytes
-
-
-def _make_unit(speech: Speech, number: int) -> _Unit:
-    append = Append(
-        pcm=speech.second(number, gain=0.8 + 0.0007 * number), frames=(camera_frame(number),)
-    )
-    return _Unit(
-        append=append,
-        frame=REALTIME.encode_request(append),
-        pcm=output_second(speech, number),
-    )
-
-
-class _Talker:
-    """A session and its journal, fed with what a server would tell it.
-
-    Attributes:
-        cpu_ns: of the journal's calls so far.
-        waits_ms: how long each unit's frames waited for the log.
-    """
-
-    def __init__(self, open_log: OpenLog, identity: Identity) -> None:
-        self.cpu_ns = 0
-        self.waits_ms: list[float] = []
-        self._began_ns = time.monotonic_ns()
-        self._journal = Journal(open_log, on_failure=_fail)
-        self._index = -1
-        self._kv_length = 40
-        limits = ev.SessionLimits(
-            session_s=3600, init_wait_s=30, cleanup_wait_s=10, context_tokens=1 << 30
-        )
-        opened = ev.ConnectionOpened(
-            recording_id=identity.recording_id,
-            created_ms=identity.created_ms,
-            mode="video",
-            seed=identity.seed,
-            limits=limits,
-            recording="on",
-        )
-        self._journal.append_event(opened)
-        self._session, effects = Session.open(opened)
-        self._journal.append_effects(self._session, opened, effects)
-        self._post(ev.SlotLeased, lease=1, slot=0)
-        self._post(ev.FrameReceived, frame=REALTIME.encode_request(Init(instructions="be brief")))
-        self._post(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
-        self.cpu_ns = 0
-
-    async def unit(self, unit: _Unit) -> None:
-        """Hear, answer and finalize a second, and wait until the answer may be sent."""
-        self._index += 1
-        effects, _ = self._post(ev.FrameReceived, frame=unit.frame)
-        for decode in [effect for effect in effects if isinstance(effect, ef.DecodeMedia)]:
-            effects, _ = self._post(ev.MediaDecoded, media=decode.media)
-        assert any(isinstance(effect, ef.StartUnit) for effect in effects)
-        result = self._result(unit)
-        began_ns = time.perf_counter_ns()
-        _, ready = self._post(ev.UnitDone, result=result)
-        await ready()
-        self.waits_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
-        kv_length = self._kv_length = self._kv_length + 2
-        done = Finalized(index=self._index, kv_length=kv_length, fed_ids=(7, 8), cost_us=37_000)
-        self._post(ev.FinalizeDone, finalized=done)
-
-    def _result(self, unit: _Unit) -> UnitResult:
-        self._kv_length += 70 + TOKENS
-        return UnitResult(
-            index=self._index,
-            is_listen=False,
-            text="so the answer to it is",
-            pcm=unit.pcm,
-            kv_length=self._kv_length,
-            decided_ids=tuple(range(100, 100 + TOKENS)),
-            fed_ids=tuple(range(100, 100 + TOKENS)),
-            codec_ids=tuple((self._index * 37 + code * 91) % 6561 for code in range(CODES)),
-            input_hash="5" * 32,
-            logits_hash="7" * 32,
-            margin=1.25,
-            vision_slices=1,
-            vision_tokens=64,
-            costs=Costs(prefill_us=60_000, generate_us=300_000, llm_us=200_000, wall_us=360_000),
-        )
-
-    def _post(self, kind: type[Any], **fields: object) -> tuple[tuple[ef.Effect, ...], Ready]:
-        event = kind(at_ns=time.monotonic_ns() - self._began_ns, **fields)
-        before_ns = time.thread_time_ns()
-        self._journal.append_event(event)
-        self.cpu_ns += time.thread_time_ns() - before_ns
-        effects = self._session.step(event)
-        before_ns = time.thread_time_ns()
-        ready = self._journal.append_effects(self._session, event, effects)
-        self.cpu_ns += time.thread_time_ns() - before_ns
-        return effects, ready
-
-    async def finish(self) -> None:
-        """End the log."""
-        await self._journal.finish(time.monotonic_ns() - self._began_ns, {"reason": "client"})
-
-
-def _fail() -> None:
-    raise AssertionError("the log failed")
 
 
 # -- the recorder -------------------------------------------------------------------------------
@@ -272,30 +176,44 @@ def _recorder() -> Iterator[tuple[Recorder, Callable[[], int]]]:
         yield recorder, partial(time.clock_gettime_ns, clock)
 
 
-async def _run_busy(units: Sequence[_Unit], folder: Path) -> tuple[Cost, int]:
+async def _run_busy(
+    units: Sequence[TalkUnit], folder: Path
+) -> tuple[Cost, int, list[FormatResult]]:
+    """Keep units in the log and in all other formats, some in each at a time."""
+    formats: list[UnitFormat] = [JsonLines(folder), Mcap(folder), Wav(folder)]
+    others = [_FormatRun(each) for each in formats]
     with _recorder() as (recorder, thread_ns):
         identity = SystemIdentities().draw()
-        talker = _Talker(_open_in(recorder, folder, identity), identity)
-        for number in range(WARM_UP_UNITS):
-            await talker.unit(units[number % len(units)])
-        began_bytes = recorder.statistics.file_bytes
-        began_ns = thread_ns()
+        talker = Talker(_open_in(recorder, folder, identity), identity)
+        runs: list[Talker | _FormatRun] = [talker, *others]
+        await _keep(runs, units[:WARM_UP_UNITS])
+        began_bytes, began_ns = recorder.statistics.file_bytes, thread_ns()
         talker.cpu_ns = 0
-        for number in range(WARM_UP_UNITS, WARM_UP_UNITS + BUSY_UNITS):
-            await talker.unit(units[number % len(units)])
-        cost = _cost(talker.cpu_ns, thread_ns() - began_ns, BUSY_UNITS)
-        file_bytes = (recorder.statistics.file_bytes - began_bytes) // BUSY_UNITS
+        for other in others:
+            other.begin()
+        for turn in range(TURNS):
+            await _keep(runs, [units[(turn * A_TURN + n) % len(units)] for n in range(A_TURN)])
+        busy = _cost(talker.cpu_ns, thread_ns() - began_ns, TURNS * A_TURN)
+        file_bytes = (recorder.statistics.file_bytes - began_bytes) // (TURNS * A_TURN)
         await talker.finish()
-    return cost, file_bytes
+    return busy, file_bytes, [other.finish(busy, file_bytes) for other in others]
 
 
-async def _run_paced(units: Sequence[_Unit], folder: Path, *, sessions: int, seconds: int) -> Paced:
+async def _keep(runs: Sequence[Talker | _FormatRun], units: Sequence[TalkUnit]) -> None:
+    for run in runs:
+        for unit in units:
+            await run.unit(unit)
+
+
+async def _run_paced(
+    units: Sequence[TalkUnit], folder: Path, *, sessions: int, seconds: int
+) -> Paced:
     with _recorder() as (recorder, thread_ns):
         identities = SystemIdentities()
         talkers = []
         for _ in range(sessions):
             identity = identities.draw()
-            talkers.append(_Talker(_open_in(recorder, folder, identity), identity))
+            talkers.append(Talker(_open_in(recorder, folder, identity), identity))
         began_ns = thread_ns()
         async with anyio.create_task_group() as tasks:
             for number, talker in enumerate(talkers):
@@ -310,7 +228,7 @@ async def _run_paced(units: Sequence[_Unit], folder: Path, *, sessions: int, sec
     )
 
 
-async def _pace(talker: _Talker, units: Sequence[_Unit], seconds: int, late_s: float) -> None:
+async def _pace(talker: Talker, units: Sequence[TalkUnit], seconds: int, late_s: float) -> None:
     began_s = anyio.current_time() + late_s
     for number in range(seconds):
         await anyio.sleep_until(began_s + number)
@@ -325,55 +243,43 @@ def _cost(session_ns: int, thread_ns: int, units: int) -> Cost:
     )
 
 
-# -- the baseline -------------------------------------------------------------------------------
+# -- other formats ------------------------------------------------------------------------------
 
 
-class _Kept:
-    """A log that only keeps its records, as far as a `Journal` asks for one."""
+class _FormatRun:
+    """A session whose records another format keeps."""
 
-    is_full = False
+    def __init__(self, kept_in: UnitFormat) -> None:
+        self._format: Final = kept_in
+        self._kept = Kept()
+        self._talker = Talker(lambda _: cast("SessionLog", self._kept), SystemIdentities().draw())
+        self._spent_ns = self._began_bytes = 0
 
-    def __init__(self) -> None:
-        self.records: list[Record] = []
+    def begin(self) -> None:
+        """Measure from here."""
+        self._talker.cpu_ns = self._spent_ns = self._format.plain_bytes = 0
+        self._began_bytes = self._format.file_bytes()
 
-    def append(self, *records: Record, urgent: bool) -> None:  # noqa: ARG002
-        """Take records."""
-        self.records += records
+    async def unit(self, unit: TalkUnit) -> None:
+        """Keep a unit."""
+        await self._talker.unit(unit)
+        before_ns = time.thread_time_ns()
+        self._format.write(self._kept.records)
+        self._spent_ns += time.thread_time_ns() - before_ns
+        self._kept.records.clear()
 
-    async def written(self, seq: int) -> None:
-        """Wait for nothing."""
-
-    async def finish(self, fields: Fields, *, at_ns: int) -> None:
-        """Wait for nothing."""
-
-
-async def _run_baseline(units: Sequence[_Unit], folder: Path) -> tuple[Cost, int, int]:
-    kept = _Kept()
-    talker = _Talker(lambda _: cast("SessionLog", kept), SystemIdentities().draw())
-    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    spent_ns = plain_bytes = file_bytes = 0
-    with (folder / "baseline.jsonl.zst").open("wb", buffering=0) as file:
-        for number in range(WARM_UP_UNITS + BUSY_UNITS):
-            if number == WARM_UP_UNITS:
-                talker.cpu_ns = spent_ns = plain_bytes = file_bytes = 0
-            await talker.unit(units[number % len(units)])
-            before_ns = time.thread_time_ns()
-            lines = b"".join(map(_line, kept.records))
-            packed = compressor.compress(lines)
-            os.write(file.fileno(), packed)
-            spent_ns += time.thread_time_ns() - before_ns
-            plain_bytes += len(lines)
-            file_bytes += len(packed)
-            kept.records.clear()
-    cost = _cost(talker.cpu_ns, spent_ns, BUSY_UNITS)
-    return cost, file_bytes // BUSY_UNITS, plain_bytes // BUSY_UNITS
-
-
-def _line(record: Record) -> bytes:
-    body = {"kind": record.kind, "seq": record.seq, "at_ns": record.at_ns, "fields": record.fields}
-    return orjson.dumps(body, default=_base64, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _base64(value: object) -> str:
-    assert isinstance(value, bytes)
-    return pybase64.b64encode(value).decode("ascii")
+    def finish(self, busy: Cost, file_bytes: int) -> FormatResult:
+        """Close the files, and say what the log took in terms of them."""
+        units = TURNS * A_TURN
+        cost = _cost(self._talker.cpu_ns, self._spent_ns, units)
+        own_bytes = (self._format.file_bytes() - self._began_bytes) // units
+        self._format.close()
+        return FormatResult(
+            name=self._format.name,
+            keeps_every_byte=self._format.keeps_every_byte,
+            cost=cost,
+            file_bytes=own_bytes,
+            plain_bytes=self._format.plain_bytes // units,
+            of_cost=round(busy.total_ms / cost.total_ms, 3),
+            of_file_bytes=round(file_bytes / own_bytes, 3),
+        )

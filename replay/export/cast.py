@@ -1,0 +1,72 @@
+"""The conversation as text that types itself: an asciicast of version 2, for `asciinema play`.
+
+A JSON object, and then a line `[seconds, "o", text]` for each piece of output. Both voices are
+written as they are heard, the model's words one after the other; what else happened stands in lines
+of its own. What sound says of the user is not known, so that only questions have words.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import BinaryIO, Final
+
+from protocol.limits import NS_PER_S
+
+from .captions import NAMES, plain
+from .moments import Note, NoteKind, Picture, Words
+from .timeline import Timeline
+
+WIDTH: Final = 100
+HEIGHT: Final = 30
+NEW_LINE: Final = "\r\n"
+TOLD: Final[frozenset[NoteKind]] = frozenset(
+    {
+        *("queued", "queue_done", "created", "paused", "resumed", "interrupted", "going_away"),
+        *("error", "closed", "force_listen", "dropped", "unheard", "close", "damage"),
+    }
+)
+"""Notes that tell a reader something; a listen a second does not."""
+
+
+def write_cast(timeline: Timeline, file: BinaryIO) -> None:
+    """Write the conversation.
+
+    Args:
+        timeline: the session.
+        file: takes it.
+    """
+    wall_ms, name = timeline.head.get("wall_ms"), timeline.head.get("recording_id")
+    head: dict[str, object] = {"version": 2, "width": WIDTH, "height": HEIGHT}
+    if isinstance(wall_ms, int):
+        head["timestamp"] = wall_ms // 1000
+    if isinstance(name, str):
+        head["title"] = plain(name)
+    file.write(json.dumps(head).encode() + b"\n")
+    turn: tuple[str, str] | None = None
+    has_pictures = False
+    for moment in timeline:
+        at_ns, text = moment.begin_ns, ""
+        match moment:
+            case Words():
+                goes_on = turn == (moment.voice, moment.response_id) and moment.voice == "model"
+                turn = (moment.voice, moment.response_id)
+                start = "" if goes_on else _line(at_ns, f"{NAMES[moment.voice]}: ")
+                text = start + plain(moment.text)
+            case Note(kind=kind) if kind in TOLD:
+                said = f": {plain(moment.text)}" if moment.text else ""
+                turn, text = None, _line(at_ns, f"({kind.replace('_', ' ')}{said})")
+            case Picture() if not has_pictures:
+                has_pictures = True
+                turn, text = None, _line(at_ns, "(the user shows pictures)")
+        if text:
+            _write(file, at_ns, text)
+    _write(file, timeline.duration_ns, NEW_LINE)
+
+
+def _line(at_ns: int, text: str) -> str:
+    """Begin a line, with its time."""
+    return f"{NEW_LINE if at_ns else ''}[{at_ns / NS_PER_S:7.3f}] {text}"
+
+
+def _write(file: BinaryIO, at_ns: int, text: str) -> None:
+    file.write(json.dumps([round(at_ns / NS_PER_S, 6), "o", text]).encode() + b"\n")

@@ -1,0 +1,123 @@
+"""The command `antiphon export`: a recorded session in the formats of other tools.
+
+Rules: what was written is told on stdout, what went wrong in one line on stderr; an export that
+fails leaves no file, and the one that was there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from protocol.limits import NS_PER_MS, NS_PER_S
+from recorder.errors import RecorderError
+from recorder.reader import LogReader
+from recorder.records import Record
+from recorder.scan import Damage
+from recorder.store import SUFFIX
+
+from ..cli import LogUnusableError
+from ..outcome import reason
+from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
+
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.command("export", context_settings=_HELP)
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file; beside LOG by default, and replaced where it is there. - is stdout.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export_command(*, log: Path, to: Format | None, output: Path | None, as_json: bool) -> None:
+    """Write the recorded session LOG in a format of other tools.
+
+    \b
+      wav    both voices in stereo, the user left, the model right, to the sample
+      mp4    the same with what the user showed
+      srt    captions, as SubRip; vtt: as WebVTT
+      mcap   sound, pictures and text for Foxglove and other readers of MCAP
+      jsonl  the time line: an object a line for what was heard, shown, said, lost and refused
+      txt    the conversation as it was said, an asciicast: asciinema play FILE (also .cast)
+
+    All of them keep the session's clock: 0 is when the client connected. What the user says begins
+    when it arrived, what the model says when it was sent, each behind what the same voice still
+    says. A log whose server was killed is exported as far as it goes.
+
+    \b
+    Examples:
+      antiphon export sessions/rec-000002.session.zst --to wav
+      antiphon export sessions/rec-000002.session.zst -o call.mp4
+      antiphon export crash.session.zst --to jsonl -o - | jq -r 'select(.text).text'
+
+    \b
+    Exit codes:
+      0  written; damage of the log is told, and the file has gaps there
+      2  the log cannot be read, or the file cannot be written; nothing is left of it
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    suffix = None if output is None else SUFFIXES.get(output.suffix.lower())
+    chosen = to or suffix
+    if chosen is None:
+        raise click.UsageError(f"give --to, or an --output that ends with {', '.join(SUFFIXES)}")
+    to_stdout = str(output) == "-"
+    if to_stdout and chosen not in STREAMS:
+        raise click.UsageError(f"{chosen} needs a file, not stdout")
+    target = output or log.with_name(f"{log.name.removesuffix(SUFFIX)}.{chosen}")
+    try:
+        with LogReader(log) as reader:
+            to_file = sys.stdout.buffer if to_stdout else target
+            made = export(reader.head.fields, _followed(reader, chosen), chosen, to_file)
+    except BrokenPipeError:
+        raise  # whoever reads stdout has seen enough
+    except (OSError, RecorderError) as error:
+        raise LogUnusableError(f"{_where(error, log, target)}: {reason(error)}") from error
+    if not to_stdout:
+        _tell(log, target, made, as_json=as_json)
+    if made.damage_count:
+        click.echo(f"the log is damaged {made.damage_count} times: there are gaps", err=True)
+
+
+def _where(error: OSError | RecorderError, log: Path, target: Path) -> Path:
+    """Say which of both files it was: what the system calls the other is a name for a while."""
+    is_log = not isinstance(error, OSError) or error.filename in (None, str(log), log)
+    return log if is_log else target
+
+
+def _followed(reader: LogReader, to: Format) -> Iterator[Record | Damage]:
+    """Show how far the log is read, on a terminal."""
+    console = Console(stderr=True)
+    size = reader.tail_bytes
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"writing {to}", total=size)
+        for item in reader:
+            progress.update(task, completed=size - reader.tail_bytes)
+            yield item
+
+
+def _tell(log: Path, target: Path, made: Exported, *, as_json: bool) -> None:
+    if as_json:
+        body = {
+            "log": str(log),
+            "output": str(target),
+            "format": made.format,
+            "duration_ms": round(made.duration_ns / NS_PER_MS, 3),
+            "bytes": target.stat().st_size,
+            "finished": made.finished,
+            "damage_count": made.damage_count,
+        }
+        click.echo(orjson.dumps(body))
+        return
+    open_end = "" if made.finished else ", no fin: still open, or its server was killed"
+    seconds, megabytes = made.duration_ns / NS_PER_S, target.stat().st_size / 1e6
+    click.echo(f"{target}  {seconds:.3f} s, {megabytes:.1f} MB{open_end}")

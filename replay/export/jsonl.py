@@ -1,0 +1,95 @@
+"""The time line as JSON lines: an object for each moment, without its sound or picture.
+
+The first line is `session`, the last `end`. Each has its `kind`, and but for the first its time
+`at_ms`: milliseconds from the session's start to when it is heard, shown or said.
+
+| kind | more keys |
+|---|---|
+| `session` | `recording_id`, `model`, `mode`, `wall_ms` (Unix); null where it is not known |
+| `sound` | `voice`, `came_ms` (arrived or sent), `begin` and `samples` at `rate_hz`, `until_ms` |
+| `words` | `voice`, `came_ms`, `until_ms` (null without sound), `text`, `response_id` |
+| `picture` | `bytes` of the JPEG file |
+| `end` | `finished`: the log has its end; `damage_count` |
+| any other | `text`: what there is to say of it; see `moments.NoteKind` |
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, BinaryIO
+
+from protocol.limits import NS_PER_MS
+
+from ..environment import model_of
+from .moments import RATE_HZ, Moment, Note, Picture, Sound, Words
+from .timeline import Timeline
+
+
+def write_jsonl(timeline: Timeline, file: BinaryIO) -> None:
+    """Write the time line.
+
+    Args:
+        timeline: the session.
+        file: takes it.
+    """
+    head = timeline.head
+    config = head.get("config")
+    _write(
+        file,
+        kind="session",
+        recording_id=_if(str, head.get("recording_id")),
+        model=model_of(head),
+        mode=_if(str, config.get("mode")) if isinstance(config, dict) else None,
+        wall_ms=_if(int, head.get("wall_ms")),
+    )
+    for moment in timeline:
+        _write(file, **_line(moment))
+    _write(
+        file,
+        kind="end",
+        at_ms=_ms(timeline.duration_ns),
+        finished=timeline.finished,
+        damage_count=timeline.damage_count,
+    )
+
+
+def _line(moment: Moment) -> dict[str, Any]:
+    at_ms = _ms(moment.begin_ns)
+    match moment:
+        case Sound():
+            return {
+                "kind": "sound",
+                "at_ms": at_ms,
+                "voice": moment.voice,
+                "came_ms": _ms(moment.at_ns),
+                "until_ms": _ms(moment.end_ns),
+                "begin": moment.begin,
+                "samples": moment.end - moment.begin,
+                "rate_hz": RATE_HZ[moment.voice],
+            }
+        case Words():
+            return {
+                "kind": "words",
+                "at_ms": at_ms,
+                "voice": moment.voice,
+                "came_ms": _ms(moment.at_ns),
+                "until_ms": None if moment.end_ns is None else _ms(moment.end_ns),
+                "text": moment.text,
+                "response_id": moment.response_id,
+            }
+        case Picture():
+            return {"kind": "picture", "at_ms": at_ms, "bytes": len(moment.jpeg)}
+        case Note():
+            return {"kind": moment.kind, "at_ms": at_ms, "text": moment.text}
+
+
+def _ms(at_ns: int) -> float:
+    return round(at_ns / NS_PER_MS, 3)
+
+
+def _if(kind: type, value: object) -> object:
+    return value if isinstance(value, kind) else None
+
+
+def _write(file: BinaryIO, **fields: object) -> None:
+    file.write(json.dumps(fields).encode() + b"\n")  # in ASCII: a log can hold lone surrogates

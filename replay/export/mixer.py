@@ -1,0 +1,139 @@
+"""Both voices in one stereo sound: the user left, the model right, at 48 kHz.
+
+48 kHz is a multiple of both rates: sample `n` of the user stands at `3 n`, of the model at `2 n`,
+and neither voice is moved. Each voice is resampled as one stream, silence included, and has no
+seams where sounds meet.
+
+Sounds come in the order in which they begin, and stereo sound is given in pieces as soon as both
+voices are known: what is kept is what one of them is ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from protocol.limits import NS_PER_S
+from protocol.model import SAMPLE_BYTES
+
+from .moments import RATE_HZ, VOICES, Sound, Voice, sample_at
+
+STEREO_HZ: Final = 48_000
+CHANNELS: Final = 2
+PCM16_MAX: Final = 32_767
+
+_Floats = NDArray[np.float32]
+Stereo = NDArray[np.int16]
+"""int16, shape (frames, 2): user, model."""
+
+
+def to_pcm16(samples: _Floats) -> NDArray[np.int16]:
+    """Make 16-bit samples; what is louder than full scale is clipped, what is no number silent.
+
+    Args:
+        samples: float32, any shape, in [-1, 1].
+    """
+    finite: _Floats = np.nan_to_num(samples, posinf=1.0, neginf=-1.0)
+    pcm16: NDArray[np.int16] = np.rint(finite.clip(-1, 1) * PCM16_MAX).astype(np.int16)
+    return pcm16
+
+
+class Mixer:
+    """Lays the sounds of a session side by side."""
+
+    def __init__(self) -> None:
+        self._lanes: Final = tuple(_Lane(voice) for voice in VOICES)
+        self._filled_ns = 0
+
+    def add(self, sound: Sound) -> Iterator[Stereo]:
+        """Take the next sound; what came before it is complete."""
+        yield from self.advance(sound.begin_ns)
+        self._lanes[VOICES.index(sound.voice)].add(sound)
+
+    def advance(self, to_ns: int) -> Iterator[Stereo]:
+        """Give what is heard up to a time, which is silence where nothing was added."""
+        while self._filled_ns + NS_PER_S < to_ns:
+            yield from self._fill(self._filled_ns + NS_PER_S)
+        if to_ns > self._filled_ns:
+            yield from self._fill(to_ns)
+
+    def finish(self, duration_ns: int) -> Iterator[Stereo]:
+        """Give the rest; nothing may be added any more.
+
+        Args:
+            duration_ns: of it all, no less than the end of any sound.
+        """
+        yield from self.advance(duration_ns)
+        frames = -(-duration_ns * STEREO_HZ // NS_PER_S)
+        for lane in self._lanes:
+            lane.finish(frames)
+        yield from self._take()
+
+    def _fill(self, to_ns: int) -> Iterator[Stereo]:
+        self._filled_ns = to_ns
+        for lane in self._lanes:
+            lane.fill(sample_at(lane.voice, to_ns))
+        yield from self._take()
+
+    def _take(self) -> Iterator[Stereo]:
+        frames = min(lane.ready for lane in self._lanes)
+        if frames:
+            yield np.stack([to_pcm16(lane.take(frames)) for lane in self._lanes], axis=1)
+
+
+class _Lane:
+    """One voice: what went in at its own rate, and what came out at 48 kHz."""
+
+    def __init__(self, voice: Voice) -> None:
+        self.voice: Final[Voice] = voice
+        self.ready = 0
+        self._stream = soxr.ResampleStream(RATE_HZ[voice], STEREO_HZ, 1, dtype="float32")
+        self._samples = 0
+        self._frames = 0
+        self._out: deque[_Floats] = deque()
+
+    def add(self, sound: Sound) -> None:
+        self.fill(sound.begin)
+        self._feed(np.frombuffer(sound.pcm[: len(sound.pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4"))
+
+    def fill(self, to_sample: int) -> None:
+        """Be silent up to a sample; do nothing where more is known already."""
+        if to_sample > self._samples:
+            self._feed(np.zeros(to_sample - self._samples, np.float32))
+
+    def finish(self, frames: int) -> None:
+        """Give all that the resampler holds back, so that there are so many frames in all."""
+        self._put(self._stream.resample_chunk(np.zeros(0, np.float32), last=True))
+        missing = frames - self._frames
+        if missing > 0:
+            self._put(np.zeros(missing, np.float32))
+        elif missing < 0:
+            rest = self.take(self.ready)
+            self._put(rest[:missing])
+
+    def take(self, frames: int) -> _Floats:
+        """Take so many frames out; there are `ready`."""
+        self.ready -= frames
+        taken = []
+        while frames:
+            piece = self._out.popleft()
+            taken.append(piece[:frames])
+            if len(piece) > frames:
+                self._out.appendleft(piece[frames:])
+            frames -= len(taken[-1])
+        return np.concatenate(taken) if taken else np.zeros(0, np.float32)
+
+    def _feed(self, samples: _Floats) -> None:
+        self._samples += len(samples)
+        self._put(self._stream.resample_chunk(samples))
+
+    def _put(self, frames: _Floats) -> None:
+        if len(frames):
+            self._frames += len(frames)
+            self.ready += len(frames)
+            self._out.append(frames)

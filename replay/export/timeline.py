@@ -1,0 +1,309 @@
+"""The time line of a recorded session: what is heard, shown and said, and when.
+
+- **User sound** begins when its message arrived, or behind what arrived before it and is not over:
+  a client that sends a second of sound each second is heard without gaps, and one that sends faster
+  than it speaks is heard later than it sent. A second that the server dropped is heard like any
+  other. The sound and pictures of a chat's question stand where the question arrived; of the
+  conversation that comes with it, only the last message is new.
+- **Model sound** begins when its frame was sent, or behind what still plays, as a client would play
+  it. A listen amid a turn cuts short what plays, as the protocol asks of clients, and so does
+  `interrupted`; what is left when a turn has ended plays to its end.
+- **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
+  follows the words, with the sound that comes within `HOLD_NS`. Words without sound stand where
+  they were sent, and so do the words of a user's question.
+
+Rules: what was recorded is told, not what a replay would make of it. Stepping the session only says
+which requests it took; where it parts from its log, each that parses counts as taken. Damage is a
+note. Moments come in the order in which they begin; memory is bounded, see `holding`.
+
+It opens no file, and knows no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol import turn
+from protocol.limits import NS_PER_S
+from protocol.messages import (
+    Closed,
+    Created,
+    Delta,
+    ErrorReport,
+    GoingAway,
+    Interrupted,
+    Listen,
+    Paused,
+    Prefilled,
+    Queued,
+    QueueDone,
+    QueueUpdate,
+    Response,
+    Resumed,
+    ServerMessage,
+    Speech,
+)
+from protocol.requests import Append, Ask, See, TextPart
+from recorder.mapping import MappingError, event_of
+from recorder.records import Fields, Record
+from recorder.scan import Damage
+
+from ..logic import Replayer
+from ..wire import Wire
+from ..words import Step
+from .holding import Holding
+from .moments import Moment, Note, NoteKind, Picture, Voice, Words
+
+HOLD_NS: Final = NS_PER_S
+"""Words of an answer wait so long for their sound: a voice is made a second at a time."""
+
+_NOTES: Final[dict[type, NoteKind]] = {
+    Queued: "queued",
+    QueueUpdate: "queue_update",
+    QueueDone: "queue_done",
+    Created: "created",
+    Listen: "listen",
+    Paused: "paused",
+    Resumed: "resumed",
+    Interrupted: "interrupted",
+    GoingAway: "going_away",
+    Prefilled: "prefilled",
+    Response: "response",
+    ErrorReport: "error",
+    Closed: "closed",
+}
+
+
+class Timeline:
+    """The moments of one session, to be iterated once.
+
+    Args:
+        head: the fields of the log's `session` record.
+        items: its records in order, and its damage.
+
+    Attributes:
+        head: as given.
+        duration_ns: to the end of all that was read so far, sound included.
+        damage_count: of the log, so far.
+        finished: the log's `fin` was read.
+    """
+
+    def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
+        self.head: Final = head
+        self.duration_ns = 0
+        self.damage_count = 0
+        self.finished = False
+        self._items = items
+        self._replayer: Final = Replayer(go_on=True)
+        self._wire = Wire()
+        self._holding: Final = Holding()
+        self._now_ns = 0
+        self._texts: list[Words] = []
+        self._is_chat = False
+        self._is_speaking = False
+        self._has_deltas = False
+        self._asked_ns: int | None = None
+
+    def __iter__(self) -> Iterator[Moment]:
+        """Yield the moments in the order in which they begin."""
+        try:
+            for item in self._items:
+                self._take(item)
+                yield from self._holding.ready(self._settled_ns)
+            self._flush_texts()
+            yield from self._holding.ready(None)
+        finally:
+            self._holding.close()
+
+    @property
+    def _settled_ns(self) -> int:
+        """Nothing that comes begins before it: what is still to be placed came later."""
+        waiting = [words.at_ns for words in self._texts[:1]]
+        asked = [] if self._asked_ns is None else [self._asked_ns]
+        return min([self._now_ns, *waiting, *asked])
+
+    # -- records --------------------------------------------------------------------------------
+
+    def _take(self, item: Record | Damage) -> None:
+        before = self._taken
+        step = self._replayer.feed(item)
+        if isinstance(item, Damage):
+            self._asked_ns = None
+            self.damage_count += 1
+            self._note("damage", f"{item.reason}: {item.detail}")
+            return
+        self._now_ns = max(self._now_ns, item.at_ns)
+        self.duration_ns = max(self.duration_ns, self._now_ns)
+        if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
+            self._flush_texts()
+        if item.kind == "tx":
+            self._take_sent(item.fields.get("frame"))
+        elif item.kind == "rx":
+            self._take_received(item.fields.get("frame"), self._is_taken(step, before))
+        elif item.kind == "event" and item.fields.get("type") == "ConnectionOpened":
+            self._open(item)
+        elif item.kind == "effect":
+            self._take_effect(item.fields)
+        elif item.kind == "fin":
+            self.finished = True
+        if step is not None:
+            self._take_question(step)
+
+    def _open(self, record: Record) -> None:
+        try:
+            event = event_of(record.fields, record.at_ns)
+        except MappingError:
+            return
+        if isinstance(event, ev.ConnectionOpened):
+            self._wire = Wire(event)
+
+    @property
+    def _taken(self) -> int:
+        """How many requests with something to hear or see the session took."""
+        session = self._replayer.session
+        counts = {} if session is None else session.counts
+        return counts.get("appends", 0) + counts.get("turns", 0)
+
+    def _is_taken(self, step: Step | None, before: int) -> bool:
+        """Whether the session took a request; `video_frame` is known by its decoding."""
+        if step is None:
+            return True
+        decodes = any(isinstance(effect, ef.DecodeMedia) for effect in step.effects)
+        return decodes or self._taken > before
+
+    # -- what the user says ---------------------------------------------------------------------
+
+    def _take_received(self, frame: object, is_taken: bool) -> None:
+        if not isinstance(frame, str):
+            return
+        request = self._wire.request(frame)
+        match request:
+            case Append() if is_taken:
+                if request.force_listen:
+                    self._note("force_listen")
+                for jpeg in request.frames:
+                    self._show(jpeg)
+                self._hear(request.pcm, self._now_ns)
+            case See() if is_taken and request.jpeg:
+                self._show(request.jpeg)
+            case Ask() if is_taken:
+                self._ask(request)
+
+    def _ask(self, ask: Ask) -> None:
+        """Tell the words of a question; its sound and pictures come once they are decoded."""
+        parts = ask.messages[-1].content
+        text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
+        self._has_deltas = False
+        self._asked_ns = None
+        if text:
+            self._holding.add(self._words("user", text), self._now_ns)
+        if not all(isinstance(part, TextPart) for part in parts) and not self._replayer.is_stopped:
+            self._asked_ns = self._now_ns
+
+    def _take_question(self, step: Step) -> None:
+        for effect in step.effects:
+            if isinstance(effect, ef.StartTurn) and self._asked_ns is not None:
+                for content in effect.turn.messages[-1].content:
+                    if isinstance(content, turn.Picture):
+                        self._show(content.jpeg, self._asked_ns)
+                    elif isinstance(content, turn.Sound):
+                        self._hear(content.pcm, self._asked_ns)
+                self._asked_ns = None
+
+    def _hear(self, pcm: bytes, at_ns: int) -> None:
+        sound = self._holding.sound("user", at_ns, pcm)
+        self.duration_ns = max(self.duration_ns, sound.end_ns)
+
+    def _show(self, jpeg: bytes, at_ns: int | None = None) -> None:
+        begin_ns = self._now_ns if at_ns is None else at_ns
+        self._holding.add(Picture(begin_ns=begin_ns, jpeg=jpeg), begin_ns)
+
+    # -- what the server says -------------------------------------------------------------------
+
+    def _take_sent(self, frame: object) -> None:
+        if isinstance(frame, str):
+            for message in self._wire.messages(frame):
+                self._take_message(message)
+
+    def _take_message(self, message: ServerMessage) -> None:
+        if isinstance(message, Speech | Delta):
+            self._has_deltas = True
+            self._is_chat = isinstance(message, Delta)
+            self._is_speaking = isinstance(message, Speech) and not message.end_of_turn
+            self._tell(message.text, message.pcm, message.response_id)
+            return
+        if isinstance(message, Response):
+            text = "" if self._has_deltas else message.text
+            self._tell(text, message.pcm, message.response_id)
+        self._flush_texts()
+        if isinstance(message, Interrupted) or (isinstance(message, Listen) and self._is_speaking):
+            self._holding.cut(self._now_ns)
+        if isinstance(message, Listen | Interrupted | Response):
+            self._is_speaking = False
+        self._note(_NOTES[type(message)], _told(message))
+
+    def _tell(self, text: str, pcm: bytes, response_id: str) -> None:
+        """Tell what the model says; its words may come before their sound."""
+        if self._texts and self._texts[0].response_id != response_id:
+            self._flush_texts()
+        if text:
+            self._texts.append(self._words("model", text, response_id))
+        if not pcm:
+            return
+        sound = self._holding.sound("model", self._now_ns, pcm)
+        self.duration_ns = max(self.duration_ns, sound.end_ns)
+        if self._texts:
+            said = "".join(words.text for words in self._texts)
+            words = attrs.evolve(
+                self._texts[0], text=said, begin_ns=sound.begin_ns, end_ns=sound.end_ns
+            )
+            self._holding.add(words, words.begin_ns, words.end_ns)
+            self._texts.clear()
+
+    def _flush_texts(self) -> None:
+        """Wait no more for the sound of words."""
+        for words in self._texts:
+            self._holding.add(words, words.begin_ns)
+        self._texts.clear()
+
+    # -- all else -------------------------------------------------------------------------------
+
+    def _take_effect(self, fields: Fields) -> None:
+        match fields.get("type"):
+            case "DropUnit":
+                self._note("dropped", f"second {fields.get('ordinal')} of the input")
+            case "Close":
+                self._note("close", f"{fields.get('code')} {fields.get('reason')}")
+
+    def _words(self, voice: Voice, text: str, response_id: str = "") -> Words:
+        """Make words without sound."""
+        return Words(
+            voice=voice,
+            at_ns=self._now_ns,
+            begin_ns=self._now_ns,
+            end_ns=None,
+            text=text,
+            response_id=response_id,
+        )
+
+    def _note(self, kind: NoteKind, text: str = "") -> None:
+        self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text), self._now_ns)
+
+
+def _told(message: ServerMessage) -> str:
+    """Say what a note tells of a message beside its kind."""
+    match message:
+        case ErrorReport(code=code, message=text):
+            return f"{code}: {text}"
+        case Closed(reason=reason, client_reason=client_reason):
+            return client_reason or reason
+        case Response(reason=reason):
+            return reason
+        case Queued(place=place) | QueueUpdate(place=place):
+            return f"place {place.position} of {place.queue_length}"
+    return ""

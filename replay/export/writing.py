@@ -1,0 +1,133 @@
+"""A session's log written in one format, or nothing: half a file is never left.
+
+The file is written beside its name and renamed when it is whole; one that was there is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import MappingProxyType
+from typing import BinaryIO, Final, Literal, cast, get_args
+
+import attrs
+
+from recorder.records import Fields, Record
+from recorder.scan import Damage
+
+from .timeline import Timeline
+
+Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
+    {**{f".{name}": name for name in FORMATS}, ".cast": "txt"}
+)
+"""What a file's name says of its format."""
+STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
+"""What is written from its start to its end, and may go to stdout."""
+FILE_MODE: Final = 0o666
+"""What a new file may be used for, less what the user's mask forbids."""
+
+Write = Callable[[Timeline, BinaryIO], None]
+
+
+@attrs.frozen(kw_only=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        format: of the file.
+        duration_ns: from the session's start to the end of all that is heard.
+        finished: the log has its end; else the session was open, or its server killed.
+        damage_count: of the log; the file has gaps then.
+    """
+
+    format: Format
+    duration_ns: int
+    finished: bool
+    damage_count: int
+
+
+def export(
+    head: Fields, items: Iterable[Record | Damage], to: Format, output: Path | BinaryIO
+) -> Exported:
+    """Write a log's session.
+
+    Args:
+        head: the fields of the log's `session` record.
+        items: its records in order, and its damage.
+        to: the format.
+        output: the file; one that is there is replaced. Or what takes one of `STREAMS`.
+
+    Raises:
+        OSError: it cannot be written.
+        RecorderError: the log cannot be read.
+    """
+    timeline = Timeline(head, items)
+    with _opened(output) as file:
+        _writer(to)(timeline, file)
+    return Exported(
+        format=to,
+        duration_ns=timeline.duration_ns,
+        finished=timeline.finished,
+        damage_count=timeline.damage_count,
+    )
+
+
+@contextmanager
+def _opened(output: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Give a file that takes its name once it is whole."""
+    if not isinstance(output, Path):
+        yield output
+        return
+    with NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.", delete=False) as file:
+        try:
+            yield cast("BinaryIO", file)
+            file.flush()
+            os.fchmod(file.fileno(), FILE_MODE & ~_mask())
+            os.replace(file.name, output)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _mask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _writer(to: Format) -> Write:
+    """Load what writes a format; of those not asked for, nothing is imported."""
+    match to:
+        case "wav":
+            from .wav import write_wav
+
+            return write_wav
+        case "srt":
+            from .captions import write_srt
+
+            return write_srt
+        case "vtt":
+            from .captions import write_vtt
+
+            return write_vtt
+        case "mp4":
+            from .mp4 import write_mp4
+
+            return write_mp4
+        case "jsonl":
+            from .jsonl import write_jsonl
+
+            return write_jsonl
+        case "mcap":
+            from .mcap_file import write_mcap
+
+            return write_mcap
+        case "txt":
+            from .cast import write_cast
+
+            return write_cast

@@ -1,0 +1,156 @@
+"""What a server did in a recording, step by step: whom it heard, what it sent, and how it ended.
+
+The steps stand in the order of the log, so that a frame follows all that its server had heard when
+it was sent. They are read as they are asked for; nothing of a log is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import attrs
+
+from protocol import events as ev
+from recorder.mapping import MappingError, event_of
+from recorder.reader import LogReader
+from recorder.records import Record
+from recorder.scan import Damage
+from runtime.routing import CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+
+from ..wire import Wire
+
+
+class ScriptError(Exception):
+    """A log cannot be played; the message says why, in one line."""
+
+
+@attrs.frozen(kw_only=True)
+class Heard:
+    """A frame of the client's.
+
+    Attributes:
+        at_ns: when it came.
+        kind: what it was; see `wire.Wire.kind`.
+    """
+
+    at_ns: int
+    kind: str
+
+
+@attrs.frozen(kw_only=True)
+class Said:
+    """A frame of the server's.
+
+    Attributes:
+        at_ns: when it was sent.
+        frame: its text, verbatim.
+    """
+
+    at_ns: int
+    frame: str
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """The connection's end.
+
+    Attributes:
+        at_ns: when.
+        how: `closed` by the server, `left` by the client, or `broken`: dropped by the server, or
+            its log ends here, for it was killed.
+        code: of the server's close.
+        reason: likewise.
+    """
+
+    at_ns: int
+    how: Literal["closed", "left", "broken"]
+    code: int = 1000
+    reason: str = ""
+
+
+Step = Heard | Said | Ended
+
+
+def read_opening(log: Path) -> ev.ConnectionOpened:
+    """Find what the recorded client asked for.
+
+    Args:
+        log: the file.
+
+    Raises:
+        ScriptError: the log does not say it any more.
+        RecorderError: it cannot be read.
+        OSError: there is no such file.
+    """
+    with LogReader(log) as reader:
+        for item in reader:
+            if isinstance(item, Record) and item.kind == "event":
+                event = _event(item)
+                if isinstance(event, ev.ConnectionOpened):
+                    return event
+                break
+    raise ScriptError("the session's first event is lost")
+
+
+def address_of(opened: ev.ConnectionOpened) -> str:
+    """Say where such a client connects: path and query."""
+    match opened.endpoint:
+        case "realtime":
+            return f"{REALTIME_PATH}?mode={opened.mode}"
+        case "duplex":
+            return DUPLEX_PATH + quote(opened.label, safe="")
+        case "chat":
+            return CHAT_PATH
+
+
+def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[Step]:
+    """Yield what happened, the end last.
+
+    Args:
+        items: a log's records and damage.
+        wire: of the recorded connection.
+
+    Raises:
+        ScriptError: some of the log is lost.
+    """
+    at_ns = 0
+    for item in items:
+        if isinstance(item, Damage):
+            raise ScriptError(f"the log is damaged: {item.reason}, {item.detail}")
+        at_ns = max(at_ns, item.at_ns)
+        step = _step(item, wire)
+        if step is not None:
+            yield step
+        if isinstance(step, Ended):
+            return
+    yield Ended(at_ns=at_ns, how="broken")
+
+
+def _step(record: Record, wire: Wire) -> Step | None:
+    fields, at_ns = record.fields, record.at_ns
+    frame = fields.get("frame")
+    match record.kind, fields.get("type"):
+        case "rx", _:
+            kind = wire.kind(frame if isinstance(frame, str | bytes) else None)
+            return Heard(at_ns=at_ns, kind=kind)
+        case "tx", _ if isinstance(frame, str):
+            return Said(at_ns=at_ns, frame=frame)
+        case "effect", "Close":
+            code, reason = fields.get("code"), fields.get("reason")
+            if isinstance(code, int) and isinstance(reason, str):
+                return Ended(at_ns=at_ns, how="closed", code=code, reason=reason)
+        case "event", "PeerGone":
+            return Ended(at_ns=at_ns, how="left")
+        case "event", "SendFailed":
+            return Ended(at_ns=at_ns, how="broken")
+    return None
+
+
+def _event(record: Record) -> ev.Event | None:
+    try:
+        return event_of(record.fields, record.at_ns)
+    except MappingError:
+        return None

@@ -1,0 +1,86 @@
+"""The frames of a recorded connection, read as its two ends read them.
+
+Rules: frames are given in the order in which they were recorded, for the client's first init picks
+the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error.
+
+It keeps no session: whether a request was welcome when it came is the machine's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from protocol import events as ev
+from protocol.codec import parse_frame
+from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX
+from protocol.dialects.base import Context, Dialect, Json
+from protocol.dialects.opening import OPENING, choose
+from protocol.errors import RemoteProtocolError
+from protocol.limits import FRAME_BYTES_MAX_OF
+from protocol.messages import Mode, ServerMessage
+from protocol.requests import ClientMessage
+from protocol.utf8 import Frame
+
+INVALID: Final = "invalid"
+"""The kind of a frame that is no JSON object, or was too long."""
+
+_BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
+    "realtime": OPENING,
+    "duplex": LEGACY_DUPLEX,
+    "chat": LEGACY_CHAT,
+}
+
+
+class Wire:
+    """One connection's dialect, as far as its frames have told.
+
+    Args:
+        opened: the session's first event; None where it is lost, which is taken for `/v1/realtime`.
+
+    Attributes:
+        mode: what the session carries.
+        endpoint: where the client connected.
+        dialect: the one in use.
+    """
+
+    def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:
+        self.mode: Mode = "video" if opened is None else opened.mode
+        self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
+        self.dialect = _BEGINNINGS[self.endpoint]
+        self._bytes_max: Final = FRAME_BYTES_MAX_OF[self.mode]
+
+    def kind(self, frame: Frame) -> str:
+        """Name the kind of a client's frame: a value of `requests.Request`, or `INVALID`."""
+        body = self._body(frame)
+        return INVALID if body is None else self._dialect_for(body).classify(body).value
+
+    def request(self, frame: Frame) -> ClientMessage | None:
+        """Read a client's frame; None where a server would refuse it whatever its state."""
+        body = self._body(frame)
+        if body is None:
+            return None
+        dialect = self._dialect_for(body)
+        try:
+            return dialect.parse(dialect.classify(body), body, Context(mode=self.mode))
+        except RemoteProtocolError:
+            return None
+
+    def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:
+        """Read a server's frame; nothing where it is none of the dialect."""
+        body = self._body(frame)
+        try:
+            return () if body is None else self.dialect.decode(body, self.mode)
+        except RemoteProtocolError:
+            return ()
+
+    def _body(self, frame: Frame) -> Json | None:
+        try:
+            return parse_frame(frame, self._bytes_max)
+        except RemoteProtocolError:
+            return None
+
+    def _dialect_for(self, body: Json) -> Dialect:
+        if self.dialect is OPENING:
+            self.dialect = choose(body) or OPENING
+        return self.dialect
