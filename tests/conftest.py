@@ -17,12 +17,16 @@ real sockets that clock is moved by hand, for it would jump by itself while a so
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from runtime.telemetry.logs import OURS
 
 EXAMPLES_SOAK = 5_000
 """Fifty times Hypothesis's own 100: minutes a property, for a run by hand."""
@@ -43,6 +47,18 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Leave logging as other tests expect it: `antiphon serve` decides what a process logs."""
+    root = logging.getLogger()
+    levels = {name: logging.getLogger(name).level for name in (*OURS, "")}
+    handlers = list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +19,6 @@ from runtime.backends.scripted import ScriptedBackend, Step
 from runtime.telemetry.hub import Hub
 from runtime.telemetry.logs import (
     FIELDS_MAX,
-    OURS,
     TEXT_CHARS_MAX,
     Format,
     bound_session,
@@ -36,18 +34,6 @@ from tests.test_simulation_chat import prepare_frame
 
 TRAPS = "a\nb\r\x1b[2J\x1b]0;x\x07\u2028\u202e\x85\x00\ud800\t\x7f"
 _log = logging.getLogger("antiphon.test")
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Leave logging as other tests expect it."""
-    root = logging.getLogger()
-    levels = {name: logging.getLogger(name).level for name in (*OURS, "")}
-    handlers = list(root.handlers)
-    yield
-    root.handlers[:] = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def written(form: Format = "json", level: Any = "info") -> io.StringIO:
