@@ -27,6 +27,7 @@ from . import listener
 from .access.keyfile import KeyFileError
 from .api.recordings import LoadViewer
 from .backends.base import Backend, BackendError, Remote
+from .calls import RELEASE_WAIT_S
 from .gateway import Gateway
 from .identity import SystemIdentities
 from .listener import Address
@@ -40,7 +41,7 @@ from .transport.counters import Counters
 from .transport.limits import Limits
 from .transport.tls import Certificate, CertificateError
 from .voices import VoiceLibrary
-from .workers import Workers
+from .workers import REPLACE_SPARE_S, Workers
 
 OTHER_FILES: Final = 512
 """Model files, and what Python holds open."""
@@ -226,8 +227,9 @@ async def _load_workers(settings: Settings, load: Load) -> Workers:
         except (OSError, ValueError, RuntimeError, BackendError) as error:
             raise CannotServeError(f"cannot load the model {name}: {error}") from error
     _spare_what_stays()
+    wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
     try:
-        return Workers(loaded, load=partial(_reload, loaders))
+        return Workers(loaded, load=partial(_reload, loaders), replace_wait_s=wait_s)
     except ValueError as error:
         raise CannotServeError(str(error)) from error
 

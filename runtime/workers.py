@@ -3,7 +3,7 @@
 A worker is one backend with its slots. A session runs on one of them from its lease to its release
 and is told the same whichever it is; so workers must agree on all that sessions are told.
 
-    worker condemned -> its leases come back, or REPLACE_WAIT_S -> load -> a new worker in its place
+    worker condemned -> its leases come back, or replace_wait_s -> load -> a new worker in its place
 
 Rules:
 
@@ -37,9 +37,11 @@ from protocol.errors import LocalProtocolError
 from .backends.base import Backend, BackendInfo, Closes, Remote
 from .pool import Lease, Pool
 
-REPLACE_WAIT_S: Final = 30.0
-"""What hangs with the call that condemned a worker is condemned in its turn within the cleanup's
-and the release's waits, of 10 s each; whoever is on it after that is served, and may stay long."""
+REPLACE_SPARE_S: Final = 10.0
+"""What hangs with the call that condemned a worker is condemned in its turn within the waits of the
+cleanup and of the release; whoever is on it this long after is served, and may stay long."""
+REPLACE_WAIT_S: Final = 20.0 + REPLACE_SPARE_S
+"""Those waits are of 10 s each where nobody says otherwise."""
 CLOSE_WAIT_S: Final = 10.0
 """A backend that takes longer to let go hangs, as it did before."""
 RETRY_S: Final = 1.0
@@ -117,6 +119,8 @@ class Workers:
     Args:
         backends: one for each place, at least one, loaded.
         load: loads another for a place; None replaces none.
+        replace_wait_s: how long those who are on a condemned worker are waited for: two models at
+            once may not fit into memory.
 
     Raises:
         LocalProtocolError: there is none.
@@ -126,13 +130,20 @@ class Workers:
         pool: their slots; `Admission` alone leases them.
     """
 
-    def __init__(self, backends: Sequence[Backend], *, load: Load | None = None) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        *,
+        load: Load | None = None,
+        replace_wait_s: float = REPLACE_WAIT_S,
+    ) -> None:
         if not backends:
             raise LocalProtocolError("a server needs at least 1 worker, not 0")
         self._first = backends[0].info
         for index, backend in enumerate(backends):
             _check_agreement(self._first, backend.info, index)
         self._load = load
+        self._replace_wait_s = replace_wait_s
         self._is_running = False
         self._replaced = self._failures = 0
         self._stirred = anyio.Event()
@@ -217,7 +228,7 @@ class Workers:
             hoping.start_soon(self._lose_hope, place, on_changed)
             retired = anyio.Event()
             tasks.start_soon(self._retire, place.worker, retired)
-            with anyio.move_on_after(REPLACE_WAIT_S):
+            with anyio.move_on_after(self._replace_wait_s):
                 await retired.wait()
             backend = await self._keep_loading(place)
             hoping.cancel_scope.cancel()

@@ -39,7 +39,7 @@ STRICT_TRANSPORT: Final = ("Strict-Transport-Security", "max-age=2592000")
 """A month: a browser that was here once does not come without TLS, and a change of mind heals."""
 CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
 CORS_REQUEST_HEADERS: Final = "Authorization, Content-Type, Range"
-CORS_ANSWER_HEADERS: Final = "Content-Range, Accept-Ranges, Retry-After"
+CORS_ANSWER_HEADERS: Final = "Accept-Ranges, Content-Disposition, Content-Range, ETag, Retry-After"
 CORS_AGE_S: Final = 600
 """The longest that every browser keeps a preflight's answer."""
 PRINCIPAL: Final = "principal"
