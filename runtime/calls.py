@@ -196,13 +196,13 @@ class Calls:
 
     # -- the tasks ------------------------------------------------------------------------------
 
-    def _start(self, call: _Call, argument: object) -> None:
+    def _start(self, call: _Call, argument: object, *, shield: bool = False) -> None:
         tenure = self._tenure
         assert tenure is not None
         tenure.asked.append((call, argument))
         tenure.wakeup.set()
         if tenure.scope is None:
-            tenure.scope = anyio.CancelScope()
+            tenure.scope = anyio.CancelScope(shield=shield)
             self._tasks.start_soon(self._make_calls, tenure, tenure.scope)
 
     async def _make_calls(self, tenure: _Tenure, scope: anyio.CancelScope) -> None:
@@ -377,7 +377,10 @@ class Calls:
             await held.release()
             released.set()
 
-        self._start(release, None)
+        if tenure.scope is not None:  # A server that is cut off cancels the lease's own task.
+            tenure.scope.cancel()
+            tenure.scope = None
+        self._start(release, None, shield=True)
         await tenure.settle()
         return released.is_set()
 

@@ -87,7 +87,7 @@ def make_app(
             {"status": status}, HTTPStatus.OK if status == "ready" else _UNAVAILABLE
         )
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health", health),
             Route("/ready", ready),
@@ -101,6 +101,8 @@ def make_app(
             **handlers,
         },
     )
+    app.router.redirect_slashes = False  # It would name our scheme, which a proxy may have changed.
+    return app
 
 
 _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE

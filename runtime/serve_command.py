@@ -75,7 +75,7 @@ def serve_command(
       0  ended; what ran had its time
       1  the port, the model, or what else it needs cannot be had; or a call hung in the model
       2  a setting is wrong; nothing was started
-      130, 143  cut off by the third SIGINT or SIGTERM
+      129, 130, 143  cut off by the third signal: SIGHUP, SIGINT or SIGTERM
 
     Every setting is also a key of a TOML file (--config) and a variable, ANTIPHON_ and its name in
     capitals: defaults < file < variables < flags. An address that is not loopback needs --keys or

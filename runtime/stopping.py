@@ -1,7 +1,7 @@
 """How a server comes to its end: by one signal, a second and a third.
 
-The first SIGINT or SIGTERM drains: nobody is admitted, `/ready` is 503, and who is served is warned
-and may go on for `drain_s`. Then, or at the second signal, every session gets its `session.closed`
+The first SIGINT, SIGTERM or SIGHUP drains: nobody is admitted, `/ready` is 503, and who is served
+is warned and may go on for `drain_s`. Then, or at the second signal, every session gets its `session.closed`
 with `server_shutdown` and every log its `fin`; that takes `shutdown_wait_s` at most. The third
 signal cuts off what is left. While the model loads nobody is served, and the first ends all.
 """
@@ -83,24 +83,30 @@ async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
         server: asked for at each signal; None while the model loads.
         end: of it.
     """
-    drain_s, has_begun = end.settings.drain_s, False
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    drain_s, come = end.settings.drain_s, 0
+    with anyio.open_signal_receiver(*_heeded()) as signals:
         async for number in signals:
             serving = server()
+            come += serving is not None
             if serving is None:
                 end.come()
-            elif end.patience.cancel_called:
+            elif come > 2:
                 _logger.warning("%s: %d sessions are cut off", number.name, serving.sessions)
                 end.come(cut_by=number)
-            elif has_begun:
+            elif come == 2:
                 _logger.warning("%s: ending %d sessions now", number.name, serving.sessions)
                 end.patience.cancel()
             else:
-                has_begun = True
                 told = logging.WARNING if serving.sessions and drain_s else logging.INFO
                 text = "%s: %d sessions have %d s to finish"
                 _logger.log(told, text, number.name, serving.sessions, drain_s)
                 end.tasks.start_soon(shut_down, serving, end)
+
+
+def _heeded() -> list[signal.Signals]:
+    """Say which signals end a server: that of a closed terminal, but under `nohup`."""
+    ends = [signal.SIGINT, signal.SIGTERM]
+    return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
 
 
 async def shut_down(server: Server, end: End) -> None:

@@ -34,6 +34,7 @@ It does not know sessions, JSON or HTTP.
 from __future__ import annotations
 
 import logging
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import attrs
@@ -41,7 +42,9 @@ import numpy as np
 import trio
 import trio_websocket
 import wsproto.frame_protocol
-from wsproto.events import TextMessage
+from wsproto.connection import ConnectionState
+from wsproto.events import CloseConnection, TextMessage
+from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
 from protocol.utf8 import Frame, Utf8Text
@@ -58,6 +61,13 @@ MESSAGE_QUEUE_SIZE: Final = 4
 CLOSE_WAIT_S: Final = 2.0
 """A peer that lives answers a close within a round trip; one that does not is not waited for."""
 
+BROKEN: Final = MappingProxyType(
+    {
+        CloseReason.PROTOCOL_ERROR: "no frame of RFC 6455",
+        CloseReason.INVALID_FRAME_PAYLOAD_DATA: "invalid UTF-8",
+    }
+)
+"""What the codec finds wrong with a peer's bytes, by close code, and what the peer is told."""
 ABNORMAL_CLOSURE: Final = 1006
 """The peer went without a close (RFC 6455, 7.1.5): never sent, only told."""
 
@@ -214,6 +224,7 @@ class TrioWebSocket:
             share=self._share,
             counters=keeper.counters,
             on_too_big=self._too_big_comes,
+            last_words=self._answer_to_no_frame,
         )
         self._line = Line(link=link, share=self._share)
         self._connection: trio_websocket.WebSocketConnection
@@ -288,6 +299,15 @@ class TrioWebSocket:
     def _too_big_comes(self) -> None:
         """Let `receive` run dry: there is no more for it, while the WebSocket stays open."""
         self._connection._send_channel.close()
+
+    def _answer_to_no_frame(self) -> bytes:
+        """Say which rule of RFC 6455 the peer broke (7.1.7): the library tells us alone."""
+        codec, broken = self._connection._wsproto, self._connection.closed
+        if broken is None or codec.state is not ConnectionState.OPEN or broken.code not in BROKEN:
+            return b""
+        code = CloseReason(broken.code)
+        close: bytes = codec.send(CloseConnection(code=code, reason=BROKEN[code]))
+        return close
 
     async def send(self, *frames: str) -> None:
         """Send text messages in one go; cancelled, it aborts the connection.

@@ -67,6 +67,13 @@ GOOD: Final[tuple[tuple[str, Mode], ...]] = (
     ("legacy-chat", "chat"),
 )
 """Who comes once faults have stopped."""
+REFUSALS: Final = {
+    "full": {"worker_busy", "service_unavailable"},
+    "draining": {"service_unavailable"},
+    "condemned": {"service_unavailable"},
+    "loading": {"service_unavailable"},
+}
+"""What a server that is not ready says, any of it: a slot may still be on its way back."""
 
 
 @attrs.frozen(kw_only=True)
@@ -308,7 +315,7 @@ class Simulation:
                 tasks.cancel_scope.cancel()
             elif readiness == "ready" and not client.answers:
                 self.rules.report(f"a good client got no answer: {heard}")
-            elif readiness != "ready" and "service_unavailable" not in client.errors:
+            elif readiness != "ready" and not REFUSALS[readiness] & set(client.errors):
                 self.rules.report(f"the server is {readiness}, and does not say so: {heard}")
 
     async def _end(self, tasks_before: int) -> None:

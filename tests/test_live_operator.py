@@ -228,6 +228,18 @@ def test_a_second_signal_ends_sessions_at_once_and_cleanly(tmp_path: Path) -> No
     assert json.loads(verified.stdout)["state"] == "finished"
 
 
+def test_a_closed_terminal_ends_a_server_as_a_signal_does(tmp_path: Path) -> None:
+    """Whoever closes the window would cut everybody off, and leave logs without an end."""
+    with live_server("--record", str(tmp_path), "--drain-s", "0") as server:
+        with created(server) as websocket:
+            server.process.send_signal(signal.SIGHUP)
+            assert hear(websocket)["reason"] == "server_shutdown"
+        assert server.process.wait(WAIT_S) == 0
+    (log,) = tmp_path.glob("*.zst")
+    verified = subprocess.run([*RUN, "verify", str(log), "--json"], capture_output=True, check=True)
+    assert json.loads(verified.stdout)["state"] == "finished"
+
+
 def test_two_signals_at_once_are_one_after_the_other(tmp_path: Path) -> None:
     """Ctrl-C that a supervisor sees too would break the server amid its sessions."""
     with live_server("--record", str(tmp_path), "--drain-s", "600") as server:

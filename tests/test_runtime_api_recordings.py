@@ -281,6 +281,27 @@ def test_what_is_no_range_gives_all(text: str) -> None:
     assert (part.status, part.end) == (200, 9)
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", OF_ONE)
+def test_an_answer_ends_with_its_connection_where_that_is_asked(
+    shop: Shop, path: str, method: str, version: str
+) -> None:
+    """A client that reads to the end of the stream, as HTTP/1.0 does, would wait for ever."""
+    if (method, path) == ("HEAD", f"{ONE}/live"):
+        return  # Only GET.
+    head = (
+        f"{method} {path} HTTP/{version}",
+        *("Host: localhost", "Connection: close", f"Authorization: Bearer {KEYS['root']}"),
+    )
+    with socket.create_connection(shop.server.address, timeout=WAIT_S) as stream:
+        stream.sendall("\r\n".join((*head, "", "")).encode())
+        got = b""
+        while more := stream.recv(65536):
+            got += more
+    assert got.split(b"\r\n")[0].endswith(b" 200 ")
+
+
 def test_the_log_of_a_session_that_runs_ends_with_a_whole_block(shop: Shop) -> None:
     """Who looks at a session amid its life would get a log that seems to be damaged."""
     with shop.session() as (websocket, recording_id):
@@ -355,6 +376,13 @@ def test_events_go_on_where_the_last_one_was(shop: Shop) -> None:
         "/api/recordings/of-anna/live", "anna", Accept="text/event-stream", Last_Event_ID="2"
     )
     assert again.body.decode().split("\n\n") == events[3:]
+
+
+def test_whoever_heard_all_of_it_is_told_that_it_is_over(shop: Shop) -> None:
+    """A page that lost its connection at the very end would say that the session crashed."""
+    for from_seq in (4, 5000):
+        with shop.live("of-anna", f"?from_seq={from_seq}") as told:
+            assert list(told) == [{"type": "end", "state": "finished"}]
 
 
 def test_a_killed_session_s_tail_ends(shop: Shop) -> None:

@@ -471,3 +471,24 @@ def test_a_connection_that_breaks_ends_the_tries_before_the_release() -> None:
             assert backend.times == [0, 0.2]
 
     on_virtual_time(body)
+
+
+def test_a_session_that_is_cut_off_is_released_by_its_model() -> None:
+    """The model keeps what it knew of the session, and its slot is taken for one that hangs."""
+
+    async def body() -> None:
+        began_s = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            it = Desk(tasks)
+            it.lease()
+            await open_session(it)
+            it.take()
+            tasks.cancel_scope.cancel()
+            it.calls.release(condemn=False)
+        assert it.take() == ["BackendReleased"]
+        assert it.backends[0].calls == ["open", "release"]
+        assert anyio.current_time() == began_s
+        counts = it.workers.pool.counts
+        assert (counts.free, counts.condemned) == (2, 0)
+
+    on_virtual_time(body)

@@ -63,6 +63,7 @@ class Client:
             share=self.share,
             counters=self.counters,
             on_too_big=lambda: self.too_big.append(self.intake.messages),
+            last_words=bytes,
         )
         self.intake.open()
 

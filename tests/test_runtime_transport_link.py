@@ -42,17 +42,33 @@ async def linked() -> AsyncIterator[tuple[Link, trio.SocketStream, Counters]]:
 
 
 async def test_those_who_send_at_once_do_so_one_after_the_other() -> None:
-    """A frame would have another amid it: noise, and the end of the connection."""
+    """A frame would have another amid it, or come behind the close that was said after it."""
     async with linked() as (link, peer, _), trio.open_nursery() as nursery:
-        for letter in b"abc":
+        for letter in b"abcde":
             nursery.start_soon(link.send_all, bytes([letter]) * SIZE)
-        await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         got = bytearray()
-        while len(got) < 3 * SIZE:
+        while len(got) < 5 * SIZE:
             got += await peer.receive_some(1 << 20)
-    assert {bytes(got[at : at + SIZE]) for at in range(0, 3 * SIZE, SIZE)} == {
-        bytes([letter]) * SIZE for letter in b"abc"
-    }
+        assert not link.is_sending
+    assert bytes(got) == b"".join(bytes([letter]) * SIZE for letter in b"abcde")
+
+
+async def test_who_gives_up_waiting_to_send_holds_nobody_up() -> None:
+    """A ping that is not wanted any more would be the last thing that a connection sends."""
+    async with linked() as (link, peer, _), trio.open_nursery() as nursery:
+        nursery.start_soon(link.send_all, b"a" * SIZE)
+        await wait_all_tasks_blocked()
+        given_up = trio.CancelScope()
+        with given_up:
+            nursery.start_soon(link.send_all, b"c" * SIZE)
+            given_up.cancel()
+            await link.send_all(b"b" * SIZE)
+        assert given_up.cancelled_caught
+        got = bytearray()
+        while len(got) < 2 * SIZE:
+            got += await peer.receive_some(1 << 20)
+    assert bytes(got) == b"a" * SIZE + b"c" * SIZE
 
 
 async def test_what_was_put_back_is_read_first() -> None:

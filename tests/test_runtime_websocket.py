@@ -279,6 +279,26 @@ async def test_what_came_before_a_message_that_is_too_big_is_heard_first() -> No
     assert heard.frames == ["one", "two", None]
 
 
+@pytest.mark.parametrize(
+    ("data", "close"),
+    [
+        (raw_frame(TEXT, b"\xff"), struct.pack("!H", 1007) + b"invalid UTF-8"),
+        (raw_frame(3, b""), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
+        (raw_frame(PING, b"x" * 126), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
+        (raw_frame(CLOSE, b"x"), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
+        (raw_frame(CONTINUATION, b"x"), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
+    ],
+)
+async def test_whoever_breaks_the_protocol_is_told_which_rule(data: bytes, close: bytes) -> None:
+    """The author of a client would see a connection that is lost for no reason (7.1.7)."""
+    heard = Heard()
+    async with playing(heard) as address, raw_client(address) as raw:
+        await raw.send(TEXT, b"one")
+        await raw.stream.send_all(data)
+        assert await raw.frame() == (CLOSE, close)
+    assert heard.frames == ["one"]
+
+
 async def test_bytes_made_by_chance_end_only_their_own_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -38,7 +38,9 @@ HEADERS: Final = (
 STRICT_TRANSPORT: Final = ("Strict-Transport-Security", "max-age=2592000")
 """A month: a browser that was here once does not come without TLS, and a change of mind heals."""
 CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
-CORS_REQUEST_HEADERS: Final = "Authorization, Content-Type, Range"
+CORS_REQUEST_HEADERS: Final = (
+    "Authorization, Content-Type, If-None-Match, If-Range, Last-Event-ID, Range"
+)
 CORS_ANSWER_HEADERS: Final = "Accept-Ranges, Content-Disposition, Content-Range, ETag, Retry-After"
 CORS_AGE_S: Final = 600
 """The longest that every browser keeps a preflight's answer."""

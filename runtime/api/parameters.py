@@ -19,15 +19,19 @@ NAME_CHARS_MAX: Final = 32
 
 
 def check_names(request: Request, names: Sequence[str]) -> None:
-    """Refuse parameters that there are not.
+    """Refuse parameters that there are not, and those that are given twice.
 
     Raises:
         HTTPException: there is one.
     """
-    for name in request.query_params:
+    seen = set[str]()
+    for name, _ in request.query_params.multi_items():
         if name not in names:
             text = f"no parameter {name[:NAME_CHARS_MAX]!a}; there are {', '.join(names)}"
             raise HTTPException(HTTPStatus.BAD_REQUEST, text)
+        if name in seen:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} is given twice")
+        seen.add(name)
 
 
 def read_choice(request: Request, name: str, choices: Sequence[str]) -> str | None:

@@ -2,7 +2,9 @@
 
 Whoever writes waits until the connection has taken a piece, so that a slow client holds up its own
 answer and nothing else; one that takes nothing is dropped by the transport. A writer is cancelled
-where it waits when its client leaves, and what was opened for it is closed in any case.
+where it waits when its client leaves, and what was opened for it is closed in any case. The end of
+the answer is sent when nobody waits for the client to leave any more: sending it, the HTTP server
+says that the client has left, and must not be cancelled amid what it does with the connection then.
 """
 
 from __future__ import annotations
@@ -60,10 +62,13 @@ class Stream(Response):
 
         start = {"status": self.status_code, "headers": self.raw_headers}
         with self._opened:
+            is_whole = False
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leave_with_the_client)
                 await send({"type": "http.response.start", **start})
                 if scope["method"] != "HEAD":
                     await self._write_body(write)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                is_whole = True
                 tasks.cancel_scope.cancel()
+            if is_whole:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -10,6 +10,7 @@ A message above the limit is not for the codec (see `frames`): `on_too_big` is t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -40,6 +41,7 @@ class Intake(trio.abc.Stream):
         share: of the room for large messages.
         counters: `pauses` is kept there.
         on_too_big: told once, in the codec's task, that a message above the limit comes next.
+        last_words: asked as the codec closes the connection: what is still to be sent before it.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Intake(trio.abc.Stream):
         share: Share,
         counters: Counters,
         on_too_big: Callable[[], None],
+        last_words: Callable[[], bytes],
     ) -> None:
         self.link = link
         self.share = share
@@ -61,6 +64,7 @@ class Intake(trio.abc.Stream):
         self._scanner = FrameScanner(message_bytes_max)
         self._counters = counters
         self._on_too_big = on_too_big
+        self._last_words = last_words
         self._rate = Rate(
             limits.messages_per_s_max,
             limits.bytes_per_s_max,
@@ -135,5 +139,8 @@ class Intake(trio.abc.Stream):
         await self.link.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Close the connection."""
+        """Close the connection; a peer that takes no last words is dropped like any other."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            if last_words := self._last_words():
+                await self.link.send_all(last_words)
         await self.link.aclose()

@@ -1,7 +1,8 @@
 """A client's connection as the rest of the server has it, over TLS or not.
 
-- Whole calls of `send_all` go out one after the other, whoever calls: a ping never falls into a
-  frame. A call that is cancelled may have sent a part: the caller aborts the connection.
+- Whole calls of `send_all` go out one after the other, in the order of the calls: a ping never
+  falls into a frame, and nothing follows a close. A call that is cancelled may have sent a part:
+  the caller aborts the connection.
 - What is sent over TLS goes in pieces, so that a large frame is not encrypted, and kept, at once.
 - `drop` cuts it for a cause, which is counted once.
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -58,7 +60,7 @@ class Link(trio.abc.Stream):
         self._stream: TcpStream | trio.SSLStream[TcpStream] = tcp if tls is None else tls
         self._put_back = b""
         self.is_sending = False
-        self._sent: trio.Event | None = None
+        self._waiting: deque[trio.Event] = deque()
         self._held: trio.CancelScope | None = None
         self._is_aborted = False
 
@@ -128,10 +130,8 @@ class Link(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send it all, after what others send, or raise."""
-        while self.is_sending:  # Not a lock: taking one costs more than a ping is worth.
-            if self._sent is None:
-                self._sent = trio.Event()
-            await self._sent.wait()
+        if self.is_sending:  # Not a lock: taking one costs more than a ping is worth.
+            await self._wait_for_turn()
         self.is_sending = True
         try:
             if self._tls is None:
@@ -141,10 +141,26 @@ class Link(trio.abc.Stream):
                 for start in range(0, len(view), PIECE_BYTES):
                     await self._tls.send_all(view[start : start + PIECE_BYTES])
         finally:
+            self._pass_turn()
+
+    async def _wait_for_turn(self) -> None:
+        turn = trio.Event()
+        self._waiting.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._pass_turn()
+            else:
+                self._waiting.remove(turn)
+            raise
+
+    def _pass_turn(self) -> None:
+        """Let whoever has waited longest send next; others find that somebody is sending."""
+        if self._waiting:
+            self._waiting.popleft().set()
+        else:
             self.is_sending = False
-            if self._sent is not None:
-                self._sent.set()
-                self._sent = None
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until the kernel takes more."""
