@@ -52,6 +52,7 @@ soak: $(INSTALLED)
 	@mkdir -p $(EVIDENCE)
 	@$(BIN)/python -m tests.soak $(ARGS)
 	@$(BIN)/python -m tests.soak_server
+	@$(BIN)/python -m tests.soak_crash
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'

@@ -4,6 +4,7 @@
     1 shuffle-4    float32 samples, first all lowest bytes, then the next, ...
     2 exact-16-bit float32 samples that are exactly s/32768 or s/32767 for 16-bit s:
                    a divisor byte, then the differences of s, low bytes before high bytes
+    3 FLAC         the same samples: a divisor byte, then a FLAC file; in compacted logs alone
 
 Rules: the codec is chosen by looking at the bytes alone; every packing is unpacked again and
 compared as BYTES before it is used (-0.0 and NaN payloads therefore fall back).
@@ -22,11 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import FormatError
+from .flac import decode_flac, encode_flac
 from .format import Piece
 
 RAW: Final = 0
 SHUFFLE_4: Final = 1
 EXACT_16: Final = 2
+FLAC: Final = 3
 
 PCM_BYTES_MIN: Final = 256
 """Below 64 samples there is nothing to win, and too little to look at."""
@@ -78,6 +81,27 @@ def pack(data: bytes) -> Packed:
     return Packed(RAW, data)
 
 
+def pack_flac(packed: Piece) -> Packed | None:
+    """Store a blob of codec 2 as FLAC; None where that does not give the same samples.
+
+    Args:
+        packed: as codec 2 stores it.
+    """
+    data = _unpack_exact(packed)
+    values = None if data is None else _as_sixteen_bit(data, _DIVISORS[packed[0]])
+    if values is None:
+        return None
+    stored = bytes([packed[0]]) + encode_flac(values)
+    return Packed(FLAC, stored) if _unpack_flac(stored) == data else None
+
+
+def cut_of(codec: int, stored_len: int) -> int:
+    """Say where in a stored blob the highest bytes of its samples start; 0 where there are none."""
+    if codec == SHUFFLE_4:
+        return stored_len // 4 * 3
+    return 1 + (stored_len - 1) // 2 if codec == EXACT_16 else 0
+
+
 def unpack(codec: int, stored: Piece, length: int) -> bytes:
     """Undo `pack`.
 
@@ -109,7 +133,7 @@ def _looks_like_pcm(probe: bytes) -> bool:
 
 
 def _pack_shuffled(data: bytes) -> Packed:
-    return Packed(SHUFFLE_4, _shuffle(data, 4), cut=len(data) // 4 * 3)
+    return Packed(SHUFFLE_4, _shuffle(data, 4), cut=cut_of(SHUFFLE_4, len(data)))
 
 
 def _pack_exact(data: bytes, probe: bytes) -> Packed | None:
@@ -119,7 +143,7 @@ def _pack_exact(data: bytes, probe: bytes) -> Packed | None:
             deltas = values.copy()
             deltas[1:] -= values[:-1]
             stored = bytes([index]) + _shuffle(deltas.tobytes(), 2)
-            return Packed(EXACT_16, stored, cut=1 + len(values))
+            return Packed(EXACT_16, stored, cut=cut_of(EXACT_16, len(stored)))
     return None
 
 
@@ -170,6 +194,13 @@ def _unpack_exact(stored: Piece) -> bytes | None:
     return _as_float(np.cumsum(deltas, dtype="<i2"), _DIVISORS[stored[0]])
 
 
+def _unpack_flac(stored: Piece) -> bytes | None:
+    if len(stored) < 2 or stored[0] >= len(_DIVISORS):
+        return None
+    values = decode_flac(bytes(stored[1:]))
+    return None if values is None else _as_float(values, _DIVISORS[stored[0]])
+
+
 def _join_halves(low: _Bytes, high: _Bytes) -> npt.NDArray[np.uint16]:
     """Make words of their bytes; shifting takes two thirds of the time of storing every other."""
     words: npt.NDArray[np.uint16] = high.astype("<u2")
@@ -182,4 +213,5 @@ _UNPACKERS: Final[dict[int, Callable[[Piece], bytes | None]]] = {
     RAW: bytes,
     SHUFFLE_4: _unpack_shuffled,
     EXACT_16: _unpack_exact,
+    FLAC: _unpack_flac,
 }

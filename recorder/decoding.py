@@ -1,8 +1,9 @@
 """Records read back: the strict inverse of `recorder.records`.
 
 Rules: everything is checked, since sound checksums do not make a sound writer; whatever is not
-exactly what `RecordEncoder` writes raises `FormatError` and nothing else. Blobs are unpacked only
-when asked for; a blob that another record holds is asked of the caller.
+exactly what `RecordEncoder` writes raises `FormatError` and nothing else. What an older version
+wrote is upcast. Blobs are unpacked only when asked for; a blob that another record holds is asked
+of the caller.
 
 It does not look for records in a file.
 """
@@ -17,8 +18,9 @@ import attrs
 
 from .blobs import unpack
 from .errors import FormatError, RecorderError
-from .records import BLOB, NESTING_MAX, RECORD_VERSIONS, RESERVED, TEXT, WTF8, Record, Value
+from .records import BLOB, NESTING_MAX, RESERVED, TEXT, WTF8, Record, Value
 from .spans import restore
+from .upcast import check_version, upcast
 
 Resolve: TypeAlias = Callable[[int, int], bytes]
 """Gives the blob that `[seq, index]` of an earlier record names, or raises `FormatError`."""
@@ -32,12 +34,14 @@ class StoredRecord:
 
     Attributes:
         record: `fields` as in the header, blobs unresolved.
+        version: that it was written in.
         table: the blob table; see `recorder.records`.
         area: the stored blobs.
         starts: where in `area` each blob of the table starts; 0 for a reference.
     """
 
     record: Record
+    version: int
     table: tuple[tuple[int, ...], ...]
     area: memoryview
     starts: tuple[int, ...]
@@ -59,7 +63,8 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     """Parse one framed record.
 
     Raises:
-        FormatError: it is not what a writer of a known version wrote.
+        VersionUnknown: a newer version wrote it.
+        FormatError: it is not what a writer wrote.
     """
     try:
         found = json.loads(header.decode(), parse_constant=_refuse_constant)
@@ -68,8 +73,9 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise FormatError("a record's header has other keys")
     kind, version = found["kind"], found["version"]
-    if not isinstance(kind, str) or not _is_count(version) or RECORD_VERSIONS.get(kind) != version:
-        raise FormatError(f"record {kind!r} of version {version!r} is not known")
+    if not isinstance(kind, str) or not _is_count(version):
+        raise FormatError(f"record {kind!r} of version {version!r} is none")
+    check_version(kind, version)
     if not isinstance(found["fields"], dict):
         raise FormatError("a record's fields are no object")
     try:
@@ -77,11 +83,12 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     except RecorderError as error:
         raise FormatError(str(error)) from error
     table = _check_table(found["blobs"])
-    return StoredRecord(record=record, table=table, area=area, starts=_find_blobs(table, area))
+    starts = _find_blobs(table, area)
+    return StoredRecord(record=record, version=version, table=table, area=area, starts=starts)
 
 
 def decode(stored: StoredRecord, resolve: Resolve) -> Record:
-    """Put the blobs back into a record's fields.
+    """Put the blobs back into a record's fields, and those into the form of today.
 
     Args:
         stored: from `parse`.
@@ -91,7 +98,8 @@ def decode(stored: StoredRecord, resolve: Resolve) -> Record:
         FormatError: a blob is lost or wrong, or the fields are not what a writer wrote.
     """
     fields = _Unpacker(stored=stored, resolve=resolve).unpack_mapping(stored.record.fields, 0)
-    return attrs.evolve(stored.record, fields=fields)
+    fields_now = upcast(stored.record.kind, stored.version, fields)
+    return attrs.evolve(stored.record, fields=fields_now)
 
 
 def _refuse_constant(name: str) -> NoReturn:

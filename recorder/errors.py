@@ -7,6 +7,7 @@
      ├── LogFailed          the disk or the recorder failed; the log takes nothing more
      └── LogUnsound         bytes on disk are not what a writer wrote
           ├── FormatError   one header, payload, record or blob is not valid
+          │    └── VersionUnknown  it may be: a newer version wrote it
           ├── LogDamaged    a reader was told to stop at the first damage
           └── Unreadable    nothing can be read: both session records are lost
 
@@ -42,6 +43,10 @@ class LogUnsound(RecorderError):  # noqa: N818
 
 class FormatError(LogUnsound):
     """One header, payload, record or blob is not valid."""
+
+
+class VersionUnknown(FormatError):  # noqa: N818
+    """A version, or a kind of record, that this reader does not know: a newer one wrote it."""
 
 
 class LogDamaged(LogUnsound):

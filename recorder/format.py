@@ -1,4 +1,4 @@
-"""The bytes of a session log, version 1: block headers, the chain, record framing. Pure functions.
+"""The bytes of a session log: block headers, the chain, record framing. Pure functions.
 
     File  := Block+ [SeekTable]
     Block := Skippable(magic 0x184D2A53){Header} ZstdFrame
@@ -21,9 +21,14 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from .errors import FormatError
+from .errors import FormatError, VersionUnknown
 
 FORMAT_VERSION: Final = 1
+"""Of the blocks that are written live."""
+COMPACT_VERSION: Final = 2
+"""Of compacted blocks, whose blobs may be FLAC: a reader of version 1 refuses them whole."""
+FORMAT_VERSIONS: Final = range(FORMAT_VERSION, COMPACT_VERSION + 1)
+"""What this reader knows."""
 SKIPPABLE_MAGIC: Final = 0x184D2A53
 """One of zstd's sixteen skippable magics; ours, so that a seek table (…5E) is told apart."""
 SEEK_TABLE_MAGIC: Final = 0x184D2A5E
@@ -85,6 +90,7 @@ class BlockHeader:
         chain: blake2b-128 of the previous chain, these fields and the compressed bytes.
         has_head_copy: the payload starts with a copy of the session record.
         is_stuffed: the payload is stuffed, its length is that of the stuffed one.
+        version: of the format.
     """
 
     first_seq: int
@@ -96,6 +102,7 @@ class BlockHeader:
     chain: bytes = CHAIN_START
     has_head_copy: bool = False
     is_stuffed: bool = False
+    version: int = FORMAT_VERSION
 
     @property
     def next_seq(self) -> int:
@@ -107,7 +114,7 @@ def _pack_fields(header: BlockHeader) -> bytes:
     flags = FLAG_HEAD_COPY * header.has_head_copy | FLAG_STUFFED * header.is_stuffed
     return _PREAMBLE.pack(SKIPPABLE_MAGIC, CONTENT_BYTES) + _FIELDS.pack(
         TAG,
-        FORMAT_VERSION,
+        header.version,
         flags,
         0,
         header.first_seq,
@@ -146,7 +153,8 @@ def unpack_header(data: bytes) -> BlockHeader:
         data: exactly `HEADER_BYTES`.
 
     Raises:
-        FormatError: it is not a sound header of this version, or names a size past a limit.
+        VersionUnknown: it is sound, and a newer version's.
+        FormatError: it is no sound header, or names a size past a limit.
     """
     if len(data) != HEADER_BYTES or not data.startswith(MARK):
         raise FormatError("no block starts here")
@@ -155,8 +163,9 @@ def unpack_header(data: bytes) -> BlockHeader:
         raise FormatError("the block header's crc does not hold")
     fields = _FIELDS.unpack_from(data, _PREAMBLE.size)
     _, version, flags, reserved, first_seq, mono_ns, count, compressed, uncompressed, crc = fields
-    if version != FORMAT_VERSION or flags & ~FLAGS_KNOWN or reserved:
-        raise FormatError(f"block of version {version}, flags {flags}: this reader knows version 1")
+    if version not in FORMAT_VERSIONS or flags & ~FLAGS_KNOWN or reserved:
+        known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
+        raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
     header = BlockHeader(
         first_seq=first_seq,
         mono_ns=mono_ns,
@@ -167,6 +176,7 @@ def unpack_header(data: bytes) -> BlockHeader:
         chain=head[-CHAIN_BYTES:],
         has_head_copy=bool(flags & FLAG_HEAD_COPY),
         is_stuffed=bool(flags & FLAG_STUFFED),
+        version=version,
     )
     _check_limits(header)
     return header

@@ -21,9 +21,10 @@ import anyio.lowlevel
 import attrs
 
 from .bell import Bell, Bells
+from .chain import FIN_FIELDS
 from .errors import LogFailed, LogFull, LogMisuse
 from .format import MIB, RECORD_BYTES_MAX
-from .logfile import FIN_FIELDS, LogFile
+from .logfile import LogFile
 from .records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
 
 _NOT_APPENDED: Final = frozenset({"session", "fin"})
@@ -51,6 +52,7 @@ class Shared:
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
         backlog_bytes: of all logs.
+        failures: logs that failed.
         is_closing: nothing is taken any more.
     """
 
@@ -63,6 +65,7 @@ class Shared:
     )
     called_up: deque[SessionLog] = attrs.field(factory=deque)
     backlog_bytes: int = 0
+    failures: int = 0
     is_closing: bool = False
     room_waiters: list[_Waiter] = attrs.field(factory=list)
 
@@ -238,6 +241,7 @@ class SessionLog:
             if self.failure is not None:
                 return
             self.failure = failure
+            self._shared.failures += 1
             self._call_up()
             _wake(self._waiters, all_of_them=True)
             _wake(self._shared.room_waiters)

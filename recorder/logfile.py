@@ -1,8 +1,9 @@
 """One log on disk: records in, blocks out. Synchronous, for one thread.
 
 Rules: the session record is a block of its own, and its bytes are repeated at the start of the
-second block; `fin` is a block of its own too, so that it can name the chain of the block before; a
-block is handed to write(2) whole or the log has failed. After an exception the file is only closed.
+second block; `fin` is a block of its own too, so that it can name the chain of the block before,
+and the seek table goes with it; a block is handed to write(2) whole or the log has failed. After an
+exception the file is only closed.
 
 It has no queue, no clock and no thread; see `recorder.writer`.
 """
@@ -18,24 +19,19 @@ from typing import Final
 
 import attrs
 
+from .chain import Chain
 from .compression import Compressor
 from .disk import Disk
 from .errors import LogMisuse, RecordInvalid
 from .format import (
     BLOCK_BYTES,
-    CHAIN_START,
     HEAD_BYTES_MAX,
-    HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
     BlockHeader,
     Piece,
-    chain_of,
-    pack_header,
 )
-from .records import Fields, Framed, Record, RecordEncoder
+from .records import Framed, Record, RecordEncoder
 
-FIN_FIELDS: Final = frozenset({"blocks", "chain", "counts"})
-"""What `fin` says beside the caller's fields."""
 _ALONE: Final = frozenset({"session", "fin"})
 
 
@@ -92,8 +88,7 @@ class LogFile:
         self._descriptor: int | None = None
         self._closing: Final = threading.Lock()
         self._directory_synced = False
-        self._chain = CHAIN_START
-        self._blocks = 0
+        self._chain: Final = Chain()
         self._head = b""
         self._counts: Counter[str] = Counter()
 
@@ -171,7 +166,8 @@ class LogFile:
 
     def _encode(self, record: Record) -> Framed:
         if record.kind == "fin":
-            record = attrs.evolve(record, fields={**record.fields, **self._fin_fields()})
+            said = {**record.fields, **self._chain.fin_fields(self._counts)}
+            record = attrs.evolve(record, fields=said)
         framed = self._encoder.encode(record)
         self._counts[record.kind] += 1
         if record.kind == "session":
@@ -182,15 +178,8 @@ class LogFile:
             self._head = b"".join(framed.pieces)
         return framed
 
-    def _fin_fields(self) -> Fields:
-        return {
-            "blocks": self._blocks,
-            "chain": self._chain.hex(),
-            "counts": dict(self._counts),
-        }
-
     def _write_batch(self, batch: _Batch) -> Written:
-        has_copy = self._blocks == 1
+        has_copy = self._chain.blocks == 1
         if has_copy:
             batch.pieces.insert(0, self._head)
             self._head = b""
@@ -213,12 +202,10 @@ class LogFile:
             has_head_copy=has_copy,
             is_stuffed=frame.is_stuffed,
         )
-        chain = chain_of(self._chain, header, data)
-        block = frame.block
-        block[:HEADER_BYTES] = pack_header(attrs.evolve(header, chain=chain))
+        block = self._chain.link(header, frame)
+        if "fin" in batch.kinds:
+            block = block + self._chain.table()
         self._write_bytes(block)
-        self._chain = chain
-        self._blocks += 1
         return len(block)
 
     def _write_bytes(self, block: bytearray) -> None:

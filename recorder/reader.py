@@ -6,8 +6,11 @@ those is reported by itself. The session record comes from the first block, or f
 second; without either the log is unreadable. A log can be read while it is written: iterating ends
 with the last complete block, and iterating the same reader again goes on from there.
 
-Memory is bounded: one block, some blocks kept for the blobs that later records name, and sixteen
-bytes a block to find those again. Reading never writes.
+Reading can begin anywhere (`at`): what comes before is not read, so its damage is not reported, nor
+is a chain or a seek table judged that hangs on it.
+
+Memory is bounded: one block, some blocks kept for the blobs that later records name, and some bytes
+a block to find those again. Reading never writes.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from typing import Final, Literal, Self
 import attrs
 
 from .decoding import StoredRecord, decode, parse
-from .errors import FormatError, LogDamaged, Unreadable
+from .errors import FormatError, LogDamaged, Unreadable, VersionUnknown
 from .format import MIB, split_records
+from .places import find_seq, seq_at_time, seq_of_unit
 from .records import Record
 from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, load_block
 
@@ -59,7 +63,7 @@ class _Parsed:
     """The records of an accepted block; where one could not be parsed, its error."""
 
     records: list[StoredRecord | FormatError]
-    head: StoredRecord | None
+    head: StoredRecord | FormatError | None
     payload_bytes: int
 
 
@@ -92,6 +96,7 @@ class LogReader:
         self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
         self._kept_bytes = 0
         self._is_finished = False
+        self._from_seq = 0
         self.blocks = 0
         try:
             self.head, self.head_source = self._find_head()
@@ -122,6 +127,55 @@ class LogReader:
             else:
                 yield from self._read_block(item)
 
+    def at(self, seq: int) -> Iterator[Record | Damage]:
+        """Go to a record, and read on from there; or from what follows it where it is lost.
+
+        Args:
+            seq: of the record; of one that is not written yet, too.
+        """
+        place = find_seq(self._source, seq)
+        if place is None:
+            self._scanner.jump(0, 0)
+        else:
+            self._scanner.jump(place.offset, place.first_seq)
+        self._first_seqs.clear()
+        self._offsets.clear()
+        self._is_finished = False
+        self._from_seq = seq
+        return iter(self)
+
+    def at_time(self, at_ns: int) -> Iterator[Record | Damage]:
+        """Go to the first record of a time or later, and read on from there.
+
+        Args:
+            at_ns: monotonic nanoseconds, as records have them.
+        """
+        return self.at(seq_at_time(self._source, at_ns))
+
+    def at_unit(self, index: int) -> Iterator[Record | Damage]:
+        """Go to the `unit` record that holds a unit's result, and read on from there.
+
+        Args:
+            index: of the unit; where it is lost the next one is taken.
+
+        Raises:
+            LookupError: the log has no result of this unit or a later one.
+        """
+        seq = seq_of_unit(self._source, index)
+        if seq is None:
+            raise LookupError(f"no unit {index} or later in the log")
+        return self.at(seq)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `fin` was passed."""
+        return self._is_finished
+
+    @property
+    def has_seek_table(self) -> bool:
+        """Whether a seek table was read; it was right unless damage was reported."""
+        return self._scanner.has_table
+
     @property
     def last_chain(self) -> bytes | None:
         """The chain of the last block read, None where its header was lost."""
@@ -134,13 +188,20 @@ class LogReader:
 
     def _find_head(self) -> tuple[Record, HeadSource]:
         """Take the head from the first sound block: it holds the record or its copy, or neither."""
-        block = next((item for item in Scanner(self._source) if isinstance(item, Block)), None)
+        block, newer = None, None
+        for item in Scanner(self._source):
+            if isinstance(item, Block):
+                block = item
+                break
+            newer = newer or (item.detail if item.reason == "version" else None)
         if block is None:
-            raise Unreadable("no block of the log can be read, or none is complete yet")
+            raise Unreadable(newer or "no block of the log can be read, or none is complete yet")
         source: HeadSource = "second" if block.header.first_seq else "first"
         try:
             stored = _parse_block(block).head
-            if stored is None:
+            if isinstance(stored, VersionUnknown):
+                raise Unreadable(str(stored))
+            if not isinstance(stored, StoredRecord):
                 raise Unreadable("both session records of the log are lost")
             return decode(stored, self._resolve), source
         except FormatError as error:
@@ -161,17 +222,22 @@ class LogReader:
         self._first_seqs.append(block.header.first_seq)
         self._offsets.append(block.offset)
         self._keep(block.offset, parsed)
-        for index, stored in enumerate(parsed.records):
-            yield from self._read_record(block, block.header.first_seq + index, stored)
+        for seq, stored in enumerate(parsed.records, block.header.first_seq):
+            if seq >= self._from_seq:
+                yield from self._read_record(block, seq, stored)
+            elif isinstance(stored, StoredRecord):
+                self._is_finished |= stored.record.kind == "fin"
 
     def _read_copy(self, block: Block, parsed: _Parsed) -> Iterator[Record | Damage]:
         if self.head_source == "second" and not self._first_seqs:
             self._first_seqs.append(0)
             self._offsets.append(block.offset)
-            yield self.head
+            if self._from_seq == 0:
+                yield self.head
             return
         try:
-            is_same = parsed.head is not None and decode(parsed.head, self._resolve) == self.head
+            stored = _sound(parsed.head)
+            is_same = stored is not None and decode(stored, self._resolve) == self.head
         except FormatError:
             is_same = False
         if not is_same:
@@ -182,7 +248,8 @@ class LogReader:
         self, block: Block, seq: int, stored: StoredRecord | FormatError
     ) -> Iterator[Record | Damage]:
         if isinstance(stored, FormatError):
-            yield _damage(block, "record", str(stored), seq)
+            reason: Reason = "version" if isinstance(stored, VersionUnknown) else "record"
+            yield _damage(block, reason, str(stored), seq)
             return
         try:
             record = decode(stored, self._resolve)
@@ -201,25 +268,33 @@ class LogReader:
 
     def _resolve(self, seq: int, index: int) -> bytes:
         """Give a blob that an earlier record holds; from the file again if it was not kept."""
-        at = bisect_right(self._first_seqs, seq) - 1
-        if at < 0:
-            raise FormatError(f"record {seq}, which holds a blob, is lost")
-        offset = self._offsets[at]
+        offset, first_seq = self._find_block(seq)
         parsed = self._kept.get(offset)
         if parsed is None:
             parsed = _parse_block(load_block(self._source, offset))
             self._keep(offset, parsed)
         self._kept.move_to_end(offset)
-        if seq == 0 and parsed.head is not None:
-            return parsed.head.blob(index)
-        place = seq - self._first_seqs[at]
+        head = _sound(parsed.head)
+        if seq == 0 and head is not None:
+            return head.blob(index)
+        place = seq - first_seq
         stored = _sound(parsed.records[place]) if place < len(parsed.records) else None
         if stored is None:
             raise FormatError(f"record {seq}, which holds a blob, is lost")
         return stored.blob(index)
 
+    def _find_block(self, seq: int) -> tuple[int, int]:
+        """Say where the block starts that a record is in, and with which record."""
+        at = bisect_right(self._first_seqs, seq) - 1
+        if at >= 0:
+            return self._offsets[at], self._first_seqs[at]
+        place = find_seq(self._source, seq) if self._from_seq else None
+        if place is None:
+            raise FormatError(f"record {seq}, which holds a blob, is lost")
+        return place.offset, place.first_seq
 
-def _sound(stored: StoredRecord | FormatError) -> StoredRecord | None:
+
+def _sound(stored: StoredRecord | FormatError | None) -> StoredRecord | None:
     return None if isinstance(stored, FormatError) else stored
 
 
@@ -258,7 +333,7 @@ def _parse_block(block: Block) -> _Parsed:
     head = records[0] if header.first_seq == 0 else copy
     return _Parsed(
         records=records,
-        head=_sound(head) if head is not None else None,
+        head=head,
         payload_bytes=len(block.payload),
     )
 

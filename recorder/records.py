@@ -192,7 +192,7 @@ class RecordEncoder:
             "seq": record.seq,
             "version": RECORD_VERSIONS[record.kind],
         }
-        start = frame_record(_to_json(header), packer.area_bytes)
+        start = frame_record(to_json(header), packer.area_bytes)
         framed_bytes = len(start) + packer.area_bytes
         if framed_bytes > RECORD_BYTES_MAX:
             raise RecordInvalid(
@@ -205,7 +205,12 @@ class RecordEncoder:
         )
 
 
-def _to_json(header: Mapping[str, object]) -> bytes:
+def to_json(header: Mapping[str, object]) -> bytes:
+    """Write a record's header.
+
+    Raises:
+        RecordInvalid: it is not JSON.
+    """
     try:
         return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # a tenth of the time
     except orjson.JSONEncodeError:  # an int of more than 64 bits, or what `json` refuses too

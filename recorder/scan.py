@@ -4,7 +4,8 @@ Rules: a block is accepted only if its header's CRC and limits, its payload's CR
 decompressed length hold. What follows a sound header with a bad payload is found by length, unless
 a mark inside the payload shows that bytes are missing there; after a bad header the next mark is
 looked for. A block that goes back in `seq` is refused; a gap in `seq` and a broken chain are
-reported. An incomplete block at the end is a log still open, or a writer that died: no damage.
+reported. An incomplete block at the end is a log still open, or a writer that died: no damage. A
+seek table must be that of the blocks before it, as far as they are undamaged.
 
 Scanning can go on when the file has grown. It reads one block at a time and never allocates more
 than a block's limit. It does not look into records.
@@ -21,28 +22,40 @@ from typing import Final, Literal, Protocol
 import attrs
 import zstandard
 
-from .errors import FormatError
+from .errors import FormatError, VersionUnknown
 from .format import (
     CHAIN_START,
     HEADER_BYTES,
     MARK,
     MIB,
     PAYLOAD_BYTES_MAX,
-    SEEK_TABLE_MAGIC,
     BlockHeader,
     chain_of,
     unpack_header,
     unstuff,
 )
+from .seektable import PREAMBLE_BYTES, TABLE_START, BlockSizes, table_bytes
 
 SEARCH_BYTES: Final = MIB
 """What is read at a time while looking for a mark."""
-_SEEK_TABLE: Final = SEEK_TABLE_MAGIC.to_bytes(4, "little")
 
-Reason = Literal["header", "payload", "record", "blob", "gap", "order", "chain", "head", "fin"]
+Reason = Literal[
+    "header",
+    "payload",
+    "record",
+    "blob",
+    "gap",
+    "order",
+    "chain",
+    "head",
+    "fin",
+    "seek",
+    "version",
+]
 """What is wrong: a block's header or payload; a record in a sound block, or a blob that it names in
 a lost one; missing records; a block seen before; a block that does not follow the one before it;
-the copy of the session record; what `fin` says, or something after it."""
+the copy of the session record; what `fin` says, or something after it; the seek table. Or nothing
+is: a newer version wrote it, which this one cannot read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -162,6 +175,24 @@ def _decompress(header: BlockHeader, compressed: bytes) -> bytes:
     return unstuff(payload) if header.is_stuffed else payload
 
 
+def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
+    """Find where a block's header starts, sound or not.
+
+    Args:
+        source: the log.
+        start: where to look from.
+        end: where to look no more; None looks through all there is.
+    """
+    end = source.size() if end is None else end
+    while start < end:
+        count = min(SEARCH_BYTES, end - start) + len(MARK) - 1
+        found = source.read(start, count).find(MARK)
+        if found >= 0:
+            return start + found
+        start += SEARCH_BYTES
+    return None
+
+
 class Scanner:
     """Walks over a log once, from its start to its end so far; iterate again when it has grown.
 
@@ -169,47 +200,106 @@ class Scanner:
         offset: where the next block is expected.
         chain: of the last block, None after one whose header was lost.
         next_seq: the `seq` that the next block must start with.
+        has_table: a seek table was passed; it was right unless damage was reported.
     """
 
     def __init__(self, source: Source) -> None:
         self.offset = 0
         self.chain: bytes | None = CHAIN_START
         self.next_seq = 0
+        self.has_table = False
         self._source: Final = source
+        self._sizes: BlockSizes | None = BlockSizes()  # of all blocks, until one is lost
 
     def __iter__(self) -> Iterator[Block | Damage]:
         """Yield blocks and damage in the order of the file."""
+        for item in self._walk():
+            if isinstance(item, Damage):
+                self._sizes = None
+            elif self._sizes is not None:
+                self._sizes.add(item.header.compressed_len, item.header.uncompressed_len)
+            yield item
+
+    def jump(self, offset: int, next_seq: int) -> None:
+        """Go on elsewhere.
+
+        Args:
+            offset: of a block's header, or of the end.
+            next_seq: the `seq` that is expected there.
+        """
+        self.offset = offset
+        self.next_seq = next_seq
+        self.chain = None
+        self._sizes = None
+
+    def _walk(self) -> Iterator[Block | Damage]:
         while not self._at_end():
+            if self._is_table():
+                yield from self._pass_table()
+                continue
             try:
                 header = unpack_header(self._source.read(self.offset, HEADER_BYTES))
             except FormatError as error:
-                yield self._skip_to_mark(str(error))
+                yield self._skip_to_mark(error)
                 continue
             if self._is_incomplete(header):
                 return
             yield from self._take(header)
 
     def _at_end(self) -> bool:
-        """Whether what follows is nothing, the start of a header, or a seek table."""
+        """Whether nothing follows, or the start of a header or of a seek table."""
         rest = self._source.size() - self.offset
         start = self._source.read(self.offset, min(rest, len(MARK)))
         if rest < HEADER_BYTES and MARK.startswith(start):
             return True
-        if not start.startswith(_SEEK_TABLE):
+        if rest < len(TABLE_START) and TABLE_START.startswith(start):
+            return True
+        if not start.startswith(TABLE_START):
             return False
-        length = int.from_bytes(self._source.read(self.offset + 4, 4), "little")
-        return rest <= 8 + length
+        if self._sizes is None:
+            return rest < max(table_bytes(start), PREAMBLE_BYTES)
+        expected = self._sizes.table()
+        return rest < len(expected) and expected.startswith(self._source.read(self.offset, rest))
+
+    def _is_table(self) -> bool:
+        return self._source.read(self.offset, len(TABLE_START)) == TABLE_START
+
+    def _pass_table(self) -> Iterator[Damage]:
+        """Step over a seek table; where all blocks are known, it must be just theirs."""
+        start = self.offset
+        if self._sizes is None:
+            self.offset += table_bytes(self._source.read(start, PREAMBLE_BYTES))
+            self.has_table = True
+            return
+        expected = self._sizes.table()
+        if expected and self._source.read(start, len(expected)) == expected:
+            self.offset += len(expected)
+            self.has_table = True
+            return
+        found = find_mark(self._source, start + 1)
+        self.offset = self._source.size() if found is None else found
+        yield Damage(
+            offset=start,
+            length=self.offset - start,
+            reason="seek",
+            detail="the seek table is not that of the blocks before it",
+        )
 
     def _is_incomplete(self, header: BlockHeader) -> bool:
         end = self.offset + HEADER_BYTES + header.compressed_len
-        return end > self._source.size() and self._find_mark(self.offset + 1) is None
+        return end > self._source.size() and find_mark(self._source, self.offset + 1) is None
 
-    def _skip_to_mark(self, detail: str) -> Damage:
+    def _skip_to_mark(self, error: FormatError) -> Damage:
         start = self.offset
-        found = self._find_mark(start + 1)
+        found = find_mark(self._source, start + 1)
         self.offset = found if found is not None else self._end_of_garbage(start + 1)
         self.chain = None
-        return Damage(offset=start, length=self.offset - start, reason="header", detail=detail)
+        return Damage(
+            offset=start,
+            length=self.offset - start,
+            reason="version" if isinstance(error, VersionUnknown) else "header",
+            detail=str(error),
+        )
 
     def _end_of_garbage(self, start: int) -> int:
         """Return the end, or where the last bytes may start a mark that is being written."""
@@ -217,16 +307,6 @@ class Scanner:
         tail = self._source.read(max(start, size - len(MARK) + 1), len(MARK) - 1)
         kept = next((at for at in range(len(tail)) if MARK.startswith(tail[at:])), len(tail))
         return size - len(tail) + kept
-
-    def _find_mark(self, start: int, end: int | None = None) -> int | None:
-        end = self._source.size() if end is None else end
-        while start < end:
-            count = min(SEARCH_BYTES, end - start) + len(MARK) - 1
-            found = self._source.read(start, count).find(MARK)
-            if found >= 0:
-                return start + found
-            start += SEARCH_BYTES
-        return None
 
     def _take(self, header: BlockHeader) -> Iterator[Block | Damage]:
         start = self.offset
@@ -252,7 +332,7 @@ class Scanner:
     def _skip_payload(self, header: BlockHeader, detail: str) -> Iterator[Damage]:
         start = self.offset
         end = start + HEADER_BYTES + header.compressed_len
-        found = self._find_mark(start + 1, end)
+        found = find_mark(self._source, start + 1, end)
         self.offset = end if found is None else found
         self.chain = header.chain
         if header.first_seq >= self.next_seq:

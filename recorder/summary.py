@@ -16,10 +16,10 @@ from typing import Final, Literal
 
 import attrs
 
-from .decoding import parse
 from .errors import FormatError, RecorderError
-from .format import BLOCK_BYTES, HEADER_BYTES, MARK, MIB, split_records, unpack_header
+from .format import BLOCK_BYTES, HEADER_BYTES, MARK, MIB, unpack_header
 from .lock import is_held
+from .places import end_of_blocks, records_of, unit_index
 from .reader import LogReader
 from .records import Fields, Record, Value
 from .scan import Block, FileSource, Source, load_block
@@ -99,7 +99,12 @@ def summarize(info: LogInfo) -> Summary:
     source = FileSource(info.path)
     try:
         fin = _fin(source)
-        return _with_tail(known, _tail(source)) if fin is None else _with_fin(known, fin)
+        if fin is not None:
+            return _with_fin(known, fin)
+        tail = _tail(source)
+        if tail and tail[-1].kind == "fin":  # before a seek table that is not whole
+            return _with_fin(known, tail[-1])
+        return _with_tail(known, tail)
     finally:
         source.close()
 
@@ -178,7 +183,7 @@ def _count(value: Value) -> int | None:
 def _fin(source: Source) -> Record | None:
     """Find `fin`: it has the last block to itself."""
     for block in _last_blocks(source, FIN_BYTES):
-        for record in _records(block):
+        for record in records_of(block):
             return record if record.kind == "fin" else None
     return None
 
@@ -186,32 +191,19 @@ def _fin(source: Source) -> Record | None:
 def _tail(source: Source) -> list[Record]:
     """Read the records in the tail of a log, in order; without their blobs."""
     blocks = list(_last_blocks(source, TAIL_BYTES))
-    return [record for block in reversed(blocks) for record in _records(block)]
+    return [record for block in reversed(blocks) for record in records_of(block)]
 
 
 def _last_blocks(source: Source, window_bytes: int) -> Iterator[Block]:
     """Yield the sound blocks that start within the last bytes of a log, the last one first."""
-    size = source.size()
-    start = max(0, size - window_bytes)
-    data = source.read(start, size - start)
+    end = end_of_blocks(source)
+    start = max(0, end - window_bytes)
+    data = source.read(start, end - start)
     found = data.rfind(MARK)
     while found >= 0:
         with suppress(FormatError):  # damaged, or not whole yet
             yield load_block(source, start + found)
         found = data.rfind(MARK, 0, found)
-
-
-def _records(block: Block) -> Iterator[Record]:
-    header = block.header
-    try:
-        framed = list(split_records(block.payload, header.n_records))
-    except FormatError:
-        return
-    for parts in framed[header.has_head_copy :]:
-        try:
-            yield parse(*parts).record
-        except FormatError:
-            continue
 
 
 def _with_fin(known: Summary, fin: Record) -> Summary:
@@ -230,15 +222,10 @@ def _with_fin(known: Summary, fin: Record) -> Summary:
 def _with_tail(known: Summary, tail: list[Record]) -> Summary:
     if not tail:
         return attrs.evolve(known, state="crashed")
-    units = [unit for record in tail if (unit := _unit_index(record)) is not None]
+    units = [unit for record in tail if (unit := unit_index(record)) is not None]
     return attrs.evolve(
         known,
         state="crashed",
         duration_ms=tail[-1].at_ns // _NS_PER_MS,
         units=units[-1] + 1 if units else None,
     )
-
-
-def _unit_index(record: Record) -> int | None:
-    result = record.fields.get("result") if record.kind == "unit" else None
-    return _count(result.get("index")) if isinstance(result, dict) else None

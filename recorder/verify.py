@@ -2,7 +2,8 @@
 
 Rules: a log that is intact and has no `fin` is open, which is no fault: its session runs, or its
 process was killed. Any damage makes it damaged, however little was lost; without a session record
-it is unreadable. `fin` must name the chain of the block before it and count the records right.
+it is unreadable. `fin` must name the chain of the block before it and count the records right, and
+a seek table must be that of the log.
 
 It repairs nothing.
 """
@@ -44,6 +45,8 @@ class Report:
         units: `unit` records read.
         last_tx_ordinal: `ordinal` of the last `tx` read, None where there is none.
         tail_bytes: of an incomplete block at the end, ignored.
+        has_seek_table: a sound one stands at the end.
+        detail: why it is unreadable, None where it is not.
     """
 
     state: State
@@ -58,6 +61,8 @@ class Report:
     units: int = 0
     last_tx_ordinal: int | None = None
     tail_bytes: int = 0
+    has_seek_table: bool = False
+    detail: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -119,8 +124,8 @@ def verify(log: Path | bytes) -> Report:
     """
     try:
         reader = LogReader(log)
-    except Unreadable:
-        return Report(state="unreadable")
+    except Unreadable as error:
+        return Report(state="unreadable", detail=str(error))
     with reader:
         tally = _Tally()
         chain, blocks = reader.last_chain, reader.blocks
@@ -150,4 +155,5 @@ def _report(reader: LogReader, tally: _Tally) -> Report:
         units=tally.counts["unit"],
         last_tx_ordinal=tally.last_tx_ordinal,
         tail_bytes=reader.tail_bytes,
+        has_seek_table=reader.has_seek_table,
     )

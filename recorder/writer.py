@@ -44,7 +44,7 @@ from .store import recording_id_of
 from .syncer import Syncer
 
 Durability = Literal["none", "interval", "unit"]
-"""When fdatasync runs besides at `fin`: never, once an interval, after each block with a unit."""
+"""When fdatasync runs, but at `fin`: never, once an interval, or also after a block with a unit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +53,7 @@ class RecorderPolicy:
 
     Attributes:
         durability: when fdatasync runs.
-        sync_interval_s: under `interval`, what a power cut may cost.
+        sync_interval_s: but under `none`, what a power cut may cost, and a `block_age_s` more.
         block_age_s: how long a record that nobody waits for may wait for others.
         session_backlog_bytes_max: a log is full at this many bytes; some 40 seconds of speech.
         total_backlog_bytes_max: every log is full at this many bytes in all.
@@ -75,7 +75,7 @@ class RecorderStatistics:
         backlog_bytes: appended and not yet written, in all logs.
         blocks: blocks written.
         file_bytes: bytes written.
-        failures: logs that failed.
+        failures: logs that failed, or were given up.
     """
 
     logs: int
@@ -112,7 +112,7 @@ class Recorder:
         self._logs: dict[SessionLog, float] = {}  # to when it was last synced
         self._syncer: Final = Syncer(inline=inline)
         self._syncing: Final[set[SessionLog]] = set()
-        self._blocks = self._file_bytes = self._failures = 0
+        self._blocks = self._file_bytes = 0
         self._shared: Final = Shared(
             session_bytes_max=self._policy.session_backlog_bytes_max,
             total_bytes_max=self._policy.total_backlog_bytes_max,
@@ -153,7 +153,7 @@ class Recorder:
             backlog_bytes=self._shared.backlog_bytes,
             blocks=self._blocks,
             file_bytes=self._file_bytes,
-            failures=self._failures,
+            failures=self._shared.failures,
         )
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class Recorder:
         for log in tuple(self._logs):
             log.call_up_if_queued()
         self._serve_called_up()
-        if self._policy.durability == "interval":
+        if self._policy.durability != "none":  # chats, and the words after a unit, have no other
             self._sync_due()
 
     def _serve_called_up(self) -> None:
@@ -288,7 +288,6 @@ class Recorder:
             self._syncing.discard(log)
 
     def _fail(self, log: SessionLog, error: BaseException) -> None:
-        self._failures += 1
         failure = LogFailed(f"{log.path.name} failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         log.fail(failure, tell=True)

@@ -1,16 +1,13 @@
 """The commands `antiphon replay`, `verify` and `inspect`.
 
-Rules: what was found is on stdout, as text or as one JSON object whose keys stay; what went wrong
-is one line on stderr, never a traceback. The exit code says which of them it was.
+What was found is on stdout and in the exit code; see `commands` for the rules.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -28,23 +25,29 @@ from runtime.backends.base import Backend
 from runtime.models import load_backend
 
 from . import text
+from .commands import (
+    HELP,
+    LogUnusableError,
+    NotComparableError,
+    complaint,
+    opened_log,
+    print_json,
+    records_of,
+)
 from .folder import (
     JOBS_MAX,
     JobLostError,
     RunFully,
-    Watch,
     find_logs,
     replay_logs,
     replay_logs_fully,
-    size_of,
-    watched,
 )
 from .full import replay_fully
 from .inspect import inspect
 from .inspection import to_json
-from .outcome import Outcome, exit_code_of, reason
+from .outcome import Outcome, exit_code_of
 from .outcome import to_json as outcome_json
-from .progress import progress
+from .progress import Watch, progress, size_of, watched
 from .report import FullReport
 from .summary import summary_lines
 
@@ -53,23 +56,10 @@ _LOGS: Final = click.argument(
     "logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CONVERTER: Final = Converter()
 
 
-class LogUnusableError(click.ClickException):
-    """A log that cannot be read."""
-
-    exit_code = 2
-
-
-class NotComparableError(click.ClickException):
-    """A log that cannot be run again here."""
-
-    exit_code = 3
-
-
-@click.command("replay", context_settings=_HELP)
+@click.command("replay", context_settings=HELP)
 @_LOGS
 @click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
 @click.option(
@@ -146,11 +136,11 @@ def replay_command(
     _finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
 
 
-@click.command("verify", context_settings=_HELP)
+@click.command("verify", context_settings=HELP)
 @_LOG
 @_JSON
 def verify_command(log: Path, as_json: bool) -> None:
-    """Check that LOG is as it was written: every checksum, the chain, and the counts at its end.
+    """Check that LOG is as it was written: every checksum, the chain, its end and seek table.
 
     \b
     Exit codes:
@@ -162,12 +152,12 @@ def verify_command(log: Path, as_json: bool) -> None:
     try:
         report = verify(log)
     except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {reason(error)}") from error
+        raise LogUnusableError(complaint(error, log)) from error
     body = {"log": str(log), "exit_code": report.exit_code, **_CONVERTER.unstructure(report)}
     _finish(body, text.verify_lines(report), as_json=as_json, exit_code=report.exit_code)
 
 
-@click.command("inspect", context_settings=_HELP)
+@click.command("inspect", context_settings=HELP)
 @_LOG
 @_JSON
 def inspect_command(log: Path, as_json: bool) -> None:
@@ -178,20 +168,10 @@ def inspect_command(log: Path, as_json: bool) -> None:
       0  told; a log with damage is told with gaps
       2  the log cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
-    with _opened(log) as reader:
-        told = inspect(reader.head.fields, reader)
+    with opened_log(log) as reader:
+        told = inspect(reader.head.fields, records_of(log, reader))
     body = {"log": str(log), **to_json(told)}
     _finish(body, text.inspect_lines(told), as_json=as_json, exit_code=0)
-
-
-@contextmanager
-def _opened(log: Path) -> Iterator[LogReader]:
-    """Open a log; whatever is wrong with it becomes one line."""
-    try:
-        with LogReader(log) as reader:
-            yield reader
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {reason(error)}") from error
 
 
 def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[Outcome]:
@@ -240,7 +220,7 @@ def _finish(
     exit_code: int,
 ) -> NoReturn:
     if as_json:
-        click.echo(json.dumps(body, indent=2))  # in ASCII: a log can hold lone surrogates
+        print_json(body)
     else:
         text.print_all(Console(), lines)
     sys.exit(exit_code)

@@ -19,13 +19,14 @@ from typing import Final
 
 from recorder.errors import RecorderError
 from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.scan import Damage
 from recorder.store import SUFFIX
 
+from .commands import reason
+from .files import PART_PREFIX
 from .full import ModelUnavailableError
 from .logic import replay
-from .outcome import Outcome, full_result, logic_result, reason
+from .outcome import Outcome, full_result, logic_result
+from .progress import Watch, size_of, unwatched, watched
 from .report import FullReport
 
 JOBS_MAX: Final = 64
@@ -36,8 +37,6 @@ class JobLostError(Exception):
     """A process that replayed logs was killed."""
 
 
-Watch = Callable[[int], None]
-"""Told how many bytes of a log were read since it was told last."""
 RunFully = Callable[[LogReader, Watch], Awaitable[FullReport]]
 
 
@@ -50,18 +49,18 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            logs = (log for log in path.rglob("*" + SUFFIX) if log.is_file())
-            found.update(dict.fromkeys(sorted(logs)))
+            found.update(dict.fromkeys(sorted(filter(_is_log, path.rglob("*" + SUFFIX)))))
         else:
             found[path] = None
     return list(found)
 
 
-def _unwatched(_: int) -> None:
-    """Tell nobody."""
+def _is_log(path: Path) -> bool:
+    """Whether it is a file, and not one that is being made, or was when a command was killed."""
+    return path.is_file() and not path.parent.name.startswith(PART_PREFIX)
 
 
-def replay_log(log: Path, watch: Watch = _unwatched, *, go_on: bool = False) -> Outcome:
+def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> Outcome:
     """Replay one log by logic.
 
     Args:
@@ -107,7 +106,7 @@ def replay_logs(
     )
     with executor:
         try:
-            outcomes = executor.map(partial(_tried, watch=_unwatched, go_on=go_on), logs)
+            outcomes = executor.map(partial(_tried, watch=unwatched, go_on=go_on), logs)
             for log, outcome in zip(logs, outcomes, strict=True):
                 watch(size_of(log))
                 yield outcome
@@ -150,28 +149,6 @@ async def replay_logs_fully(
                 elapsed_s=time.perf_counter() - began,
                 report=report,
             )
-
-
-def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
-    """Iterate a log, and tell how much of it was read; what is left unread counts at the end."""
-    blocks, left_bytes = 0, reader.tail_bytes
-    try:
-        for item in reader:
-            if reader.blocks != blocks:
-                blocks, before = reader.blocks, left_bytes
-                left_bytes = reader.tail_bytes
-                watch(before - left_bytes)
-            yield item
-    finally:
-        watch(left_bytes)
-
-
-def size_of(log: Path) -> int:
-    """The size of a file; 0 where there is none."""
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0
 
 
 def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:

@@ -11,6 +11,7 @@ Rules:
 - The model goes on after a difference, on its own outputs, so that the units that differ can be
   counted; what is explained is the first. Teacher-forced it goes on as it was recorded, so that
   each unit is judged by itself. Turns of chat need no forcing: each carries all that it depends on.
+- Units of a fork that were held to its parent's are held again, and not judged by what they decide.
 - The log must be sound: a model that missed an input cannot be compared.
 
 It works with any `Backend`, on any event loop that AnyIO runs on.
@@ -35,6 +36,7 @@ from runtime.backends.forcing import Forced, ForcedResult, Forces
 from .difference import Difference
 from .environment import mismatches, model_of
 from .full_turns import TurnReplay
+from .held import held_units, hold
 from .logic import Replayer
 from .outputs import (
     compare_finalized,
@@ -91,7 +93,7 @@ async def replay_fully(
         return FullReport(
             model=name, environment=environment, fingerprint=fingerprint, compared=False
         )
-    run = FullReplay(backend, teacher_forced=teacher_forced)
+    run = FullReplay(backend, teacher_forced=teacher_forced, held_units=held_units(head))
     try:
         for item in items:
             await run.feed(item)
@@ -112,23 +114,31 @@ def _load(name: str, load: Callable[[str], Backend]) -> Backend:
 class FullReplay:
     """A full replay under way, record by record; `close` it.
 
+    Args:
+        backend: the model.
+        teacher_forced: make it decide what was recorded.
+        held_units: units that were held to another recording (`held`), from the first on.
+
     Attributes:
         is_stopped: there is nothing left to run: it takes no more.
     """
 
-    def __init__(self, backend: Backend, *, teacher_forced: bool = False) -> None:
+    def __init__(
+        self, backend: Backend, *, teacher_forced: bool = False, held_units: int = 0
+    ) -> None:
         self.is_stopped = False
         self._backend: Final = backend
         self._teacher_forced: Final = teacher_forced
+        self._held_units: Final = held_units
         self._verdicts: Final = Verdicts()
         self._recorded: Final = Replayer()
         self._renewed: Final = Replayer()
-        self._held: BackendSession | None = None
+        self._session: BackendSession | None = None
         self._opening: ef.OpenBackend | None = None
         self._unit: ef.StartUnit | None = None
         self._finalize: ef.StartFinalize | None = None
         self._chat: Final = TurnReplay(backend)
-        self._units = 0
+        self._units = self._units_held = 0
         self._logits_changed: int | None = None
 
     async def feed(self, item: Record | Damage) -> None:
@@ -148,6 +158,7 @@ class FullReplay:
             compared=True,
             teacher_forced=self._teacher_forced,
             units=self._units,
+            units_held=self._units_held,
             units_changed=found.units_changed,
             changed=tuple(found.changed),
             turns=self._chat.turns,
@@ -163,11 +174,11 @@ class FullReplay:
 
     async def close(self) -> None:
         """Give the session back to the backend."""
-        held, self._held = self._held, None
+        session, self._session = self._session, None
         with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
             await self._chat.close()
-            if held is not None:
-                await held.release()
+            if session is not None:
+                await session.release()
 
     # -- the model again ------------------------------------------------------------------------
 
@@ -204,14 +215,14 @@ class FullReplay:
     async def _open(
         self, step: Step, event: ev.BackendOpened, asked: ef.OpenBackend
     ) -> ev.Event | None:
-        if event.lease != asked.lease or self._held is not None:
+        if event.lease != asked.lease or self._session is not None:
             return None
-        self._held = await self._call(step, self._backend.open(asked.opening, slot=0))
-        if self._held is None:
+        self._session = await self._call(step, self._backend.open(asked.opening, slot=0))
+        if self._session is None:
             return None
-        if self._teacher_forced and not isinstance(self._held, Forces):
+        if self._teacher_forced and not isinstance(self._session, Forces):
             raise ModelUnavailableError(f"the model {self._backend.info.name!r} cannot be forced")
-        opened = self._held.opened
+        opened = self._session.opened
         self._judge(step, compare_openings(event.opened, opened))
         return attrs.evolve(event, opened=opened)
 
@@ -219,17 +230,19 @@ class FullReplay:
         self, step: Step, event: ev.UnitDone, asked: ef.StartUnit
     ) -> ev.Event | None:
         recorded = event.result
-        if self._held is None or recorded.index != asked.unit.index:
+        if self._session is None or recorded.index != asked.unit.index:
             return None
         self._unit = None
-        forced = await self._call(step, self._play(self._held, asked.unit, recorded))
+        forced = await self._call(step, self._play(self._session, asked.unit, recorded))
         if forced is None:
             return None
         made = forced.result
         self._units += 1
         if self._logits_changed is None and logits_differ(recorded, made):
             self._logits_changed = recorded.index
-        if self._teacher_forced:
+        if self._is_held(recorded.index):
+            self._units_held += 1
+        elif self._teacher_forced:
             self._verdicts.count(forced)
         found, choice = compare_forced(recorded, forced)
         if found is not None:
@@ -240,21 +253,32 @@ class FullReplay:
             event, result=attrs.evolve(made, index=recorded.index, costs=recorded.costs)
         )
 
-    async def _play(self, held: BackendSession, unit: Unit, recorded: UnitResult) -> ForcedResult:
-        """Run a unit as it was cut, and forced where that is asked for."""
-        if self._teacher_forced and isinstance(held, Forces):
-            return await held.run_forced(unit, Forced.of(recorded), recorded.cut)
-        return ForcedResult(result=await held.run_unit(unit, cut=recorded.cut), choices=())
+    async def _play(
+        self, session: BackendSession, unit: Unit, recorded: UnitResult
+    ) -> ForcedResult:
+        """Run a unit as it was cut, and forced where it was or where that is asked for."""
+        is_held = self._is_held(unit.index)
+        if not isinstance(session, Forces) or not (is_held or self._teacher_forced):
+            made = await session.run_unit(unit, cut=recorded.cut)
+            return ForcedResult(result=made, choices=())
+        forced = await session.run_forced(unit, Forced.of(recorded), recorded.cut)
+        if not is_held:
+            return forced
+        return ForcedResult(result=hold(recorded, forced.result), choices=())
+
+    def _is_held(self, index: int) -> bool:
+        """Whether a unit was held to another recording; what cannot be forced never was."""
+        return index < self._held_units and isinstance(self._session, Forces)
 
     async def _run_finalize(
         self, step: Step, event: ev.FinalizeDone, asked: ef.StartFinalize
     ) -> ev.Event | None:
         recorded = event.finalized
-        if self._held is None or recorded.index != asked.index:
+        if self._session is None or recorded.index != asked.index:
             return None
         self._finalize = None
         made = await self._call(
-            step, self._held.finalize(asked.index, interrupted=asked.interrupted)
+            step, self._session.finalize(asked.index, interrupted=asked.interrupted)
         )
         if made is None:
             return None

@@ -19,14 +19,17 @@ from protocol.dialects.opening import OPENING
 from protocol.errors import RemoteProtocolError
 from protocol.messages import ErrorReport
 from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
+from protocol.session import Session
 from protocol.state import State
 from recorder.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
 
 from .environment import model_of
-from .inspection import Drop, End, ErrorSent, Inspection, StateSpan, TurnStory, UnitStory
+from .inspection import Drop, End, ErrorSent, Inspection, Mark, StateSpan, TurnStory, UnitStory
 from .logic import Replayer
+from .report import ReplayReport
+from .words import Step
 
 ERROR_CHARS_MAX: Final = 4096
 """A longer frame is audio, and no `error`: it is not parsed to find that out."""
@@ -46,28 +49,35 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
 
 
 class Inspector:
-    """Collects what is told of a session, record by record."""
+    """Collects what is told of a session, record by record.
+
+    Attributes:
+        opened: its first event; None before it, and where it is lost.
+        drops: so far.
+        errors: so far.
+    """
 
     def __init__(self) -> None:
         self._replayer: Final = Replayer(go_on=True)
         self._states: list[StateSpan] = []
         self._units: dict[int, UnitStory] = {}
         self._turns: dict[int, TurnStory] = {}
-        self._drops: list[Drop] = []
-        self._errors: list[ErrorSent] = []
-        self._opened: ev.ConnectionOpened | None = None
+        self.drops: list[Drop] = []
+        self.errors: list[ErrorSent] = []
+        self._marks: list[Mark] = []
+        self.opened: ev.ConnectionOpened | None = None
         self._end = End()
         self._received = self._sent = self._records = 0
         self._damage_count = 0
         self._duration_ns = 0
 
-    def feed(self, item: Record | Damage) -> None:
-        """Take the next record, or damage."""
+    def feed(self, item: Record | Damage) -> Step | None:
+        """Take the next record, or damage; gives what was stepped."""
         was_closed = self._is_closed
-        self._replayer.feed(item)
+        step = self._replayer.feed(item)
         if isinstance(item, Damage):
             self._damage_count += 1
-            return
+            return step
         self._records += 1
         self._duration_ns = max(self._duration_ns, item.at_ns)
         self._note_state(item)
@@ -77,18 +87,31 @@ class Inspector:
             self._note_sent(item)
         elif item.kind == "effect":
             self._note_effect(item)
+        elif item.kind == "mark":
+            self._note_mark(item)
         elif item.kind == "fin":
             reason = item.fields.get("reason")
             said = reason if isinstance(reason, str) else self._end.reason
             self._end = attrs.evolve(self._end, finished=True, reason=said)
+        return step
+
+    @property
+    def session(self) -> Session | None:
+        """The machine; None before its first event."""
+        return self._replayer.session
+
+    @property
+    def is_parted(self) -> bool:
+        """The machine parted from the log, and tells no more of it."""
+        return self._replayer.is_stopped
+
+    def replayed(self) -> ReplayReport:
+        """Say what stepping the session has found."""
+        return self._replayer.report()
 
     def inspection(self, head: Fields) -> Inspection:
         """Tell what was collected."""
-        session, opened, divergence = (
-            self._replayer.session,
-            self._opened,
-            self._replayer.report().divergence,
-        )
+        session, opened, divergence = self.session, self.opened, self.replayed().divergence
         ended = session.end_reason if session is not None else None
         recording_id, seed, wall_ms = (
             head.get(name) for name in ("recording_id", "seed", "wall_ms")
@@ -107,8 +130,9 @@ class Inspector:
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
             units=tuple(self._units.values()),
             turns=tuple(self._turns.values()),
-            drops=tuple(self._drops),
-            errors=tuple(self._errors),
+            drops=tuple(self.drops),
+            errors=tuple(self.errors),
+            marks=tuple(self._marks),
             end=attrs.evolve(self._end, reason=self._end.reason or ended),
             records=self._records,
             damage_count=self._damage_count,
@@ -117,15 +141,21 @@ class Inspector:
 
     @property
     def _is_closed(self) -> bool:
-        session = self._replayer.session
+        session = self.session
         return session is not None and session.state is State.CLOSED
 
     def _note_state(self, record: Record) -> None:
-        session = self._replayer.session
-        if session is None or self._replayer.is_stopped:
+        session = self.session
+        if session is None or self.is_parted:
             return
         if not self._states or self._states[-1].state is not session.state:
             self._states.append(StateSpan(state=session.state, at_ns=record.at_ns))
+
+    def _note_mark(self, record: Record) -> None:
+        text, by = record.fields.get("text"), record.fields.get("by")
+        if isinstance(text, str):  # else a machine made it, and it says something else
+            name = by if isinstance(by, str) else None
+            self._marks.append(Mark(at_ns=record.at_ns, text=text, by=name))
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -139,7 +169,7 @@ class Inspector:
             return
         match event:
             case ev.ConnectionOpened():
-                self._opened = event
+                self.opened = event
             case ev.UnitDone(result=result):
                 self._change(result.index, done_ns=record.at_ns, **_told(result, was_closed))
             case ev.UnitFailed(index=index, context_full=full):
@@ -195,7 +225,7 @@ class Inspector:
         error = _error_of(record.fields.get("frame"))
         if error is not None:
             sent = ErrorSent(at_ns=record.at_ns, code=error.code.value, message=error.message)
-            self._errors.append(sent)
+            self.errors.append(sent)
 
     def _note_effect(self, record: Record) -> None:
         fields = record.fields
@@ -214,7 +244,7 @@ class Inspector:
                 ordinal, input_id = fields.get("ordinal"), fields.get("input_id")
                 if isinstance(ordinal, int) and isinstance(input_id, str):
                     drop = Drop(at_ns=record.at_ns, ordinal=ordinal, input_id=input_id)
-                    self._drops.append(drop)
+                    self.drops.append(drop)
             case "Close":
                 code, reason = fields.get("code"), fields.get("reason")
                 if isinstance(code, int) and isinstance(reason, str):

@@ -119,6 +119,15 @@ class ErrorSent:
 
 
 @attrs.frozen(kw_only=True)
+class Mark:
+    """What somebody said of the session while it ran; `by` is the name of their key."""
+
+    at_ns: int
+    text: str
+    by: str | None
+
+
+@attrs.frozen(kw_only=True)
 class End:
     """How a session ended.
 
@@ -155,6 +164,7 @@ class Inspection:
         turns: of chat, in order.
         drops: in order.
         errors: in order.
+        marks: in order.
         end: how it ended.
         records: read.
         damage_count: of the log; what is told has gaps then.
@@ -176,6 +186,7 @@ class Inspection:
     turns: tuple[TurnStory, ...]
     drops: tuple[Drop, ...]
     errors: tuple[ErrorSent, ...]
+    marks: tuple[Mark, ...]
     end: End
     records: int
     damage_count: int

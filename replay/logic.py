@@ -6,8 +6,9 @@ Rules:
 - The first divergence ends the comparison: whatever follows could only be its consequence.
 - Damage ends it too, unless told to go on: then what follows lost records is skipped up to the
   next event, and the rest is compared as far as that still makes sense.
-- A log without `fin` may end amid the effects of its last event (a block ends where it fills). That
-  is `truncated`, not a divergence.
+- A log without `fin` may end amid the effects of its last event (a block ends where it fills), and
+  so may one that was recovered. That is `truncated`, not a divergence.
+- A mark for a record that was lost (`antiphon recover --salvage`) is damage.
 
 It runs no model, opens no file and measures no time.
 """
@@ -30,6 +31,7 @@ from recorder.mapping import (
     event_of,
 )
 from recorder.records import Record, Value
+from recorder.recover import RECOVERED, is_lost
 from recorder.scan import Damage
 
 from .difference import Difference, first_difference, show
@@ -38,7 +40,7 @@ from .words import Step, cause_of, describe, name_of, show_effect
 
 DAMAGE_KEPT: Final = 100
 """Damages reported one by one; a file of nothing but damage is counted beyond that."""
-LOSSLESS: Final = frozenset({"chain", "head", "order", "fin"})
+LOSSLESS: Final = frozenset({"chain", "head", "order", "fin", "seek"})
 """Damage by which no record is lost: what follows it can be compared as it is."""
 BROKEN_OFF: Final = "broken_off"
 """What `fin` says of a session that was cut off from outside: the machine has no reason then."""
@@ -61,6 +63,19 @@ def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayRe
         if replayer.is_stopped:
             break
     return replayer.report()
+
+
+def advance(session: Session | None, event: ev.Event) -> tuple[Session, tuple[ef.Effect, ...]]:
+    """Step an event; the first one makes the session.
+
+    Raises:
+        LocalProtocolError: it cannot be the next one.
+    """
+    if session is not None:
+        return session, session.step(event)
+    if not isinstance(event, ev.ConnectionOpened):
+        raise LocalProtocolError("a session begins with ConnectionOpened")
+    return Session.open(event)
 
 
 class Replayer:
@@ -144,6 +159,8 @@ class Replayer:
             self._take_state(record)
         elif record.kind == "fin":
             self._take_fin(record)
+        elif is_lost(record):
+            self._take_lost(record)
         return None  # what else there is (heads, marks) is not the machine's
 
     def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
@@ -160,7 +177,7 @@ class Replayer:
 
     def _step(self, record: Record, event: ev.Event) -> Step | None:
         try:
-            effects = self._advance(event)
+            self.session, effects = advance(self.session, event)
         except Exception as error:  # also a bug of the machine's: it is what came out
             came_out = f"{type(error).__name__}: {error}"
             self._last = Step(record=record, event=event, effects=())
@@ -170,14 +187,6 @@ class Replayer:
         self._due = deque(effects)
         self._last = Step(record=record, event=event, effects=effects)
         return self._last
-
-    def _advance(self, event: ev.Event) -> tuple[ef.Effect, ...]:
-        if self.session is not None:
-            return self.session.step(event)
-        if not isinstance(event, ev.ConnectionOpened):
-            raise LocalProtocolError("a session begins with ConnectionOpened")
-        self.session, effects = Session.open(event)
-        return effects
 
     def _take_effect(self, record: Record) -> None:
         if self._lost_track:
@@ -210,7 +219,7 @@ class Replayer:
 
     def _take_fin(self, record: Record) -> None:
         self._finished = True
-        if self._lost_track:
+        if self._lost_track or record.fields.get("reason") == RECOVERED:
             return
         if self._due:
             self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
@@ -250,6 +259,15 @@ class Replayer:
             return False
         self._next_seq = record.seq + 1
         return True
+
+    def _take_lost(self, mark: Record) -> None:
+        """Tell of records that were lost before the log was recovered, once for all in a row."""
+        if self._lost_track:
+            return
+        detail = "records were lost before the log was recovered"
+        self._take_damage(
+            Damage(offset=0, length=0, reason="gap", detail=detail, first_seq=mark.seq, records=1)
+        )
 
     def _take_damage(self, damage: Damage) -> None:
         self._damage_count += 1

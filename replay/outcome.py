@@ -14,7 +14,6 @@ import attrs
 from cattrs import Converter
 
 from protocol.limits import NS_PER_S
-from recorder.errors import RecorderError
 
 from .report import Divergence, FullReport, ReplayReport
 
@@ -88,11 +87,6 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     severity = list(EXIT_CODES)
     results: list[Result] = ["identical", *(outcome.result for outcome in outcomes)]
     return EXIT_CODES[max(results, key=severity.index)]
-
-
-def reason(error: OSError | RecorderError) -> str:
-    """Say why a log cannot be read, without its name."""
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def times_real_time(span_ns: int, elapsed_s: float) -> float | None:

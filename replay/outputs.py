@@ -116,6 +116,29 @@ def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
     return (recorded.logits_hash, recorded.margin) != (new.logits_hash, new.margin)
 
 
+def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Difference | None:
+    """Find the first difference between two values of one field of an output.
+
+    Args:
+        recorded: its value; bytes are float32 LE samples.
+        new: likewise.
+        name: of the field.
+
+    Returns:
+        The difference; of sound its path names the sample.
+    """
+    if not isinstance(recorded, bytes) or not isinstance(new, bytes):
+        return first_difference(_plain(recorded), _plain(new), name)
+    if recorded == new:
+        return None
+    common = min(len(recorded), len(new))
+    first, second = (np.frombuffer(pcm[:common], dtype=np.uint8) for pcm in (recorded, new))
+    differing = np.flatnonzero(first != second)
+    at = int(differing[0]) if len(differing) else common
+    path = f"{name}[{at // SAMPLE_BYTES}]"
+    return Difference(path=path, recorded=show(recorded), came_out=show(new))
+
+
 def snr_db(recorded: bytes, new: bytes) -> float | None:
     """Measure how loud the recorded signal is beside its difference from the new one.
 
@@ -142,26 +165,10 @@ def _compare(
     recorded: attrs.AttrsInstance, new: attrs.AttrsInstance, names: tuple[str, ...]
 ) -> Difference | None:
     for name in names:
-        first, second = getattr(recorded, name), getattr(new, name)
-        if isinstance(first, bytes) and isinstance(second, bytes):
-            found = _pcm_difference(first, second, name)
-        else:
-            found = first_difference(_plain(first), _plain(second), name)
+        found = output_difference(getattr(recorded, name), getattr(new, name), name)
         if found is not None:
             return found
     return None
-
-
-def _pcm_difference(recorded: bytes, new: bytes, name: str) -> Difference | None:
-    if recorded == new:
-        return None
-    common = min(len(recorded), len(new))
-    first, second = (np.frombuffer(pcm[:common], dtype=np.uint8) for pcm in (recorded, new))
-    differing = np.flatnonzero(first != second)
-    at = int(differing[0]) if len(differing) else common
-    return Difference(
-        path=f"{name}[{at // SAMPLE_BYTES}]", recorded=show(recorded), came_out=show(new)
-    )
 
 
 def _plain(value: Value | Cut) -> Value:

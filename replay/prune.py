@@ -5,7 +5,6 @@ A running server does the same by itself where its settings say so (`record_keep
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.console import Console
 from recorder.retention import FRESH_S, Pruned, Removal, Retention, prune
 from recorder.store import Store
 
+from .commands import HELP, complaint, print_json
 from .recordings import (
-    HELP,
     FolderUnusableError,
     SizeType,
     SpanType,
@@ -68,9 +67,9 @@ def prune_command(
     try:
         done = prune(Store(directory), retention, now_s=time.time(), dry_run=dry_run)
     except OSError as error:
-        raise FolderUnusableError(f"{directory}: {error.strerror or error}") from error
+        raise FolderUnusableError(complaint(error, directory)) from error
     if as_json:
-        click.echo(json.dumps(_body(directory, done, dry_run), indent=2))
+        print_json(_body(directory, done, dry_run))
     else:
         _print(done, dry_run=dry_run)
     for failure in done.failed:

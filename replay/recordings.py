@@ -1,4 +1,4 @@
-"""What the commands for a folder of logs share: amounts and times as people write and read them.
+"""Amounts and times, as people write and read them.
 
 Rules: a time span has its unit (`30d`), and so has a size (`50GB`, `512MiB`): a bare number would
 be a guess, and some of these commands delete. Moments are in UTC, as in recording ids.
@@ -7,15 +7,12 @@ be a guess, and some of these commands delete. Moments are in UTC, as in recordi
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.progress import Progress
+
+from protocol.limits import NS_PER_MS, NS_PER_S
 
 SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 BYTES_OF: Final = {
@@ -23,7 +20,6 @@ BYTES_OF: Final = {
     **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
 }
 SHOWN_UNITS: Final = ("TB", "GB", "MB", "kB")
-HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _AMOUNT: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]+)", re.ASCII)
 _MS_PER_S: Final = 1000
@@ -114,6 +110,16 @@ def show_span(span_ms: int) -> str:
     return f"{seconds // 60}:{seconds % 60:02}"
 
 
+def show_seconds(span_ns: int) -> str:
+    """Write a duration of nanoseconds in seconds, to the millisecond."""
+    return f"{span_ns / NS_PER_S:.3f} s"
+
+
+def show_ms(span_ns: int) -> str:
+    """Write a duration of nanoseconds in whole milliseconds."""
+    return f"{span_ns / NS_PER_MS:.0f} ms"
+
+
 def show_bytes(count: int) -> str:
     """Write a size with three digits or so."""
     for unit in SHOWN_UNITS:
@@ -121,14 +127,3 @@ def show_bytes(count: int) -> str:
             amount = count / BYTES_OF[unit]
             return f"{amount:.1f} {unit}" if amount < 100 else f"{amount:.0f} {unit}"
     return f"{count} B"
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a long work is, on a terminal's standard error; yields whom to tell."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)

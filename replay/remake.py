@@ -1,6 +1,6 @@
 """A log made again: events through a fresh machine, and all that comes of them recorded anew.
 
-    head, events -> Session -> records, as the journal numbers them -> a log by the real writer
+    head, events -> Session -> records, as a server's journal makes them -> a log by the real writer
 
 Rules:
 - The effects, state hashes and `fin` are this machine's; nothing of an old log's is copied. So what
@@ -15,30 +15,24 @@ the machine ignores those. It keeps one block in memory.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
-from protocol.limits import STATE_HASH_UNITS
 from protocol.session import Session
 from recorder.compression import Compressor
 from recorder.disk import LocalDisk
 from recorder.logfile import LogFile
-from recorder.mapping import Hashes, effect_record, event_record
-from recorder.records import Fields, Record, Value
+from recorder.mapping import Hashes, event_record
+from recorder.records import Fields, Record
+from runtime.journal import fin_fields, step_records
 
-from .logic import BROKEN_OFF
-
-PART_PREFIX: Final = ".antiphon-"
-"""Of the folder, beside a log's own, in which it is written."""
+from .files import new_file
+from .logic import BROKEN_OFF, advance
 
 
 class RemakeError(ValueError):
@@ -82,44 +76,29 @@ class Remaker:
             RemakeError: the machine refuses it.
         """
         try:
-            effects = self._advance(event)
+            self.session, effects = advance(self.session, event)
         except Exception as error:  # a bug of the machine's too: there is no log of it
             name = type(event).__name__
-            raise RemakeError(f"event {self.events}, {name}: {_words(error)}") from error
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise RemakeError(f"event {self.events}, {name}: {why}") from error
         self.events += 1
         self._at_ns = event.at_ns
-        recorded = [event_record(event)]
-        if self._is_hashed(event) and self.session is not None:
-            recorded.append(("state", {"digest": self.session.digest()}))
-        recorded += [effect_record(effect, self._hashes) for effect in effects]
+        after = step_records(self.session, event, effects, self._hashes)
+        recorded = [event_record(event), *after]
         records = tuple(self._number(kind, fields) for kind, fields in recorded)
         return Remade(event=event, effects=effects, records=records)
+
+    def mark(self, at_ns: int, fields: Fields) -> Record:
+        """Make the record of a mark, which the machine does not see."""
+        self._at_ns = at_ns
+        return self._number("mark", fields)
 
     def end(self) -> Record:
         """Make the record of the session's end, as far as it has one."""
         session = self.session
-        if session is None:
-            return self._number("fin", {"reason": BROKEN_OFF})
-        fields: dict[str, Value] = {
-            "reason": session.end_reason if session.is_finished else BROKEN_OFF,
-            "dialect": session.dialect_name,
-            **session.counts,
-        }
-        return self._number("fin", fields)
-
-    def _advance(self, event: ev.Event) -> tuple[ef.Effect, ...]:
-        if self.session is not None:
-            return self.session.step(event)
-        if not isinstance(event, ev.ConnectionOpened):
-            raise RemakeError("a session begins with ConnectionOpened")
-        self.session, effects = Session.open(event)
-        return effects
-
-    def _is_hashed(self, event: ev.Event) -> bool:
-        """Whether the journal writes a state hash after an event."""
-        if self.session is None or not isinstance(event, ev.FinalizeDone):
-            return False
-        return self.session.counts["units"] % STATE_HASH_UNITS == 0
+        is_over = session is not None and session.is_finished
+        reason = session.end_reason if session is not None and is_over else BROKEN_OFF
+        return self._number("fin", fin_fields(session, reason))
 
     def _number(self, kind: str, fields: Fields) -> Record:
         seq, self._next_seq = self._next_seq, self._next_seq + 1
@@ -186,24 +165,3 @@ def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> 
             file.sync()
     finally:
         file.close()
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Give the place where a file is to be written; it gets its own when all went well.
-
-    Raises:
-        FileExistsError: there is a file of that name; it is left alone.
-        OSError: the disk refused.
-    """
-    if path.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as folder:
-        part = Path(folder) / path.name
-        yield part
-        part.rename(path)
-
-
-def _words(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return str(error) if isinstance(error, RemakeError) else text

@@ -165,6 +165,8 @@ class FullReport:
         compared: whether the model ran: not where the environment differs and nobody insisted.
         teacher_forced: whether it was made to decide what was recorded.
         units: units that the model ran again.
+        units_held: those of them that a fork had held to its parent's (`held`), and which were held
+            again: what they decide is not judged.
         units_changed: those of them whose output differs in anything.
         changed: how each of those differs, the first of them up to a bound.
         turns: turns of chat that it answered again.
@@ -184,6 +186,7 @@ class FullReport:
     fingerprint: Mapping[str, str] = attrs.field(factory=dict)
     teacher_forced: bool = False
     units: int = 0
+    units_held: int = 0
     units_changed: int = 0
     changed: tuple[UnitDifference, ...] = ()
     turns: int = 0

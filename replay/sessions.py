@@ -5,7 +5,6 @@ Of each log its head and its tail are read, once; what they said is kept in an i
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,11 +22,11 @@ from recorder.listing import Listing, Wanted
 from recorder.store import Store
 from recorder.summary import State, Summary
 
+from .commands import HELP, complaint, print_json
+from .progress import count
 from .recordings import (
-    HELP,
     FolderUnusableError,
     SinceType,
-    progress,
     show_bytes,
     show_moment,
     show_span,
@@ -88,19 +87,19 @@ def sessions_command(
     )
     found = [it for it in _listed(directory) if wanted.takes(it)]
     if as_json:
-        click.echo(json.dumps(_body(directory, found, limit), indent=2))
+        print_json(_body(directory, found, limit))
     else:
         _print(found, limit or ROWS_MAX)
 
 
 def _listed(directory: Path) -> Sequence[Summary]:
     try:
-        with progress("reading logs") as on_read:
+        with count("reading logs") as on_read:
             if not directory.is_dir():
                 raise FolderUnusableError(f"{directory}: there is no such folder")
             return Listing(Store(directory)).refresh(on_read)
     except OSError as error:
-        raise FolderUnusableError(f"{directory}: {error.strerror or error}") from error
+        raise FolderUnusableError(complaint(error, directory)) from error
 
 
 def _body(directory: Path, found: Sequence[Summary], limit: int | None) -> dict[str, object]:

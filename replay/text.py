@@ -19,6 +19,7 @@ from recorder.verify import Report
 
 from .difference import NOTHING, label, show
 from .inspection import Inspection, TurnStory, UnitStory
+from .recordings import show_ms, show_seconds
 from .report import Divergence, FullReport, ReplayReport, UnitDifference
 
 SHOWN_MAX: Final = 5
@@ -50,7 +51,9 @@ def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]
         f"{report.records} records, {report.events} events, {report.units} units; as recorded:"
         f" {report.effects} effects ({report.frames} frames byte for byte), {report.states} states"
     )
-    lines.append(f"{_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}")
+    lines.append(
+        f"{show_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}"
+    )
     if report.divergence is not None:
         lines += divergence_lines(report.divergence)
     return lines + _damage_lines(report.damage, report.damage_count)
@@ -79,8 +82,11 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     lines.append(
         f"model {label(report.model)}: {report.units} units run again,"
         f" {report.units_changed} came out otherwise{turns};"
-        f" {_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
+        f" {show_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
     )
+    if report.units_held:
+        held = f"{report.units_held} of {report.units} units"
+        lines.append(f"{held} were held to the recording that this is a fork of, and are again")
     if report.logits_changed is not None:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
@@ -168,7 +174,7 @@ def divergence_lines(divergence: Divergence) -> list[RenderableType]:
     field = f", {divergence.field}" if divergence.field else ""
     lines: list[RenderableType] = [
         f"  {divergence.kind}: record {divergence.seq} ({divergence.record}){field},"
-        f" {unit}, at {_seconds(divergence.at_ns)}",
+        f" {unit}, at {show_seconds(divergence.at_ns)}",
         f"  recorded  {divergence.recorded}",
         f"  came out  {divergence.came_out}",
     ]
@@ -186,7 +192,7 @@ def verify_lines(report: Report) -> list[RenderableType]:
     """Tell what a log is worth."""
     lines: list[RenderableType] = [f"state: {report.state}"]
     if report.state == "unreadable":
-        return [*lines, "no session record is left"]
+        return [*lines, report.detail or "no session record is left"]
     lines.append(
         f"{report.blocks} blocks, {report.records} records ({report.first_seq} to"
         f" {report.last_seq}), {report.units} units, last frame sent {report.last_tx_ordinal}"
@@ -213,13 +219,14 @@ def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
 def inspect_lines(told: Inspection) -> list[RenderableType]:
     """Tell a session on one screen."""
     lines: list[RenderableType] = [
-        f"{label(told.recording_id)}: {_seconds(told.duration_ns)}, mode {told.mode},"
+        f"{label(told.recording_id)}: {show_seconds(told.duration_ns)}, mode {told.mode},"
         f" dialect {told.dialect}, model {label(told.model)}, seed {told.seed}",
         "states    "
-        + " > ".join(f"{span.state} {_seconds(span.at_ns)}" for span in told.states)
+        + " > ".join(f"{span.state} {show_seconds(span.at_ns)}" for span in told.states)
         + f"    ended: {_end(told)}",
         f"frames    {told.frames_received} received, {told.frames_sent} sent"
-        f"    units {len(told.units)}, dropped {len(told.drops)}, errors {len(told.errors)}",
+        f"    units {len(told.units)}, dropped {len(told.drops)}, errors {len(told.errors)}"
+        + (f", marks {len(told.marks)}" if told.marks else ""),
     ]
     if told.damage_count:
         lines.append(f"damaged   {told.damage_count} times: what is told here has gaps")
@@ -231,11 +238,13 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
         )
     lines += _first(
         "error    ",
-        [f"{_seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in told.errors],
+        [f"{show_seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in told.errors],
     )
     lines += _first(
-        "dropped  ", [f"{_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops]
+        "dropped  ",
+        [f"{show_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops],
     )
+    lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
     lines += [_turn_table(told.turns)] if told.turns else []
     return [*lines, _unit_table(told.units)] if told.units else lines
 
@@ -259,11 +268,11 @@ def _turn_table(turns: Sequence[TurnStory]) -> RenderableType:
     for name in ("turn", "started", "took", "outcome", "tokens", "text"):
         table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
     for turn in turns[:ROWS_MAX]:
-        took = "" if turn.done_ns is None else f"{(turn.done_ns - turn.started_ns) / 1e6:.0f} ms"
+        took = "" if turn.done_ns is None else show_ms(turn.done_ns - turn.started_ns)
         spoken = f", {turn.audio_ms} ms" if turn.audio_ms else ""
         row = (
             str(turn.index),
-            _seconds(turn.started_ns),
+            show_seconds(turn.started_ns),
             took,
             turn.outcome.replace("_", " ") + spoken,
             f"{turn.input_tokens or 0} + {turn.generated_tokens}",
@@ -310,8 +319,8 @@ def _row(run: Sequence[UnitStory]) -> tuple[str, ...]:
     said = "".join(unit.text for unit in run)
     return (
         f"{first.index}" if first is last else f"{first.index}-{last.index}",
-        _seconds(first.started_ns),
-        f"{max(took) / 1e6:.0f} ms" if took else "",
+        show_seconds(first.started_ns),
+        show_ms(max(took)) if took else "",
         _outcome(run),
         "" if last.kv_length is None else str(last.kv_length),
         show(said[:TEXT_CHARS_MAX]) if said else "",
@@ -327,10 +336,6 @@ def _outcome(run: Sequence[UnitStory]) -> str:
     words += ["end of turn"] if unit.end_of_turn else []
     words += [f"{unit.frames} video frames"] if unit.frames else []
     return ", ".join(words)
-
-
-def _seconds(span_ns: int) -> str:
-    return f"{span_ns / NS_PER_S:.3f} s"
 
 
 def speed_text(span_ns: int, elapsed_s: float) -> str:

@@ -3,7 +3,8 @@
 Rules: frames are given in the order in which they were recorded, for the client's first init picks
 the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error.
 
-It keeps no session: whether a request was welcome when it came is the machine's to say.
+It keeps no session: whether a request was welcome when it came is the machine's to say
+(`was_taken`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from protocol import effects as ef
 from protocol import events as ev
 from protocol.codec import parse_frame
 from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX
@@ -20,7 +22,10 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.messages import Mode, ServerMessage
 from protocol.requests import ClientMessage
+from protocol.session import Session
 from protocol.utf8 import Frame
+
+from .words import Step
 
 INVALID: Final = "invalid"
 """The kind of a frame that is no JSON object, or was too long."""
@@ -84,3 +89,23 @@ class Wire:
         if self.dialect is OPENING:
             self.dialect = choose(body) or OPENING
         return self.dialect
+
+
+def requests_taken(session: Session | None) -> int:
+    """Count the requests with something to hear or see that a session took so far."""
+    counts = {} if session is None else session.counts
+    return counts.get("appends", 0) + counts.get("turns", 0)
+
+
+def was_taken(step: Step | None, before: int, session: Session | None) -> bool:
+    """Whether a session took a request.
+
+    Args:
+        step: the request's; None where the machine has parted from the log: then it is said to be.
+        before: `requests_taken` before it.
+        session: the machine after it.
+    """
+    if step is None:
+        return True
+    decodes = any(isinstance(effect, ef.DecodeMedia) for effect in step.effects)
+    return decodes or requests_taken(session) > before  # what only shows something is not counted

@@ -29,6 +29,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
         "verify": ("replay.cli:verify_command", "Check a log's integrity."),
         "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+        "recover": ("replay.recover:recover_command", "Make a damaged log sound again."),
+        "compact": ("replay.compact:compact_command", "Make finished logs smaller, to keep them."),
         "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
         "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),
         "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),

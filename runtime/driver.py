@@ -28,11 +28,12 @@ from protocol.limits import NS_PER_S
 from protocol.session import Session
 from protocol.state import State
 from protocol.utf8 import Frame
+from recorder.records import Fields
 
 from .admission import Admission, Refused, Ticket
 from .calls import Calls
 from .connection import Ready
-from .journal import Journal, OpenLog
+from .journal import Journal, MarkRefused, OpenLog, fin_fields
 from .media.decoder import decode_at_once
 from .media.values import Decoded, MediaError
 from .pool import Lease
@@ -76,6 +77,10 @@ class Driver:
         owner: the name of the key that it came with; empty where there are no keys.
         refusal: why it gets no slot, whatever is free; None: it may have one.
         watcher: sees what the session is told and what it does; None where nobody looks.
+
+    Attributes:
+        recording_id, owner: the session's name, and that of its key.
+        session: the machine; None before its first event.
     """
 
     def __init__(
@@ -93,12 +98,13 @@ class Driver:
         watcher: Watcher | None = None,
     ) -> None:
         self._opened = opened
+        self.recording_id: Final = opened.recording_id
         self._admission = admission
         self._admit = admit
         self._calls = make_calls(self.post)
         self._decode_media = decode_media
         self._clock_ns = clock_ns
-        self._owner = owner
+        self.owner: Final = owner
         self._refusal = refusal
         self._watcher = watcher
         self._began_ns = clock_ns()
@@ -128,19 +134,34 @@ class Driver:
         Args:
             kv_tokens: says what it holds in the model's cache, by its recording's id.
         """
-        session, recording_id = self.session, self._opened.recording_id
+        session = self.session
         counts = {} if session is None else session.counts
         return SessionStatus(
-            recording_id=recording_id,
-            owner=self._owner,
+            recording_id=self.recording_id,
+            owner=self.owner,
             mode=self._opened.mode,
             dialect=None if session is None else session.dialect_name,
             state=State.QUEUED if session is None else session.state,
             age_s=self._now_ns() / NS_PER_S,
             units=counts.get("units", 0),
             dropped_units=counts.get("units_dropped", 0),
-            kv_tokens=kv_tokens(recording_id),
+            kv_tokens=kv_tokens(self.recording_id),
         )
+
+    async def mark(self, fields: Fields) -> tuple[int, int]:
+        """Write a mark into the log; the session takes no notice of it.
+
+        Returns:
+            Its `seq`, once write(2) took it, and its time on the session's clock, in nanoseconds:
+            it stands before what has come and is not stepped yet.
+
+        Raises:
+            MarkRefused: the session is not under way, or the log does not take it.
+        """
+        if self.session is None or self.session.state is State.CLOSED:
+            raise MarkRefused("over")
+        at_ns = self._inbox[0].at_ns if self._inbox else self._now_ns()
+        return await self._journal.append_mark(at_ns, fields), at_ns
 
     # -- facts come in --------------------------------------------------------------------------
 
@@ -177,9 +198,7 @@ class Driver:
         event = self._inbox.popleft()
         if isinstance(event, ev.FrameReceived):
             if self._inbox:
-                await (
-                    anyio.lowlevel.checkpoint()
-                )  # a flood of one client leaves room for the others
+                await anyio.lowlevel.checkpoint()  # one client's flood leaves room for others
             self._inbox_bytes -= len(event.frame or b"")
             self._relief.set()  # Nobody is woken by it before the frame's step is over.
         return event
@@ -204,7 +223,7 @@ class Driver:
             self._give_up_slot()
             if self._watcher is not None:
                 self._watcher.over(None if self.session is None else self.session.end_reason)
-            await self._journal.finish(self._now_ns(), self._summary("broken_off"))
+            await self._journal.finish(self._now_ns(), fin_fields(self.session, "broken_off"))
 
     async def _run_session(self) -> None:
         self._journal.append_event(self._opened)
@@ -215,13 +234,7 @@ class Driver:
             event = await self._next_event()
             self._journal.append_event(event)
             self._perform(event, session.step(event))
-        await self._journal.finish(self._now_ns(), self._summary(session.end_reason))
-
-    def _summary(self, reason: str | None) -> dict[str, str | int | None]:
-        """What `fin` says of the session."""
-        if self.session is None:
-            return {"reason": reason}
-        return {"reason": reason, "dialect": self.session.dialect_name, **self.session.counts}
+        await self._journal.finish(self._now_ns(), fin_fields(session, session.end_reason))
 
     def _give_up_slot(self) -> None:
         """After a cancellation or a bug of ours: nobody drives the session to its end any more."""
@@ -298,7 +311,7 @@ class Driver:
         try:
             self._ticket = self._admission.enter(
                 effect.mode,
-                owner=self._owner,
+                owner=self.owner,
                 on_leased=self._leased,
                 on_moved=lambda place: self.post(ev.TicketMoved, place=place),
                 on_cancelled=lambda: self.post(ev.TicketCancelled),

@@ -22,6 +22,7 @@ from recorder.writer import Recorder
 from .access.gate import Denied, open_gate
 from .access.middleware import AccessMiddleware, answer_denied
 from .access.principal import Principal
+from .api.marks import Marks
 from .api.recordings import LoadViewer, Recordings
 from .api.routes import Api
 from .http import error_body, make_app
@@ -78,9 +79,10 @@ class Gateway:
         """Make the application for what is no WebSocket."""
         api = Api(lambda: self.server, self.status, self.sight.metrics)
         recordings = Recordings(self._settings.record_to, self._load_viewer)
+        marks = Marks(lambda: self.server, recordings)
         app = make_app(
             self.readiness,
-            [*api.routes(), *recordings.routes()],
+            [*api.routes(), *marks.routes(), *recordings.routes()],
             speech=self.speech,
             handlers={Denied: answer_denied},
         )

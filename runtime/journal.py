@@ -7,8 +7,11 @@
   its own bound is given up. One that only shares a full backlog with others is not: it goes on, to
   its own bound, and waits no more until there was room again. So all logs together never hold more
   than the shared bound, or each its own and one record.
+- What a client waits for is waited for by `WRITE_WAIT_S` at most; then the log is given up as well.
 - A log that failed takes no more; nothing waits for it from then on. What the session does about it
   is the session's decision (`RecordingFailed`).
+- A mark is what somebody says of the session, and no part of it: the machine does not see it, and a
+  replay passes it by. No recording is given up for one.
 
 Without a log (`--no-record`) the numbers are the same, nothing waits and nothing is put together.
 """
@@ -18,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 
@@ -29,7 +32,7 @@ from protocol.session import Session
 from recorder.errors import LogFailed, LogFull, RecorderError
 from recorder.log import SessionLog
 from recorder.mapping import Hashes, effect_record, event_record
-from recorder.records import Fields, Record
+from recorder.records import Fields, Record, Value
 
 from .connection import Ready
 
@@ -37,8 +40,18 @@ RECORDER_STALL_S: Final = 2.0
 """How long reading pauses while the recorder is behind; then the recording of a session that is
 itself behind is given up (B6)."""
 
+WRITE_WAIT_S: Final = 10.0
+"""A disk that takes longer to write hangs, and a caller does not wait in silence for longer. The
+recording is given up, and its session does what the operator decided for one that failed."""
+
 FIN_WAIT_S: Final = 10.0
 """A disk that takes longer to sync a log hangs; the session's end is not held up for it."""
+
+MARKS_MAX: Final = 100
+"""Of a session: whoever looks on marks what is worth looking at again, and fills no disk."""
+
+MARK_WAIT_S: Final = 10.0
+"""A disk that takes longer hangs; whoever marks is told that it is not known."""
 
 _AWAITED: Final = (Send, Close)
 """What a peer sees: the log has it first."""
@@ -47,8 +60,56 @@ OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
 """Opens a session's log, given whom to tell when it fails."""
 
 
+MarkRefusal = Literal["over", "not_recorded", "too_many", "behind"]
+"""`over`: the session is, or has not begun; `behind`: the recorder is, or its disk hangs."""
+
+
+class MarkRefused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
+    """A mark is not in the log, as far as is known.
+
+    Args:
+        reason: why not.
+    """
+
+    def __init__(self, reason: MarkRefusal) -> None:
+        super().__init__(reason)
+        self.reason: Final = reason
+
+
 async def ready_now() -> None:
     """Wait for nothing: there is no log."""
+
+
+def is_hash_due(session: Session, event: Event) -> bool:
+    """Whether a state hash follows an event, after which the machine is as it is here."""
+    return isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0
+
+
+def step_records(
+    session: Session, event: Event, effects: tuple[Effect, ...], hashes: Hashes
+) -> list[tuple[str, Fields]]:
+    """Say which records follow that of an event: a state hash where one is due, and the effects.
+
+    Args:
+        session: the machine after the step.
+        event: what was stepped.
+        effects: what came of it.
+        hashes: of the session.
+
+    Returns:
+        The kind and the fields of each.
+    """
+    recorded: list[tuple[str, Fields]] = [effect_record(effect, hashes) for effect in effects]
+    if is_hash_due(session, event):
+        recorded.insert(0, ("state", {"digest": session.digest()}))
+    return recorded
+
+
+def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
+    """Say what `fin` tells of a session; None: it has not begun."""
+    if session is None:
+        return {"reason": reason}
+    return {"reason": reason, "dialect": session.dialect_name, **session.counts}
 
 
 class Journal:
@@ -63,6 +124,7 @@ class Journal:
         self._on_failure = on_failure
         self._seq = 1
         self._has_waited = False
+        self._marks = 0
         self._hashes = Hashes()
         self._log: SessionLog | None = None
         if open_log is not None:
@@ -89,20 +151,45 @@ class Journal:
         Returns:
             What a `Send` or `Close` among them has to wait for.
         """
-        is_hashed = (
-            isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0
-        )
         if self._log is None:
-            self._seq += len(effects) + is_hashed
+            self._seq += len(effects) + is_hash_due(session, event)
             return ready_now
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
-        recorded = [effect_record(effect, self._hashes) for effect in effects]
-        if is_hashed:
-            recorded.insert(0, ("state", {"digest": session.digest()}))
+        recorded = step_records(session, event, effects, self._hashes)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
-        return partial(_written, self._log, self._seq - 1)
+        return partial(self._written, self._log, self._seq - 1)
+
+    async def append_mark(self, at_ns: int, fields: Fields) -> int:
+        """Append a mark at once, between two steps, and wait until write(2) took it.
+
+        Args:
+            at_ns: the session's clock.
+            fields: what it says.
+
+        Returns:
+            Its `seq`.
+
+        Raises:
+            MarkRefused: there is no log, it takes no more marks, or the recorder is behind.
+        """
+        log, seq = self._log, self._seq
+        if log is None:
+            raise MarkRefused("not_recorded")
+        if self._marks >= MARKS_MAX:
+            raise MarkRefused("too_many")
+        if log.is_full:
+            raise MarkRefused("behind")
+        self._marks += 1
+        self._append(at_ns, [("mark", fields)], urgent=True)
+        with anyio.move_on_after(MARK_WAIT_S):
+            try:
+                await log.written(seq)
+            except LogFailed:
+                raise MarkRefused("not_recorded") from None
+            return seq
+        raise MarkRefused("behind")
 
     def _append(self, at_ns: int, recorded: Sequence[tuple[str, Fields]], *, urgent: bool) -> None:
         """Append records in one go, so that they share a block."""
@@ -135,6 +222,14 @@ class Journal:
         if scope.cancelled_caught and log.is_over_its_bound:
             self._give_up(f"the recorder was behind for {RECORDER_STALL_S} s")
 
+    async def _written(self, log: SessionLog, seq: int) -> None:
+        """Wait for write(2); a log that failed is waited for no more, its session has been told."""
+        with anyio.move_on_after(WRITE_WAIT_S) as scope, suppress(LogFailed):
+            await log.written(seq)
+        if scope.cancelled_caught:  # also where the session is over, and says goodbye
+            log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
+            self._lose()
+
     def _give_up(self, reason: str) -> None:
         if self._log is not None:
             self._log.abandon(reason)
@@ -158,9 +253,3 @@ class Journal:
             return
         with anyio.move_on_after(FIN_WAIT_S, shield=True), suppress(RecorderError):
             await log.finish(fields, at_ns=at_ns)
-
-
-async def _written(log: SessionLog, seq: int) -> None:
-    """Wait for write(2); a log that failed is waited for no more, its session has been told."""
-    with suppress(LogFailed):
-        await log.written(seq)

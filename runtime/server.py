@@ -35,6 +35,7 @@ from .calls import Calls
 from .connection import Connection
 from .driver import DecodeMedia, Driver
 from .identity import Identities, Identity
+from .journal import MarkRefused
 from .pool import PoolCounts
 from .settings import MODES, Settings
 from .telemetry.logs import bound_session
@@ -125,6 +126,22 @@ class Server:
             kv_tokens: says what a session holds in the model's cache, by its recording's id.
         """
         return tuple(driver.status(kv_tokens) for driver in self._drivers)
+
+    def owner_of(self, recording_id: str) -> str | None:
+        """Say whose key a running session came with; None where no such session runs."""
+        found = (driver for driver in self._drivers if driver.recording_id == recording_id)
+        return next((driver.owner for driver in found), None)
+
+    async def mark(self, recording_id: str, fields: Fields) -> tuple[int, int]:
+        """Write a mark into a running session's log; see `Driver.mark`.
+
+        Raises:
+            MarkRefused: there is no such session, or its log does not take the mark.
+        """
+        for driver in self._drivers:
+            if driver.recording_id == recording_id:
+                return await driver.mark(fields)
+        raise MarkRefused("over")
 
     @property
     def readiness(self) -> str:

@@ -202,8 +202,8 @@ class Settings:
     )
     durability: Durability = setting(
         "interval",
-        "When logs are synced to the device, besides at their end: never, every second, or with "
-        "every unit. A killed process loses nothing in any case; a power cut may.",
+        "When logs are synced to the device, besides at their end: never, every second, or also "
+        "with every unit. A killed process loses nothing in any case; a power cut may.",
         _RECORDING,
     )
     on_recording_failure: Literal["continue", "close"] = setting(

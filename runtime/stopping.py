@@ -1,9 +1,10 @@
 """How a server comes to its end: by one signal, a second and a third.
 
 The first SIGINT, SIGTERM or SIGHUP drains: nobody is admitted, `/ready` is 503, and who is served
-is warned and may go on for `drain_s`. Then, or at the second signal, every session gets its `session.closed`
-with `server_shutdown` and every log its `fin`; that takes `shutdown_wait_s` at most. The third
-signal cuts off what is left. While the model loads nobody is served, and the first ends all.
+is warned and may go on for `drain_s`. Then, or at the second signal, every session gets its
+`session.closed` with `server_shutdown` and every log its `fin`; that takes `shutdown_wait_s` at
+most. The third signal cuts off what is left. While the model loads nobody is served, and the first
+ends all.
 """
 
 from __future__ import annotations

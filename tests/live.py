@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,9 +49,11 @@ class LiveServer:
 
 
 @contextmanager
-def live_server(*arguments: str, model: str = "scripted") -> Iterator[LiveServer]:
-    """Start `antiphon serve` on a free port, and stop it in the end."""
-    command = (*RUN, "serve", "--port", "0", "--model", model, *arguments)
+def live_server(
+    *arguments: str, model: str = "scripted", run: Sequence[str] = RUN
+) -> Iterator[LiveServer]:
+    """Start `antiphon serve` on a free port, and stop it in the end; `run` runs `antiphon`."""
+    command = (*run, "serve", "--port", "0", "--model", model, *arguments)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with tempfile.NamedTemporaryFile("w") as errors:
         process = subprocess.Popen(

@@ -1,23 +1,37 @@
-"""A server that is killed: what a client has seen is in the log, and the log is sound."""
+"""A server that is killed: what a client has seen is in the log, and the log is sound.
+
+`tests.soak_crash` does it for longer, with many clients; a few of its kills are here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Final, get_args
 
+import attrs
 import pytest
+from click.testing import CliRunner
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from recorder.reader import LogReader, read
 from recorder.records import Record
 from recorder.verify import verify
+from recorder.writer import Durability
 from replay.logic import replay
+from runtime.cli import main
 from tests.helpers import append_frame, init_frame
 from tests.live import LiveServer, live_server
+from tests.soak_crash import Found, Plan, kill_once
+
+SEED: Final = 3
+HEARD_MAX: Final = 200
+"""Frames before a kill: a second or two of the load."""
 
 
 async def talk_until_killed(server: LiveServer, units: int, seen: list[str]) -> None:
@@ -81,3 +95,50 @@ def test_a_log_of_a_killed_server_ends_within_a_block(tmp_path: Path) -> None:
         with LogReader(path) as reader:
             kept = [item for item in reader if isinstance(item, Record)]
         assert kept == whole[: len(kept)]
+
+
+# -- under load ------------------------------------------------------------------------------------
+
+
+def test_servers_killed_under_load_have_logged_all_that_was_heard(tmp_path: Path) -> None:
+    """With many clients at once, one of them was told what no log has; or a log cannot be read.
+
+    It is so under any durability: that is for power cuts, the kernel keeps what a process wrote.
+    """
+    chance, found = Random(SEED), Found()
+    for durability in get_args(Durability):
+        plan = Plan.draw(chance, heard_max=HEARD_MAX)
+        kill_once(attrs.evolve(plan, durability=durability), tmp_path, found)
+    assert found.failures == []
+    assert found.counts["units"]
+    assert found.counts["open"]
+    for path in tmp_path.iterdir():
+        if verify(path).state == "unreadable":  # nobody had heard of this session
+            path.unlink()
+    done = CliRunner().invoke(main, ["replay", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+
+
+TELLS_FIRST: Final = """
+import itertools, threading
+import recorder.disk, runtime.journal
+
+async def written(self, log, seq):
+    pass
+
+def write(self, descriptor, data, write=recorder.disk.LocalDisk.write, calls=itertools.count()):
+    if next(calls) >= 100:
+        threading.Event().wait()
+    return write(self, descriptor, data)
+
+recorder.disk.LocalDisk.write, runtime.journal.Journal._written = write, written
+from runtime.cli import main
+main()
+"""
+
+
+def test_a_server_that_tells_before_it_writes_is_found_out(tmp_path: Path) -> None:
+    """The kills would prove nothing: a server that loses what it told would pass."""
+    plan, found = Plan.draw(Random(SEED), heard_max=HEARD_MAX), Found()
+    kill_once(plan, tmp_path, found, run=(sys.executable, "-P", "-c", TELLS_FIRST))
+    assert any("were heard" in failure for failure in found.failures)

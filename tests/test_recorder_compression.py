@@ -47,6 +47,17 @@ def test_a_mark_in_a_piece_or_across_two_is_stuffed(has_samples: bool) -> None:
         assert decompressed(list(pieces), has_samples=has_samples) == b"".join(pieces)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_kept_is_never_larger(seed: int) -> None:
+    """To compact a log of noise would make it larger: level 19 sees repeats in it."""
+    packed = pack(pcm(24_000, seed))
+    stored = memoryview(packed.stored)
+    pieces = [stored[: packed.cut], stored[packed.cut :]]
+    kept = Compressor(is_live=False).compress(list(pieces), has_samples=True)
+    assert len(kept.data) <= len(COMPRESSOR.compress(list(pieces), has_samples=True).data)
+    assert zstandard.ZstdDecompressor().decompress(kept.data) == b"".join(pieces)
+
+
 def test_samples_apart_are_smaller_than_mixed() -> None:
     """A log of speech is a twentieth larger, and costs twice the time."""
     second = pcm(24_000)

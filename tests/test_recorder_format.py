@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recorder.errors import FormatError
 from recorder.format import (
     CHAIN_START,
+    FORMAT_VERSIONS,
     HEADER_BYTES,
     MARK,
     PAYLOAD_BYTES_MAX,
@@ -36,6 +37,7 @@ HEADERS = st.builds(
     chain=st.binary(min_size=16, max_size=16),
     has_head_copy=st.booleans(),
     is_stuffed=st.booleans(),
+    version=st.sampled_from(FORMAT_VERSIONS),
 )
 SAMPLE = BlockHeader(
     first_seq=7,
@@ -76,7 +78,8 @@ def test_every_flipped_bit_of_a_header_is_seen() -> None:
 @pytest.mark.parametrize(
     ("offset", "layout", "value"),
     [
-        (12, "<B", 2),
+        (12, "<B", 0),
+        (12, "<B", 3),
         (13, "<B", 4),
         (14, "<H", 1),
         (16, "<Q", 2**63),

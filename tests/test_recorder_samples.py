@@ -16,7 +16,9 @@ import pybase64
 from recorder.compression import Compressor
 from recorder.format import HEADER_BYTES, unpack_header
 from recorder.logfile import LogFile
+from recorder.places import end_of_blocks
 from recorder.records import Fields, Record
+from recorder.scan import BytesSource
 
 PATH = Path("/logs/sample.session.zst")
 SESSION: Fields = {"config": {"temperature": 0.7}, "seed": 1, "voice": b"v" * 100}
@@ -117,9 +119,10 @@ def make_log(steps: Iterable[list[Record]], *, fin: bool = True) -> bytes:
 
 
 def block_offsets(log: bytes) -> list[int]:
-    """Where the blocks of a sound log start; its end is the last."""
+    """Where the blocks of a sound log start; the last is where they end: at its seek table."""
+    end = end_of_blocks(BytesSource(log))
     offsets = [0]
-    while offsets[-1] < len(log):
+    while offsets[-1] < end:
         header = unpack_header(log[offsets[-1] : offsets[-1] + HEADER_BYTES])
         offsets.append(offsets[-1] + HEADER_BYTES + header.compressed_len)
     return offsets

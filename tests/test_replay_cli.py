@@ -168,7 +168,7 @@ def test_full_replay(tmp_path: Path, backend: ScriptedBackend) -> None:
     assert (body["result"], body["exit_code"], body["units"]) == ("identical", 0, 13)
     assert body.keys() == SUMMARY_KEYS | {
         *("model", "environment", "fingerprint", "compared", "teacher_forced", "logits_changed"),
-        *("units", "units_changed", "changed", "turns", "turns_changed"),
+        *("units", "units_held", "units_changed", "changed", "turns", "turns_changed"),
         *("decisions", "decisions_changed", "near_ties", "divergence", "recorded", "renewed"),
     }
     assert body["recorded"].keys() == body["renewed"].keys() == REPORT_KEYS

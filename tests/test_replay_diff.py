@@ -92,7 +92,7 @@ def test_a_session_is_the_same_as_itself(path: Path) -> None:
         ({"decided_ids": [1, 2]}, "decided_ids[0]", ("decided_ids",)),
         ({"fed_ids": [9], "codec_ids": [9]}, "fed_ids[0]", ("fed_ids", "codec_ids")),
         ({"text": "other", "end_of_turn": True}, "text[0]", ("text", "end_of_turn")),
-        ({"pcm": b"1234"}, "pcm", ("pcm",)),
+        ({"pcm": b"1234"}, "pcm[0]", ("pcm",)),
         ({"end_of_turn": True}, "end_of_turn", ("end_of_turn",)),
     ],
 )

@@ -28,6 +28,7 @@ from replay.export.command import export_command
 from replay.export.moments import Note, Picture, Sound, Words
 from replay.export.timeline import Timeline
 from replay.export.writing import FORMATS
+from replay.placing import HELD_UP_S_MAX
 from runtime.backends.scripted import ScriptedBackend
 
 from .exported import (
@@ -82,7 +83,7 @@ def test_impulses_stand_where_the_log_has_them_to_the_sample(tmp_path: Path) -> 
     """Whoever measures how fast a model answers would measure our export."""
     log = write_log(tmp_path, talk_of_impulses().records)
     stereo = read_stereo(exported(log, "wav"))
-    user = [-(-1_234_567_891 * 16_000 // 10**9), -(-2_300_000_017 * 16_000 // 10**9)]
+    user = [at_ns * 16_000 // 10**9 - SECOND for at_ns in (1_234_567_891, 2_300_000_017)]
     model = [-(-1_700_000_000 * 24_000 // 10**9), -(-2_777_777_777 * 24_000 // 10**9)]
     assert peaks(stereo[:, 0]) == [3 * at for at in (user[0], user[0] + 7_001, user[1] + 1)]
     assert peaks(stereo[:, 1]) == [2 * at for at in (model[0], model[0] + 12_345, model[1] + 8_999)]
@@ -207,7 +208,11 @@ def test_any_session_is_told_in_order_and_whole(scene: Scene) -> None:
         last_ns = moment.begin_ns
         if isinstance(moment, Sound):
             assert moment.begin >= ends[moment.voice]
-            assert moment.begin_ns >= moment.at_ns
+            edge_ns = moment.begin_ns if moment.voice == "model" else moment.end_ns
+            follows = moment.begin == ends[moment.voice]
+            held_up_ns = 0 if moment.voice == "model" else HELD_UP_S_MAX * 10**9
+            assert edge_ns >= moment.at_ns - held_up_ns - 10**9 // SECOND
+            assert follows or moment.voice == "model" or edge_ns <= moment.at_ns
             assert moment.end_ns <= line.duration_ns
             ends[moment.voice] = moment.end
             user_samples += (moment.end - moment.begin) * (moment.voice == "user")

@@ -166,7 +166,7 @@ def test_the_same_fork_is_the_same(log: Path) -> None:
     """Nobody could say again what a fork has shown."""
     change = Change(at=4, pcm=QUESTION, seed=3)
     first = fork(log, change, ScriptedBackend(quick))[0]
-    second = fork(log, change, ScriptedBackend(quick), on_unit=lambda _: None)[0]
+    second = fork(log, change, ScriptedBackend(quick), watch=lambda *_: None)[0]
     assert first.read_bytes() == second.read_bytes()
     other = CountedIdentities(drawn=70).draw()
     third = fork(log, change, ScriptedBackend(quick), identity=other)[0]

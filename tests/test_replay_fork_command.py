@@ -191,6 +191,7 @@ def test_a_model_is_held_to_what_it_said(model: DuplexModel, spoken: Path, tmp_p
         made["decided_ids"] for made in results(spoken, last + 1)
     ]
     assert forked.prefix.held > 0
-    report = full_replay(path, model, teacher_forced=True)
-    assert {unit.unit for unit in report.changed} <= set(range(last + 1))
-    assert report.units == len(results(path))
+    for teacher_forced in (False, True):
+        report = full_replay(path, model, teacher_forced=teacher_forced)
+        assert report.identical, report.first_divergence
+        assert (report.units, report.units_held) == (len(results(path)), last + 1)

@@ -22,7 +22,7 @@ from hypothesis import given
 
 from protocol.effects import DropUnit, Interrupt, StartUnit
 from protocol.events import UnitDone, UnitFailed
-from recorder.logfile import FIN_FIELDS
+from recorder.chain import FIN_FIELDS
 from recorder.reader import LogReader, read
 from recorder.records import Record
 from recorder.verify import verify

@@ -566,11 +566,26 @@ def test_another_course_is_noticed() -> None:
         list(run.records(records))
 
 
-def test_marks_of_people_are_left_out(tmp_path: Path) -> None:
-    """What somebody wrote about a session would stay in it."""
+def test_what_people_said_of_a_session_goes_with_its_words(tmp_path: Path) -> None:
+    """What somebody wrote about a session would stay in it, or the place that they meant go too."""
     log = write_events(tmp_path, play([init_frame()]))
     records = list(read(log))
-    mark = Record(kind="mark", seq=len(records), at_ns=9, fields={"text": "call Anna back"})
-    run = Redaction(Policy())
-    assert "mark" not in {record.kind for record in run.records([*records[:-1], mark])}
-    assert run.left_out == 1
+    fields = {"text": "call Änna back", "by": "bert", "topic": "anna"}
+    lost = {"by": "recover", "what": "lost"}
+    marks = [
+        Record(kind="mark", seq=len(records) - 1, at_ns=9, fields=fields),
+        Record(kind="mark", seq=len(records), at_ns=9, fields=lost),
+    ]
+    for policy, kept in {
+        Policy(): {"text": "x" * 13 + "\u00e9"},
+        Policy(side="user"): {"text": "x" * 13 + "\u00e9"},
+        Policy(kinds=frozenset({"name"})): {"text": "call Änna back"},
+        Policy(kinds=frozenset({"audio"})): {"text": "call Änna back", "by": "bert"},
+        Policy(from_ns=10): {"text": "call Änna back"},
+    }.items():
+        run = Redaction(policy)
+        made = list(run.records([*records[:-1], *marks, records[-1]]))
+        found = [record for record in made if record.kind == "mark"]
+        assert [(record.at_ns, record.fields) for record in found] == [(9, kept)]
+        assert [record.seq for record in made] == [*range(1, len(made) + 1)]
+        assert run.left_out == 1

@@ -21,7 +21,7 @@ from .golden import FOLDER
 from .helpers import append_frame, close_frame, init_frame
 from .test_replay_logs import HEAD, OPENED
 
-OWN_OF_A_FILE = frozenset({"blocks", "chain"})
+OWN_OF_A_FILE = frozenset({"blocks", "chain", "compacted"})
 """What `fin` says of blocks: a server closes them more often."""
 GOLDEN = [path for path in sorted(FOLDER.glob("*.zst")) if verify(path).state == "finished"]
 

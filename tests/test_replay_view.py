@@ -36,7 +36,6 @@ from replay.view.findings import Comparison, Finding
 from replay.view.parts import Part, plain
 from replay.view.pictures import SIDE_MAX, Pictures, shrink
 from replay.view.sound import (
-    AHEAD_NS_MAX,
     PEAKS_A_SECOND,
     PIECE_S,
     VOICE_S_MAX,
@@ -86,22 +85,36 @@ def test_the_user_is_heard_where_the_sound_arrived() -> None:
     assert (piece["begin_ns"], piece["end_ns"], piece["lead_s"]) == (4 * NS_PER_S, 6 * NS_PER_S, 0)
 
 
-def test_a_stalled_network_leaves_no_gap() -> None:
-    """What came late and at once would be heard twice at a time, or not at all."""
+def test_what_came_at_once_is_heard_one_after_the_other() -> None:
+    """What a network held up would be heard twice at a time, or not at all."""
     track = Track("user")
     track.arrive(2 * NS_PER_S, second())
-    for _ in range(4):
-        heard, _ = track.arrive(6 * NS_PER_S, second())
+    parts: list[Part] = []
+    for _ in range(3):
+        heard, more = track.arrive(6 * NS_PER_S, second())
+        parts += more
     assert (heard.end_ns, track.end_ns) == (6 * NS_PER_S, 6 * NS_PER_S)
-    assert len(track.end()) == 1
+    spans = [(piece["begin_ns"], piece["end_ns"]) for piece in values(parts + track.end())]
+    assert spans == [(NS_PER_S, 2 * NS_PER_S), (3 * NS_PER_S, 6 * NS_PER_S)]
 
 
-def test_a_flood_is_heard_late_and_then_cut() -> None:
+def test_jitter_moves_no_sound_and_begins_no_piece() -> None:
+    """A page of ten minutes would be cut into hundreds of pieces, or run ahead of the log."""
+    track = Track("user")
+    track.arrive(NS_PER_S, second())
+    heard, parts = track.arrive(2 * NS_PER_S + 30_000_000, second())
+    assert (heard.begin_ns, parts) == (NS_PER_S + 30_000_000, [])
+    (piece,) = values(track.end())
+    assert (piece["begin_ns"], piece["end_ns"]) == (0, 2 * NS_PER_S + 30_000_000)
+
+
+def test_a_flood_is_heard_up_to_the_bound() -> None:
     """A client that sends hours of sound at once would make a page of hours."""
     track = Track("user")
-    for _ in range(600):
-        track.arrive(NS_PER_S, second(seconds=10))
-    assert track.end_ns <= NS_PER_S + AHEAD_NS_MAX + 10 * NS_PER_S
+    for _ in range(VOICE_S_MAX // 10 + 6):
+        track.arrive(10 * NS_PER_S, second(seconds=10))
+    assert track.end_ns == VOICE_S_MAX * NS_PER_S
+    assert track.left_out_s == 60
     track.end()
 
 

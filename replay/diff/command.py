@@ -6,10 +6,7 @@ read is one line on stderr.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +14,8 @@ import click
 from cattrs import Converter
 from rich.console import Console
 
-from recorder.errors import RecorderError
-from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.scan import Damage
-
 from .. import text as shared_text
-from ..cli import LogUnusableError
-from ..outcome import reason
+from ..commands import HELP, opened_log, print_json, records_of
 from .compare import compare
 from .report import DiffReport
 from .text import diff_lines
@@ -32,11 +23,10 @@ from .text import diff_lines
 EXIT_SAME: Final = 0
 EXIT_DIFFER: Final = 1
 EXIT_UNREADABLE: Final = 2
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CONVERTER: Final = Converter()
 
 
-@click.command("diff", context_settings=_HELP)
+@click.command("diff", context_settings=HELP)
 @click.argument("log_a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("log_b", metavar="B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -65,7 +55,7 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
         exit_code = EXIT_UNREADABLE
     if as_json:
         body = {"log_a": str(log_a), "log_b": str(log_b), "exit_code": exit_code}
-        click.echo(json.dumps(body | _CONVERTER.unstructure(report), indent=2))
+        print_json(body | _CONVERTER.unstructure(report))
     else:
         shared_text.print_all(Console(), diff_lines(report))
     sys.exit(exit_code)
@@ -77,23 +67,6 @@ def read_and_compare(log_a: Path, log_b: Path) -> DiffReport:
     Raises:
         LogUnusableError: one cannot be read; the message names it.
     """
-    with _opened(log_a) as a, _opened(log_b) as b:
-        return compare(a.head.fields, _items(log_a, a), b.head.fields, _items(log_b, b))
-
-
-@contextmanager
-def _opened(log: Path) -> Iterator[LogReader]:
-    try:
-        reader = LogReader(log)
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {reason(error)}") from error
-    with reader:
-        yield reader
-
-
-def _items(log: Path, reader: LogReader) -> Iterator[Record | Damage]:
-    """Give a log's records; what goes wrong meanwhile names the log that it is of."""
-    try:
-        yield from reader
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {reason(error)}") from error
+    with opened_log(log_a) as a, opened_log(log_b) as b:
+        items_a, items_b = records_of(log_a, a), records_of(log_b, b)
+        return compare(a.head.fields, items_a, b.head.fields, items_b)

@@ -23,9 +23,9 @@ from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
 
-from ..difference import NOTHING, Difference, first_difference, show
+from ..difference import NOTHING, Difference, show
 from ..environment import model_of
-from ..outputs import compare_openings, snr_db
+from ..outputs import compare_openings, output_difference, snr_db
 from .exchanges import Exchange, Story
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
 
@@ -166,7 +166,7 @@ def _parting(a: Exchange, b: Exchange) -> Parting | None:
     if not fields:
         return None
     name = fields[0]
-    found = first_difference(getattr(a, name), getattr(b, name), name)
+    found = output_difference(getattr(a, name), getattr(b, name), name)
     assert found is not None, "values of one type that are unequal differ somewhere"
     snr = snr_db(a.pcm, b.pcm)
     return _place(a, found, fields, snr=snr, sides=(_side(a), _side(b)))

@@ -12,9 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.limits import NS_PER_S
-
 from ..difference import label, show
+from ..recordings import show_seconds
 from .report import DiffReport, Parting, SessionFacts, Side
 
 ROWS_MAX: Final = 40
@@ -76,7 +75,7 @@ def _session(name: str, facts: SessionFacts) -> str:
     latency = facts.latency
     took = "" if latency.p50_ms is None else f", took {latency.p50_ms} ms (p95 {latency.p95_ms} ms)"
     return (
-        f"{name} {label(facts.recording_id)}: {facts.span_ns / NS_PER_S:.3f} s, mode {facts.mode},"
+        f"{name} {label(facts.recording_id)}: {show_seconds(facts.span_ns)}, mode {facts.mode},"
         f" model {label(facts.model)}, {facts.exchanges} {_units(facts)}, {facts.drops} dropped,"
         f" ended: {label(facts.end_reason or 'not yet')}{took}"
     )

@@ -2,7 +2,8 @@
 
 Rules: words with sound are a caption for as long as the sound lasts, one for each unit. Words
 without sound are joined while they are one answer, and stand long enough to be read. Text is one
-line: control characters, line breaks and lone surrogates become spaces.
+line: control characters, line breaks and lone surrogates become spaces. Marks are comments in
+WebVTT; SubRip has none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import attrs
 
 from protocol.limits import NS_PER_MS, NS_PER_S
 
-from .moments import Moment, Voice, Words
+from ..placing import Voice
+from .moments import Moment, Note, Words
 from .timeline import Timeline
 
 CAPTION_NS_MIN: Final = NS_PER_S
@@ -68,11 +70,30 @@ def write_srt(timeline: Timeline, file: BinaryIO) -> None:
 
 def write_vtt(timeline: Timeline, file: BinaryIO) -> None:
     """Write WebVTT, each caption with its voice."""
+    marks: list[Note] = []
     file.write(b"WEBVTT\n")
-    for caption in captions(timeline):
+    for caption in captions(_with_marks(timeline, marks)):
+        _write_marks(marks, file)
         times = _times(caption, ".")
         text = caption.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         file.write(f"\n{times}\n<v {NAMES[caption.voice]}>{text}\n".encode())
+    _write_marks(marks, file)
+
+
+def _with_marks(moments: Iterable[Moment], marks: list[Note]) -> Iterator[Moment]:
+    """Pass moments on, and keep those that are marks."""
+    for moment in moments:
+        if isinstance(moment, Note) and moment.kind == "mark":
+            marks.append(moment)
+        yield moment
+
+
+def _write_marks(marks: list[Note], file: BinaryIO) -> None:
+    """Write marks as WebVTT's comments, and forget them."""
+    for mark in marks:
+        time, text = _clock(mark.begin_ns // NS_PER_MS, "."), plain(mark.text).replace("-->", "->")
+        file.write(f"\nNOTE {time} {text}\n".encode(errors="replace"))
+    marks.clear()
 
 
 def plain(text: str) -> str:

@@ -22,7 +22,7 @@ NEW_LINE: Final = "\r\n"
 TOLD: Final[frozenset[NoteKind]] = frozenset(
     {
         *("queued", "queue_done", "created", "paused", "resumed", "interrupted", "going_away"),
-        *("error", "closed", "force_listen", "dropped", "unheard", "close", "damage"),
+        *("error", "closed", "force_listen", "dropped", "unheard", "close", "damage", "mark"),
     }
 )
 """Notes that tell a reader something; a listen a second does not."""

@@ -7,30 +7,22 @@ fails leaves no file, and the one that was there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import click
-import orjson
-from rich.console import Console
-from rich.progress import Progress
 
-from protocol.limits import NS_PER_MS, NS_PER_S
+from protocol.limits import NS_PER_MS
 from recorder.errors import RecorderError
 from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.scan import Damage
 from recorder.store import SUFFIX
 
-from ..cli import LogUnusableError
-from ..outcome import reason
+from ..commands import HELP, LogUnusableError, print_json, reason
+from ..progress import progress, watched
+from ..recordings import show_bytes, show_seconds
 from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
 
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-
-@click.command("export", context_settings=_HELP)
+@click.command("export", context_settings=HELP)
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
 @click.option(
@@ -51,9 +43,9 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
       jsonl  the time line: an object a line for what was heard, shown, said, lost and refused
       txt    the conversation as it was said, an asciicast: asciinema play FILE (also .cast)
 
-    All of them keep the session's clock: 0 is when the client connected. What the user says begins
-    when it arrived, what the model says when it was sent, each behind what the same voice still
-    says. A log whose server was killed is exported as far as it goes.
+    All of them keep the session's clock: 0 is when the client connected. What the user says is over
+    when it arrived, what the model says begins when it was sent, each behind what the same voice
+    still says. A log whose server was killed is exported as far as it goes.
 
     \b
     Examples:
@@ -77,7 +69,8 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
     try:
         with LogReader(log) as reader:
             to_file = sys.stdout.buffer if to_stdout else target
-            made = export(reader.head.fields, _followed(reader, chosen), chosen, to_file)
+            with progress(reader.tail_bytes, f"writing {chosen}") as watch:
+                made = export(reader.head.fields, watched(reader, watch), chosen, to_file)
     except BrokenPipeError:
         raise  # whoever reads stdout has seen enough
     except (OSError, RecorderError) as error:
@@ -94,17 +87,6 @@ def _where(error: OSError | RecorderError, log: Path, target: Path) -> Path:
     return log if is_log else target
 
 
-def _followed(reader: LogReader, to: Format) -> Iterator[Record | Damage]:
-    """Show how far the log is read, on a terminal."""
-    console = Console(stderr=True)
-    size = reader.tail_bytes
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"writing {to}", total=size)
-        for item in reader:
-            progress.update(task, completed=size - reader.tail_bytes)
-            yield item
-
-
 def _tell(log: Path, target: Path, made: Exported, *, as_json: bool) -> None:
     if as_json:
         body = {
@@ -116,8 +98,8 @@ def _tell(log: Path, target: Path, made: Exported, *, as_json: bool) -> None:
             "finished": made.finished,
             "damage_count": made.damage_count,
         }
-        click.echo(orjson.dumps(body))
+        print_json(body)
         return
     open_end = "" if made.finished else ", no fin: still open, or its server was killed"
-    seconds, megabytes = made.duration_ns / NS_PER_S, target.stat().st_size / 1e6
-    click.echo(f"{target}  {seconds:.3f} s, {megabytes:.1f} MB{open_end}")
+    seconds, size = show_seconds(made.duration_ns), show_bytes(target.stat().st_size)
+    click.echo(f"{target}  {seconds}, {size}{open_end}")

@@ -1,6 +1,6 @@
 """Moments that wait until nothing can change them, and come out in the order of their time.
 
-- Each voice is a line: a sound begins when it came, or behind what the voice still says.
+- Each voice is a line, on which its sounds are placed one behind the other (`replay.placing`).
 - What the model says can be cut short while it plays, so it is held until it has been heard.
 - Whatever comes out begins no earlier than what came out before.
 
@@ -19,7 +19,8 @@ import attrs
 
 from protocol.model import SAMPLE_BYTES
 
-from .moments import Moment, Note, Sound, Voice, Words, sample_at, time_of
+from ..placing import VOICES, Line, Voice, sample_at, time_of
+from .moments import Moment, Note, Sound, Words
 
 HELD_BYTES_MAX: Final = 8 << 20
 """Of PCM in memory: half a minute of both voices; beyond it a temporary file takes them."""
@@ -48,22 +49,35 @@ class Holding:
         self._count = 0
         self._pcm: SpooledTemporaryFile[bytes] | None = None
         self._pcm_bytes = 0
-        self._ends: dict[Voice, int] = {"user": 0, "model": 0}
+        self._lines: Final = {voice: Line(voice) for voice in VOICES}
 
     def close(self) -> None:
         """Let go of the file."""
         if self._pcm is not None:
             self._pcm.close()
 
-    def sound(self, voice: Voice, at_ns: int, pcm: bytes) -> Sound:
+    def settled_ns(self, voice: Voice, now_ns: int) -> int:
+        """See `Line.settled_ns`."""
+        return self._lines[voice].settled_ns(now_ns)
+
+    def sound(self, voice: Voice, at_ns: int, pcm: bytes, *, is_captured: bool = False) -> Sound:
         """Place a sound behind what its voice still says, and hold it.
+
+        Args:
+            voice: whose.
+            at_ns: when it came.
+            pcm: it.
+            is_captured: see `Line.place`.
 
         Returns:
             The sound, so that its words can be placed with it.
         """
-        begin = max(sample_at(voice, at_ns), self._ends[voice])
+        samples = len(pcm) // SAMPLE_BYTES
+        line = self._lines[voice]
+        begin = line.place(at_ns, samples, is_captured=is_captured)
+        if line.moved:
+            self._move(voice, line.begin + line.moved, line.moved)
         sound = Sound(voice=voice, at_ns=at_ns, begin=begin, pcm=pcm)
-        self._ends[voice] = sound.end
         held = self.add(attrs.evolve(sound, pcm=b""), sound.begin_ns, sound.end_ns)
         held.place, held.length = self._pcm_bytes, len(pcm)
         if self._pcm is None:
@@ -82,6 +96,15 @@ class Holding:
         insort(self._held, held)
         return held
 
+    def _move(self, voice: Voice, begin: int, samples: int) -> None:
+        """Move what a voice says from a sample on back by so many."""
+        for one in self._held:
+            moment = one.moment
+            if isinstance(moment, Sound) and moment.voice == voice and moment.begin >= begin:
+                one.moment = attrs.evolve(moment, begin=moment.begin - samples)
+                one.begin_ns = one.until_ns = one.moment.begin_ns
+        self._held.sort()
+
     def cut(self, at_ns: int) -> None:
         """Let the model say no more of what it was still to say; words of that become a note."""
         held, self._held = self._held, []
@@ -95,7 +118,7 @@ class Holding:
                 self._held.append(one)
             elif isinstance(one.moment, Words):
                 unheard += one.moment.text
-        self._ends["model"] = min(self._ends["model"], sample_at("model", at_ns))
+        self._lines["model"].cut(at_ns)
         if unheard:
             self.add(Note(begin_ns=at_ns, kind="unheard", text=unheard), at_ns)
 

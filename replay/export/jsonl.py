@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 from protocol.limits import NS_PER_MS
 
 from ..environment import model_of
-from .moments import RATE_HZ, Moment, Note, Picture, Sound, Words
+from ..placing import RATE_HZ
+from .moments import Moment, Note, Picture, Sound, Words
 from .timeline import Timeline
 
 

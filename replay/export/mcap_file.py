@@ -31,9 +31,10 @@ from mcap.writer import Writer
 from protocol.limits import NS_PER_MS, NS_PER_S
 from protocol.model import SAMPLE_BYTES
 
+from ..placing import RATE_HZ
 from .captions import plain
 from .mixer import to_pcm16
-from .moments import RATE_HZ, Moment, Note, NoteKind, Picture, Sound, Words
+from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 from .timeline import Timeline
 
 _TIME: Final[Mapping[str, object]] = {

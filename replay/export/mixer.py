@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from protocol.limits import NS_PER_S
 from protocol.model import SAMPLE_BYTES
 
-from .moments import RATE_HZ, VOICES, Sound, Voice, sample_at
+from ..placing import RATE_HZ, VOICES, Voice, sample_at
+from .moments import Sound
 
 STEREO_HZ: Final = 48_000
 CHANNELS: Final = 2

@@ -1,36 +1,18 @@
 """What happens on the time line of a session: plain values, the same for every format.
 
-Times are nanoseconds of the session's clock, 0 at its start. Sound is placed on the grid of its own
-rate: sample `n` of a voice is heard `n / rate` after the start, and a sound that came at `at_ns` is
-never before it. PCM is float32 LE, mono.
+Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the grid of its own rate
+(`replay.placing`). PCM is float32 LE, mono.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final, Literal
+from typing import Literal
 
 import attrs
 
-from protocol.limits import NS_PER_S
-from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.model import SAMPLE_BYTES
 
-Voice = Literal["user", "model"]
-VOICES: Final[tuple[Voice, ...]] = ("user", "model")
-RATE_HZ: Final[Mapping[Voice, int]] = MappingProxyType(
-    {"user": INPUT_RATE_HZ, "model": OUTPUT_RATE_HZ}
-)
-
-
-def sample_at(voice: Voice, at_ns: int) -> int:
-    """Name the first sample of a voice that is not before a time."""
-    return -(-at_ns * RATE_HZ[voice] // NS_PER_S)
-
-
-def time_of(voice: Voice, sample: int) -> int:
-    """Say when a sample is heard; never before what `sample_at` made it of."""
-    return sample * NS_PER_S // RATE_HZ[voice]
+from ..placing import Voice, time_of
 
 
 @attrs.frozen(kw_only=True)
@@ -113,12 +95,13 @@ NoteKind = Literal[
     "unheard",
     "close",
     "damage",
+    "mark",
 ]
 """Those up to `closed` are what the server said; see `protocol.messages`.
 
 `force_listen`: the user cuts the model short; `dropped`: a second of input was lost to newer input;
 `unheard`: words that were sent and, cut short, not heard; `close`: the WebSocket was closed;
-`damage`: some of the log is lost here.
+`damage`: some of the log is lost here; `mark`: what somebody said of the session while it ran.
 """
 
 

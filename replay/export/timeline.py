@@ -1,10 +1,9 @@
 """The time line of a recorded session: what is heard, shown and said, and when.
 
-- **User sound** begins when its message arrived, or behind what arrived before it and is not over:
-  a client that sends a second of sound each second is heard without gaps, and one that sends faster
-  than it speaks is heard later than it sent. A second that the server dropped is heard like any
-  other. The sound and pictures of a chat's question stand where the question arrived; of the
-  conversation that comes with it, only the last message is new.
+- **User sound** ends when its message arrived, for it was heard before, or follows what arrived
+  before it (`replay.placing`). A second that the server dropped is heard like any other. The sound
+  and pictures of a chat's question stand where the question arrived; of the conversation that comes
+  with it, only the last message is new.
 - **Model sound** begins when its frame was sent, or behind what still plays, as a client would play
   it. A listen amid a turn cuts short what plays, as the protocol asks of clients, and so does
   `interrupted`; what is left when a turn has ended plays to its end.
@@ -54,10 +53,11 @@ from recorder.records import Fields, Record
 from recorder.scan import Damage
 
 from ..logic import Replayer
-from ..wire import Wire
+from ..placing import SETTLED_NS, Voice
+from ..wire import Wire, requests_taken, was_taken
 from ..words import Step
 from .holding import Holding
-from .moments import Moment, Note, NoteKind, Picture, Voice, Words
+from .moments import Moment, Note, NoteKind, Picture, Words
 
 HOLD_NS: Final = NS_PER_S
 """Words of an answer wait so long for their sound: a voice is made a second at a time."""
@@ -125,12 +125,14 @@ class Timeline:
         """Nothing that comes begins before it: what is still to be placed came later."""
         waiting = [words.at_ns for words in self._texts[:1]]
         asked = [] if self._asked_ns is None else [self._asked_ns]
-        return min([self._now_ns, *waiting, *asked])
+        settled_ns = self._holding.settled_ns("user", self._now_ns)
+        heard_ns = max(settled_ns, self._now_ns - SETTLED_NS)
+        return min([self._now_ns, heard_ns, *waiting, *asked])
 
     # -- records --------------------------------------------------------------------------------
 
     def _take(self, item: Record | Damage) -> None:
-        before = self._taken
+        before = requests_taken(self._replayer.session)
         step = self._replayer.feed(item)
         if isinstance(item, Damage):
             self._asked_ns = None
@@ -144,11 +146,14 @@ class Timeline:
         if item.kind == "tx":
             self._take_sent(item.fields.get("frame"))
         elif item.kind == "rx":
-            self._take_received(item.fields.get("frame"), self._is_taken(step, before))
+            is_taken = was_taken(step, before, self._replayer.session)
+            self._take_received(item.fields.get("frame"), is_taken)
         elif item.kind == "event" and item.fields.get("type") == "ConnectionOpened":
             self._open(item)
         elif item.kind == "effect":
             self._take_effect(item.fields)
+        elif item.kind == "mark" and isinstance(text := item.fields.get("text"), str):
+            self._note("mark", text)
         elif item.kind == "fin":
             self.finished = True
         if step is not None:
@@ -162,20 +167,6 @@ class Timeline:
         if isinstance(event, ev.ConnectionOpened):
             self._wire = Wire(event)
 
-    @property
-    def _taken(self) -> int:
-        """How many requests with something to hear or see the session took."""
-        session = self._replayer.session
-        counts = {} if session is None else session.counts
-        return counts.get("appends", 0) + counts.get("turns", 0)
-
-    def _is_taken(self, step: Step | None, before: int) -> bool:
-        """Whether the session took a request; `video_frame` is known by its decoding."""
-        if step is None:
-            return True
-        decodes = any(isinstance(effect, ef.DecodeMedia) for effect in step.effects)
-        return decodes or self._taken > before
-
     # -- what the user says ---------------------------------------------------------------------
 
     def _take_received(self, frame: object, is_taken: bool) -> None:
@@ -188,7 +179,7 @@ class Timeline:
                     self._note("force_listen")
                 for jpeg in request.frames:
                     self._show(jpeg)
-                self._hear(request.pcm, self._now_ns)
+                self._hear(request.pcm, self._now_ns, is_captured=True)
             case See() if is_taken and request.jpeg:
                 self._show(request.jpeg)
             case Ask() if is_taken:
@@ -215,8 +206,8 @@ class Timeline:
                         self._hear(content.pcm, self._asked_ns)
                 self._asked_ns = None
 
-    def _hear(self, pcm: bytes, at_ns: int) -> None:
-        sound = self._holding.sound("user", at_ns, pcm)
+    def _hear(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> None:
+        sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
 
     def _show(self, jpeg: bytes, at_ns: int | None = None) -> None:

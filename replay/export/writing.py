@@ -5,19 +5,18 @@ The file is written beside its name and renamed when it is whole; one that was t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import MappingProxyType
-from typing import BinaryIO, Final, Literal, cast, get_args
+from typing import BinaryIO, Final, Literal, get_args
 
 import attrs
 
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
+from ..files import new_file
 from .timeline import Timeline
 
 Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt"]
@@ -28,8 +27,6 @@ SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
 """What a file's name says of its format."""
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
 """What is written from its start to its end, and may go to stdout."""
-FILE_MODE: Final = 0o666
-"""What a new file may be used for, less what the user's mask forbids."""
 
 Write = Callable[[Timeline, BinaryIO], None]
 
@@ -83,21 +80,8 @@ def _opened(output: Path | BinaryIO) -> Iterator[BinaryIO]:
     if not isinstance(output, Path):
         yield output
         return
-    with NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.", delete=False) as file:
-        try:
-            yield cast("BinaryIO", file)
-            file.flush()
-            os.fchmod(file.fileno(), FILE_MODE & ~_mask())
-            os.replace(file.name, output)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _mask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with new_file(output, replaces=True) as part, part.open("w+b") as file:
+        yield file
 
 
 def _writer(to: Format) -> Write:

@@ -28,6 +28,7 @@ from runtime.backends.base import Backend, BackendError, BackendGone, BackendSes
 from runtime.backends.forcing import Forced, Forces
 
 from ..difference import Difference
+from ..held import hold
 from ..outputs import compare_finalized, compare_openings, compare_units
 from .timeline import Answer
 from .values import CannotForkError, Prefix
@@ -174,8 +175,7 @@ class Calls:
             text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
             raise CannotForkError(f"{text}; fork at unit 0") from error
         self._judge_unit(recorded.result, forced.result, held_back=bool(forced.choices))
-        # What was said stays said; how full the model's memory is depends on its prompt.
-        return attrs.evolve(recorded.result, kv_length=forced.result.kv_length)
+        return hold(recorded.result, forced.result)
 
     def _judge_unit(self, recorded: UnitResult, made: UnitResult, *, held_back: bool) -> None:
         prefix, found = self.prefix, compare_units(recorded, made)

@@ -6,9 +6,7 @@ stderr, where that is a terminal.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,22 +23,20 @@ from runtime.identity import SystemIdentities
 from runtime.models import load_backend
 
 from .. import text as shared_text
-from ..cli import LogUnusableError, NotComparableError
+from ..commands import HELP, LogUnusableError, NotComparableError, complaint, print_json
 from ..diff.command import read_and_compare
 from ..diff.report import DiffReport
 from ..diff.text import diff_lines
 from ..difference import label
-from ..outcome import reason
+from ..progress import count
 from .client import SETTING_NAMES, read_setting
 from .make import make_fork
-from .run import Watch
 from .values import Change, Forked, ForkError, ForkRefusedError
 
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CONVERTER: Final = Converter()
 
 
-@click.command("fork", context_settings=_HELP)
+@click.command("fork", context_settings=HELP)
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
@@ -114,54 +110,25 @@ def fork_command(
             settings=dict(map(read_setting, settings)),
             model=model,
         )
-        with _progress(at, quiet=as_json) as (on_units, on_unit):
+        with count("fork", quiet=as_json) as watch:
             make = partial(make_fork, log, change, out or log.parent, load=_load, anyway=anyway)
             identity = SystemIdentities().draw()
-            watched = partial(make, identity=identity, on_units=on_units, on_unit=on_unit)
-            path, forked = anyio.run(watched)
+            path, forked = anyio.run(partial(make, identity=identity, watch=watch))
     except (ForkRefusedError, AudioFileError) as error:
         raise LogUnusableError(str(error)) from error
     except ForkError as error:
         raise NotComparableError(str(error)) from error
     except (OSError, RecorderError) as error:
-        named = error.filename if isinstance(error, OSError) else None
-        raise LogUnusableError(f"{named or log}: {reason(error)}") from error
+        raise LogUnusableError(complaint(error, log)) from error
     report = read_and_compare(log, path)
     if as_json:
-        click.echo(json.dumps(_to_json(path, forked, report), indent=2))
+        print_json(_to_json(path, forked, report))
     else:
         shared_text.print_all(Console(), _lines(path, forked, report))
 
 
 def _load(name: str) -> Backend:
     return load_backend(name, 1)
-
-
-@contextmanager
-def _progress(at: int, *, quiet: bool) -> Iterator[tuple[Watch, Watch]]:
-    """Show how far a fork is, where somebody looks.
-
-    Yields:
-        What is told how many units there are, and what is told of each that is done.
-    """
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield (lambda _: None), (lambda _: None)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def on_units(units: int) -> None:
-            bar.update(task, total=units, description="as recorded" if at else "forking")
-
-        def on_unit(index: int) -> None:
-            done = "as recorded" if index + 1 < at else "forking"
-            bar.update(task, completed=index + 1, description=done)
-
-        yield on_units, on_unit
 
 
 def _to_json(path: Path, forked: Forked, report: DiffReport) -> Mapping[str, object]:

@@ -29,7 +29,8 @@ from runtime.server import LOG_SCHEMA
 
 from ..difference import label
 from ..environment import mismatches, model_of
-from ..remake import new_file
+from ..files import new_file
+from ..held import FORK, IS_HELD, held_units
 from .run import ForkRun, Watch
 from .timeline import Timeline, survey
 from .values import CannotForkError, Change, Forked
@@ -49,8 +50,7 @@ async def make_fork(
     identity: Identity,
     load: Load,
     anyway: bool = False,
-    on_units: Callable[[int], None] = lambda _: None,
-    on_unit: Watch = lambda _: None,
+    watch: Watch = lambda _done, _units: None,
 ) -> tuple[Path, Forked]:
     """Fork a recording.
 
@@ -62,8 +62,7 @@ async def make_fork(
         load: loads a model by name.
         anyway: fork although the environment differs, or the model does not come to where the
             recording was.
-        on_units: told how many units the recording has.
-        on_unit: told of each unit that is done.
+        watch: told how many units are done, of how many.
 
     Returns:
         The fork's log, and what came of it.
@@ -76,7 +75,7 @@ async def make_fork(
     """
     with LogReader(log) as reader:
         head, timeline = reader.head.fields, survey(reader, change.at)
-    on_units(timeline.units)
+    watch(0, timeline.units)
     name = change.model if change.model is not None else model_of(head)
     backend = _load(name, load)
     is_elsewhere = _check(head, timeline, backend.info, change, anyway=anyway)
@@ -94,7 +93,7 @@ async def make_fork(
             return logs[0]
 
         journal = Journal(open_log, on_failure=lambda: None)
-        run = ForkRun(timeline, change, backend, journal, anyway=anyway, watch=on_unit)
+        run = ForkRun(timeline, change, backend, journal, anyway=anyway, watch=watch)
         session = await run.run(connected, reader)
         if logs[0].failure is not None:
             raise logs[0].failure
@@ -193,11 +192,8 @@ def _model_fields(
     """Those that say what made it, and what was changed."""
     config = head.get("config")
     parent: Mapping[str, Value] = config if isinstance(config, Mapping) else {}
-    of_parent = parent.get("fork")
-    was_held = isinstance(of_parent, Mapping) and of_parent.get("is_held") is True
-    told: dict[str, Value] = {
-        "is_held": change.at > 0 and (change.is_of_the_opening or is_elsewhere or was_held)
-    }
+    is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
+    told: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
     told |= {"force_listen": True} if change.force_listen else {}
     told |= {"seed": change.seed} if change.seed is not None else {}
     told |= {"settings": dict(change.settings)} if change.settings else {}
@@ -208,6 +204,6 @@ def _model_fields(
         "model": name,
         "deterministic": info.deterministic,
         "durability": "none",
-        "fork": told,
+        FORK: told,
     }
     return {"config": {**parent, **own}, "fingerprint": dict(info.fingerprint)}

@@ -9,7 +9,7 @@ Rules:
   one and the same time the order of the recording holds.
 - So a fork without a change is its parent again, but for what is named after the recording.
 - Where the recording ends the fork ends: if it has not ended by then, its client leaves.
-- The log is what a server's journal writes, and names its parent.
+- The log is what a server's journal writes, and names its parent. Marks on the parent stay there.
 
 The caller owns the model and the file. It takes no time but the model's.
 """
@@ -29,7 +29,7 @@ from recorder.mapping import EVENT_KINDS, event_of
 from recorder.records import Record
 from recorder.scan import Damage
 from runtime.backends.base import Backend
-from runtime.journal import Journal
+from runtime.journal import Journal, fin_fields
 
 from .calls import Calls
 from .client import Client
@@ -40,8 +40,8 @@ Place = tuple[int, int]
 """When something happens: nanoseconds, and the recording's order for what comes together."""
 NEVER: Final[Place] = (1 << 63, LAST_SEQ)
 Items = Iterable[Record | Damage]
-Watch = Callable[[int], None]
-"""Told of each unit that is done."""
+Watch = Callable[[int, int], None]
+"""Told how many units are done, of how many."""
 
 ANSWERS: Final = (
     *(ev.BackendOpened, ev.BackendOpenFailed, ev.UnitDone, ev.UnitFailed),
@@ -114,7 +114,7 @@ class ForkRun:
         backend: the model.
         journal: of the fork's log.
         anyway: see `Calls`.
-        watch: told of each unit that is done.
+        watch: told how many units are done, of how many.
 
     Attributes:
         calls: the model's calls.
@@ -130,7 +130,7 @@ class ForkRun:
         journal: Journal,
         *,
         anyway: bool = False,
-        watch: Watch = lambda _: None,
+        watch: Watch = lambda _done, _units: None,
     ) -> None:
         self.calls: Final = Calls(backend, change.at, anyway=anyway)
         self.is_reached = False
@@ -174,8 +174,7 @@ class ForkRun:
                     await self._perform(session, each, session.step(each))
         finally:
             await self.calls.close()
-        reason = {"reason": session.end_reason, "dialect": session.dialect_name}
-        await self._journal.finish(event.at_ns, {**reason, **session.counts})
+        await self._journal.finish(event.at_ns, fin_fields(session, session.end_reason))
         return session
 
     # -- what happens next ----------------------------------------------------------------------
@@ -210,7 +209,7 @@ class ForkRun:
             interrupted=unit is not None and unit == self._interrupted,
         )
         if unit is not None:
-            self._watch(unit)
+            self._watch(unit + 1, self._timeline.units)
         return event
 
     # -- what the session asks for --------------------------------------------------------------

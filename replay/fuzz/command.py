@@ -28,6 +28,7 @@ from rich.table import Table
 from protocol.schema.wire import MODES
 from runtime.client.options import key_option
 
+from ..commands import HELP, print_json
 from .bytewise import KINDS, fuzz_bytes
 from .campaign import Budget, Campaign, play_again, save
 from .case import Case, TranscriptError, read_case
@@ -44,7 +45,6 @@ ANSWER_S: Final = 8.0
 """A model under load may take seconds for a unit; a test of a fast server can ask for less."""
 REFRESH_PER_S: Final = 2
 """Of the progress."""
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 Target = LocalTarget | RemoteTarget
 
@@ -55,7 +55,7 @@ class CouldNotRunError(click.ClickException):
     exit_code = 2
 
 
-@click.command("fuzz", context_settings=_HELP)
+@click.command("fuzz", context_settings=HELP)
 @click.option("--url", help="A server, ws://host:port; without it one in memory is fuzzed.")
 @click.option("--dialect", type=click.Choice(tuple(MODES)), help="This dialect alone.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
@@ -187,7 +187,7 @@ def _play_again(target: Target, path: Path, *, as_json: bool) -> NoReturn:
     except (OSError, TranscriptError, MarkerError, CannotFuzzError, FuzzerError) as error:
         raise CouldNotRunError(f"{path}: {error}") from error
     if as_json:
-        click.echo(json.dumps(_outcome_json(case, outcome), indent=2))
+        print_json(_outcome_json(case, outcome))
     else:
         for step in outcome.told:
             click.echo(json.dumps({step.kind: step.value}))
@@ -249,7 +249,7 @@ def _tell(
     if as_json:
         body = {**facts, **tally.to_json(), "transcripts": list(map(str, files))}
         body |= {"left": left, "memory_mb_max": round(memory_mb), "exit_code": exit_code}
-        click.echo(json.dumps(body, indent=2))
+        print_json(body)
         sys.exit(exit_code)
     console = Console()
     console.print(_line(tally) + f", {memory_mb:.0f} MB, seed {facts['seed_of_run']}")
@@ -289,7 +289,7 @@ def _fuzz_bytes(kind: str, seed: int, budget: Budget, out: Path, as_json: bool) 
     body = {"bytes": kind, "seed": seed, **found.to_json(), "versions": _versions()}
     body["exit_code"] = 1 if found.findings else 0
     if as_json:
-        click.echo(json.dumps(body, indent=2))
+        print_json(body)
     else:
         click.echo(f"{found.inputs} inputs in {found.elapsed_s:.0f} s, seed {seed}")
         for label, path in found.findings.items():

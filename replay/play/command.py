@@ -18,8 +18,7 @@ from runtime.access.gate import open_gate
 from runtime.listener import Address
 from runtime.settings import Settings
 
-from ..cli import LogUnusableError
-from ..outcome import reason
+from ..commands import HELP, LogUnusableError, complaint
 from ..wire import Wire
 from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
@@ -35,10 +34,9 @@ TEXTS: Final = {
 }
 """What people are told, by event; each frame is only told to programs."""
 DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.command("play", context_settings=_HELP)
+@click.command("play", context_settings=HELP)
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
@@ -119,7 +117,7 @@ def _check(log: Path) -> ConnectionOpened:
             for _ in steps(reader, Wire(opened)):
                 pass
     except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {reason(error)}") from error
+        raise LogUnusableError(complaint(error, log)) from error
     except ScriptError as error:
         raise LogUnusableError(f"{log}: {error}") from error
     return opened

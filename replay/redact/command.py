@@ -6,16 +6,13 @@ stderr. The log is read twice: once to see that all goes well and to count, once
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import click
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from protocol.limits import NS_PER_S
@@ -24,14 +21,13 @@ from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
 
-from ..remake import new_file, write
+from ..commands import HELP, complaint, print_json
+from ..files import new_file
+from ..progress import progress, watched
+from ..remake import write
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
-
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_RECORDS_A_STEP: Final = 64
-"""Between two steps of the bar."""
 
 
 class CannotRedactError(click.ClickException):
@@ -40,7 +36,7 @@ class CannotRedactError(click.ClickException):
     exit_code = 2
 
 
-@click.command("redact", context_settings=_HELP)
+@click.command("redact", context_settings=HELP)
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="The new log.")
 @click.option(
@@ -116,15 +112,13 @@ def redact_command(
         found = _rehearse(log, policy)
         tally = found.tally if output is None else _write(log, output, policy, found)
     except (OSError, RecorderError, RedactError) as error:
-        where = getattr(error, "filename", None) or log
-        text = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise CannotRedactError(f"{where}: {text}") from error
+        raise CannotRedactError(complaint(error, log)) from error
     _tell(log, output, policy, found, tally, as_json=as_json)
 
 
 def _rehearse(log: Path, policy: Policy) -> Redacted:
-    with LogReader(log) as reader, _watched(reader, "reading") as items:
-        return rehearse(reader.head.fields, items, policy)
+    with LogReader(log) as reader, progress(reader.tail_bytes, "reading") as watch:
+        return rehearse(reader.head.fields, watched(reader, watch), policy)
 
 
 def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
@@ -135,29 +129,13 @@ def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
         yield Record(kind="session", seq=0, at_ns=0, fields=found.head)
         yield from run.records(items)
 
-    with LogReader(log) as reader, _watched(reader, "writing") as items, new_file(output) as part:
-        write(part, records(items))
+    with (
+        LogReader(log) as reader,
+        progress(reader.tail_bytes, "writing") as watch,
+        new_file(output) as part,
+    ):
+        write(part, records(watched(reader, watch)))
     return run.tally
-
-
-@contextmanager
-def _watched(reader: LogReader, what: str) -> Iterator[Iterator[Record | Damage]]:
-    """Give a log's records, and show how far it was read."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        total = reader.tail_bytes
-        task = bar.add_task(what, total=total)
-
-        def items() -> Iterator[Record | Damage]:
-            for count, item in enumerate(reader):
-                if count % _RECORDS_A_STEP == 0:
-                    bar.update(task, completed=total - reader.tail_bytes)
-                yield item
-
-        yield items()
 
 
 def _tell(
@@ -180,7 +158,7 @@ def _tell(
             "records_left_out": found.left_out,
             "pictures_without_content": tally.headers_only,
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json(body)
         return
     table = Table(box=SIMPLE)
     for name in ("kind", "side", "pieces", "bytes"):

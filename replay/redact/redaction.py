@@ -5,7 +5,8 @@ Rules:
 - The session must take the same course: each effect that comes out is of the class, and holds the
   numbers and flags, of the one that was recorded. Where that is not so, nothing is redacted: the
   log is damaged, or another version's, or our editing is wrong.
-- Records that are neither the machine's nor the log's own (marks) are left out, and counted.
+- A mark keeps its time; its words are text, and who wrote it is a name.
+- Records that are neither the machine's nor the log's own are left out, and counted.
 
 It reads a log once a run, and holds an event and what comes of it in memory.
 """
@@ -31,6 +32,7 @@ from ..words import describe
 from .client_frames import FrameEditor
 from .event_fields import EventEditor
 from .policy import TRACES, Kind, Policy, Tally
+from .words import fill
 
 _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "jpeg": "video",
@@ -50,6 +52,8 @@ HEAD_KEPT: Final = frozenset(
 )
 """What a head may say; what else it says is left out."""
 CONFIG_KEPT: Final = frozenset({"model", "mode", "durability", "deterministic", "owner"})
+MARK_KEPT: Final = frozenset({"text", "by"})
+"""Likewise of a mark."""
 REDACTED: Final = "redacted"
 
 
@@ -97,6 +101,8 @@ class Redaction:
             elif item.kind == "fin":
                 self._see_that_nothing_is_due(item)
                 yield self._remaker.end()
+            elif item.kind == "mark" and isinstance(item.fields.get("text"), str):
+                yield self._remaker.mark(item.at_ns, self._edit_mark(item))
             elif item.kind not in _LOG_S_OWN:
                 self.left_out += 1
 
@@ -114,6 +120,19 @@ class Redaction:
             ) from error
         self._due.extend(made for made in remade.records[1:] if made.kind in EFFECT_KINDS)
         yield from remade.records
+
+    def _edit_mark(self, record: Record) -> Fields:
+        """Take out what somebody wrote, whom it may tell of, and their name."""
+        kept = _known(record.fields, MARK_KEPT, self.tally)
+        text, by = kept["text"], kept.get("by")
+        assert isinstance(text, str)
+        if self._policy.covers("text", "both", record.at_ns):
+            kept["text"] = fill(text)
+            self.tally.count("text", "both", len(text.encode(errors="replace")))
+        if by is not None and self._policy.covers("name", "user", record.at_ns):
+            del kept["by"]
+            self.tally.count("name", "user", len(str(by)))
+        return kept
 
     def _check(self, event: ev.Event) -> None:
         is_chat = isinstance(event, ev.ConnectionOpened) and event.mode == "chat"

@@ -3,7 +3,8 @@
     the events of a log -> some left out, some made simpler -> fitted to what was asked -> remade
 
 Each is a whole log that verifies and logic-replays. What cannot be one is none: `RemakeError`. A
-candidate keeps the times of its events, and has a `fin` where the log has one.
+candidate keeps the times of its events, and has a `fin` where the log has one; marks, which no
+replay sees, are left out.
 
 It reads a log as it writes another, and holds one event in memory.
 """

@@ -7,7 +7,6 @@ end, also when the search is interrupted.
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
@@ -27,7 +26,9 @@ from recorder.errors import RecorderError
 from recorder.mapping import EVENT_KINDS
 from recorder.reader import read
 
-from ..remake import RemakeError, new_file
+from ..commands import HELP, complaint, print_json
+from ..files import new_file
+from ..remake import RemakeError
 from ..words import describe
 from .candidate import Shape, shape_of
 from .shrinker import NoFailureError, Progress, Shrinker
@@ -39,7 +40,6 @@ TIMEOUT_S: Final = 60.0
 EVENTS_SHOWN: Final = 20
 """More are not read; they are in the log."""
 INTERRUPTED: Final = 128 + signal.SIGINT
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class DoesNotFailError(click.ClickException):
@@ -87,7 +87,7 @@ class Shrunk:
     elapsed_s: float
 
 
-@click.command("shrink", context_settings=_HELP)
+@click.command("shrink", context_settings=HELP)
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")
@@ -150,9 +150,7 @@ def shrink_command(
     except CannotRunError as error:
         raise CannotShrinkError(str(error)) from error
     except (OSError, RecorderError, RemakeError) as error:
-        where = getattr(error, "filename", None) or log
-        text = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise CannotShrinkError(f"{where}: {text}") from error
+        raise CannotShrinkError(complaint(error, log)) from error
     _tell(shrunk, as_json=as_json)
     sys.exit(INTERRUPTED if shrunk.was_interrupted else 0)
 
@@ -217,7 +215,7 @@ def _tell(shrunk: Shrunk, *, as_json: bool) -> None:
             "interrupted": shrunk.was_interrupted,
             "elapsed_s": round(shrunk.elapsed_s, 3),
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json(body)
         return
     why = "nothing more can be left out" if shrunk.is_minimal else "the budget is spent"
     click.echo(

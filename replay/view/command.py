@@ -6,7 +6,6 @@ never a traceback. A page that could not be finished is not left behind.
 
 from __future__ import annotations
 
-import os
 import sys
 import webbrowser
 from collections.abc import Iterator
@@ -15,22 +14,21 @@ from pathlib import Path
 from typing import IO, Final
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from recorder.errors import RecorderError
 from recorder.reader import LogReader
 from recorder.store import SUFFIX
 
-from ..cli import LogUnusableError
+from ..commands import HELP, LogUnusableError, complaint, opened_log, reason
 from ..diff.command import read_and_compare
-from ..outcome import reason
+from ..files import new_file
+from ..progress import progress
+from ..recordings import show_bytes
 from .document import page_of
 from .findings import Comparison, comparison_of
 
 PAGE_SUFFIX: Final = ".html"
 STDOUT: Final = "-"
-_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -40,7 +38,7 @@ class PageUnwritableError(click.ClickException):
     exit_code = 2
 
 
-@click.command("view", context_settings=_HELP)
+@click.command("view", context_settings=HELP)
 @click.argument("log", type=_PATH)
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
@@ -73,7 +71,7 @@ def view_command(
         raise click.UsageError("--open needs a file to open, not stdout")
     if target.resolve() in [each.resolve() for each in (log, other) if each is not None]:
         raise click.UsageError(f"--output {target} is a log: it would be overwritten")
-    with _opened(log) as reader:
+    with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
         chunks = page_of(reader, replayed=replayed, comparison=comparison)
         with _written(target, is_stdout) as file:
@@ -81,7 +79,7 @@ def view_command(
                 file.write(chunk)
     if is_stdout:
         return
-    click.echo(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+    click.echo(f"{target}: {show_bytes(target.stat().st_size)}")
     if opens and not webbrowser.open(target.resolve().as_uri()):
         click.echo("there is no browser to open it in", err=True)
 
@@ -91,43 +89,27 @@ def _compared(log: Path, other: Path) -> Comparison:
 
 
 @contextmanager
-def _opened(log: Path) -> Iterator[LogReader]:
-    try:
-        reader = LogReader(log)
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{log}: {reason(error)}") from error
-    with reader:
-        yield reader
-
-
-@contextmanager
 def _written(target: Path, is_stdout: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes the target's name once it is whole."""
-    part = target.with_name(f".{target.name}.part")
     try:
         if is_stdout:
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
             return
-        with part.open("wb") as file:
+        with new_file(target, replaces=True) as part, part.open("wb") as file:
             yield file
-        os.replace(part, target)
     except OSError as error:
         raise PageUnwritableError(f"{target}: {reason(error)}") from error
-    finally:
-        if not is_stdout:
-            part.unlink(missing_ok=True)
 
 
 def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Show how much of the log is read, where somebody looks."""
-    console = Console(stderr=True)
-    size = reader.tail_bytes
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("view", total=size)
+    left_bytes = reader.tail_bytes
+    with progress(left_bytes, "view") as watch:
         try:
             for chunk in chunks:
-                bar.update(task, completed=size - reader.tail_bytes)
+                before, left_bytes = left_bytes, reader.tail_bytes
+                watch(before - left_bytes)
                 yield chunk
         except (OSError, RecorderError) as error:
-            raise LogUnusableError(f"{log}: {reason(error)}") from error
+            raise LogUnusableError(complaint(error, log)) from error

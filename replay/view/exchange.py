@@ -6,7 +6,8 @@ Rules:
 - A model's words stand where their sound is heard, for text runs ahead of it; words without sound
   stand where they were sent.
 - A listen amid a turn stops what plays, as a client does; after the turn's end it is played out.
-- Of a question in chat, what is new is taken: each carries the whole conversation again.
+- Of a question in chat, what is new is taken: each carries the whole conversation again. Its sound
+  stands where it was asked.
 
 It knows frames and media, and nothing of units: those are `story`'s.
 """
@@ -39,9 +40,10 @@ from protocol.requests import Append, Ask, AudioPart, See, TextPart
 from protocol.requests import Part as ReceivedPart
 from recorder.records import Record, Value
 
+from ..placing import Voice
 from .parts import Json, Part, plain
 from .pictures import Pictures
-from .sound import Heard, Track, Voice
+from .sound import Heard, Track
 
 HOLD_NS: Final = NS_PER_S
 """Words wait this long for their sound: a model speaks a second at a time."""
@@ -81,6 +83,7 @@ class Exchange:
         self._last_said: dict[Voice, list[Any]] = {}
         self._amid_turn = False
         self._sounds: set[str] = set()
+        self._asked_ns = 0
 
     def receive(self, record: Record, dialect: Dialect, mode: Mode) -> list[Part]:
         """Take a frame of the client's that was accepted."""
@@ -101,6 +104,7 @@ class Exchange:
 
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
         """Take the words and the sound of a question, as far as it needs no decoding."""
+        self._asked_ns = record.at_ns
         words = [part.text for part in content if isinstance(part, TextPart)]
         heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
         self._say("user", heard, " ".join(words), record.seq)
@@ -115,7 +119,7 @@ class Exchange:
         parts: list[Part] = []
         if event.pcm and (name := digest(event.pcm)) not in self._sounds:
             self._sounds.add(name)
-            _, parts = self.user.queue(event.at_ns, event.pcm)
+            _, parts = self.user.queue(self._asked_ns, event.pcm)
         new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 

@@ -1,13 +1,12 @@
 """A voice on the session's clock: where it is heard, as compressed sound and as peaks to draw.
 
 Rules:
-- The model's sound is queued as a client plays it: when it came, or behind what still plays. The
-  user's was made before it came, so it ends where it came, or follows what was made before it.
-  A client that sends faster than people speak is heard `AHEAD_NS_MAX` late at most, and then cut.
+- Where sound stands is `replay.placing`'s to say; it is shown there and nowhere else. A gap that
+  the jitter of a network made is silence.
 - A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page decodes
   only what it plays. Each begins with a little of what was before it, `lead` samples which are
   decoded and not played, for a decoder needs that long to settle (RFC 7845, 4.6).
-- Pieces are made once their time has come, as what is queued may still be cut off.
+- The model's pieces are made once their time has come, as what is queued may still be cut off.
 - Samples are clipped to what a loudspeaker can do: a log may hold anything finite.
 
 Memory is bounded by what is queued at once, and by `VOICE_S_MAX` in all.
@@ -16,7 +15,7 @@ Memory is bounded by what is queued at once, and by `VOICE_S_MAX` in all.
 from __future__ import annotations
 
 import io
-from typing import Final, Literal
+from typing import Final
 
 import attrs
 import av
@@ -24,21 +23,15 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
-from protocol.limits import NS_PER_S, UNITS_PENDING_MAX
-from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.model import SAMPLE_BYTES
 
+from ..placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
 from .parts import Part
-
-Voice = Literal["user", "model"]
 
 PIECE_S: Final = 30
 """Decoded in some hundredths of a second, when playing comes near it."""
 LEAD_MS: Final = 80
 """What RFC 7845 asks for after a seek."""
-GAP_NS: Final = 40_000_000
-"""A shorter one is the jitter of a network, and not shown as a pause."""
-AHEAD_NS_MAX: Final = UNITS_PENDING_MAX * NS_PER_S
-"""Of what is more the server drops as much: a client that floods would else be heard for hours."""
 VOICE_S_MAX: Final = 3_600
 """Six times the longest session: beyond it, sound is counted and not kept."""
 PEAKS_A_SECOND: Final = 200
@@ -48,7 +41,6 @@ BITS_A_SECOND: Final = {"user": 24_000, "model": 32_000}
 COMPLEXITY: Final = 5
 """Of 10: two thirds of the time, and no difference that could be heard in speech."""
 
-RATES_HZ: Final[dict[Voice, int]] = {"user": INPUT_RATE_HZ, "model": OUTPUT_RATE_HZ}
 _Samples = NDArray[np.float32]
 
 
@@ -64,32 +56,28 @@ class Track:
     """One voice, fed in the order in which its sound came.
 
     Attributes:
-        end_ns: when what was queued so far will have been heard.
         left_out_s: seconds beyond `VOICE_S_MAX`.
     """
 
     def __init__(self, voice: Voice) -> None:
-        self.end_ns = 0
         self.left_out_s = 0.0
         self._voice: Final[Voice] = voice
-        self._rate_hz: Final = RATES_HZ[voice]
-        self._begin_ns = 0
-        self._free_ns = 0
+        self._rate_hz: Final = RATE_HZ[voice]
+        self._line: Final = Line(voice)
+        self._begin = 0
         self._held: list[_Samples] = []
         self._held_samples = 0
         self._lead: _Samples = np.empty(0, np.float32)
         self._kept_samples = 0
 
+    @property
+    def end_ns(self) -> int:
+        """When what was queued so far will have been heard."""
+        return time_of(self._voice, self._line.end)
+
     def arrive(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
-        """Take sound that was made before it came; see `queue`."""
-        late = self.stop(at_ns) if self.end_ns - at_ns > AHEAD_NS_MAX else []
-        span_ns = self._span_ns(len(pcm) // SAMPLE_BYTES)
-        if self._held_samples:  # what a network held up came at once: it was made in the gap before
-            early_ns = min(self.end_ns + span_ns - at_ns, self._begin_ns - self._free_ns)
-            self._begin_ns -= max(0, early_ns)
-            self.end_ns -= max(0, early_ns)
-        heard, parts = self.queue(max(0, at_ns - span_ns), pcm)
-        return heard, late + parts
+        """Take sound that was heard before it came; see `queue`."""
+        return self._take(at_ns, pcm, is_captured=True)
 
     def queue(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
         """Queue sound.
@@ -101,73 +89,76 @@ class Track:
         Returns:
             Where it is heard, and the pieces that are complete by then.
         """
-        samples = np.frombuffer(pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4")
-        if self._kept_samples + len(samples) > VOICE_S_MAX * self._rate_hz:
-            self.left_out_s += len(samples) / self._rate_hz
-            return Heard(begin_ns=at_ns, end_ns=at_ns), []
-        parts = self._complete(at_ns)
-        goes_on = self._held_samples or len(self._lead)
-        if at_ns - self.end_ns > GAP_NS or not goes_on:
-            parts += self._cut_off()
-            self._begin_ns = self.end_ns = max(at_ns, self.end_ns)
-        begin_ns = self.end_ns
-        self._hold(np.clip(np.nan_to_num(samples), -1, 1))
-        return Heard(begin_ns=begin_ns, end_ns=self.end_ns), parts
+        return self._take(at_ns, pcm, is_captured=False)
 
     def stop(self, at_ns: int) -> list[Part]:
         """Play no more of what is queued; gives the pieces that are complete with that."""
         if self.end_ns <= at_ns or not self._held_samples:
             return []
-        kept = max(0, at_ns - self._begin_ns) * self._rate_hz // NS_PER_S
+        kept = max(0, self._line.cut(at_ns) - self._begin)
         samples = np.concatenate(self._held)[:kept]
         self._kept_samples -= self._held_samples - len(samples)
         self._held, self._held_samples = [samples], len(samples)
-        self.end_ns = self._begin_ns + self._span_ns(len(samples))
         return self._cut_off()
 
     def end(self) -> list[Part]:
         """Give what is left."""
         return self._cut_off()
 
-    def _span_ns(self, samples: int) -> int:
-        return samples * NS_PER_S // self._rate_hz
+    def _take(self, at_ns: int, pcm: bytes, *, is_captured: bool) -> tuple[Heard, list[Part]]:
+        samples = np.frombuffer(pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4")
+        if self._kept_samples + len(samples) > VOICE_S_MAX * self._rate_hz:
+            self.left_out_s += len(samples) / self._rate_hz
+            return Heard(begin_ns=at_ns, end_ns=at_ns), []
+        parts = self._complete(at_ns)
+        before = self._line.end
+        begin = self._line.place(at_ns, len(samples), is_captured=is_captured)
+        gap = begin - before + self._line.moved
+        goes_on = self._held_samples or len(self._lead)
+        if gap > JITTER_MS * self._rate_hz // 1000 or not goes_on:
+            parts += self._cut_off()
+            self._begin = begin
+        else:
+            self._begin -= self._line.moved
+            self._hold(np.zeros(gap, np.float32))
+        self._hold(np.clip(np.nan_to_num(samples), -1, 1))
+        return Heard(begin_ns=time_of(self._voice, begin), end_ns=self.end_ns), parts
 
     def _hold(self, samples: _Samples) -> None:
         self._held.append(samples)
         self._held_samples += len(samples)
         self._kept_samples += len(samples)
-        self.end_ns = self._begin_ns + self._span_ns(self._held_samples)
 
     def _complete(self, now_ns: int) -> list[Part]:
-        """Give the pieces of full length that were heard by now."""
+        """Give the pieces of full length that nothing can cut off any more."""
         size, parts = PIECE_S * self._rate_hz, []
-        while self._held_samples >= size and self._begin_ns + PIECE_S * NS_PER_S <= now_ns:
+        while self._held_samples >= size and self._is_heard(self._begin + size, now_ns):
             samples = np.concatenate(self._held)
             parts.append(self._piece(samples[:size]))
             self._held, self._held_samples = [samples[size:]], len(samples) - size
-            self._begin_ns += PIECE_S * NS_PER_S
-            self._free_ns = self._begin_ns
         return parts
+
+    def _is_heard(self, sample: int, now_ns: int) -> bool:
+        return self._voice == "user" or time_of(self._voice, sample) <= now_ns
 
     def _cut_off(self) -> list[Part]:
         """End the stretch: what follows it begins anew."""
         samples = np.concatenate([self._lead[:0], *self._held])
-        size, parts = PIECE_S * self._rate_hz, []
-        for start in range(0, len(samples), size):
-            piece = samples[start : start + size]
-            parts.append(self._piece(piece))
-            self._begin_ns += self._span_ns(len(piece))
+        size = PIECE_S * self._rate_hz
+        starts = range(0, len(samples), size)
+        parts = [self._piece(samples[start : start + size]) for start in starts]
         self._held, self._held_samples = [], 0
         self._lead = self._lead[:0]
-        self._free_ns = self.end_ns
         return parts
 
     def _piece(self, samples: _Samples) -> Part:
+        """Make a piece of what is held first; what follows it begins behind it."""
         lead, self._lead = self._lead, samples[-self._rate_hz * LEAD_MS // 1000 :]
+        begin, self._begin = self._begin, self._begin + len(samples)
         value = {
             "voice": self._voice,
-            "begin_ns": self._begin_ns,
-            "end_ns": self._begin_ns + self._span_ns(len(samples)),
+            "begin_ns": time_of(self._voice, begin),
+            "end_ns": time_of(self._voice, self._begin),
             "lead_s": len(lead) / self._rate_hz,
             "opus": _base64(encode(np.concatenate([lead, samples]), self._voice)),
             "peaks": _base64(peaks(samples, self._rate_hz // PEAKS_A_SECOND)),
@@ -184,11 +175,11 @@ def encode(samples: _Samples, voice: Voice) -> bytes:
     """
     file = io.BytesIO()
     with av.open(file, "w", format="ogg", options={"fflags": "+bitexact"}) as container:
-        stream = container.add_stream("libopus", rate=RATES_HZ[voice], layout="mono")
+        stream = container.add_stream("libopus", rate=RATE_HZ[voice], layout="mono")
         stream.bit_rate = BITS_A_SECOND[voice]
         stream.codec_context.options = {"compression_level": str(COMPLEXITY)}
         frame = av.AudioFrame.from_ndarray(samples[None].astype("<f4"), format="flt", layout="mono")
-        frame.sample_rate = RATES_HZ[voice]
+        frame.sample_rate = RATE_HZ[voice]
         for packet in (*stream.encode(frame), *stream.encode(None)):
             container.mux(packet)
     return file.getvalue()

@@ -29,6 +29,7 @@ from recorder.scan import Damage
 
 from ..inspect import Inspector
 from ..inspection import to_json
+from ..wire import requests_taken, was_taken
 from .exchange import Exchange
 from .findings import Comparison, finding_of
 from .parts import ROWS_A_PART, Json, Part, plain, row_of
@@ -59,7 +60,7 @@ class Narrator(Inspector):
         self._waiting: list[Json] = []
         self._queue: list[Json] = []
         self._kv: list[Json] = []
-        self._marks: list[Json] = []
+        self._happenings: list[Json] = []
         self._error_seqs: list[int] = []
         self._drop_seqs: list[int] = []
         self._damages: list[Json] = []
@@ -67,15 +68,15 @@ class Narrator(Inspector):
 
     def tell(self, item: Record | Damage) -> list[Part]:
         """Take the next record, or damage; give what the page is told by now."""
-        before = self._counts()
-        self.feed(item)
+        before, taken = self._counts(), requests_taken(self.session)
+        step = self.feed(item)
         if isinstance(item, Damage):
             self._damages.append([item.first_seq, item.records, item.reason, plain(item.detail)])
             return []
         self._rows.append(row_of(item))
         parts = self._flush() if len(self._rows) >= ROWS_A_PART else []
         self._note_arrivals(item, before)
-        return [*parts, *self._note(item, before)]
+        return [*parts, *self._note(item, is_taken=was_taken(step, taken, self.session))]
 
     def conclude(
         self, head: Fields, *, replayed: bool = False, comparison: Comparison | None = None
@@ -89,7 +90,7 @@ class Narrator(Inspector):
         """
         parts = [*self._flush(), *self.exchange.end()]
         told = to_json(self.inspection(head))
-        divergence = self._replayer.report().divergence
+        divergence = self.replayed().divergence
         found = [] if divergence is None else [finding_of(divergence)]
         found += comparison.findings if comparison is not None else ()
         story: dict[str, Json] = {
@@ -110,7 +111,7 @@ class Narrator(Inspector):
             "waiting": self._waiting,
             "queue": self._queue,
             "kv": self._kv,
-            "marks": self._marks,
+            "marks": self._happenings,
             "damages": self._damages[:POINTS_MAX],
             "findings": [plain(attrs.asdict(finding)) for finding in found],
             "verdict": self._verdict() if replayed else None,
@@ -118,14 +119,14 @@ class Narrator(Inspector):
             if comparison is None
             else {"name": plain(comparison.name), "differences": len(comparison.findings)},
             "instructions": plain(self._instructions),
-            "context_tokens": self._opened.limits.context_tokens if self._opened else None,
+            "context_tokens": self.opened.limits.context_tokens if self.opened else None,
             "pictures_left_out": self.exchange.pictures.left_out,
             "sound_left_out_s": self.exchange.user.left_out_s + self.exchange.model.left_out_s,
         }
         return [*parts, Part("story", story)]
 
     def _verdict(self) -> str:
-        report = self._replayer.report()
+        report = self.replayed()
         if report.damage_count:
             return "damaged"
         return "diverged" if report.divergence is not None else "identical"
@@ -142,13 +143,13 @@ class Narrator(Inspector):
     # -- what only stepping tells ---------------------------------------------------------------
 
     def _counts(self) -> Mapping[str, int]:
-        session = self._replayer.session
+        session = self.session
         return {} if session is None else session.counts
 
     def _note_arrivals(self, record: Record, before: Mapping[str, int]) -> None:
         """Follow the seconds of input that wait: those that came, and those that were dropped."""
-        session = self._replayer.session
-        if session is None or self._replayer.is_stopped:
+        session = self.session
+        if session is None or self.is_parted:
             self._arrived.clear()
             return
         after = self._counts()
@@ -166,14 +167,14 @@ class Narrator(Inspector):
 
     # -- what was recorded ----------------------------------------------------------------------
 
-    def _note(self, record: Record, before: Mapping[str, int]) -> list[Part]:
-        if len(self._errors) > len(self._error_seqs):
+    def _note(self, record: Record, *, is_taken: bool) -> list[Part]:
+        if len(self.errors) > len(self._error_seqs):
             self._error_seqs.append(record.seq)
-        if len(self._drops) > len(self._drop_seqs):
+        if len(self.drops) > len(self._drop_seqs):
             self._drop_seqs.append(record.seq)
         dialect, mode = self._spoken()
         if record.kind == "rx":
-            return self.exchange.receive(record, dialect, mode) if self._took(before) else []
+            return self.exchange.receive(record, dialect, mode) if is_taken else []
         if record.kind == "tx":
             return self.exchange.send(record, dialect, mode)
         if record.kind == "mark":
@@ -185,24 +186,11 @@ class Narrator(Inspector):
         return []
 
     def _spoken(self) -> tuple[Dialect, Mode]:
-        session = self._replayer.session
+        session = self.session
         name = "" if session is None else session.dialect_name
-        opened = self._opened
+        opened = self.opened
         dialect = OPENING if name == OPENING.name else DIALECTS.get(name, REALTIME)
         return dialect, "audio" if opened is None else opened.mode
-
-    def _took(self, before: Mapping[str, int]) -> bool:
-        """Whether the session accepted the frame, as far as that can still be known."""
-        if self._replayer.is_stopped:
-            return True
-        after = self._counts()
-        names = ("appends", "turns")
-        is_counted = any(after.get(name, 0) > before.get(name, 0) for name in names)
-        return is_counted or self._mode_is_legacy()
-
-    def _mode_is_legacy(self) -> bool:
-        """Whether pictures come in frames of their own, which nothing counts (002)."""
-        return self._opened is not None and self._opened.endpoint == "duplex"
 
     def _note_events(self, record: Record) -> list[Part]:
         at_ns = record.at_ns
@@ -254,7 +242,7 @@ class Narrator(Inspector):
                 self._instructions = said if isinstance(said, str) else None
 
     def _mark(self, at_ns: int, kind: str, seq: int, fields: Fields) -> None:
-        self._point(self._marks, at_ns, kind, seq, plain(fields))
+        self._point(self._happenings, at_ns, kind, seq, plain(fields))
 
     @staticmethod
     def _point(line: list[Json], *values: Json) -> None:
@@ -262,7 +250,7 @@ class Narrator(Inspector):
             line.append([*values])
 
 
-_RESHAPED: Final = frozenset({"units", "turns", "states", "drops", "errors"})
+_RESHAPED: Final = frozenset({"units", "turns", "states", "drops", "errors", "marks"})
 _ASKED: Final = frozenset({"image", "audio", "video"})
 """Media of a conversation; the others are voices, and frames that come with their sound."""
 

@@ -71,6 +71,7 @@ RETRY_S: Final = 5
 """After which a tail or a page may be free."""
 NUMBER_MAX: Final = 10**15
 """Unix milliseconds of more than 30,000 years, and more records than a log has."""
+LIVE_PARAMETERS: Final = ("from_seq", "blobs")
 PARAMETERS: Final = ("mode", "owner", "state", "reason", "since_ms", "limit", "after")
 
 T = TypeVar("T")
@@ -154,6 +155,16 @@ class Recordings:
     async def _show(self, request: Request) -> Response:
         return json_response(attrs.asdict((await self._found(request))[0]))
 
+    async def check(self, request: Request) -> None:
+        """See that there is a recording of the name in the path, for those eyes.
+
+        Raises:
+            HTTPException: there is none (404), or it cannot be read.
+        """
+        if self._store is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
+        await self._found(request)
+
     async def _found(self, request: Request) -> tuple[Summary, Path]:
         """Find the recording that is asked for, if there is one for those eyes."""
         assert self._listing is not None
@@ -199,6 +210,7 @@ class Recordings:
             )
 
     async def _send_live(self, request: Request) -> Response:
+        check_names(request, LIVE_PARAMETERS)
         _, path = await self._found(request)
         last_seen = request.headers.get("last-event-id", "")
         follows = int(last_seen[:18]) + 1 if last_seen.isascii() and last_seen.isdigit() else 0

@@ -9,6 +9,8 @@
 | `GET /api/sessions` | the sessions that run | likewise |
 | `GET /api/sessions/{recording_id}` | one of them | likewise |
 
+Marks on sessions are `marks`', what was recorded of them is `recordings`'.
+
 Without keys all is everybody's. What a key may not see is not there for it (404), so that nobody
 finds out ids by asking. An id that a client names is looked up among those that live, nowhere else.
 

@@ -152,13 +152,17 @@ class _Tail:
                 self._reader = LogReader(self._path)
             except (Unreadable, FileNotFoundError):  # or its head is not written yet
                 return iter(())
+            if self._telling.from_seq:
+                return self._reader.at(self._telling.from_seq)
         return iter(self._reader)
 
     def _pause(self) -> bytes | None:
         """Nothing more is there: for now, or for ever."""
         if self._was_held:
             return None
-        return self._end("unreadable" if self._reader is None else "crashed")
+        if self._reader is None:
+            return self._end("unreadable")
+        return self._end("finished" if self._reader.is_finished else "crashed")
 
     def _end(self, state: State) -> bytes:
         self.is_over = True
@@ -167,9 +171,7 @@ class _Tail:
     def _tell(self, item: Record | Damage) -> bytes:
         if isinstance(item, Damage):
             return self._telling.line({"type": "damage", **attrs.asdict(item)})
-        line = b""
-        if item.seq >= self._telling.from_seq:
-            line = self._telling.line(_told(item, self._telling.with_blobs), item.seq)
+        line = self._telling.line(_told(item, self._telling.with_blobs), item.seq)
         return line + self._end("finished") if item.kind == "fin" else line
 
 

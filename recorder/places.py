@@ -1,0 +1,196 @@
+"""Where in a log something is, found without reading what comes before.
+
+Rules: the seek table says where blocks start; without one, or where it turns out not to be this
+log's, headers are hopped over, which reads 68 bytes a block. Either way each header that is looked
+at must be sound. What is found is a place to read on from: nothing that is asked for stands before
+it, and the reader skips what else does.
+
+`seq` and time are in the headers. Units are not, so a few blocks are decompressed to find one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from .decoding import parse
+from .errors import FormatError
+from .format import HEADER_BYTES, BlockHeader, split_records, unpack_header
+from .records import Record
+from .scan import Block, Source, find_mark, load_block
+from .seektable import FOOTER_BYTES, offsets_in, table_bytes_by_footer
+
+BEYOND: Final = 1 << 63
+"""No unit has such an index, and no record such a `seq`."""
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """A block.
+
+    Attributes:
+        offset: of its header in the file.
+        first_seq: of its first record.
+    """
+
+    offset: int
+    first_seq: int
+
+
+def unit_index(record: Record) -> int | None:
+    """Say which unit's result a record holds; None where it holds none."""
+    result = record.fields.get("result") if record.kind == "unit" else None
+    index = result.get("index") if isinstance(result, dict) else None
+    return index if type(index) is int and 0 <= index < BEYOND else None
+
+
+def end_of_blocks(source: Source) -> int:
+    """Say where the seek table of a log starts, or where the log ends if it has none."""
+    size = source.size()
+    footer = source.read(max(0, size - FOOTER_BYTES), FOOTER_BYTES)
+    length = table_bytes_by_footer(footer)
+    start = size - length
+    if length and start > 0 and offsets_in(source.read(start, length), start) is not None:
+        return start
+    return size
+
+
+def find_seq(source: Source, seq: int) -> Place | None:
+    """Find the block that holds a record, or the last one before it; None where there is none."""
+    return _find(source, lambda header: header.first_seq, seq)
+
+
+def seq_at_time(source: Source, at_ns: int) -> int:
+    """Find the first record of a time or later, by `seq`; after the last one where there is none.
+
+    Args:
+        source: the log.
+        at_ns: monotonic nanoseconds, as records have them.
+    """
+    # The block before the first that starts so late may still hold such records at its end.
+    place = _find(source, lambda header: header.mono_ns, at_ns - 1)
+    return 0 if place is None else _first(source, place, lambda record: record.at_ns >= at_ns)
+
+
+def seq_of_unit(source: Source, index: int) -> int | None:
+    """Find the `unit` record that holds a unit's result; that of the next one if it is lost.
+
+    Args:
+        source: the log.
+        index: of the unit.
+
+    Returns:
+        Its `seq`, None where no result of this unit or a later one stands in the log.
+    """
+    offsets = list(_hop(source))
+    units = _Units(source, offsets)
+    if units.next_from(0) == BEYOND:
+        return None
+    at = bisect_right(range(len(offsets)), index, key=units.next_from)
+    for number in range(max(0, at - 1), len(offsets)):
+        for record in _records(source, offsets[number]):
+            found = unit_index(record)
+            if found is not None and found >= index:
+                return record.seq
+    return None
+
+
+@attrs.frozen
+class _Units:
+    source: Source
+    offsets: Sequence[int]
+
+    def next_from(self, number: int) -> int:
+        """Give the first unit whose result stands in a block or after it."""
+        for later in range(number, len(self.offsets)):
+            for record in _records(self.source, self.offsets[later]):
+                index = unit_index(record)
+                if index is not None:
+                    return index
+        return BEYOND
+
+
+def _find(source: Source, key: Callable[[BlockHeader], int], wanted: int) -> Place | None:
+    """Find the last block whose key is at most what is wanted; keys rise."""
+    table = _table_of(source)
+    if table is not None:
+        try:
+            return _bisect(source, table, key, wanted)
+        except FormatError:
+            pass  # it is not that of this log, or the log is damaged there
+    return _bisect(source, array("Q", _hop(source)), key, wanted)
+
+
+def _bisect(
+    source: Source, offsets: Sequence[int], key: Callable[[BlockHeader], int], wanted: int
+) -> Place | None:
+    at = bisect_right(offsets, wanted, key=lambda offset: key(_header(source, offset)))
+    if at == 0:
+        return None
+    offset = offsets[at - 1]
+    return Place(offset=offset, first_seq=_header(source, offset).first_seq)
+
+
+def _header(source: Source, offset: int) -> BlockHeader:
+    return unpack_header(source.read(offset, HEADER_BYTES))
+
+
+def _table_of(source: Source) -> Sequence[int] | None:
+    """Read where the blocks start, if the log ends with a table that may be its own."""
+    size = source.size()
+    length = table_bytes_by_footer(source.read(max(0, size - FOOTER_BYTES), FOOTER_BYTES))
+    if not 0 < length < size:
+        return None
+    offsets = offsets_in(source.read(size - length, length), size - length)
+    return None if offsets is None else offsets[:-1]
+
+
+def _hop(source: Source) -> Iterator[int]:
+    """Yield where blocks with sound headers start, in order."""
+    at: int | None = 0
+    size = source.size()
+    while at is not None and at < size:
+        try:
+            header = _header(source, at)
+        except FormatError:
+            at = find_mark(source, at + 1)
+            continue
+        end = at + HEADER_BYTES + header.compressed_len
+        if end > size:
+            return
+        yield at
+        at = end
+
+
+def _first(source: Source, place: Place, is_wanted: Callable[[Record], bool]) -> int:
+    """Find the first record of a block that is wanted; where none is, what follows the block."""
+    next_seq = place.first_seq
+    for record in _records(source, place.offset):
+        if is_wanted(record):
+            return record.seq
+        next_seq = record.seq + 1
+    return next_seq
+
+
+def _records(source: Source, offset: int) -> Iterator[Record]:
+    try:
+        yield from records_of(load_block(source, offset))
+    except FormatError:
+        return
+
+
+def records_of(block: Block) -> Iterator[Record]:
+    """Yield the records of a block that can be parsed, without their blobs; no copy of the head."""
+    try:
+        framed = list(split_records(block.payload, block.header.n_records))
+    except FormatError:
+        return
+    for parts in framed[block.header.has_head_copy :]:
+        try:
+            yield parse(*parts).record
+        except FormatError:
+            continue

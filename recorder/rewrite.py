@@ -1,0 +1,209 @@
+"""A log written again from the records of another: as they are stored, block by block.
+
+Rules: a record is not decoded and made again, so that it stays what it was, in the version that it
+had. Blocks are copied whole where they can be, and only their place in the chain is new; else their
+records go into new ones. As in any log the session record is a block of its own and stands again in
+the second, `fin` is a block of its own, and the seek table follows it.
+
+The file is new, and its directory is not synced: whoever renames it does that. What is to be
+written is decided elsewhere: see `recorder.recover` and `recorder.compact`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import attrs
+
+from .chain import Chain
+from .compression import Compressor, Frame
+from .disk import LocalDisk
+from .errors import RecordInvalid
+from .format import FORMAT_VERSION, HEADER_BYTES, PAYLOAD_BYTES_MAX, BlockHeader, Piece
+from .records import Fields, Framed, Record, RecordEncoder
+
+_ROOM: Final = bytes(HEADER_BYTES)
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """A record to be written, as it is stored.
+
+    Attributes:
+        kind: of record.
+        seq: its number.
+        at_ns: when.
+        framed: its bytes.
+    """
+
+    kind: str
+    seq: int
+    at_ns: int
+    framed: Framed
+
+
+def entry_of(record: Record) -> Entry:
+    """Make an entry of a record that is new."""
+    framed = RecordEncoder().encode(record)
+    return Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed)
+
+
+class Rewriter:
+    """A log being written again; use it as a context manager.
+
+    Attributes:
+        next_seq: of the record that must come next.
+        at_ns: of the record that came last.
+        version: of the format, for the blocks that are not copied; at least that of those that are.
+
+    Args:
+        path: the new file.
+        compressor: for the blocks that are not copied.
+        block_bytes: a block closes at this size before compression.
+        version: of the format.
+
+    Raises:
+        OSError: the file exists, or the disk refused.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        compressor: Compressor,
+        block_bytes: int,
+        version: int = FORMAT_VERSION,
+    ) -> None:
+        self.version = version
+        self.next_seq = 0
+        self.at_ns = 0
+        self._compressor: Final = compressor
+        self._block_bytes: Final = block_bytes
+        self._disk: Final = LocalDisk()
+        self._chain: Final = Chain()
+        self._counts: Final[Counter[str]] = Counter()
+        self._head: list[Piece] = []
+        self._waiting: list[Entry] = []
+        self._waiting_bytes = 0
+        self._descriptor: Final = self._disk.create(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._disk.close(self._descriptor)
+
+    @property
+    def blocks(self) -> int:
+        """How many were written."""
+        return self._chain.blocks
+
+    @property
+    def wants_head_copy(self) -> bool:
+        """Whether the block that comes next is the second, which must have the session record."""
+        return self._chain.blocks + bool(self._waiting) == 1
+
+    def put(self, entry: Entry) -> None:
+        """Write a record, with others as a block.
+
+        Raises:
+            RecordInvalid: it cannot be stored.
+            OSError: the disk refused.
+        """
+        assert entry.seq == self.next_seq, "records come in order"
+        size = entry.framed.framed_bytes
+        if self._waiting and self._waiting_bytes + size > self._block_bytes:
+            self._flush()
+        self._waiting.append(entry)
+        self._waiting_bytes += size
+        self._note((entry.kind,), entry.seq + 1, entry.at_ns)
+        if entry.kind == "session":
+            self._head = entry.framed.pieces
+            self._flush()
+
+    def copy(
+        self, header: BlockHeader, compressed: bytes, kinds: Sequence[str], last_ns: int
+    ) -> None:
+        """Write a block as it is; it must have a copy of the head just where one is wanted.
+
+        Args:
+            header: what it says.
+            compressed: its zstd frame.
+            kinds: of its records, without a copy of the head.
+            last_ns: when its last record was.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self._flush()
+        self.version = max(self.version, header.version)
+        assert header.first_seq == self.next_seq, "records come in order"
+        assert header.has_head_copy is (self._chain.blocks == 1), "the head has its place"
+        block = bytearray(_ROOM) + compressed
+        self._write(header, Frame(block, header.uncompressed_len, header.is_stuffed))
+        self._note(kinds, header.next_seq, last_ns)
+
+    def finish(self, fields: Fields, at_ns: int) -> None:
+        """Write `fin` and the seek table, and return once all is on the device.
+
+        Args:
+            fields: of `fin`, but for those that say what is in the log.
+            at_ns: of it.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self._flush()
+        said = {**fields, **self._chain.fin_fields(self._counts)}
+        fin = Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=said)
+        self._waiting.append(entry_of(fin))
+        self._flush()
+        self._write_bytes(self._chain.table())
+        self._disk.sync(self._descriptor)
+
+    def _note(self, kinds: Sequence[str], next_seq: int, at_ns: int) -> None:
+        self._counts.update(kinds)
+        self.next_seq, self.at_ns = next_seq, at_ns
+
+    def _flush(self) -> None:
+        entries, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not entries:
+            return
+        has_copy = self._chain.blocks == 1
+        pieces = list(self._head) if has_copy else []
+        for entry in entries:
+            pieces += entry.framed.pieces
+        has_samples = any(entry.framed.has_samples for entry in entries)
+        frame = self._compressor.compress(pieces, has_samples=has_samples)
+        if frame.payload_bytes > PAYLOAD_BYTES_MAX:
+            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
+        header = BlockHeader(
+            first_seq=entries[0].seq,
+            mono_ns=entries[0].at_ns,
+            n_records=len(entries) + has_copy,
+            compressed_len=len(frame.data),
+            uncompressed_len=frame.payload_bytes,
+            payload_crc=zlib.crc32(frame.data),
+            has_head_copy=has_copy,
+            is_stuffed=frame.is_stuffed,
+            version=self.version,
+        )
+        self._write(header, frame)
+
+    def _write(self, header: BlockHeader, frame: Frame) -> None:
+        self._write_bytes(self._chain.link(header, frame))
+
+    def _write_bytes(self, data: bytes | bytearray) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._disk.write(self._descriptor, rest) :]

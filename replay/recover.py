@@ -1,0 +1,214 @@
+"""The command `antiphon recover`: sound logs of what a crash or a bad disk left of some.
+
+What was done is on stdout, as text or as one JSON object; a log of which none could be made is one
+line on stderr, and stops no other. The logs themselves are only read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Final, Literal, NoReturn
+
+import attrs
+import click
+from cattrs import Converter
+
+from recorder.disk import LocalDisk
+from recorder.errors import LogMisuse, RecorderError
+from recorder.lock import is_held
+from recorder.recover import Survey, recover, survey
+from recorder.store import SUFFIX, Store, recording_id_of
+
+from .commands import HELP, print_json, reason
+from .files import new_file, own_as
+from .folder import find_logs
+from .progress import Watch, progress, size_of
+from .recordings import show_bytes
+
+Result = Literal["recovered", "sound", "recovered before", "being written", "refused"]
+"""`sound`: it has its end, and nothing is to be done; `refused`: no log can be made of it."""
+
+ENDING: Final = "-recovered"
+"""Of the new log's recording id, where no name is given."""
+ROWS_MAX: Final = 20
+"""Logs that are named; JSON names all."""
+_CONVERTER: Final = Converter()
+
+
+class NothingToRecoverError(click.ClickException):
+    """There is no such log or folder, or no log in it."""
+
+    exit_code = 2
+
+
+@attrs.frozen(kw_only=True)
+class Done:
+    """What became of one log.
+
+    Attributes:
+        log: its path.
+        result: in a word or two.
+        output: the new log; None where none was written now.
+        records: that are good.
+        units: the last good unit's index and one.
+        records_lost: that are missing in the new log.
+        damage: how much there was of it.
+        tail_bytes: of an incomplete block at the end, left out.
+        reason: in the new log's `fin`.
+        file_bytes: of the new log.
+        error: why there is none.
+    """
+
+    log: str
+    result: Result
+    output: str | None = None
+    records: int = 0
+    units: int = 0
+    records_lost: int = 0
+    damage: int = 0
+    tail_bytes: int = 0
+    reason: str | None = None
+    file_bytes: int | None = None
+    error: str | None = None
+
+
+@click.command("recover", context_settings=HELP)
+@click.argument(
+    "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help=f"The new log, of one LOG alone  [default: beside LOG, with {ENDING} in its name].",
+)
+@click.option("--salvage", is_flag=True, help="Keep what follows lost records too, marked.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def recover_command(
+    *, logs: tuple[Path, ...], output: Path | None, salvage: bool, as_json: bool
+) -> None:
+    """Make sound logs of what a crash or a bad disk left of LOG, which stays as it is.
+
+    A killed server leaves a log without an end, and perhaps half a block: that is cut off, and an
+    end written. Where a disk lost records in the middle, the new log ends before the first of them,
+    so that it replays as far as it goes. With --salvage it goes on behind them: a mark stands for
+    each lost record, all others keep their numbers, and a replay stops at the marks unless it is
+    told to --go-on. What was done is in the new log's `fin`.
+
+    A folder stands for all logs in it: those that are sound are left alone, and so are those that
+    are being written or have been recovered before.
+
+    \b
+    Exit codes:
+      0  each log is sound, or recovered with no record missing
+      1  recovered, but records are missing
+      2  of some log none was written: it is being written, a newer version wrote it, no session
+         record is left, there is a file of that name, or there is no such log
+
+    \b
+    Examples:
+      antiphon recover recordings/rec-1.session.zst
+      antiphon recover --salvage --output whole.session.zst rec-1.session.zst
+      antiphon recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    if output is not None and (len(logs) > 1 or logs[0].is_dir()):
+        raise click.UsageError("--output is for one LOG")
+    found = find_logs(logs)
+    missing = [log for log in found if not log.is_file()]
+    if missing or not found:
+        text = f"{missing[0]}: no such log" if missing else f"{logs[0]}: no *{SUFFIX} in it"
+        raise NothingToRecoverError(text)
+    named = set(logs)
+    with progress(2 * sum(map(size_of, found)), "recover") as watch:
+        done = [_try(log, output, watch, salvage=salvage, is_named=log in named) for log in found]
+    for it in done:
+        if it.error is not None:
+            click.echo(f"{it.log}: {it.error}", err=True)
+    _finish(done, as_json=as_json)
+
+
+def _try(log: Path, output: Path | None, watch: Watch, *, salvage: bool, is_named: bool) -> Done:
+    """Recover one log; whatever is wrong with it is told."""
+    try:
+        target = _default_of(log) if output is None else output
+        if not is_named and is_held(log):
+            return Done(log=str(log), result="being written")
+        if not is_named and target.exists():
+            return Done(log=str(log), result="recovered before")
+        return _recover(log, target, watch, salvage=salvage)
+    except FileExistsError as error:
+        return Done(log=str(log), result="refused", error=f"{error.filename}: {reason(error)}")
+    except (OSError, RecorderError) as error:
+        return Done(log=str(log), result="refused", error=reason(error))
+
+
+def _default_of(log: Path) -> Path:
+    try:
+        return Store(log.parent).path(recording_id_of(log) + ENDING)
+    except LogMisuse as error:
+        raise LogMisuse("no name can be made of this one, so --output is needed") from error
+
+
+def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Done:
+    found = survey(log, salvage=salvage, watch=watch)
+    told = _told(log, found)
+    if found.is_sound:
+        return told
+    with new_file(target) as part:
+        made = recover(log, part, found, watch=watch)
+        own_as(part, log)  # it is mended as root, and a server with a user of its own serves it
+    LocalDisk().sync_directory(target.parent)
+    return attrs.evolve(
+        told,
+        result="recovered",
+        output=str(target),
+        records_lost=found.records_lost,
+        reason=str(made.reason),
+        file_bytes=made.file_bytes,
+    )
+
+
+def _told(log: Path, found: Survey) -> Done:
+    return Done(
+        log=str(log),
+        result="sound",
+        records=found.records,
+        units=found.units,
+        damage=found.damage_count,
+        tail_bytes=found.tail_bytes,
+    )
+
+
+def _finish(done: list[Done], *, as_json: bool) -> NoReturn:
+    is_short = any(it.records_lost for it in done)
+    exit_code = 2 if any(it.result == "refused" for it in done) else int(is_short)
+    if as_json:
+        body = {"exit_code": exit_code, "logs": _CONVERTER.unstructure(done)}
+        print_json(body)
+        sys.exit(exit_code)
+    for it in done[:ROWS_MAX]:
+        click.echo(f"{it.log}: {it.result}")
+        for line in _lines(it):
+            click.echo(f"  {line}")
+    if len(done) > ROWS_MAX:
+        click.echo(f"and {len(done) - ROWS_MAX} more, see --json")
+    if len(done) > 1:
+        counts = Counter(it.result for it in done)
+        click.echo(", ".join(f"{count} {result}" for result, count in counts.items()))
+    sys.exit(exit_code)
+
+
+def _lines(done: Done) -> list[str]:
+    """Tell what was made of a log that was recovered."""
+    if done.output is None:
+        return []
+    lines = [f"{done.output}: {done.records} records, {done.units} units"]
+    if done.tail_bytes:
+        lines.append(f"{done.tail_bytes} bytes of an incomplete block at the end were left out")
+    if done.records_lost:
+        lines.append(f"{done.records_lost} records are missing; damaged places: {done.damage}")
+    elif done.damage:
+        lines.append(f"damaged places, by which no record is lost: {done.damage}")
+    size = show_bytes(done.file_bytes or 0)
+    return [*lines, f"reason in its fin: {done.reason}; {size}"]

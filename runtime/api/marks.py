@@ -1,0 +1,116 @@
+"""Marks: what somebody says of a session while it runs, written into its log.
+
+`POST /api/sessions/{recording_id}/marks` takes `{"text": "..."}`, from the session's own key and
+from `admin`.
+
+The answer is 201 and says where the mark stands, once it is in the log. A mark is no part of the
+session: neither the client nor the model learns of it, and a replay passes it by. Who may not see
+the session is told what those are who name one that there is not (404); of one that is over there
+is only its recording (409).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from protocol.codec import Fields, parse_frame
+from protocol.errors import FieldError, FrameError
+from protocol.limits import NS_PER_MS
+
+from ..access.middleware import principal_of
+from ..http import json_response
+from ..journal import MARKS_MAX, MarkRefusal, MarkRefused
+from ..server import Server
+from .recordings import RETRY_S, Recordings
+
+TEXT_CHARS_MAX: Final = 1000
+"""A remark, no report."""
+BODY_BYTES_MAX: Final = 16 * 1024
+"""Text of the largest size, each character of it escaped twice, fits."""
+
+_REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyType(
+    {
+        "over": (HTTPStatus.CONFLICT, "this session is over"),
+        "not_recorded": (HTTPStatus.CONFLICT, "this session is not recorded"),
+        "too_many": (
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"this session has its {MARKS_MAX} marks already",
+        ),
+        "behind": (
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "the recorder is behind, and it is not known whether the mark will be there",
+        ),
+    }
+)
+
+
+class Marks:
+    """The route of one server's marks.
+
+    Args:
+        server: asked for each request; None while the model loads.
+        recordings: where sessions are that are over.
+    """
+
+    def __init__(self, server: Callable[[], Server | None], recordings: Recordings) -> None:
+        self._server = server
+        self._recordings = recordings
+
+    def routes(self) -> list[Route]:
+        """List the routes, for `http.make_app`."""
+        return [Route("/api/sessions/{recording_id}/marks", self._add, methods=["POST"])]
+
+    async def _add(self, request: Request) -> Response:
+        principal, recording_id = principal_of(request), request.path_params["recording_id"]
+        server = self._server()
+        owner = None if server is None else server.owner_of(recording_id)
+        if server is None or owner is None or not principal.may_see(owner):
+            await self._recordings.check(request)
+            raise _refused("over")
+        text = _text_of(await _body_of(request))
+        said = {"text": text} | ({"by": principal.name} if principal.name else {})
+        try:
+            seq, at_ns = await server.mark(recording_id, said)
+        except MarkRefused as refused:
+            raise _refused(refused.reason) from None
+        where = {"recording_id": recording_id, "seq": seq, "at_ms": round(at_ns / NS_PER_MS, 3)}
+        return json_response(where, HTTPStatus.CREATED)
+
+
+def _refused(reason: MarkRefusal) -> HTTPException:
+    status, text = _REFUSALS[reason]
+    return HTTPException(status, text, {"Retry-After": str(RETRY_S)} if reason == "behind" else {})
+
+
+async def _body_of(request: Request) -> bytes:
+    """Read the body, as far as it may go."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            text = f"the body has more than {BODY_BYTES_MAX} bytes"
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+    return body
+
+
+def _text_of(body: bytes) -> str:
+    """Read what is to be written."""
+    try:
+        fields = Fields(parse_frame(body.decode()))
+        text = fields.required("text", lambda value: value.text(TEXT_CHARS_MAX, 1))
+        fields.refuse_unknown()
+    except UnicodeDecodeError:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "$: this is not utf-8") from None
+    except FrameError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"$: {error.reason}") from None
+    except FieldError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, error.message) from None
+    return text
