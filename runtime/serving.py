@@ -9,7 +9,6 @@ Nurseries: `run` owns the listener and the model calls; a connection's tasks liv
 
 from __future__ import annotations
 
-import gc
 import logging
 import resource
 import signal
@@ -32,6 +31,7 @@ from .gateway import Gateway
 from .identity import SystemIdentities
 from .listener import Address
 from .media.decoder import MediaDecoder
+from .memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from .models import load_backend
 from .server import Server
 from .settings import Settings
@@ -91,6 +91,7 @@ async def run(
     try:
         gateway = _gateway(settings, counters, recorder, load_viewer)
         _allow_open_files(settings)
+        keep_what_is_freed()
         listeners = await _bind(settings)
         async with anyio.create_task_group() as tasks:
             serve_port = _port(settings, gateway, certificate, counters)
@@ -118,7 +119,7 @@ async def run(
             tasks.start_soon(gateway.server.replace_workers)
             on_ready()
     finally:
-        gc.unfreeze()
+        find_what_was_spared()
         await _close(recorder, gateway)
         if failure is not None:
             raise failure
@@ -173,15 +174,6 @@ async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
                 await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
 
 
-def _spare_what_stays() -> None:
-    """Take what was loaded out of the garbage collector's sight until the server ends.
-
-    With a model that is some 400000 objects, and looking at them holds all sessions up for 0.2 s.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def _allow_open_files(settings: Settings) -> None:
     """See that as many connections as are allowed can be open, beside logs and what else is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -226,7 +218,7 @@ async def _load_workers(settings: Settings, load: Load) -> Workers:
             loaded.append(await load_it())
         except (OSError, ValueError, RuntimeError, BackendError) as error:
             raise CannotServeError(f"cannot load the model {name}: {error}") from error
-    _spare_what_stays()
+    spare_what_stays()
     wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
     try:
         return Workers(loaded, load=partial(_reload, loaders), replace_wait_s=wait_s)
@@ -247,5 +239,5 @@ async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
 
 
 async def _reload(loaders: Sequence[Callable[[], Awaitable[Backend]]], place: int) -> Backend:
-    gc.unfreeze()  # The model that is replaced must be found, once nobody holds it any more.
+    find_what_was_spared()
     return await loaders[place]()
