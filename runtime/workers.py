@@ -34,7 +34,7 @@ from anyio.abc import TaskGroup
 
 from protocol.errors import LocalProtocolError
 
-from .backends.base import Backend, BackendInfo, Closes, Remote
+from .backends.base import Backend, BackendGone, BackendInfo, Closes, Remote
 from .pool import Lease, Pool
 
 REPLACE_SPARE_S: Final = 10.0
@@ -183,6 +183,17 @@ class Workers:
             replaced=self._replaced,
             failures=self._failures,
         )
+
+    @property
+    def any_backend(self) -> Backend:
+        """One of the backends, for what all of them agree on.
+
+        Raises:
+            BackendGone: none is there at the moment.
+        """
+        for backend in self._backends.values():
+            return backend
+        raise BackendGone("no worker is there")
 
     def backend_of(self, lease: Lease) -> Backend:
         """The backend that a lease is for; the lease is out."""

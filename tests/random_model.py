@@ -51,6 +51,7 @@ CONFIG: Config = {
     "tie_word_embeddings": False,
     "drop_vision_last_layer": False,
     "query_num": 64,
+    "transcribes": True,
     "slice_config": {"scale_resolution": 112},
     "audio_config": {
         "d_model": 128,

@@ -40,7 +40,7 @@ def test_a_folder_is_a_model(checkpoint: Path) -> None:
     assert (info.name, info.slots, info.modes) == (
         "random",
         3,
-        ("audio", "video", "chat"),
+        ("audio", "video", "chat", "transcription"),
     )
     assert info.deterministic
     assert (info.fingerprint["device"], info.fingerprint["dtype"]) == ("cpu", "float32")

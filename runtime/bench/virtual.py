@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from protocol.model import Finalized, UnitResult
 
-from ..engine.backend import BATCH_MAX, SteppedModel, SteppedSession
+from ..engine.backend import BATCH_MAX
 from ..engine.scheduler import BACKGROUND, Scheduler, Task
+from ..engine.stepped import SteppedModel, SteppedSession
 from .engine import BEHIND_S, DUE_S, Answer, Arrival, EngineRun, Load, Mode, sum_up_run
 from .material import MS
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import wait
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, TypeVar
 
 import anyio
 import attrs
@@ -37,10 +37,22 @@ from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..backends.base import BackendError, BackendInfo
 from ..backends.forcing import Forced, ForcedResult
+from ..backends.streams import Anchoring
 from .engine import Engine
 from .scheduler import BACKGROUND
+from .stepped import (
+    SteppedChats,
+    SteppedForces,
+    SteppedModel,
+    SteppedSession,
+    SteppedStreams,
+    SteppedTranscribes,
+    SteppedTurn,
+)
+from .streams import EngineAnchor, EngineTranscript
 
 Result = TypeVar("Result")
+Piece = TypeVar("Piece")
 
 DUE_NS: Final = 1_000_000_000
 """A unit is due when the next second of sound has come."""
@@ -52,123 +64,8 @@ THREADS_A_SLOT: Final = 2
 _log = logging.getLogger(__name__)
 
 
-class SteppedSession(Protocol):
-    """One session's state, whose calls are generators of requests."""
-
-    @property
-    def opened(self) -> Opened:
-        """What opening gave."""
-        ...
-
-    def open(self) -> Generator[Any, Any, Opened]:
-        """Prefill the prompt; where that fails, the slot is as empty as before."""
-        ...
-
-    def look(self, unit: Unit) -> Any:
-        """Prepare a unit's pictures; called from any thread, changes nothing."""
-        ...
-
-    def unit(self, unit: Unit, pictures: Any, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
-        """Prefill and generate one unit."""
-        ...
-
-    def interrupt(self, index: int) -> None:
-        """Cut unit `index`; called from any thread, also before the unit has begun."""
-        ...
-
-    def finalize(self, index: int, *, interrupted: bool) -> Generator[Any, Any, Finalized]:
-        """Feed the terminator and `</unit>`, then slide the window."""
-        ...
-
-    def rollback(self, index: int) -> None:
-        """Restore the state from before unit `index`."""
-        ...
-
-    def release(self) -> None:
-        """Give back everything the session holds."""
-        ...
-
-
-@runtime_checkable
-class SteppedForces(Protocol):
-    """A stepped session whose units can be forced."""
-
-    def look(self, unit: Unit) -> Any:
-        """See `SteppedSession.look`."""
-        ...
-
-    def forced_unit(
-        self, unit: Unit, pictures: Any, cut: Cut | None, forced: Forced
-    ) -> Generator[Any, Any, ForcedResult]:
-        """Prefill and generate one unit as it was recorded."""
-        ...
-
-
-class SteppedModel(Protocol):
-    """A model whose sessions are generators of requests, and that answers requests in batches."""
-
-    @property
-    def info(self) -> BackendInfo:
-        """What it is; constant while it runs."""
-        ...
-
-    def compute(self, works: Any) -> list[Any]:
-        """Answer requests of one bucket, in their order."""
-        ...
-
-    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
-        """A session in an empty slot."""
-        ...
-
-
-class SteppedTurn(Protocol):
-    """One turn of chat, whose calls are generators of requests."""
-
-    def measure(self) -> int:
-        """Lay the conversation out; gives how many pictures it has. Called from any thread."""
-        ...
-
-    def look(self, place: int) -> Any:
-        """Prepare a picture, unless the turn is cut; called from any thread, changes nothing."""
-        ...
-
-    def see(self, place: int, slices: Any) -> Generator[Any, Any, None]:
-        """Take in what `look` made."""
-        ...
-
-    def prefill(self) -> Generator[Any, Any, Prefill]:
-        """Feed the conversation, once all pictures were seen."""
-        ...
-
-    def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None
-    ) -> Generator[Any, Any, TurnResult]:
-        """Answer; `emit` is told each piece, in the thread that drives the generator."""
-        ...
-
-    def interrupt(self) -> None:
-        """Cut the turn; called from any thread, also before it has begun.
-
-        What of the prefill is still to come raises `BackendError`, at its next step.
-        """
-        ...
-
-    def release(self) -> None:
-        """Give back everything the turn holds."""
-        ...
-
-
-@runtime_checkable
-class SteppedChats(Protocol):
-    """A stepped model that answers turns of chat."""
-
-    def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
-        """A turn in an empty slot."""
-        ...
-
-
 def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
-    """A call without requests, as a generator: it runs in the engine's thread, between batches."""
+    """A call without requests, as a generator."""
     return call()
     yield
 
@@ -216,6 +113,40 @@ class EngineBackend:
             raise BackendError(f"model {self.info.name} does not chat")
         return EngineTurn(self._model.chat(turn, slot=slot), self)
 
+    async def anchor(self, anchoring: Anchoring, *, slot: int) -> EngineAnchor:
+        """Take a request with streaming input, as `Streams.anchor` says.
+
+        Raises:
+            BackendError: the model takes none.
+        """
+        self._check(slot)
+        return EngineAnchor(self._streams().anchor(anchoring, slot=slot), self)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token by its name, as `Streams.token_id` says.
+
+        Raises:
+            BackendError: the model takes no streaming input.
+        """
+        return self._streams().token_id(name)
+
+    async def transcribe(self, *, slot: int) -> EngineTranscript:
+        """Take a transcription, as `Transcribes.transcribe` says.
+
+        Raises:
+            BackendError: the model does not transcribe.
+        """
+        self._check(slot)
+        model = self._model
+        if "transcription" not in self.info.modes or not isinstance(model, SteppedTranscribes):
+            raise BackendError(f"model {self.info.name} does not transcribe")
+        return EngineTranscript(model.transcript(slot=slot), self)
+
+    def _streams(self) -> SteppedStreams:
+        if not isinstance(self._model, SteppedStreams):
+            raise BackendError(f"model {self.info.name} takes no streaming input")
+        return self._model
+
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.info.slots:
             raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
@@ -238,6 +169,48 @@ class EngineBackend:
             BackendError: it failed: as the model raised it, or in place of its mistake.
         """
         return await self.work(name, lambda: self.engine.submit(steps(), due_ns=due_ns).result())
+
+    async def at_once(self, name: str, call: Callable[[], Result]) -> Result:
+        """Run a function in the engine's thread, between batches; it raises as `call` does."""
+        return await self.call(name, lambda: _at_once(call))
+
+    async def tell(
+        self,
+        name: str,
+        steps: Callable[[Callable[[Piece], None]], Generator[Any, Any, Result]],
+        emit: Callable[[Piece], None],
+        interrupt: Callable[[], None],
+        *,
+        due_ns: float = BACKGROUND,
+    ) -> Result:
+        """Run a generator that tells pieces as it goes, and hand these to the event loop.
+
+        Args:
+            name: of the call, for the log and the error.
+            steps: makes the generator, in a thread of its own; it is given whom to tell.
+            emit: told each piece, in order, from the event loop.
+            interrupt: cuts the generator: where this is cancelled, or `emit` fails.
+            due_ns: as of `call`.
+
+        Raises:
+            BackendError: it failed: as the model raised it, or in place of its mistake.
+        """
+
+        def tell() -> Result:
+            pieces: SimpleQueue[Piece | None] = SimpleQueue()
+            future = self.engine.submit(steps(pieces.put), due_ns=due_ns)
+            future.add_done_callback(lambda _: pieces.put(None))
+            try:
+                while (piece := pieces.get()) is not None:
+                    from_thread.run_sync(emit, piece)
+                    from_thread.check_cancelled()
+            except BaseException:  # Cancelled, by the event loop's own exception, or `emit` failed.
+                interrupt()
+                wait((future,))
+                raise
+            return future.result()
+
+        return await self.work(name, tell)
 
     async def work(self, name: str, work: Callable[[], Result]) -> Result:
         """Run a function in a thread of its own; cancelling waits for it.
@@ -309,7 +282,7 @@ class EngineSession:
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit, as `BackendSession.rollback` says."""
-        await self._backend.call("rollback", lambda: _at_once(lambda: self.stepped.rollback(index)))
+        await self._backend.at_once("rollback", lambda: self.stepped.rollback(index))
 
     async def release(self) -> None:
         """Give back everything the session holds.
@@ -317,7 +290,7 @@ class EngineSession:
         Raises:
             BackendError: it failed; what it held may still be held, so the slot is not safe to use.
         """
-        await self._backend.call("release", lambda: _at_once(self.stepped.release))
+        await self._backend.at_once("release", self.stepped.release)
 
 
 @attrs.define(eq=False)
@@ -346,23 +319,11 @@ class EngineTurn:
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
     ) -> TurnResult:
         """Answer, as `TurnSession.generate` says."""
-        return await self._backend.work("generate", lambda: self._generate(emit, cut))
 
-    def _generate(self, emit: Callable[[TurnChunk], None], cut: int | None) -> TurnResult:
-        """Wait for the answer in a thread of its own, and hand its pieces to the event loop."""
-        pieces: SimpleQueue[TurnChunk | None] = SimpleQueue()
-        steps = self.stepped.generate(pieces.put, cut)
-        future = self._backend.engine.submit(steps, due_ns=BACKGROUND)
-        future.add_done_callback(lambda _: pieces.put(None))
-        try:
-            while (piece := pieces.get()) is not None:
-                from_thread.run_sync(emit, piece)
-                from_thread.check_cancelled()
-        except BaseException:  # Cancelled, by the event loop's own exception, or `emit` failed.
-            self.stepped.interrupt()
-            wait((future,))
-            raise
-        return future.result()
+        def steps(put: Callable[[TurnChunk], None]) -> Generator[Any, Any, TurnResult]:
+            return self.stepped.generate(put, cut)
+
+        return await self._backend.tell("generate", steps, emit, self.interrupt)
 
     def interrupt(self) -> None:
         """Cut the turn at its next step, whether it runs or waits for the engine; never blocks."""
@@ -374,4 +335,4 @@ class EngineTurn:
         Raises:
             BackendError: it failed; what it held may still be held, so the slot is not safe to use.
         """
-        await self._backend.call("release", lambda: _at_once(self.stepped.release))
+        await self._backend.at_once("release", self.stepped.release)

@@ -47,6 +47,11 @@ class TextStream:
         """Give what was held back: a character that never became whole."""
         return self._give(self.tokens.decode(self.waiting))
 
+    @property
+    def held(self) -> str:
+        """What is held back: `end` would give it."""
+        return self.tokens.decode(self.waiting)[self.given :]
+
     def _give(self, text: str) -> str:
         new, self.given = text[self.given :], max(self.given, len(text))
         self.text += new

@@ -123,6 +123,8 @@ class ModelConfig:
         audio: the audio encoder.
         vision: the vision tower.
         tts: the speech decoder.
+        transcribes: it was trained to write down what it hears second by second; no key of the
+            published files, for these were not.
     """
 
     name: str
@@ -130,6 +132,7 @@ class ModelConfig:
     audio: AudioConfig
     vision: VisionConfig
     tts: TtsConfig
+    transcribes: bool = False
 
     @property
     def context_limit(self) -> int:
@@ -239,6 +242,9 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         ValueError: a key is missing or has a value that is not supported; the message names it.
     """
     _check(raw, "config")
+    transcribes = raw.get("transcribes", False)
+    if not isinstance(transcribes, bool):
+        raise ValueError(f"config.transcribes is {transcribes!r}; it is true or false")
     config = ModelConfig(
         name=str(raw.get("name", name)),
         llm=_llm(raw),
@@ -250,6 +256,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         ),
         vision=_vision(raw),
         tts=_tts(raw),
+        transcribes=transcribes,
     )
     if config.tts.llm_dim != config.llm.hidden_size:
         raise ValueError(

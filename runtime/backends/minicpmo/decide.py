@@ -5,7 +5,7 @@ sample of the untempered softmax may end the chunk; then ids are forbidden, repe
 are penalised, listening is scaled, and the rest is sampled with temperature, top-k and top-p.
 
 An answer of chat has rules of its own (`decide_chat`, `decide_chat_code`); they are the public
-code's too.
+code's too. A request with streaming input is sampled plainly (`decide_plain`).
 """
 
 from __future__ import annotations
@@ -222,6 +222,35 @@ def decide_chat(
 def _lowered(logits: Logits, penalty: float) -> Logits:
     """Logits made less likely, whatever their sign, by a penalty above 1."""
     return np.where(logits > 0, logits / penalty, logits * penalty)
+
+
+def decide_plain(
+    logits: Logits,
+    draw: float,
+    size: int,
+    forbidden: Sequence[int],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+) -> int:
+    """Choose the next token of a request with streaming input: no penalties, nothing scaled.
+
+    Args:
+        logits: (V,); changed in place.
+        draw: a uniform number.
+        size: one more than the highest id of the tokenizer.
+        forbidden: ids that are never chosen.
+        temperature: 0 takes the most likely token.
+        top_k: candidates kept; 0 keeps all.
+        top_p: mass kept, above 0.
+
+    Returns:
+        The id.
+    """
+    logits[list(forbidden)] = -np.inf
+    logits[size:] = -np.inf
+    return choose(logits, draw, temperature, top_k or size, top_p)
 
 
 def decide_chat_code(logits: Logits, codes: Sequence[int], draw: float) -> int:

@@ -23,6 +23,8 @@ from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..base import BackendError, BackendInfo
+from ..streams import Anchoring
+from .anchor import Anchor
 from .chat import ChatTurn
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
@@ -30,6 +32,7 @@ from .device import device_name
 from .machine import ROWS_MIN, Machine, rows_are_independent
 from .session import ModelSession
 from .tokens import Tokens
+from .transcript import Transcript
 from .vocoder import PieceVocoder
 from .voices import load_vocoder
 from .work import Work, alone
@@ -160,7 +163,7 @@ class DuplexModel:
         is_exact = vocoder is None or vocoder.is_exact
         info = BackendInfo(
             name=config.name,
-            modes=("audio", "video", "chat"),
+            modes=("audio", "video", "chat", *(("transcription",) * config.transcribes)),
             slots=machine.slots,
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
@@ -193,6 +196,29 @@ class DuplexModel:
         """
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return ChatTurn(self.machine, self.tokens, turn, slot)
+
+    def anchor(self, anchoring: Anchoring, *, slot: int) -> Anchor:
+        """A request with streaming input whose generators the caller drives; see `Anchor`.
+
+        Args:
+            anchoring: the same values and chunks give the same answers, whatever else runs.
+            slot: 0 to `info.slots` - 1; nobody else's.
+        """
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return Anchor(self.machine, self.tokens, anchoring, slot)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token by its name; see `Streams.token_id`."""
+        return self.tokens.find(name)
+
+    def transcript(self, *, slot: int) -> Transcript:
+        """A transcription whose generators the caller drives; see `Transcript`.
+
+        Args:
+            slot: 0 to `info.slots` - 1; nobody else's.
+        """
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return Transcript(self.machine, self.tokens, slot)
 
     def answer(
         self, turn: Turn, cut: int | None = None

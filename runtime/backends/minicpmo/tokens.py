@@ -135,6 +135,11 @@ class Tokens:
         endings = (self.chat.tts_eos, self.ids.im_end, self.chat.end)
         self.endings: frozenset[int] = frozenset(index for index in endings if index is not None)
 
+    def find(self, name: str) -> int | None:
+        """The id of a token by its name, of text or control; None where there is none."""
+        index: int | None = self._tokenizer.token_to_id(name)
+        return index
+
     def encode(self, text: str) -> list[int]:
         """Text to ids; control tokens are spelled out, not recognised."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,161 @@
+"""Live transcription in one slot: utterance after utterance, each a request with streaming input.
+
+The prompt of an utterance's first chunk is `<|im_start|>system`, a newline, the instructions,
+`<|im_end|>`, then the ten embeddings of the second; that of each later chunk is its ten embeddings
+alone. There are no marks around them: ten minutes take 6000 tokens of sound, and fit. Behind each
+chunk the most likely text tokens are decided, up to `<|chunk_eos|>` or `TOKENS_A_CHUNK`. By the
+discard rule (`streams`) the terminator never stands in the context.
+
+- A chunk whose worst case does not fit is refused before anything of it is computed (B10).
+- A chunk that fails loses its utterance. The next may begin with index 0.
+- Nothing of an utterance is left for the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import attrs
+
+from protocol.model import UNIT_BYTES
+from protocol.transcript import Chunk, ChunkResult
+from protocol.turn import Sound
+
+from ..base import BackendError, ContextFull
+from ..streams import Anchoring, Part, Sampled, SamplingParams, TokenIds
+from .anchor import Anchor
+from .machine import Machine
+from .tokens import Tokens
+from .work import Steps
+
+INSTRUCTIONS: Final = "Transcribe what is said."
+TOKENS_A_CHUNK: Final = 32
+"""Tokens of a second, its terminator included: more than the fastest speech has."""
+
+
+@attrs.define(kw_only=True)
+class _Utterance:
+    """An utterance under way: its request, its number, and the index of the chunk to come."""
+
+    anchor: Anchor
+    number: int
+    index: int = 0
+
+
+def input_hash(chunk: Chunk) -> str:
+    """Blake2b-128 of all that the model takes in: the sound, and whether it begins an utterance."""
+    digest = hashlib.blake2b(f"{chunk.index == 0:d} ".encode(), digest_size=16)
+    digest.update(chunk.pcm)
+    return digest.hexdigest()
+
+
+class Transcript:
+    """One transcription in one slot; its generators never overlap.
+
+    Args:
+        machine: the model at work.
+        tokens: the tokenizer; shared.
+        slot: where its keys and values lie; empty.
+    """
+
+    def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
+        self._machine, self._tokens, self._slot = machine, tokens, slot
+        ids = tokens.ids
+        words = tokens.encode(f"system\n{INSTRUCTIONS}")
+        self._head = TokenIds(ids=(ids.im_start, *words, ids.im_end))
+        # Text alone is decided: what else the model may know to say has no meaning here.
+        never = {*tokens.control, *tokens.forbidden, *tokens.endings} - {ids.chunk_eos}
+        self._forbidden = tuple(sorted(never))
+        self._utterance: _Utterance | None = None
+        self._is_released = False
+
+    def chunk(self, chunk: Chunk) -> Steps[ChunkResult]:
+        """Hear a second, and write what is known by then; see `TranscriptSession.run_chunk`.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendError: it failed, its sound is malformed, or it was called out of order.
+        """
+        self._check(chunk)
+        if chunk.index == 0:
+            self._begin(chunk.utterance)
+        utterance = self._utterance
+        assert utterance is not None
+        anchor, texts = utterance.anchor, list[str]()
+        params = SamplingParams(
+            max_tokens=TOKENS_A_CHUNK,
+            temperature=0.0,
+            seed=chunk.seed,
+            stop_token_ids=(self._tokens.ids.chunk_eos,),
+            ignore_eos=True,
+        )
+        sound = Sound(pcm=chunk.pcm)
+        prompt: tuple[Part, ...] = (sound,) if chunk.index else (self._head, sound)
+        looked = anchor.look(prompt, params)
+        most = looked.rows + TOKENS_A_CHUNK - 1  # The last one is never fed.
+        limit = self._machine.config.context_limit
+        if anchor.length + most > limit:
+            used = anchor.length
+            raise ContextFull(f"a chunk may need {most} tokens; {used} of {limit} are used")
+
+        def emit(sampled: Sampled) -> None:
+            texts.append(sampled.text)
+
+        self._utterance = None  # Lost, unless all of it is done and another may follow.
+        done = yield from anchor.extend(looked, params, emit)
+        utterance.index += 1
+        if chunk.is_last:
+            texts.append(anchor.rest())
+            anchor.release()
+        else:
+            self._utterance = utterance
+        assert done.reason != "context_full", done
+        return ChunkResult(
+            utterance=chunk.utterance,
+            index=chunk.index,
+            text="".join(texts),
+            token_ids=done.token_ids,
+            reason=done.reason,
+            prompt_tokens=done.prompt_tokens,
+            generated_tokens=len(done.token_ids),
+            kv_length=done.kv_length,
+            fed_ids=done.fed_ids,
+            input_hash=input_hash(chunk),
+            logits_hash=done.logits_hash,
+            margin=done.margin,
+            costs=done.costs,
+        )
+
+    def release(self) -> None:
+        """Wipe the slot; releasing again does nothing, any other call fails."""
+        if not self._is_released:
+            self._machine.clear(self._slot)
+        self._utterance, self._is_released = None, True
+
+    def _begin(self, number: int) -> None:
+        """Forget the utterance before, and begin another."""
+        if self._utterance is not None:
+            self._utterance.anchor.release()
+        anchor = Anchor(
+            self._machine,
+            self._tokens,
+            Anchoring(request_id=f"utterance {number}"),
+            self._slot,
+            forbidden=self._forbidden,
+        )
+        self._utterance = _Utterance(anchor=anchor, number=number)
+
+    def _check(self, chunk: Chunk) -> None:
+        if self._is_released:
+            raise BackendError("call out of order: the transcription is released")
+        if len(chunk.pcm) != UNIT_BYTES:
+            raise BackendError(
+                f"chunk {chunk.index} has {len(chunk.pcm)} bytes of sound, not {UNIT_BYTES}"
+            )
+        under_way, wanted = self._utterance, (chunk.utterance, chunk.index)
+        if chunk.index and (under_way is None or (under_way.number, under_way.index) != wanted):
+            raise BackendError(
+                f"call out of order: chunk {chunk.index} of utterance {chunk.utterance} is not "
+                "the next"
+            )

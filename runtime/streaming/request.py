@@ -1,0 +1,310 @@
+"""One request with streaming input: its generator read, its chunks run, its outputs handed over.
+
+    generator -> reader task -> chunks that wait -> runner task -> outputs -> whoever iterates
+
+The two tasks live in the nursery of the `Streaming` that made the request. Rules:
+
+- At most `CHUNKS_WAITING_MAX` chunks wait behind the one whose turn it is; the generator is asked
+  for no more until there is room. Where `OUTPUTS_WAITING_MAX` outputs wait, no chunk is begun.
+- A slot is taken when the first chunk came, and given back, clean, before the request is over.
+- The generator's end ends the request once all chunks were answered, however late it comes; what
+  the generator raises ends it at once and is raised as it was, behind the outputs that there are.
+- `aclose`, and the cancellation of whoever waits for an output, cut the chunk under way at its next
+  step and drop those that wait.
+- A generator that is not read to its end is closed, by the task that read it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Self
+
+import anyio
+import anyio.lowlevel
+import attrs
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from protocol.errors import LocalProtocolError
+
+from ..backends.base import BackendError, BackendGone, BackendRefused, ContextFull
+from ..backends.streams import Anchoring, AnchorSession, Sampled, SamplingParams, Streams
+from ..engine.pace import Pace
+from ..pool import Lease
+from .slots import Slots
+from .values import StreamingInput, StreamingOutput
+
+CHUNKS_WAITING_MAX: Final = 8
+"""Some seconds of sound. Whoever is further ahead gains nothing, and takes memory."""
+OUTPUTS_WAITING_MAX: Final = 1024
+"""The answers of some dozen chunks, for whoever reads outputs only now and then."""
+CLOSE_WAIT_S: Final = 10.0
+"""A call of the model, or a generator, that takes longer to end hangs."""
+
+_logger = logging.getLogger("antiphon.streaming")
+
+Waiting = tuple[StreamingInput, float]
+"""A chunk and when it came, on the event loop's clock."""
+
+
+class StreamingRequest(AsyncIterator[StreamingOutput]):
+    """The outputs of one request, in order; `Streaming.generate` makes it.
+
+    As a context manager it is closed at the end of its block. One task at a time may wait for an
+    output; where that is cancelled the request is over.
+
+    Attributes:
+        anchoring: its id, and what its chunks have in common.
+    """
+
+    def __init__(
+        self,
+        inputs: AsyncIterator[StreamingInput],
+        params: SamplingParams,
+        anchoring: Anchoring,
+        slots: Slots,
+    ) -> None:
+        self.anchoring = anchoring
+        self._inputs, self._params, self._slots = inputs, params, slots
+        self._scope = anyio.CancelScope()
+        self._lease: Lease | None = None
+        self._is_unclean = False
+        self._anchor: AnchorSession | None = None
+        self._pace, self._chunks, self._held = Pace(), 0, ""
+        self._last = StreamingOutput(
+            request_id=anchoring.request_id,
+            chunk=0,
+            token_ids=(),
+            text="",
+            finish_reason=None,
+            computed_tokens=0,
+            prompt_tokens=0,
+            kv_length=0,
+        )
+        self._outputs: deque[StreamingOutput] = deque()
+        self._error: Exception | None = None
+        self._over, self._changed = anyio.Event(), anyio.Event()
+        self._is_awaited = False
+
+    # -- for whoever iterates -------------------------------------------------------------------
+
+    async def __anext__(self) -> StreamingOutput:
+        """Wait for the next output.
+
+        Raises:
+            StopAsyncIteration: the request is over.
+            LocalProtocolError: another task waits for it.
+            BackendError: the model failed, refused a prompt, or is lost.
+            Refused: there is no slot for it.
+            Exception: as the generator raised it.
+        """
+        if self._is_awaited:
+            raise LocalProtocolError("another task waits for this request's next output")
+        self._is_awaited = True
+        try:
+            await anyio.lowlevel.checkpoint()
+            while not self._outputs and not self._over.is_set():
+                await self._changed.wait()
+        except anyio.get_cancelled_exc_class():
+            await self.aclose()
+            raise
+        finally:
+            self._is_awaited = False
+        if self._outputs:
+            output = self._outputs.popleft()
+            self._tell_change()
+            return output
+        error, self._error = self._error, None
+        raise StopAsyncIteration if error is None else error
+
+    async def aclose(self) -> None:
+        """End the request, drop what was not read, and wait until its slot is given back."""
+        self.cut()
+        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
+            await self._over.wait()
+        if not self._over.is_set():
+            _logger.error("request %s hangs in the model", self.anchoring.request_id)
+            self._give_back(condemned=True)
+        self._outputs.clear()
+        self._error = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    # -- for `Streaming` ------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """End the request at the model's next step; never blocks."""
+        if self._over.is_set():
+            return
+        self._fail(BackendError("the request was cut"))
+        if self._anchor is not None:
+            self._anchor.interrupt()
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Read, compute and answer, until it is over."""
+        send, receive = anyio.create_memory_object_stream[Waiting](CHUNKS_WAITING_MAX - 1)
+        try:
+            with self._scope, receive:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._read, send)
+                    await self._serve(receive)
+                    tasks.cancel_scope.cancel()
+        except BaseException:  # Whoever owns the nursery is cancelled.
+            self._fail(BackendError("the request was cut"))
+            raise
+        finally:
+            self._over.set()
+            self._tell_change()
+
+    # -- the reader -----------------------------------------------------------------------------
+
+    async def _read(self, send: MemoryObjectSendStream[Waiting]) -> None:
+        try:
+            with send:
+                # The one in hand waits as well: the stream's own buffer is one less than the bound.
+                async for item in self._inputs:
+                    if not isinstance(item, StreamingInput):
+                        raise TypeError(f"the inputs gave a {type(item).__name__}: no chunk")
+                    await send.send((item, anyio.current_time()))
+        except Exception as error:
+            self._fail(error)
+            self.cut()
+        finally:
+            await self._close_inputs()
+
+    async def _close_inputs(self) -> None:
+        """Close a generator that was not read to its end; one that was does not mind."""
+        close = getattr(self._inputs, "aclose", None)
+        if close is None:
+            return
+        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
+            try:
+                await close()
+            except Exception as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Keep the first error; those that follow come of it."""
+        if self._error is None:
+            self._error = error
+
+    # -- the runner -----------------------------------------------------------------------------
+
+    async def _serve(self, receive: MemoryObjectReceiveStream[Waiting]) -> None:
+        try:
+            first = await _next(receive)
+            if first is not None:  # A generator without a chunk takes no slot.
+                self._lease = await self._slots.lease()
+                try:
+                    await self._hold(self._lease, first, receive)
+                finally:
+                    self._give_back(condemned=self._is_unclean)
+        except Exception as error:
+            self._fail(error)
+
+    async def _hold(
+        self, lease: Lease, first: Waiting, receive: MemoryObjectReceiveStream[Waiting]
+    ) -> None:
+        """Answer the chunks on a slot, and leave it clean."""
+        backend = self._slots.backend_of(lease)
+        if not isinstance(backend, Streams):
+            raise BackendRefused(f"model {backend.info.name} takes no streaming input")
+        try:
+            self._anchor = await backend.anchor(self.anchoring, slot=lease.slot)
+            try:
+                await self._answer_all(self._anchor, first, receive)
+            finally:
+                self._is_unclean = True
+                with anyio.CancelScope(shield=True):
+                    await self._anchor.release()
+                self._is_unclean = False
+        except BackendGone:
+            self._is_unclean = self._slots.workers.can_replace
+            raise
+
+    def _give_back(self, *, condemned: bool) -> None:
+        """Give the slot back, once."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._slots.give_back(lease, condemned=condemned)
+
+    async def _answer_all(
+        self,
+        anchor: AnchorSession,
+        first: Waiting,
+        receive: MemoryObjectReceiveStream[Waiting],
+    ) -> None:
+        waiting: Waiting | None = first
+        while waiting is not None and await self._answer(anchor, *waiting):
+            while len(self._outputs) >= OUTPUTS_WAITING_MAX:
+                await self._changed.wait()
+            waiting = await _next(receive)
+        if self._held:
+            self._tell(attrs.evolve(self._last, token_ids=(), text=self._held, computed_tokens=0))
+
+    async def _answer(self, anchor: AnchorSession, item: StreamingInput, came_s: float) -> bool:
+        """Answer a chunk; False where the context is full."""
+        params = item.sampling_params or self._params
+        due_s = self._due_s(item, came_s)
+        try:
+            done = await anchor.extend(item.parts, params, self._emit, due_s=due_s)
+        except ContextFull:
+            self._tell(
+                attrs.evolve(
+                    self._last,
+                    chunk=self._chunks,
+                    token_ids=(),
+                    text="",
+                    finish_reason="context_full",
+                    computed_tokens=0,
+                    prompt_tokens=0,
+                )
+            )
+            return False
+        self._held, self._chunks = done.held, self._chunks + 1
+        return done.reason != "context_full"
+
+    def _due_s(self, item: StreamingInput, came_s: float) -> float | None:
+        """Seconds from now until a chunk is due; None where nobody waits for it in real time."""
+        if item.due_s is not None:
+            return came_s + item.due_s - anyio.current_time()
+        if not item.sound_s:
+            return None
+        return self._pace.due_s(came_s, item.sound_s) - anyio.current_time()
+
+    def _emit(self, sampled: Sampled) -> None:
+        self._tell(
+            StreamingOutput(
+                request_id=self.anchoring.request_id,
+                chunk=sampled.chunk,
+                token_ids=(sampled.token_id,),
+                text=sampled.text,
+                finish_reason=sampled.reason,
+                computed_tokens=sampled.computed_tokens,
+                prompt_tokens=sampled.prompt_tokens,
+                kv_length=sampled.kv_length,
+            )
+        )
+
+    def _tell(self, output: StreamingOutput) -> None:
+        self._last = output
+        self._outputs.append(output)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+async def _next(receive: MemoryObjectReceiveStream[Waiting]) -> Waiting | None:
+    """The next chunk; None once the generator has ended."""
+    try:
+        return await receive.receive()
+    except anyio.EndOfStream:
+        return None
