@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import attrs
 import pytest
 
 from runtime.backends.base import BackendGone
+from runtime.engine import engine as engine_module
 from runtime.engine.engine import Engine
 
 WAIT_S = 10
@@ -51,3 +53,28 @@ def test_what_waits_for_an_engine_that_is_stopped_fails(caplog: pytest.LogCaptur
                 future.result(WAIT_S)
     assert engine.statistics.answers == 1
     assert not caplog.records
+
+
+def test_an_idle_engine_lets_go_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends a second after its last answer would be aborted in the model's thread."""
+
+    class Model:
+        """What an engine computes with."""
+
+        def compute(self, asked: Sequence[Any]) -> list[int]:
+            return [1] * len(asked)
+
+    monkeypatch.setattr(engine_module, "IDLE_S", 2 * WAIT_S)
+    others = set(threading.enumerate())
+    model = Model()
+    engine = Engine(model.compute, batch_max=1)
+    gone = weakref.ref(model)
+    assert engine.submit(steps(), due_ns=DUE_NS).result(WAIT_S) == 2
+    (thread,) = set(threading.enumerate()) - others
+    del engine, model
+    for _ in range(WAIT_S * 100):  # It may be on its way from the answer to its wait.
+        if gone() is None:
+            break
+        thread.join(0.01)
+    assert gone() is None
+    assert thread.is_alive()

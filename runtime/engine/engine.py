@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
@@ -67,7 +68,7 @@ class Engine:
     ) -> None:
         self._scheduler = Scheduler(compute, batch_max=batch_max)
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Engine, Task]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = self._is_stopped = False
         self._tasks = self._missed = self._cpu_ns = 0
@@ -111,54 +112,82 @@ class Engine:
         task = Task(steps=steps, deadline_ns=deadline, done=done)
         with self._lock:
             if not self._is_running:
-                threading.Thread(target=self._run, name="antiphon-engine", daemon=True).start()
+                work = (weakref.ref(self), self._inbox)
+                threading.Thread(
+                    target=_run, args=work, name="antiphon-engine", daemon=True
+                ).start()
                 self._is_running = True
-            self._inbox.put(task)
+            self._inbox.put((self, task))
         return future
 
     def stop(self) -> None:
         """Take nothing more and fail what waits, once what is being computed is; it never waits."""
         self._is_stopped = True
 
-    def _run(self) -> None:
+    def work_on(self, task: Task | None) -> bool:
+        """Take a task and compute until nothing is left to do; the engine's own thread calls it.
+
+        Args:
+            task: what was submitted; None where nothing was for a while.
+
+        Returns:
+            False where the thread is to end.
+        """
         try:
-            self._serve()
+            if task is None:
+                return self._is_wanted()
+            self._serve(task)
+            return True
         except BaseException as mistake:
             # A bug of ours: whoever waits is told, and the next submission starts a new thread.
             if not self._is_stopped:
                 _log.exception("the engine's thread failed")
             with self._lock:
                 while not self._inbox.empty():
-                    self._scheduler.take(self._inbox.get())
+                    self._scheduler.take(self._inbox.get()[1])
                 self._scheduler.abandon(mistake)
                 self._is_running = False
+            return False
 
-    def _serve(self) -> None:
+    def _is_wanted(self) -> bool:
+        """Whether there is work after all; else the next submission starts another thread."""
+        with self._lock:
+            self._is_running = not self._inbox.empty()
+            return self._is_running
+
+    def _serve(self, task: Task) -> None:
         spent_ns = time.thread_time_ns()
-        while self._take():
-            while not self._scheduler.is_idle:
-                if self._is_stopped:
-                    raise BackendGone("the engine was stopped")
-                self._scheduler.turn(self._clock())
-                self._take_all()
-                now_ns = time.thread_time_ns()
-                self._cpu_ns, spent_ns = self._cpu_ns + now_ns - spent_ns, now_ns
-
-    def _take(self) -> bool:
-        """Wait for work; False where none came for a while, and the thread is to end."""
-        try:
-            self._scheduler.add(self._inbox.get(timeout=IDLE_S))
-        except queue.Empty:
-            with self._lock:
-                self._is_running = not self._inbox.empty()
-                return self._is_running
+        self._scheduler.add(task)
         self._take_all()
-        return True
+        while not self._scheduler.is_idle:
+            if self._is_stopped:
+                raise BackendGone("the engine was stopped")
+            self._scheduler.turn(self._clock())
+            self._take_all()
+            now_ns = time.thread_time_ns()
+            self._cpu_ns, spent_ns = self._cpu_ns + now_ns - spent_ns, now_ns
 
     def _take_all(self) -> None:
         """Take what was submitted meanwhile."""
         while True:
             try:
-                self._scheduler.add(self._inbox.get_nowait())
+                self._scheduler.add(self._inbox.get_nowait()[1])
             except queue.Empty:
                 return
+
+
+def _run(wanted: weakref.ref[Engine], inbox: queue.SimpleQueue[tuple[Engine, Task]]) -> None:
+    """The engine's thread. While it waits it does not hold the engine.
+
+    Else a model that nobody has any more would be let go of by this thread, and if the process
+    ends just then, by a thread that is killed amid it, and the process with it.
+    """
+    while True:
+        engine, task = None, None
+        try:
+            engine, task = inbox.get(timeout=IDLE_S)
+        except queue.Empty:
+            engine = wanted()
+        if engine is None or not engine.work_on(task):
+            return
+        del engine, task
