@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 import attrs
 
@@ -12,6 +12,8 @@ from protocol.turn import Picture, Sound, Text
 
 from ..backends.streams import FinishReason, Part, SamplingParams, TokenIds
 
+BYTES: Final = bytes | bytearray | memoryview
+"""Sequences of integers, too; yet nobody means token ids by them."""
 PromptPart = str | SupportsIndex | Part | Sequence[SupportsIndex]
 Prompt = str | Part | Sequence[PromptPart]
 """Text, token ids, sound or a picture, or a sequence of these; ids that touch are one run."""
@@ -30,7 +32,7 @@ def parts_of(prompt: object) -> tuple[Part, ...]:
         TypeError: a part is of no known kind; the text names it.
     """
     alone = isinstance(prompt, str | Text | TokenIds | Sound | Picture)
-    if not alone and not isinstance(prompt, Sequence):
+    if not alone and (not isinstance(prompt, Sequence) or isinstance(prompt, BYTES)):
         raise TypeError(f"prompt is a {type(prompt).__name__}: no text, ids, sound or picture")
     parts: list[Part] = []
     for part in _parts((prompt,) if alone else prompt):
@@ -57,7 +59,7 @@ def _parts(prompt: object) -> Iterator[Part]:
 
 def _ids(place: int, part: object) -> TokenIds:
     """A run of ids that stands in a prompt as a sequence of its own."""
-    if isinstance(part, Sequence) and not isinstance(part, bytes | bytearray | memoryview):
+    if isinstance(part, Sequence) and not isinstance(part, BYTES):
         found = [item for item in part if isinstance(item, SupportsIndex)]
         if len(found) == len(part):
             return TokenIds(ids=found)
