@@ -225,7 +225,7 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
                     await self._anchor.release()
                 self._is_unclean = False
         except BackendGone:
-            self._is_unclean = self._slots.workers.can_replace
+            self._is_unclean = self._is_unclean or self._slots.workers.can_replace
             raise
 
     def _give_back(self, *, condemned: bool) -> None:
