@@ -1,8 +1,8 @@
-"""The plain values of live transcription, as a session and a model exchange them (003).
+"""The plain values of a transcription, as a session and a model exchange them (003).
 
-An utterance is one request to the model that is added to second by second: what was said of it
-stays in the model's memory and is never computed again. A chunk is one second of its sound, and
-one chunk is with the model at a time.
+An utterance is one anchored request of streaming input: its sound comes in chunks of exactly one
+second, and the model writes what it hears of each before the next. What a slot holds of an
+utterance is kept from chunk to chunk, and forgotten when the next begins.
 
 PCM is little-endian float32, mono, 16 kHz.
 """
@@ -16,7 +16,7 @@ import attrs
 from .model import Costs
 
 ChunkEnd = Literal["stop", "length"]
-"""Why a chunk's text ended: the model's own terminator, or the most tokens of a chunk."""
+"""Why the text of a chunk ends: the model's own terminator, or the most tokens of a chunk."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,22 +40,23 @@ class Chunk:
 
 @attrs.frozen(kw_only=True)
 class ChunkResult:
-    """What the model made of one chunk.
+    """What the model wrote of one chunk.
 
     Attributes:
         utterance: the chunk's.
         index: the chunk's.
         text: whole characters alone; may be empty.
         token_ids: sampled in this chunk, the terminator included.
-        reason: why it ended.
-        prompt_tokens: rows of this chunk's prompt, embeddings too; with index 0 the instructions.
-        generated_tokens: how many `token_ids` there are.
+        reason: why the text ends here.
+        prompt_tokens: rows fed as the chunk's prompt, embeddings too; the first chunk's has the
+            instructions.
+        generated_tokens: tokens sampled.
         kv_length: tokens in the KV cache after it.
-        fed_ids: the prompt's ids, -1 where an embedding was fed.
-        input_hash: blake2b-128 hex of all that the model took in.
-        logits_hash: blake2b-128 hex of the prompt's last logits.
-        margin: by how much the best of these logits was ahead of the second.
-        costs: what it took.
+        fed_ids: the prompt's ids, with -1 where an embedding was fed instead of a token.
+        input_hash: blake2b-128 hex of the chunk's sound.
+        logits_hash: blake2b-128 hex of the first token's logits.
+        margin: how far the first token's best logit was above the second.
+        costs: measured by the backend.
     """
 
     utterance: int

@@ -2,8 +2,8 @@
 
 A backend is shared by all sessions; a `BackendSession` is the explicit state of one of them (B8), a
 `TurnSession` that of one turn of chat, a `TranscriptSession` that of one transcription. Calls on
-one of them never overlap: the session machine starts the next only after the last one's result (B1,
-B4). `interrupt` alone may come at any moment, from any task.
+one of them never overlap: the session machine starts the next only after the last one's result
+(B1, B4). `interrupt` alone may come at any moment, from any task.
 
 What crosses is plain values (`protocol.model`), so that a backend can live in another process.
 Times are real for a real model and virtual for the scripted one; nothing here asks for a clock.
@@ -43,7 +43,8 @@ class BackendInfo:
 
     Attributes:
         name: as given to `--model`.
-        modes: the session modes that it serves: of `video`, `audio`, `chat` and `transcription`.
+        modes: the session modes that it serves: of `video`, `audio`, `chat` and
+            `transcription`.
         slots: sessions that it can hold at once.
         context_limit: most tokens in a session's KV cache.
         sliding_windows: the window policies that it honours; others are refused.
@@ -172,20 +173,17 @@ class TurnSession(Protocol):
 
 
 class TranscriptSession(Protocol):
-    """One transcription on a backend: utterance after utterance, each heard second by second."""
+    """One transcription on a backend: utterance after utterance, chunk by chunk."""
 
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Hear a second of an utterance, and write what is known by then.
+        """Hear a second of an utterance, and write what was heard.
 
         Args:
-            chunk: the utterance's next; with index 0 the first of another utterance.
-
-        Returns:
-            The result; the texts of an utterance's chunks joined are its text.
+            chunk: the next of its utterance; index 0 begins one, and forgets the last.
 
         Raises:
-            ContextFull: the worst case does not fit; nothing was fed.
-            BackendError: it failed; the utterance is lost, and the next may begin with index 0.
+            ContextFull: it does not fit; nothing was fed.
+            BackendError: it failed, and the utterance is lost; the next may begin.
             BackendGone: the session is lost.
         """
         ...
@@ -229,7 +227,7 @@ class Chats(Protocol):
 
 @runtime_checkable
 class Transcribes(Protocol):
-    """A backend that transcribes; its `info.modes` has `transcription`."""
+    """A backend that writes what it hears; its `info.modes` has `transcription`."""
 
     async def transcribe(self, *, slot: int) -> TranscriptSession:
         """Take a transcription on `slot`, which is empty; it computes nothing yet.
