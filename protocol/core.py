@@ -63,6 +63,8 @@ class Core:
         releasing: `Release` is under way.
         loop: the unit loop, which knows the model call under way.
         running_turn: the turn of chat that is under way on the model, be it wanted or not.
+        running_chunk: the chunk of a transcription that is under way on the model, likewise:
+            which utterance's, and its index.
         alive_ns: when the model call under way last showed that it goes on; None where none is.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
@@ -91,11 +93,18 @@ class Core:
     running_turn: int | None = added(None)
     alive_ns: int | None = added(None)
     is_draining: bool = added(False)
+    running_chunk: tuple[int, int] | None = added(None)
 
     @property
     def course(self) -> Course:
         """What the session is for."""
         return course_of(self.opened.mode, is_request=self.opened.endpoint == "chat")
+
+    @property
+    def is_calling(self) -> bool:
+        """A model call is under way, be it wanted or not."""
+        is_opening_or_answering = self.opening_backend or self.running_turn is not None
+        return is_opening_or_answering or self.running_chunk is not None or not self.loop.is_idle
 
     @property
     def session_id(self) -> str:
@@ -160,7 +169,7 @@ class Core:
         """
         if self.is_closed:
             return
-        if self.state is State.ACTIVE and self.course is not Course.REQUEST:
+        if self._says_goodbye:
             self.farewell()
             self.say(Closed(session_id=self.session_id, reason=reason, client_reason=client_reason))
         else:
@@ -168,6 +177,13 @@ class Core:
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
         self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
+
+    @property
+    def _says_goodbye(self) -> bool:
+        """Whether an end is a message of its own; a transcription's is an error, in any state."""
+        if self.course is Course.TRANSCRIPTION:
+            return True
+        return self.state is State.ACTIVE and self.course is not Course.REQUEST
 
     def lose_peer(self) -> None:
         """The peer is gone: nothing can be said any more."""
@@ -195,7 +211,7 @@ class Core:
             self.do(interrupt)
         if self.running_turn is not None:
             self.do(ef.CutTurn(index=self.running_turn))
-        if self.opening_backend or self.running_turn is not None or not self.loop.is_idle:
+        if self.is_calling:
             self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
         else:
             self.release()

@@ -27,7 +27,6 @@ import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
-from protocol.limits import STATE_HASH_UNITS
 from protocol.session import Session
 from recorder.compression import Compressor
 from recorder.disk import LocalDisk
@@ -117,9 +116,7 @@ class Remaker:
 
     def _is_hashed(self, event: ev.Event) -> bool:
         """Whether the journal writes a state hash after an event."""
-        if self.session is None or not isinstance(event, ev.FinalizeDone):
-            return False
-        return self.session.counts["units"] % STATE_HASH_UNITS == 0
+        return self.session is not None and self.session.is_hash_due(event)
 
     def _number(self, kind: str, fields: Fields) -> Record:
         seq, self._next_seq = self._next_seq, self._next_seq + 1

@@ -271,6 +271,8 @@ class Driver:
                 self._calls.roll_back(effect)
             case ef.StartTurn():
                 self._calls.start_turn(effect)
+            case ef.RunChunk():
+                self._calls.run_chunk(effect)
             case ef.CutTurn():
                 self._calls.cut_turn()
             case ef.Release():

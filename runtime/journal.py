@@ -2,7 +2,8 @@
 
 - The event is appended before the machine steps, its effects before they are performed.
 - Log order is the order: `seq` counts the records of a session, 0 being the log's own head.
-- A state hash follows every `STATE_HASH_UNITS` units, to find where a replay went another way.
+- A state hash follows every so many units or chunks (`Session.is_hash_due`), to find where a replay
+  went another way.
 - While the recorder is behind, reading pauses, `RECORDER_STALL_S` at most. Then a log that is over
   its own bound is given up. One that only shares a full backlog with others is not: it goes on, to
   its own bound, and waits no more until there was room again. So all logs together never hold more
@@ -23,8 +24,7 @@ from typing import Final
 import anyio
 
 from protocol.effects import Close, Effect, Send
-from protocol.events import Event, FinalizeDone
-from protocol.limits import STATE_HASH_UNITS
+from protocol.events import Event
 from protocol.session import Session
 from recorder.errors import LogFailed, LogFull, RecorderError
 from recorder.log import SessionLog
@@ -89,9 +89,7 @@ class Journal:
         Returns:
             What a `Send` or `Close` among them has to wait for.
         """
-        is_hashed = (
-            isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0
-        )
+        is_hashed = session.is_hash_due(event)
         if self._log is None:
             self._seq += len(effects) + is_hashed
             return ready_now

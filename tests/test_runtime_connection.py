@@ -337,7 +337,6 @@ async def test_silence_is_no_stall() -> None:
 async def test_a_close_is_bounded_with_all_that_waits_before_it() -> None:
     """A shutdown would hang on the one client that reads a frame every nine seconds."""
     async with connected() as (websocket, session, connection):
-
         start = anyio.current_time()
         for _ in range(50):
             connection.send("speech", partial(anyio.sleep, SEND_STALL_S - 1))

@@ -1,9 +1,9 @@
 """What the server asks of a model: the `Backend` protocol and its errors.
 
 A backend is shared by all sessions; a `BackendSession` is the explicit state of one of them (B8), a
-`TurnSession` that of one turn of chat. Calls on one of them never overlap: the session machine
-starts the next only after the last one's result (B1, B4). `interrupt` alone may come at any moment,
-from any task.
+`TurnSession` that of one turn of chat, a `TranscriptSession` that of one transcription. Calls on
+one of them never overlap: the session machine starts the next only after the last one's result
+(B1, B4). `interrupt` alone may come at any moment, from any task.
 
 What crosses is plain values (`protocol.model`), so that a backend can live in another process.
 Times are real for a real model and virtual for the scripted one; nothing here asks for a clock.
@@ -17,6 +17,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from protocol.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+from protocol.transcript import Chunk, ChunkResult
 from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 
@@ -42,7 +43,8 @@ class BackendInfo:
 
     Attributes:
         name: as given to `--model`.
-        modes: the session modes that it serves: of `video`, `audio` and `chat`.
+        modes: the session modes that it serves: of `video`, `audio`, `chat` and
+            `transcription`.
         slots: sessions that it can hold at once.
         context_limit: most tokens in a session's KV cache.
         sliding_windows: the window policies that it honours; others are refused.
@@ -170,6 +172,27 @@ class TurnSession(Protocol):
         ...
 
 
+class TranscriptSession(Protocol):
+    """One transcription on a backend: utterance after utterance, chunk by chunk."""
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Hear a second of an utterance, and write what was heard.
+
+        Args:
+            chunk: the next of its utterance; index 0 begins one, and forgets the last.
+
+        Raises:
+            ContextFull: it does not fit; nothing was fed.
+            BackendError: it failed, and the utterance is lost; the next may begin.
+            BackendGone: the session is lost.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Give back everything the session holds; it never raises for a session that is lost."""
+        ...
+
+
 class Backend(Protocol):
     """One model and its weights, shared by all sessions."""
 
@@ -198,6 +221,19 @@ class Chats(Protocol):
 
         Raises:
             BackendError: the turn cannot be taken; the slot is as empty as before.
+        """
+        ...
+
+
+@runtime_checkable
+class Transcribes(Protocol):
+    """A backend that writes what it hears; its `info.modes` has `transcription`."""
+
+    async def transcribe(self, *, slot: int) -> TranscriptSession:
+        """Take a transcription on `slot`, which is empty; it computes nothing yet.
+
+        Raises:
+            BackendError: it cannot be taken; the slot is as empty as before.
         """
         ...
 

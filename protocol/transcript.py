@@ -1,0 +1,74 @@
+"""The plain values of a transcription, as a session and a model exchange them (003).
+
+An utterance is one anchored request of streaming input: its sound comes in chunks of exactly one
+second, and the model writes what it hears of each before the next. What a slot holds of an
+utterance is kept from chunk to chunk, and forgotten when the next begins.
+
+PCM is little-endian float32, mono, 16 kHz.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from .model import Costs
+
+ChunkEnd = Literal["stop", "length"]
+"""Why the text of a chunk ends: the model's own terminator, or the most tokens of a chunk."""
+
+
+@attrs.frozen(kw_only=True)
+class Chunk:
+    """One second of an utterance.
+
+    Attributes:
+        utterance: 0, 1, 2... counts the session's; with the session's seed it keys the RNG.
+        index: 0 begins the utterance: what the slot held of the last one is forgotten.
+        pcm: float32 LE, exactly `UNIT_SAMPLES` samples at 16 kHz.
+        is_last: nothing of the utterance follows: text that was held back is let go.
+        seed: the session's.
+    """
+
+    utterance: int
+    index: int
+    pcm: bytes
+    is_last: bool = False
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class ChunkResult:
+    """What the model wrote of one chunk.
+
+    Attributes:
+        utterance: the chunk's.
+        index: the chunk's.
+        text: whole characters alone; may be empty.
+        token_ids: sampled in this chunk, the terminator included.
+        reason: why the text ends here.
+        prompt_tokens: rows fed as the chunk's prompt, embeddings too; the first chunk's has the
+            instructions.
+        generated_tokens: tokens sampled.
+        kv_length: tokens in the KV cache after it.
+        fed_ids: the prompt's ids, with -1 where an embedding was fed instead of a token.
+        input_hash: blake2b-128 hex of the chunk's sound.
+        logits_hash: blake2b-128 hex of the first token's logits.
+        margin: how far the first token's best logit was above the second.
+        costs: measured by the backend.
+    """
+
+    utterance: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    reason: ChunkEnd
+    prompt_tokens: int
+    generated_tokens: int
+    kv_length: int
+    fed_ids: tuple[int, ...] = ()
+    input_hash: str = ""
+    logits_hash: str = ""
+    margin: float = 0.0
+    costs: Costs = Costs()
