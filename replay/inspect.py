@@ -15,6 +15,7 @@ import attrs
 
 from protocol import events as ev
 from protocol.codec import parse_frame
+from protocol.dialects import DIALECTS, Dialect
 from protocol.dialects.opening import OPENING
 from protocol.errors import RemoteProtocolError
 from protocol.messages import ErrorReport
@@ -27,6 +28,7 @@ from recorder.scan import Damage
 from .environment import model_of
 from .inspection import Drop, End, ErrorSent, Inspection, StateSpan, TurnStory, UnitStory
 from .logic import Replayer
+from .utterances import Utterances
 
 ERROR_CHARS_MAX: Final = 4096
 """A longer frame is audio, and no `error`: it is not parsed to find that out."""
@@ -53,6 +55,7 @@ class Inspector:
         self._states: list[StateSpan] = []
         self._units: dict[int, UnitStory] = {}
         self._turns: dict[int, TurnStory] = {}
+        self._utterances: Final = Utterances()
         self._drops: list[Drop] = []
         self._errors: list[ErrorSent] = []
         self._opened: ev.ConnectionOpened | None = None
@@ -107,6 +110,7 @@ class Inspector:
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
             units=tuple(self._units.values()),
             turns=tuple(self._turns.values()),
+            utterances=self._utterances.told,
             drops=tuple(self._drops),
             errors=tuple(self._errors),
             end=attrs.evolve(self._end, reason=self._end.reason or ended),
@@ -149,6 +153,7 @@ class Inspector:
                 self._change(finalized.index, finalized_ns=record.at_ns)
             case _:
                 self._note_turn(event)
+                self._utterances.note_event(event)
 
     def _note_turn(self, event: ev.Event) -> None:
         match event:
@@ -192,7 +197,9 @@ class Inspector:
 
     def _note_sent(self, record: Record) -> None:
         self._sent += 1
-        error = _error_of(record.fields.get("frame"))
+        session = self._replayer.session
+        dialect = OPENING if session is None else DIALECTS.get(session.dialect_name, OPENING)
+        error = _error_of(record.fields.get("frame"), dialect)
         if error is not None:
             sent = ErrorSent(at_ns=record.at_ns, code=error.code.value, message=error.message)
             self._errors.append(sent)
@@ -206,6 +213,8 @@ class Inspector:
                 turn = fields.get("turn")
                 if isinstance(turn, Mapping) and isinstance(index := turn.get("index"), int):
                     self._turns[index] = TurnStory(index=index, started_ns=record.at_ns)
+            case "RunChunk":
+                self._utterances.note_start(record.at_ns, fields.get("chunk"))
             case "StartFinalize" if fields.get("interrupted") is True:
                 index = fields.get("index")
                 if isinstance(index, int):
@@ -254,12 +263,12 @@ def _audio_ms(pcm: bytes) -> int:
     return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ
 
 
-def _error_of(frame: Value) -> ErrorReport | None:
-    """Read a sent frame that is an `error`; every dialect writes those alike."""
+def _error_of(frame: Value, dialect: Dialect) -> ErrorReport | None:
+    """Read a sent frame that is an `error`, in the words of its dialect."""
     if not isinstance(frame, str) or len(frame) > ERROR_CHARS_MAX or '"error"' not in frame:
         return None
     try:
-        messages = OPENING.decode(parse_frame(frame))
+        messages = dialect.decode(parse_frame(frame))
     except RemoteProtocolError:
         return None
     return next((message for message in messages if isinstance(message, ErrorReport)), None)
