@@ -30,7 +30,7 @@ from .errors import (
 )
 from .limits import NS_PER_S
 from .messages import Closed, EndReason, ErrorReport, RecordingState, ServerMessage
-from .state import ConnectionEnded, Course, Role, State, course_of, next_state
+from .state import ConnectionEnded, Course, Role, State, Trigger, course_of, next_state
 from .timers import Timers
 from .unit_loop import UnitLoop
 
@@ -128,6 +128,10 @@ class Core:
             self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
             self.frames_sent += 1
 
+    def move(self, trigger: Trigger) -> None:
+        """Take a transition that no message makes."""
+        self.state = next_state(Role.SERVER, self.course, self.state, trigger)
+
     def complain(self, code: ErrorCode, message: str) -> None:
         """Send an `error`; the connection stays, unless it carries a single request (004)."""
         self.say(ErrorReport(code=code, message=message))
@@ -173,7 +177,7 @@ class Core:
             self.farewell()
             self.say(Closed(session_id=self.session_id, reason=reason, client_reason=client_reason))
         else:
-            self.state = next_state(Role.SERVER, self.course, self.state, ConnectionEnded)
+            self.move(ConnectionEnded)
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
         self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
@@ -188,7 +192,7 @@ class Core:
     def lose_peer(self) -> None:
         """The peer is gone: nothing can be said any more."""
         if not self.is_closed:
-            self.state = next_state(Role.SERVER, self.course, self.state, ConnectionEnded)
+            self.move(ConnectionEnded)
             self._clean_up("peer_gone")
 
     def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:

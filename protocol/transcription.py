@@ -31,7 +31,7 @@ from .limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from .messages import Created, TranscriptDelta, TranscriptDone
 from .model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
 from .requests import AppendSound, ChooseModel, Commit
-from .state import ModelChosen, Role, next_state
+from .state import ModelChosen
 from .transcript import Chunk, ChunkResult
 
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
@@ -39,6 +39,12 @@ SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
 PCM16_SCALE: Final = 32_768
 """From a 16-bit integer to [-1, 1): a power of two, so that every sample is exact."""
 MS_PER_S: Final = 1_000
+
+
+def to_float32(pcm16: bytes) -> bytes:
+    """Turn signed 16-bit LE samples into float32 LE ones in [-1, 1), exactly."""
+    samples = np.frombuffer(pcm16, dtype="<i2").astype("<f4") / np.float32(PCM16_SCALE)
+    return samples.tobytes()
 
 
 @attrs.define
@@ -82,11 +88,10 @@ class Utterance:
         pcm16 = bytes(self.sound[:SECOND_BYTES])
         del self.sound[:SECOND_BYTES]
         self.is_heard_out = not pcm16
-        samples = np.frombuffer(pcm16, dtype="<i2").astype("<f4") / np.float32(PCM16_SCALE)
         chunk = Chunk(
             utterance=self.index,
             index=self.chunks,
-            pcm=samples.tobytes().ljust(UNIT_BYTES, b"\0"),
+            pcm=to_float32(pcm16).ljust(UNIT_BYTES, b"\0"),
             is_last=self.is_heard_out,
             seed=seed,
         )
@@ -146,7 +151,7 @@ class Transcription:
             return
         self.model = message.model
         core.cancel_timer("init")
-        core.state = next_state(Role.SERVER, core.course, core.state, ModelChosen)
+        core.move(ModelChosen)
 
     # -- in -------------------------------------------------------------------------------------
 

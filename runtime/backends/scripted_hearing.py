@@ -88,22 +88,36 @@ class ScriptedTranscript:
             self._running = False
 
     async def _run(self, chunk: Chunk) -> ChunkResult:
-        kept = 0 if chunk.index == 0 else self._kv_length
-        self._expected = None  # until it is heard, only a new utterance may follow
-        heard = self._hears(chunk)
-        prompt_tokens = SOUND_TOKENS + (INSTRUCTION_TOKENS if chunk.index == 0 else 0)
-        worst = kept + prompt_tokens + TOKENS_MAX
-        if heard.fault == "context_full" or worst > self._backend.info.context_limit:
-            raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")
+        heard = self.take(chunk)
         await anyio.sleep(heard.takes_s)
         if heard.fault == "hang":
             await anyio.sleep_forever()
         if heard.fault is not None:
             error = BackendGone if heard.fault == "gone" else BackendError
             raise error(f"chunk {chunk.index}: the script says so")
+        return self.write(chunk, heard)
+
+    def take(self, chunk: Chunk) -> Heard:
+        """Ask the script what becomes of a chunk.
+
+        Raises:
+            ContextFull: it does not fit; nothing was fed.
+        """
+        self._expected = None  # until it is heard, only a new utterance may follow
+        if chunk.index == 0:
+            self._kv_length = 0
+        heard = self._hears(chunk)
+        worst = self._kv_length + _prompt_tokens(chunk) + TOKENS_MAX
+        if heard.fault == "context_full" or worst > self._backend.info.context_limit:
+            raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")
+        return heard
+
+    def write(self, chunk: Chunk, heard: Heard) -> ChunkResult:
+        """Make the result of a chunk that was heard."""
+        prompt_tokens = _prompt_tokens(chunk)
         count = min(-(-len(heard.text) // TOKEN_CHARS), TOKENS_MAX - 1)
         token_ids = (*range(count), CHUNK_EOS_ID)
-        self._kv_length = kept + prompt_tokens + count
+        self._kv_length += prompt_tokens + count
         self._expected = None if chunk.is_last else (chunk.utterance, chunk.index + 1)
         took_us = round(heard.takes_s * US_PER_S)
         return ChunkResult(
@@ -137,3 +151,7 @@ class ScriptedTranscript:
             self._backend.violate(f"B1: chunk {chunk.index} has {len(chunk.pcm)} bytes of PCM")
         if chunk.index and (chunk.utterance, chunk.index) != self._expected:
             self._backend.violate(f"B9: chunk {chunk.utterance}.{chunk.index}: {self._expected}")
+
+
+def _prompt_tokens(chunk: Chunk) -> int:
+    return SOUND_TOKENS + (INSTRUCTION_TOKENS if chunk.index == 0 else 0)
