@@ -255,6 +255,7 @@ class Judge:
 
     def _take(self, message: ServerMessage) -> None:
         self._choose(message)
+        self._doubt(message)
         owed, cls = self.owed, type(message)
         match message:
             case Paused() | Resumed():
@@ -273,8 +274,6 @@ class Judge:
                 self._find("answer", f"a {cls.__name__} that nobody asked for")
         if owed is None or not self.is_sure or cls not in owed.answers:
             return
-        if isinstance(message, ErrorReport) and self._is_of_a_model(message, owed):
-            return
         answer = cls.__name__
         if isinstance(message, ErrorReport):
             answer = f"error {message.code}"
@@ -283,11 +282,12 @@ class Judge:
         self._note(owed, answer)
         self.owed = None
 
-    def _is_of_a_model(self, message: ErrorReport, owed: Demand) -> bool:
-        """Whether a server does not have a model that it might have had: then nothing is sure."""
-        is_it = message.code is ErrorCode.MODEL_NOT_FOUND and owed.code is not message.code
-        self.is_sure = self.is_sure and not is_it
-        return is_it
+    def _doubt(self, message: ServerMessage) -> None:
+        """A server that lacks a model which it might have had: nothing is sure from then on."""
+        owed_code = None if self.owed is None else self.owed.code
+        code = message.code if isinstance(message, ErrorReport) else None
+        if code is ErrorCode.MODEL_NOT_FOUND and owed_code is not code:
+            self.is_sure, self.owed = False, None
 
     def _choose(self, message: ServerMessage) -> None:
         """See by the answer on which side of `queue_done` a message was read."""
