@@ -11,6 +11,12 @@
         async for piece in await session.ask("Good morning!"):
             print(piece.text if isinstance(piece, antiphon.Delta) else "", end="", flush=True)
 
+    async with antiphon.transcribe(url, model="tiny") as session:
+        await session.append(pcm)
+        await session.finish()
+        async for event in session:
+            print(event.text if isinstance(event, antiphon.TranscriptDelta) else "", end="")
+
 It runs on asyncio and on trio. One task sends and one receives. What can go wrong is an
 `antiphon.ClientError`, or a `LocalProtocolError` where the calling code is at fault.
 
@@ -37,6 +43,8 @@ from protocol.messages import (
     Response,
     Resumed,
     Speech,
+    TranscriptDelta,
+    TranscriptDone,
 )
 from protocol.model import DuplexConfig
 from protocol.requests import (
@@ -63,9 +71,10 @@ from runtime.client.errors import (
     SessionClosedError,
     SessionRefusedError,
 )
-from runtime.client.sdk import connect
+from runtime.client.sdk import connect, transcribe
 from runtime.client.session import ClientSession
 from runtime.client.session import connect as connect_raw
+from runtime.client.transcription import TranscriptEvent, TranscriptionSession
 
 __all__ = [
     "AddressError",
@@ -108,9 +117,14 @@ __all__ = [
     "Speech",
     "SpeechRequest",
     "TextPart",
+    "TranscriptDelta",
+    "TranscriptDone",
+    "TranscriptEvent",
+    "TranscriptionSession",
     "VideoPart",
     "VoiceName",
     "connect",
     "connect_raw",
     "message",
+    "transcribe",
 ]

@@ -4,7 +4,8 @@
     for message in connection.receive(frame): ...           # until `state` is CONNECTED
     await socket.send(connection.init(Init(instructions="be brief")))
 
-A chat asks instead of appending, one turn at a time; a `legacy-chat` asks once, before anything.
+A chat asks instead of appending, one turn at a time; a `legacy-chat` asks once, before anything. A
+transcription chooses a model, appends sound and commits it.
 
 It reads the same two tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps
 nothing beside where the session stands and how it was closed. What the server would refuse for its
@@ -35,9 +36,12 @@ from .messages import Closed, ErrorReport, Mode, Paused, Response, Resumed, Serv
 from .model import SAMPLE_BYTES, UNIT_SAMPLES
 from .requests import (
     Append,
+    AppendSound,
     Ask,
+    ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     Init,
     Interrupt,
     Pause,
@@ -52,9 +56,11 @@ from .state import (
     ConnectionEnded,
     Course,
     Gate,
+    ModelChosen,
     Role,
     State,
     course_of,
+    gate_of,
     judge,
     next_state,
 )
@@ -63,11 +69,14 @@ CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
 """`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
 
 
-_HAS_CHAT: Final[Mapping[str, tuple[bool, ...]]] = {
-    "realtime": (False, True),
-    "legacy-chat": (True,),
+_DUPLEX_MODES: Final[tuple[Mode, ...]] = ("video", "audio")
+_MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
+    "realtime": (*_DUPLEX_MODES, "chat"),
+    "legacy-chat": ("chat",),
+    "transcription": ("transcription",),
+    "transcription-responses": ("transcription",),
 }
-"""Whether a dialect's sessions are chats; the others' are not."""
+"""What a dialect's sessions carry; the others' are duplex."""
 
 
 class ClientConnection:
@@ -76,7 +85,8 @@ class ClientConnection:
     Args:
         dialect_name: a name of `dialects.DIALECTS`.
         mode: what the connection's address asked for; `audio` sends no video frames. `legacy-chat`
-            has `chat` alone, `realtime` every mode, the others all but `chat`.
+            has `chat` alone, `realtime` that and sound, the transcriptions their own, the others
+            sound.
 
     Raises:
         LocalProtocolError: there is no such dialect, or it does not have this mode.
@@ -86,13 +96,13 @@ class ClientConnection:
         if dialect_name not in DIALECTS:
             names = ", ".join(DIALECTS)
             raise LocalProtocolError(f"no dialect {dialect_name!r}, there are {names}")
-        if (mode == "chat") not in _HAS_CHAT.get(dialect_name, (False,)):
+        if mode not in _MODES.get(dialect_name, _DUPLEX_MODES):
             raise LocalProtocolError(f"no mode={mode} in {dialect_name}")
         self._dialect = DIALECTS[dialect_name]
         self._mode = mode
         self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._course]
-        self._gate = Gate(self._state.value)
+        self._gate = gate_of(self._course, self._state)
         self._close_sent = False
         self._is_answered = False
         self._closed_with: tuple[int, str] | None = None
@@ -169,6 +179,47 @@ class ClientConnection:
         frame = self._frame(Request.INIT if is_first else Request.APPEND, ask)
         self._gate = Gate.TURN
         return frame
+
+    def choose(self, model: str) -> str:
+        """Choose the model of a transcription; the server says nothing, or `model_not_found`.
+
+        So the session counts as ACTIVE from here on, whatever the server may say to it.
+
+        Args:
+            model: its name.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: the server has not greeted yet, or it is no transcription.
+        """
+        frame = self._frame(Request.INIT, ChooseModel(model=model))
+        self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
+        self._move_gate()
+        return frame
+
+    def append_sound(self, pcm16: bytes) -> str:
+        """Send sound to be transcribed, in pieces of any size.
+
+        Args:
+            pcm16: signed 16-bit LE samples, 16 kHz mono.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: as of `choose`.
+        """
+        return self._frame(Request.APPEND, AppendSound(pcm16=pcm16))
+
+    def commit(self, *, final: bool = False) -> str:
+        """Have sound transcribed from here on; `final`: all of the utterance's is sent.
+
+        Raises:
+            LocalProtocolError: as of `choose`, and where no model is chosen.
+        """
+        return self._frame(Request.COMMIT, Commit(final=final))
 
     def see(self, see: See) -> str:
         """Send a frame that goes with the next audio (002).
@@ -298,10 +349,12 @@ class ClientConnection:
 
         Returns:
             Whether the session ended in order: the server said `session.closed`, or there was no
-            session yet, or a single request had its answer, and the code is 1000.
+            session yet, or a single request had its answer, or it is a transcription, and the
+            code is 1000.
         """
         self._closed_with = (code, reason)
         is_due = self._state is not State.ACTIVE or self._is_answered
+        is_due = is_due or self._course is Course.TRANSCRIPTION  # whose idle end has no message
         ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
         if self._state is not State.CLOSED:
             self._state = next_state(Role.CLIENT, self._course, self._state, ConnectionEnded)
@@ -309,7 +362,7 @@ class ClientConnection:
         return ordered
 
     def _move_gate(self) -> None:
-        self._gate = Gate.CLOSED if self._close_sent else Gate(self._state.value)
+        self._gate = Gate.CLOSED if self._close_sent else gate_of(self._course, self._state)
 
 
 def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:

@@ -24,7 +24,7 @@ import pybase64
 
 from .errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from .limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
-from .model import SAMPLE_BYTES
+from .model import SAMPLE16_BYTES, SAMPLE_BYTES
 from .strict import count_keys, has_more, not_json, refuse_duplicates
 from .utf8 import Frame, Utf8Text
 
@@ -232,6 +232,16 @@ class Value:
     ) -> bytes:
         """Read base64 of float32 LE samples; the bounds are an append's unless others are given."""
         return check_pcm(self.path, self.binary(), samples_min, samples_max)
+
+    def pcm16(self) -> bytes:
+        """Read base64 of signed 16-bit LE samples, one at least."""
+        pcm16 = self.binary()
+        if not pcm16:
+            raise invalid(self.path, "no samples, at least 1 is needed")
+        if len(pcm16) % SAMPLE16_BYTES:
+            text = f"{len(pcm16)} bytes, a multiple of {SAMPLE16_BYTES} is needed (int16)"
+            raise invalid(self.path, text)
+        return pcm16
 
     def _fail_kind(self, needed: str) -> NoReturn:
         raise invalid(self.path, f"{kind_of(self.value)}, {needed} is needed")

@@ -30,7 +30,7 @@ from .errors import (
 )
 from .limits import NS_PER_S
 from .messages import Closed, EndReason, ErrorReport, RecordingState, ServerMessage
-from .state import ConnectionEnded, Course, Role, State, course_of, next_state
+from .state import ConnectionEnded, Course, Role, State, Trigger, course_of, next_state
 from .timers import Timers
 from .unit_loop import UnitLoop
 
@@ -63,6 +63,8 @@ class Core:
         releasing: `Release` is under way.
         loop: the unit loop, which knows the model call under way.
         running_turn: the turn of chat that is under way on the model, be it wanted or not.
+        running_chunk: the chunk of a transcription that is under way on the model, likewise:
+            which utterance's, and its index.
         alive_ns: when the model call under way last showed that it goes on; None where none is.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
@@ -91,11 +93,18 @@ class Core:
     running_turn: int | None = added(None)
     alive_ns: int | None = added(None)
     is_draining: bool = added(False)
+    running_chunk: tuple[int, int] | None = added(None)
 
     @property
     def course(self) -> Course:
         """What the session is for."""
         return course_of(self.opened.mode, is_request=self.opened.endpoint == "chat")
+
+    @property
+    def is_calling(self) -> bool:
+        """A model call is under way, be it wanted or not."""
+        is_opening_or_answering = self.opening_backend or self.running_turn is not None
+        return is_opening_or_answering or self.running_chunk is not None or not self.loop.is_idle
 
     @property
     def session_id(self) -> str:
@@ -118,6 +127,10 @@ class Core:
         for frame in self.dialect.encode(message):
             self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
             self.frames_sent += 1
+
+    def move(self, trigger: Trigger) -> None:
+        """Take a transition that no message makes."""
+        self.state = next_state(Role.SERVER, self.course, self.state, trigger)
 
     def complain(self, code: ErrorCode, message: str) -> None:
         """Send an `error`; the connection stays, unless it carries a single request (004)."""
@@ -160,19 +173,26 @@ class Core:
         """
         if self.is_closed:
             return
-        if self.state is State.ACTIVE and self.course is not Course.REQUEST:
+        if self._says_goodbye:
             self.farewell()
             self.say(Closed(session_id=self.session_id, reason=reason, client_reason=client_reason))
         else:
-            self.state = next_state(Role.SERVER, self.course, self.state, ConnectionEnded)
+            self.move(ConnectionEnded)
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
         self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
 
+    @property
+    def _says_goodbye(self) -> bool:
+        """Whether an end is a message of its own; a transcription's is an error, in any state."""
+        if self.course is Course.TRANSCRIPTION:
+            return True
+        return self.state is State.ACTIVE and self.course is not Course.REQUEST
+
     def lose_peer(self) -> None:
         """The peer is gone: nothing can be said any more."""
         if not self.is_closed:
-            self.state = next_state(Role.SERVER, self.course, self.state, ConnectionEnded)
+            self.move(ConnectionEnded)
             self._clean_up("peer_gone")
 
     def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:
@@ -195,7 +215,7 @@ class Core:
             self.do(interrupt)
         if self.running_turn is not None:
             self.do(ef.CutTurn(index=self.running_turn))
-        if self.opening_backend or self.running_turn is not None or not self.loop.is_idle:
+        if self.is_calling:
             self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
         else:
             self.release()

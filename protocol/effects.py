@@ -14,6 +14,7 @@ from .digest import added
 from .events import TimerName
 from .messages import Mode
 from .model import Opening, Unit
+from .transcript import Chunk
 from .turn import Turn
 
 MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video"]
@@ -148,6 +149,14 @@ class CutTurn:
 
 
 @attrs.frozen(kw_only=True)
+class RunChunk:
+    """Have the model on the leased slot hear a second of an utterance, and write what it heard."""
+
+    lease: int
+    chunk: Chunk
+
+
+@attrs.frozen(kw_only=True)
 class Release:
     """Give the slot back once its cleanup is done; `condemn`: its worker hangs (B4)."""
 
@@ -188,6 +197,7 @@ Effect = (
     | DropUnit
     | StartTurn
     | CutTurn
+    | RunChunk
     | Release
     | SetTimer
     | CancelTimer

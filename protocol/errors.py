@@ -22,7 +22,10 @@ from typing import Final, Literal
 
 
 class ErrorCode(StrEnum):
-    """The codes of an `error` event (000, Error Codes; `invalid_event` is the diagram's)."""
+    """The codes of an `error` event (000, Error Codes; `invalid_event` is the diagram's).
+
+    Those from `model_not_validated` on are a transcription's alone (003; the wire decisions).
+    """
 
     NOT_READY = "not_ready"
     UNKNOWN_EVENT = "unknown_event"
@@ -34,6 +37,13 @@ class ErrorCode(StrEnum):
     WORKER_BUSY = "worker_busy"
     WORKER_CONNECT_FAILED = "worker_connect_failed"
     INFERENCE_ERROR = "inference_error"
+    MODEL_NOT_VALIDATED = "model_not_validated"
+    MODEL_NOT_FOUND = "model_not_found"
+    INVALID_AUDIO = "invalid_audio"
+    INVALID_JSON = "invalid_json"
+    INVALID_FRAME = "invalid_frame"
+    BUFFER_FULL = "buffer_full"
+    CONTEXT_FULL = "context_full"
 
 
 REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
@@ -52,8 +62,26 @@ CLIENT_ERRORS: Final = frozenset(
         ErrorCode.INVALID_EVENT,
         ErrorCode.MISSING_FIELD,
         ErrorCode.INVALID_PAYLOAD,
+        ErrorCode.MODEL_NOT_VALIDATED,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.INVALID_AUDIO,
+        ErrorCode.INVALID_JSON,
+        ErrorCode.INVALID_FRAME,
+        ErrorCode.BUFFER_FULL,
     }
 )
+TRANSCRIPTION_ERRORS: Final = frozenset(
+    {
+        ErrorCode.MODEL_NOT_VALIDATED,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.INVALID_AUDIO,
+        ErrorCode.INVALID_JSON,
+        ErrorCode.INVALID_FRAME,
+        ErrorCode.BUFFER_FULL,
+        ErrorCode.CONTEXT_FULL,
+    }
+)
+"""What a transcription alone is told (003); elsewhere these close the connection, or cannot be."""
 ADMISSION_ERRORS: Final = frozenset(
     {
         ErrorCode.SERVICE_UNAVAILABLE,
@@ -81,6 +109,19 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         "on it.",
         ErrorCode.INFERENCE_ERROR: "The model failed on this piece of input, which is taken back. "
         "The session goes on.",
+        ErrorCode.MODEL_NOT_VALIDATED: "Sound was committed before a model was chosen. It is kept; "
+        "choose a model and commit again.",
+        ErrorCode.MODEL_NOT_FOUND: "The server has no model of that name. One that was chosen "
+        "before stays.",
+        ErrorCode.INVALID_AUDIO: "The sound is no base64 of whole 16-bit samples, or has none. "
+        "Nothing of it is kept.",
+        ErrorCode.INVALID_JSON: "The message is no JSON object, or has a key twice. The connection "
+        "stays.",
+        ErrorCode.INVALID_FRAME: "The message is binary. The connection stays.",
+        ErrorCode.BUFFER_FULL: "More sound, or more utterances, than may wait for the model. The "
+        "message is refused whole; send it again later.",
+        ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. What was heard of it "
+        "so far is its text, the rest is discarded, and the next utterance begins afresh.",
     }
 )
 """What each code means, in the words of the protocol reference."""

@@ -16,9 +16,10 @@ import attrs
 
 from .digest import added
 from .errors import ErrorCode
-from .limits import IDLE_S, PAUSE_S
+from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX
 from .messages import Mode, QueuePlace
 from .model import Finalized, Opened, SlidingWindow, UnitResult
+from .transcript import ChunkResult
 from .turn import Prefill, TurnChunk, TurnResult
 from .utf8 import Frame
 
@@ -40,9 +41,11 @@ class SessionLimits:
         sliding_windows: the window policies that the backend honours.
         can_rollback: whether the backend can undo a failed unit.
         close_on_recording_failure: end the session when its log fails; else go on and say so.
-        idle_s: time between two turns of chat.
+        idle_s: time between two turns of chat; silence of a client that has something transcribed.
         pause_s: longest pause.
         call_wait_s: how long a model call may show no sign of life; 0 waits for ever.
+        models: the names by which a transcription's model may be chosen.
+        sound_bytes: PCM16 of a transcription that may wait for the model.
     """
 
     session_s: int
@@ -55,6 +58,8 @@ class SessionLimits:
     idle_s: int = added(IDLE_S)
     pause_s: int = added(PAUSE_S)
     call_wait_s: int = added(0)
+    models: tuple[str, ...] = added(())
+    sound_bytes: int = added(SOUND_BYTES_MAX)
 
 
 @attrs.frozen(kw_only=True)
@@ -282,6 +287,24 @@ class TurnFailed:
 
 
 @attrs.frozen(kw_only=True)
+class ChunkDone:
+    """The model has written what it heard of a chunk."""
+
+    at_ns: int
+    result: ChunkResult
+
+
+@attrs.frozen(kw_only=True)
+class ChunkFailed:
+    """It has not, and the utterance is lost to it; `context_full`: nothing of it was fed (B10)."""
+
+    at_ns: int
+    utterance: int
+    index: int
+    context_full: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class BackendLost:
     """The backend or its worker is gone."""
 
@@ -358,6 +381,8 @@ Event = (
     | TurnProgress
     | TurnDone
     | TurnFailed
+    | ChunkDone
+    | ChunkFailed
     | BackendLost
     | BackendReleased
     | TimerFired

@@ -27,7 +27,10 @@ CALL_WAIT_S: Final = 30
 TURN_WAIT_S: Final = 120
 """The prefill of a full context says nothing until its end, and waits behind others' units."""
 IDLE_S: Final = 60
-"""A chat holds no slot between its turns, but a socket and its memory (the wire decisions)."""
+"""A chat holds no slot between its turns, but a socket and its memory (the wire decisions); a
+transcription holds its slot too."""
+LIMIT_TRANSCRIPTION_S: Final = 3600
+"""Total time of a transcription session: a meeting, whose utterances begin the context afresh."""
 PAUSE_S: Final = 60
 """A paused session holds its slot; a client may ask for less, not for more (002)."""
 ESTIMATE_INTERVAL_S: Final = 3
@@ -40,7 +43,12 @@ FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
 CHAT_FRAME_BYTES_MAX: Final = 96 * 1024 * 1024
 """A turn of chat carries its media whole: a video of 64 MiB in base64, and room beside it."""
 FRAME_BYTES_MAX_OF: Final = MappingProxyType(
-    {"video": FRAME_BYTES_MAX, "audio": FRAME_BYTES_MAX, "chat": CHAT_FRAME_BYTES_MAX}
+    {
+        "video": FRAME_BYTES_MAX,
+        "audio": FRAME_BYTES_MAX,
+        "chat": CHAT_FRAME_BYTES_MAX,
+        "transcription": FRAME_BYTES_MAX,
+    }
 )
 """By a session's mode, either way."""
 JSON_DEPTH_MAX: Final = 32
@@ -117,6 +125,17 @@ VIDEO_S_MAX: Final = 64
 """Seconds of a video: at 75 tokens and more each they fill the context."""
 STACK_FRAMES_MAX: Final = 5
 """Pictures a second of a video."""
+# -- transcription ------------------------------------------------------------------------------
+
+SOUND_BYTES_MAX: Final = 32 * 1024 * 1024
+"""PCM16 that waits for the model: 17 minutes, for the client of 003 sends a whole file at once."""
+UTTERANCES_PENDING_MAX: Final = 256
+"""Utterances that wait to be answered: empty ones take no sound, but memory all the same."""
+MODEL_CHARS_SHOWN: Final = 64
+"""Characters of a model's name that an error repeats: it is the client's own text."""
+
+# -- names --------------------------------------------------------------------------------------
+
 VOICE_NAME_CHARS_MAX: Final = 64
 """The name of a voice in the server's library."""
 LABEL_CHARS_MAX: Final = 64

@@ -16,8 +16,8 @@ from .digest import added
 from .errors import ErrorCode
 from .turn import StopReason
 
-Mode = Literal["video", "audio", "chat"]
-"""What a session carries; `transcription` is not served yet."""
+Mode = Literal["video", "audio", "chat", "transcription"]
+"""What a session carries."""
 
 RecordingState = Literal["on", "off", "failed"]
 
@@ -68,6 +68,7 @@ class Created:
         recording: whether the session is being recorded.
         recording_id: the recording's name; empty where there is none, or the dialect has no field.
         is_chat: turns are asked for one by one; else sound flows in (001, `turn_based`).
+        created_s: when the session began, Unix time in whole seconds (003, `created`).
     """
 
     session_id: str
@@ -75,6 +76,7 @@ class Created:
     recording: RecordingState
     recording_id: str = ""
     is_chat: bool = False
+    created_s: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -243,6 +245,32 @@ class Response:
 
 
 @attrs.frozen(kw_only=True)
+class TranscriptDelta:
+    """What was heard of an utterance since the last one; nothing of it is taken back (003).
+
+    Attributes:
+        text: the words, or a part of one; never empty.
+    """
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptDone:
+    """An utterance is transcribed, as far as it could be (003).
+
+    Attributes:
+        text: of the whole utterance: that of its deltas, joined.
+        prompt_tokens: tokens and embeddings that the model was fed of it.
+        completion_tokens: tokens that the model generated.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@attrs.frozen(kw_only=True)
 class ErrorReport:
     """Something went wrong; the code says whether the connection stays (`protocol.errors`).
 
@@ -266,13 +294,15 @@ EndReason = Literal[
     "server_shutdown",
     "cancelled",
     "invalid_frame",
+    "idle",
     "refused",
     "peer_gone",
 ]
 """Why a session ended. Each dialect has its own words for them.
 
 `answered` and `rejected` are the ends of a connection that carries one request (004): its answer,
-and the client's mistake. The last two are never said, but for a chat that is refused amid its life.
+and the client's mistake; `idle` is a transcription's, whose client is silent. The last two are
+never said, but for a chat that is refused amid its life.
 """
 
 
@@ -305,6 +335,8 @@ ServerMessage = (
     | Prefilled
     | Delta
     | Response
+    | TranscriptDelta
+    | TranscriptDone
     | ErrorReport
     | Closed
 )

@@ -22,6 +22,8 @@ OUTPUT_RATE_HZ: Final = 24_000
 UNIT_SAMPLES: Final = 16_000
 """One unit is one second of input audio."""
 SAMPLE_BYTES: Final = 4
+SAMPLE16_BYTES: Final = 2
+"""Of a signed 16-bit sample, as sound to be transcribed comes (003)."""
 UNIT_BYTES: Final = UNIT_SAMPLES * SAMPLE_BYTES
 
 

@@ -23,6 +23,8 @@ SIGNS_OF_LIFE: Final = (
     ev.RollbackDone,
     ev.TurnPrefilled,
     ev.TurnProgress,
+    ev.ChunkDone,
+    ev.ChunkFailed,
 )
 """What a model says that goes on; each may be followed by the next call within the same step."""
 
@@ -37,7 +39,7 @@ def watch(core: Core, event: ev.Event) -> None:
     wait_s = core.opened.limits.call_wait_s
     if not wait_s or core.is_closed:
         return
-    if not _is_calling(core):
+    if not core.is_calling:
         core.alive_ns = None
     elif core.alive_ns is None or isinstance(event, SIGNS_OF_LIFE):
         core.alive_ns = core.now_ns
@@ -56,8 +58,3 @@ def look(core: Core) -> None:
         core.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
     else:
         core.end("backend_error")
-
-
-def _is_calling(core: Core) -> bool:
-    """A model call is under way, be it wanted or not."""
-    return core.opening_backend or core.running_turn is not None or not core.loop.is_idle

@@ -4,7 +4,7 @@ A dialect (`protocol.dialects`) turns wire frames into these and back. They are 
 behaviour; their fields are already checked where they come from a client. What the server says
 stands in `messages`.
 
-Audio is float32 LE, 16 kHz mono.
+Audio is float32 LE, 16 kHz mono, but for a transcription's, which comes as 16-bit integers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Request(StrEnum):
     RESUME = "resume"
     INTERRUPT = "interrupt"
     REPORT = "client_diagnostic"
+    COMMIT = "commit"
     MISPLACED = "misplaced"
     """An event that some dialect knows, in a session where it has no place."""
     UNKNOWN = "unknown"
@@ -257,4 +258,56 @@ class Ask:
     ignored: tuple[str, ...] = ()
 
 
-ClientMessage = Init | Append | CloseRequest | See | Pause | Resume | Interrupt | Report | Ask
+@attrs.frozen(kw_only=True)
+class ChooseModel:
+    """Choose the model that transcribes (003, session.update).
+
+    Attributes:
+        model: its name, of any length: who asks for one that is not served is told so.
+        ignored: paths of fields that were ignored, for counting.
+    """
+
+    model: str
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class AppendSound:
+    """Sound of an utterance, in pieces of any size (003, input_audio_buffer.append).
+
+    Attributes:
+        pcm16: signed 16-bit LE samples, 16 kHz mono; one at least.
+        ignored: as in `ChooseModel`.
+    """
+
+    pcm16: bytes
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Commit:
+    """Begin to transcribe an utterance, or say that all of its sound is there (003).
+
+    Attributes:
+        final: no more sound of this utterance comes; what is appended next is the next one's.
+        ignored: as in `ChooseModel`.
+    """
+
+    final: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+ClientMessage = (
+    Init
+    | Append
+    | CloseRequest
+    | See
+    | Pause
+    | Resume
+    | Interrupt
+    | Report
+    | Ask
+    | ChooseModel
+    | AppendSound
+    | Commit
+)

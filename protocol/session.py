@@ -6,7 +6,8 @@ what makes a recording replayable.
 
 This file hands each fact to whom it concerns: `core` says how a session speaks and ends,
 `waiting` what is told of the queue, `beginning` how it is set up, `duplex` what becomes of audio,
-`chat` what becomes of a question. What is left here is the order in which a frame is judged.
+`chat` what becomes of a question, `transcription` what is written of sound, `reception` how a frame
+is judged.
 """
 
 from __future__ import annotations
@@ -19,36 +20,41 @@ from . import events as ev
 from . import overdue
 from .beginning import Beginning
 from .chat import Chat
-from .codec import parse_frame
 from .core import Core
-from .dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME
-from .dialects.base import Context, Dialect, Json
-from .dialects.opening import OPENING, choose
+from .dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME, TRANSCRIPTION
+from .dialects.base import Dialect
+from .dialects.opening import OPENING
 from .digest import digest
 from .duplex import Duplex
-from .errors import CLOSE_TOO_BIG, REFUSALS, ErrorCode, FieldError, FrameError, LocalProtocolError
-from .limits import FRAME_BYTES_MAX_OF
-from .messages import EndReason, ErrorReport, GoingAway, QueueDone
+from .errors import REFUSALS, ErrorCode, LocalProtocolError
+from .limits import STATE_HASH_UNITS
+from .messages import EndReason, GoingAway, QueueDone
+from .reception import read_frame
 from .requests import (
     Append,
+    AppendSound,
     Ask,
+    ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     Init,
     Interrupt,
     Pause,
     Report,
-    Request,
     Resume,
     See,
 )
-from .state import ACCEPT, BEGINNINGS, Course, Gate, State, judge
+from .state import BEGINNINGS, Course, Gate, State, gate_of
+from .transcription import Transcription
 from .unit_loop import Phase
 from .waiting import Waiting
 
 
 def _dialect_of(opened: ev.ConnectionOpened) -> Dialect:
     """The dialect that a connection begins with; on `/v1/realtime` the client's init picks it."""
+    if opened.mode == "transcription":
+        return TRANSCRIPTION
     if opened.endpoint == "realtime":
         return REALTIME if opened.mode == "chat" else OPENING
     return LEGACY_CHAT if opened.endpoint == "chat" else LEGACY_DUPLEX
@@ -70,6 +76,7 @@ class Session:
         core.state = BEGINNINGS[core.course]
         self._duplex = Duplex(core)
         self._chat = Chat(core)
+        self._transcription = Transcription(core)
         core.farewell = self._chat.break_off
         self._beginning = Beginning(core, self._duplex)
         self._waiting = Waiting(core)
@@ -80,7 +87,7 @@ class Session:
         session = cls(event)
         core = session._core
         match core.course:
-            case Course.DUPLEX:
+            case Course.DUPLEX | Course.TRANSCRIPTION:
                 core.waits_for_slot = True
                 core.set_timer("session", event.limits.session_s)
                 core.do(ef.EnterQueue(mode=event.mode))
@@ -154,12 +161,12 @@ class Session:
     @property
     def counts(self) -> Mapping[str, int]:
         """Units started and dropped, turns, appends, frames sent, fields ignored."""
-        turns = {"turns": self._chat.turns} if self._core.course is not Course.DUPLEX else {}
+        own = {Course.DUPLEX: {}, Course.TRANSCRIPTION: self._transcription.counts}
         return {
-            **turns,
+            **own.get(self._core.course, {"turns": self._chat.turns}),
             "units": self._core.loop.index + 1,
             "units_dropped": self._duplex.units_dropped,
-            "appends": self._duplex.appends,
+            "appends": self._duplex.appends + self._transcription.appends,
             "frames_sent": self._core.frames_sent,
             "fields_ignored": self._core.fields_ignored,
         }
@@ -168,9 +175,14 @@ class Session:
         """Hash the whole state: equal states have equal digests, in any process."""
         init = self._beginning.pending
         parts = (self._core, self._duplex, init, self._waiting.place, self._waiting.told_ns)
-        if self._core.course is Course.DUPLEX:
-            return digest(parts)
-        return digest((*parts, self._chat))
+        own = {Course.DUPLEX: (), Course.TRANSCRIPTION: (self._transcription,)}
+        return digest((*parts, *own.get(self._core.course, (self._chat,))))
+
+    def is_hash_due(self, event: ev.Event) -> bool:
+        """Whether the digest is to be logged after an event that was stepped."""
+        if isinstance(event, ev.FinalizeDone):
+            return self.counts["units"] % STATE_HASH_UNITS == 0
+        return isinstance(event, ev.ChunkDone) and self.counts["chunks"] % STATE_HASH_UNITS == 0
 
     # -- connection and queue -------------------------------------------------------------------
 
@@ -194,6 +206,8 @@ class Session:
             core.release()
         elif core.course is Course.DUPLEX:
             self._queue_done()
+        elif core.course is Course.TRANSCRIPTION:
+            self._transcription.greet()
         else:
             self._chat.slot_leased(event.lease)
 
@@ -211,6 +225,8 @@ class Session:
             self._core.release(condemn=True)
         elif event.name == "call":
             overdue.look(self._core)
+        elif event.name == "idle" and self._core.course is Course.TRANSCRIPTION:
+            self._transcription.look_at_idle()
         else:
             self._core.end("pause_timeout" if event.name == "pause" else "timeout")
 
@@ -227,11 +243,13 @@ class Session:
         core.is_draining = True
         if core.course is Course.DUPLEX:
             is_served = core.state is State.ACTIVE
+        elif core.course is Course.TRANSCRIPTION:
+            is_served = self._transcription.is_busy
         else:
             is_served = self._chat.is_answering
         if not is_served:
             self._end_by_shutdown()
-        elif core.course is not Course.REQUEST:
+        elif core.course in {Course.DUPLEX, Course.CHAT}:
             core.say(GoingAway(seconds_left=event.wait_s))
 
     def _draining(self, _event: ev.Draining) -> None:
@@ -254,49 +272,18 @@ class Session:
             return Gate.TURN
         if self._beginning.pending is not None:
             return Gate.OPENING
-        return Gate.PAUSED if self._duplex.is_paused else Gate(self.state.value)
+        if self._duplex.is_paused:
+            return Gate.PAUSED
+        return gate_of(self._core.course, self.state)
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
-        """Judge a frame in the order of the wire: JSON, close, state, type, fields."""
-        core = self._core
-        if core.is_closed:
+        if self._core.is_closed:
             return
-        try:
-            body = parse_frame(event.frame, FRAME_BYTES_MAX_OF[core.opened.mode])
-        except FrameError as error:
-            self._end_by_frame(error)
-            return
-        request = core.dialect.classify(body)
-        verdict = judge(self._gate, request)
-        if verdict == ACCEPT:
-            self._accept(request, body)
-        else:
-            text = f"{request} event in state {self._gate}"
-            core.complain(ErrorCode(verdict), text)
-
-    def _end_by_frame(self, error: FrameError) -> None:
-        """End by a frame that is beyond repair; a single request is answered as any mistake is."""
-        core = self._core
-        if core.course is not Course.REQUEST:
-            core.end("invalid_frame", close_code=error.close_code, words=error.reason)
-            return
-        core.say(ErrorReport(code=ErrorCode.INVALID_PAYLOAD, message=error.reason))
-        core.end(
-            "rejected", close_code=CLOSE_TOO_BIG if error.close_code == CLOSE_TOO_BIG else None
-        )
-
-    def _accept(self, request: Request, body: Json) -> None:
-        core = self._core
-        if core.dialect is OPENING:
-            core.dialect = choose(body) or OPENING
-        limits = core.opened.limits
-        context = Context(mode=core.opened.mode, sliding_windows=limits.sliding_windows)
-        try:
-            message = core.dialect.parse(request, body, context)
-        except FieldError as error:
-            core.complain(error.code, error.message)
-            return
-        self._take(message)
+        if self._core.course is Course.TRANSCRIPTION:
+            self._transcription.heard()
+        message = read_frame(self._core, self._gate, event.frame)
+        if message is not None:
+            self._take(message)
 
     def _take(self, message: ClientMessage) -> None:
         match message:
@@ -317,6 +304,12 @@ class Session:
                 self._duplex.resume()
             case Interrupt():
                 self._duplex.interrupt()
+            case ChooseModel():
+                self._transcription.choose(message)
+            case AppendSound():
+                self._transcription.append(message)
+            case Commit():
+                self._transcription.commit(message)
             case Report():
                 pass  # the frame stands in the log, and that is all it is for
 
@@ -343,7 +336,8 @@ class Session:
         if event.lease != core.lease:
             return
         if core.course is not Course.DUPLEX:
-            self._chat.backend_lost()
+            is_sound = core.course is Course.TRANSCRIPTION
+            (self._transcription if is_sound else self._chat).backend_lost()
             return
         core.loop.settle()
         core.opening_backend = False
@@ -388,6 +382,10 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.TurnDone: lambda self, event: self._chat.done(event.result),
     ev.TurnFailed: lambda self, event: self._chat.failed(
         event.index, context_full=event.context_full
+    ),
+    ev.ChunkDone: lambda self, event: self._transcription.chunk_done(event.result),
+    ev.ChunkFailed: lambda self, event: self._transcription.chunk_failed(
+        event.utterance, event.index, context_full=event.context_full
     ),
     ev.BackendLost: Session._backend_lost,
     ev.BackendReleased: Session._backend_released,

@@ -5,12 +5,15 @@ CONNECTED  the client may say how it wants the session (`OPENING` once it has)
 ACTIVE     configured: what the model hears or is asked flows in, what it says flows out
 CLOSED     nothing more is sent; what the model still computes is waited for, then the slot released
 
-A session takes one of three courses, by where and for what the client connected:
+A session takes one of four courses, by where and for what the client connected:
 
-DUPLEX   a slot is held from the queue to the end; audio in, listens and speech out (000, 001, 002)
-CHAT     turns, each of which waits for a slot of its own, amid ACTIVE (001, mode=chat)
-REQUEST  one turn a connection: CONNECTED until it is read, QUEUED where it must wait, ACTIVE from
-         prefill (004)
+DUPLEX         a slot is held from the queue to the end; audio in, listens and speech out (000, 001,
+               002)
+CHAT           turns, each of which waits for a slot of its own, amid ACTIVE (001, mode=chat)
+REQUEST        one turn a connection: CONNECTED until it is read, QUEUED where it must wait, ACTIVE
+               from prefill (004)
+TRANSCRIPTION  a slot is held from the queue to the end; sound in, text out. ACTIVE once a model is
+               chosen, which nothing is said about (003)
 
 `TRANSITIONS` says which server message may cross in which state and where it leads: the server
 looks up what it sends, the client what it receives, so the two cannot disagree. `RECEPTION` says
@@ -44,6 +47,8 @@ from .messages import (
     Resumed,
     ServerMessage,
     Speech,
+    TranscriptDelta,
+    TranscriptDone,
 )
 from .requests import Request
 
@@ -68,15 +73,20 @@ class ConnectionEnded:
     """The connection ends without a `session.closed`: before `session.created`, or a lost peer."""
 
 
+class ModelChosen:
+    """The client chose a model that the server has: it is told nothing (003, session.update)."""
+
+
 class Course(StrEnum):
     """What a session is for, and so which way it takes through the states."""
 
     DUPLEX = "duplex"
     CHAT = "chat"
     REQUEST = "request"
+    TRANSCRIPTION = "transcription"
 
 
-Trigger = type[ServerMessage] | type[ConnectionEnded]
+Trigger = type[ServerMessage] | type[ConnectionEnded] | type[ModelChosen]
 Row = Mapping[Trigger, State]
 
 _QUEUED: Final[Row] = {
@@ -145,6 +155,29 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
             },
             State.CLOSED: {},
         },
+        Course.TRANSCRIPTION: {
+            State.QUEUED: {
+                Created: State.CONNECTED,
+                ErrorReport: State.QUEUED,
+                Closed: State.CLOSED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.CONNECTED: {
+                ModelChosen: State.ACTIVE,
+                ErrorReport: State.CONNECTED,
+                Closed: State.CLOSED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.ACTIVE: {
+                ModelChosen: State.ACTIVE,
+                TranscriptDelta: State.ACTIVE,
+                TranscriptDone: State.ACTIVE,
+                ErrorReport: State.ACTIVE,
+                Closed: State.CLOSED,
+                ConnectionEnded: State.CLOSED,
+            },
+            State.CLOSED: {},
+        },
     }
 )
 BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
@@ -152,6 +185,7 @@ BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
         Course.DUPLEX: State.QUEUED,
         Course.CHAT: State.QUEUED,
         Course.REQUEST: State.CONNECTED,
+        Course.TRANSCRIPTION: State.QUEUED,
     }
 )
 """Where each course begins."""
@@ -159,6 +193,8 @@ BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
 
 def course_of(mode: Mode, *, is_request: bool) -> Course:
     """Say which course a session takes: by its mode, and whether its connection is one request."""
+    if mode == "transcription":
+        return Course.TRANSCRIPTION
     if mode != "chat":
         return Course.DUPLEX
     return Course.REQUEST if is_request else Course.CHAT
@@ -171,7 +207,7 @@ def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> St
         role: the server, which sends the message, or the client, which receives it.
         course: what the session is for.
         state: where the session stands.
-        trigger: the message's class, or `ConnectionEnded`.
+        trigger: the message's class, `ConnectionEnded` or `ModelChosen`.
 
     Returns:
         The state after it.
@@ -201,6 +237,10 @@ class Gate(StrEnum):
     """ACTIVE, and paused by the client."""
     TURN = "ACTIVE amid a turn"
     """A turn of chat is under way, from its question to its answer."""
+    UNCHOSEN = "CONNECTED without a model"
+    """A transcription before its model is chosen: sound is kept already."""
+    TRANSCRIBING = "ACTIVE with a model"
+    """A transcription once it is."""
     CLOSED = "CLOSED"
 
 
@@ -209,7 +249,13 @@ IGNORE: Final = "ignore"
 Verdict = str
 """`ACCEPT`, `IGNORE`, or the `ErrorCode` that answers the message."""
 
-_OUT_OF_PLACE: Final = (Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.MISPLACED)
+_OUT_OF_PLACE: Final = (
+    Request.PAUSE,
+    Request.RESUME,
+    Request.INTERRUPT,
+    Request.COMMIT,
+    Request.MISPLACED,
+)
 """What only means something to a session that is under way."""
 
 RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
@@ -240,6 +286,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             **dict.fromkeys(Request, ACCEPT),
             Request.INIT: ErrorCode.INVALID_EVENT,
             Request.RESUME: ErrorCode.INVALID_EVENT,
+            Request.COMMIT: ErrorCode.INVALID_EVENT,
             Request.MISPLACED: ErrorCode.INVALID_EVENT,
         },
         Gate.PAUSED: {
@@ -255,10 +302,36 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             Request.CLOSE: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
+        Gate.UNCHOSEN: {
+            **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
+            Request.INIT: ACCEPT,
+            Request.APPEND: ACCEPT,
+            Request.COMMIT: ErrorCode.MODEL_NOT_VALIDATED,
+            Request.UNKNOWN: ACCEPT,
+        },
+        Gate.TRANSCRIBING: {
+            **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
+            Request.INIT: ACCEPT,
+            Request.APPEND: ACCEPT,
+            Request.COMMIT: ACCEPT,
+            Request.UNKNOWN: ACCEPT,
+        },
         Gate.CLOSED: dict.fromkeys(Request, IGNORE),
     }
 )
 """`ACCEPT` on UNKNOWN means that its own parsing says what is wrong (state first, then type)."""
+
+
+def gate_of(course: Course, state: State) -> Gate:
+    """Say what a client's messages are judged by where nothing finer is under way."""
+    if course is Course.TRANSCRIPTION and state in _TRANSCRIPTION_GATES:
+        return _TRANSCRIPTION_GATES[state]
+    return Gate(state.value)
+
+
+_TRANSCRIPTION_GATES: Final[Mapping[State, Gate]] = MappingProxyType(
+    {State.CONNECTED: Gate.UNCHOSEN, State.ACTIVE: Gate.TRANSCRIBING}
+)
 
 
 def judge(gate: Gate, request: Request) -> Verdict:

@@ -12,6 +12,7 @@ from . import events as ev
 from .core import Core
 from .limits import ESTIMATE_INTERVAL_S, NS_PER_S
 from .messages import Queued, QueuePlace, QueueUpdate
+from .state import Course
 
 
 @attrs.define
@@ -33,6 +34,8 @@ class Waiting:
         core, told, place = self.core, self.place, event.place
         if core.is_closed or not core.waits_for_slot or told == place:
             return
+        if core.course is Course.TRANSCRIPTION:
+            return  # 003 has no word for it
         if told is not None:
             moved = (told.position, told.queue_length) != (place.position, place.queue_length)
             age_ns = core.now_ns - self.told_ns

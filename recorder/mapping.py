@@ -12,6 +12,7 @@ length and blake2b-128, for the same bytes stand in the event that caused them.
 | `unit` | `UnitDone` |
 | `finalize`, `rollback` | `FinalizeDone`, `FinalizeFailed`, `RollbackDone`, `RollbackFailed` |
 | `turn` | `TurnPrefilled`, `TurnProgress`, `TurnDone` |
+| `chunk` | `ChunkDone` |
 | `event`, `effect` | all others |
 
 A field that a class got later (`protocol.digest.added`) is left out while it has its default, so
@@ -50,12 +51,15 @@ KINDS: Final[Mapping[type, str]] = MappingProxyType(
         ev.TurnPrefilled: "turn",
         ev.TurnProgress: "turn",
         ev.TurnDone: "turn",
+        ev.ChunkDone: "chunk",
         ef.Send: "tx",
     }
 )
 """The record kind of each class; the others are plain `event` or `effect`."""
 
-EVENT_KINDS: Final = frozenset({"rx", "prepare", "unit", "finalize", "rollback", "turn", "event"})
+EVENT_KINDS: Final = frozenset(
+    {"rx", "prepare", "unit", "finalize", "rollback", "turn", "chunk", "event"}
+)
 EFFECT_KINDS: Final = frozenset({"tx", "effect"})
 EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
 

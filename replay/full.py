@@ -2,8 +2,8 @@
 
 Rules:
 - The inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`,
-  `StartTurn`): what the machine asks for is what the model is given. A unit is cut where its
-  recording was cut; turns of chat are `full_turns`'.
+  `StartTurn`, `RunChunk`): what the machine asks for is what the model is given. A unit is cut
+  where its recording was cut; turns of chat are `full_turns`', chunks of sound `full_chunks`'.
 - What the environment did stays as it was: an opening or a unit that failed is not run again, for
   its rollback left no trace; a call without a result is not made.
 - The model's new outputs take the place of the recorded ones, with the recorded times, costs and
@@ -35,6 +35,7 @@ from runtime.backends.forcing import Forced, ForcedResult, Forces
 
 from .difference import Difference
 from .environment import mismatches, model_of
+from .full_chunks import ChunkReplay
 from .full_turns import TurnReplay
 from .held import held_units, hold
 from .logic import Replayer
@@ -138,6 +139,7 @@ class FullReplay:
         self._unit: ef.StartUnit | None = None
         self._finalize: ef.StartFinalize | None = None
         self._chat: Final = TurnReplay(backend)
+        self._heard: Final = ChunkReplay(backend)
         self._units = self._units_held = 0
         self._logits_changed: int | None = None
 
@@ -163,6 +165,8 @@ class FullReplay:
             changed=tuple(found.changed),
             turns=self._chat.turns,
             turns_changed=found.turns_changed,
+            chunks=self._heard.chunks,
+            chunks_changed=found.chunks_changed,
             decisions=found.decisions,
             decisions_changed=found.decisions_changed,
             near_ties=found.near_ties,
@@ -177,6 +181,7 @@ class FullReplay:
         session, self._session = self._session, None
         with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
             await self._chat.close()
+            await self._heard.close()
             if session is not None:
                 await session.release()
 
@@ -196,8 +201,11 @@ class FullReplay:
                 self._unit = None
             case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone():
                 renewed = await self._renew_turn(step)
+            case ev.ChunkDone() | ev.ChunkFailed():
+                renewed = await self._renew_chunk(step)
             case ev.TurnFailed() | ev.BackendLost():
                 renewed = await self._renew_turn(step)
+                await self._heard.renew(step.event)
         self._note(step.effects)
         return renewed
 
@@ -205,6 +213,7 @@ class FullReplay:
         """Keep what the machine asks the model for, until its answer comes."""
         for effect in effects:
             self._chat.note(effect)
+            self._heard.note(effect)
             if isinstance(effect, ef.OpenBackend):
                 self._opening = effect
             elif isinstance(effect, ef.StartUnit):
@@ -295,6 +304,15 @@ class FullReplay:
         if verdict.found is not None:
             finding = Finding(difference=verdict.found, snr_db=verdict.snr)
             self._verdicts.turn(step, self._chat.turns - 1, finding, unit=self._recorded.last_unit)
+        return verdict.event
+
+    async def _renew_chunk(self, step: Step) -> ev.Event | None:
+        verdict = await self._call(step, self._heard.renew(step.event))
+        if verdict is None:
+            return None
+        if verdict.found is not None:
+            finding = Finding(difference=verdict.found)
+            self._verdicts.chunk(step, self._heard.chunks - 1, finding)
         return verdict.event
 
     async def _call(self, step: Step, call: Awaitable[Made]) -> Made | None:

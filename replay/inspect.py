@@ -15,6 +15,7 @@ import attrs
 
 from protocol import events as ev
 from protocol.codec import parse_frame
+from protocol.dialects import DIALECTS, Dialect
 from protocol.dialects.opening import OPENING
 from protocol.errors import RemoteProtocolError
 from protocol.messages import ErrorReport
@@ -29,6 +30,7 @@ from .environment import model_of
 from .inspection import Drop, End, ErrorSent, Inspection, Mark, StateSpan, TurnStory, UnitStory
 from .logic import Replayer
 from .report import ReplayReport
+from .utterances import Utterances
 from .words import Step
 
 ERROR_CHARS_MAX: Final = 4096
@@ -62,6 +64,7 @@ class Inspector:
         self._states: list[StateSpan] = []
         self._units: dict[int, UnitStory] = {}
         self._turns: dict[int, TurnStory] = {}
+        self._utterances: Final = Utterances()
         self.drops: list[Drop] = []
         self.errors: list[ErrorSent] = []
         self._marks: list[Mark] = []
@@ -130,6 +133,7 @@ class Inspector:
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
             units=tuple(self._units.values()),
             turns=tuple(self._turns.values()),
+            utterances=self._utterances.told,
             drops=tuple(self.drops),
             errors=tuple(self.errors),
             marks=tuple(self._marks),
@@ -179,6 +183,7 @@ class Inspector:
                 self._change(finalized.index, finalized_ns=record.at_ns)
             case _:
                 self._note_turn(event)
+                self._utterances.note_event(event)
 
     def _note_turn(self, event: ev.Event) -> None:
         match event:
@@ -222,7 +227,9 @@ class Inspector:
 
     def _note_sent(self, record: Record) -> None:
         self._sent += 1
-        error = _error_of(record.fields.get("frame"))
+        session = self._replayer.session
+        dialect = OPENING if session is None else DIALECTS.get(session.dialect_name, OPENING)
+        error = _error_of(record.fields.get("frame"), dialect)
         if error is not None:
             sent = ErrorSent(at_ns=record.at_ns, code=error.code.value, message=error.message)
             self.errors.append(sent)
@@ -236,6 +243,8 @@ class Inspector:
                 turn = fields.get("turn")
                 if isinstance(turn, Mapping) and isinstance(index := turn.get("index"), int):
                     self._turns[index] = TurnStory(index=index, started_ns=record.at_ns)
+            case "RunChunk":
+                self._utterances.note_start(record.at_ns, fields.get("chunk"))
             case "StartFinalize" if fields.get("interrupted") is True:
                 index = fields.get("index")
                 if isinstance(index, int):
@@ -284,12 +293,12 @@ def _audio_ms(pcm: bytes) -> int:
     return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ
 
 
-def _error_of(frame: Value) -> ErrorReport | None:
-    """Read a sent frame that is an `error`; every dialect writes those alike."""
+def _error_of(frame: Value, dialect: Dialect) -> ErrorReport | None:
+    """Read a sent frame that is an `error`, in the words of its dialect."""
     if not isinstance(frame, str) or len(frame) > ERROR_CHARS_MAX or '"error"' not in frame:
         return None
     try:
-        messages = OPENING.decode(parse_frame(frame))
+        messages = dialect.decode(parse_frame(frame))
     except RemoteProtocolError:
         return None
     return next((message for message in messages if isinstance(message, ErrorReport)), None)

@@ -100,6 +100,39 @@ class TurnStory:
     costs: Costs | None = None
 
 
+UtteranceOutcome = Literal["pending", "done", "failed", "context_full"]
+"""What became of an utterance; `pending`: its end was not heard, or not yet."""
+
+
+@attrs.frozen(kw_only=True)
+class UtteranceStory:
+    """One utterance of a transcription, from when the model was given its first second.
+
+    Attributes:
+        index: counts the session's utterances; those without sound ask no model.
+        started_ns: when its first chunk was started.
+        done_ns: when its last chunk was heard, or failed; None where neither is told.
+        outcome: what became of it.
+        chunks: seconds of it that the model heard, the silence at its end among them.
+        text: what the model wrote.
+        prompt_tokens: fed.
+        completion_tokens: generated.
+        kv_length: tokens in the KV cache after its last chunk.
+        longest_us: the longest time that a chunk took, by the backend's clock.
+    """
+
+    index: int
+    started_ns: int
+    done_ns: int | None = None
+    outcome: UtteranceOutcome = "pending"
+    chunks: int = 0
+    text: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    kv_length: int | None = None
+    longest_us: int = 0
+
+
 @attrs.frozen(kw_only=True)
 class Drop:
     """A second of input that was lost to newer input (B7)."""
@@ -162,6 +195,7 @@ class Inspection:
         fields_ignored: fields that the client sent and that mean nothing in its dialect.
         units: in order.
         turns: of chat, in order.
+        utterances: of a transcription, in order.
         drops: in order.
         errors: in order.
         marks: in order.
@@ -184,6 +218,7 @@ class Inspection:
     fields_ignored: int
     units: tuple[UnitStory, ...]
     turns: tuple[TurnStory, ...]
+    utterances: tuple[UtteranceStory, ...]
     drops: tuple[Drop, ...]
     errors: tuple[ErrorSent, ...]
     marks: tuple[Mark, ...]

@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
+from protocol.transcript import ChunkResult
 from protocol.turn import Prefill, TurnChunk, TurnResult
 from recorder.records import Value
 from runtime.backends.forcing import Choice, ForcedResult
@@ -33,6 +34,10 @@ UNIT_FIELDS: Final = (
 OPENED_FIELDS: Final = ("prompt_length", "fed_ids")
 FINALIZED_FIELDS: Final = ("kv_length", "fed_ids")
 PREFILL_FIELDS: Final = ("input_hash", "fed_ids", "input_tokens")
+HEARD_FIELDS: Final = (
+    *("input_hash", "fed_ids", "logits_hash", "margin", "token_ids", "prompt_tokens"),
+    *("generated_tokens", "kv_length", "text", "reason"),
+)
 CHUNK_FIELDS: Final = ("step", "token_ids", "codec_ids", "text", "pcm")
 TURN_FIELDS: Final = (
     *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
@@ -104,6 +109,11 @@ def compare_prefills(recorded: Prefill, new: Prefill) -> Difference | None:
 def compare_chunks(recorded: TurnChunk, new: TurnChunk) -> Difference | None:
     """Find the first difference between two pieces of an answer."""
     return _compare(recorded, new, CHUNK_FIELDS)
+
+
+def compare_heard(recorded: ChunkResult, new: ChunkResult) -> Difference | None:
+    """Find the first difference between what was written of a chunk."""
+    return _compare(recorded, new, HEARD_FIELDS)
 
 
 def compare_turns(recorded: TurnResult, new: TurnResult) -> Difference | None:

@@ -171,6 +171,8 @@ class FullReport:
         changed: how each of those differs, the first of them up to a bound.
         turns: turns of chat that it answered again.
         turns_changed: those of them whose output differs in anything.
+        chunks: chunks of a transcription that it heard again.
+        chunks_changed: those of them whose output differs in anything.
         decisions: tokens and speech codes that it was forced to.
         decisions_changed: those of them that it would have decided otherwise.
         near_ties: those of these that rounding could have turned.
@@ -191,6 +193,8 @@ class FullReport:
     changed: tuple[UnitDifference, ...] = ()
     turns: int = 0
     turns_changed: int = 0
+    chunks: int = 0
+    chunks_changed: int = 0
     decisions: int = 0
     decisions_changed: int = 0
     near_ties: int = 0

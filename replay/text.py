@@ -18,7 +18,7 @@ from recorder.scan import Damage
 from recorder.verify import Report
 
 from .difference import NOTHING, label, show
-from .inspection import Inspection, TurnStory, UnitStory
+from .inspection import Inspection, TurnStory, UnitStory, UtteranceStory
 from .recordings import show_ms, show_seconds
 from .report import Divergence, FullReport, ReplayReport, UnitDifference
 
@@ -79,6 +79,8 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     lines.append(_full_verdict(report, report.recorded))
     turns = f", {report.turns} turns answered again" if report.turns else ""
     turns += f", {report.turns_changed} of them otherwise" if report.turns_changed else ""
+    turns += f", {report.chunks} seconds heard again" if report.chunks else ""
+    turns += f", {report.chunks_changed} of them otherwise" if report.chunks_changed else ""
     lines.append(
         f"model {label(report.model)}: {report.units} units run again,"
         f" {report.units_changed} came out otherwise{turns};"
@@ -246,6 +248,7 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
     )
     lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
     lines += [_turn_table(told.turns)] if told.turns else []
+    lines += [_utterance_table(told.utterances)] if told.utterances else []
     return [*lines, _unit_table(told.units)] if told.units else lines
 
 
@@ -281,6 +284,26 @@ def _turn_table(turns: Sequence[TurnStory]) -> RenderableType:
         table.add_row(*map(Text, row))
     more = len(turns) - ROWS_MAX
     return Group(table, Text(f"and {more} more turns, see --json")) if more > 0 else table
+
+
+def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("utterance", "started", "took", "heard", "outcome", "tokens", "text"):
+        table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
+    for told in utterances[:ROWS_MAX]:
+        took = "" if told.done_ns is None else f"{(told.done_ns - told.started_ns) / 1e6:.0f} ms"
+        row = (
+            str(told.index),
+            show_seconds(told.started_ns),
+            took,
+            f"{told.chunks} s",
+            told.outcome.replace("_", " "),
+            f"{told.prompt_tokens} + {told.completion_tokens}",
+            show(told.text[:TEXT_CHARS_MAX]) if told.text else "",
+        )
+        table.add_row(*map(Text, row))
+    more = len(utterances) - ROWS_MAX
+    return Group(table, Text(f"and {more} more utterances, see --json")) if more > 0 else table
 
 
 def _unit_table(units: Sequence[UnitStory]) -> RenderableType:

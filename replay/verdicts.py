@@ -43,6 +43,7 @@ class Verdicts:
         changed: how units differ, the first `UNITS_KEPT` of them.
         units_changed: units that differ.
         turns_changed: turns of chat that differ.
+        chunks_changed: chunks of a transcription that differ.
         decisions: that were forced.
         decisions_changed: those of them that the model would have decided otherwise.
         near_ties: those of these that rounding could have turned.
@@ -54,6 +55,7 @@ class Verdicts:
         self.decisions = self.decisions_changed = self.near_ties = 0
         self._units: Final[set[int]] = set()
         self._turns: Final[set[int]] = set()
+        self._chunks: Final[set[int]] = set()
 
     @property
     def units_changed(self) -> int:
@@ -64,6 +66,11 @@ class Verdicts:
     def turns_changed(self) -> int:
         """Turns of chat that differ."""
         return len(self._turns)
+
+    @property
+    def chunks_changed(self) -> int:
+        """Chunks of a transcription that differ."""
+        return len(self._chunks)
 
     def count(self, forced: ForcedResult) -> None:
         """Count a forced unit's decisions."""
@@ -84,6 +91,11 @@ class Verdicts:
         """Take a turn of chat that differs."""
         self._turns.add(index)
         self.first(step, finding, unit=unit)
+
+    def chunk(self, step: Step, index: int, finding: Finding) -> None:
+        """Take a chunk of a transcription that differs."""
+        self._chunks.add(index)
+        self.first(step, finding, unit=None)
 
     def first(
         self, step: Step, finding: Finding, *, unit: int | None, kind: Kind = "model"

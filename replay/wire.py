@@ -1,7 +1,8 @@
 """The frames of a recorded connection, read as its two ends read them.
 
 Rules: frames are given in the order in which they were recorded, for the client's first init picks
-the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error.
+the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error. A
+transcription's two sets of names are read alike.
 
 It keeps no session: whether a request was welcome when it came is the machine's to say
 (`was_taken`).
@@ -15,7 +16,7 @@ from typing import Final
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.codec import parse_frame
-from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX
+from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX, TRANSCRIPTION
 from protocol.dialects.base import Context, Dialect, Json
 from protocol.dialects.opening import OPENING, choose
 from protocol.errors import RemoteProtocolError
@@ -52,7 +53,8 @@ class Wire:
     def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:
         self.mode: Mode = "video" if opened is None else opened.mode
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
-        self.dialect = _BEGINNINGS[self.endpoint]
+        is_transcription = self.mode == "transcription"
+        self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
         self._bytes_max: Final = FRAME_BYTES_MAX_OF[self.mode]
 
     def kind(self, frame: Frame) -> str:

@@ -4,6 +4,7 @@
     StartUnit -> UnitDone | UnitFailed          StartFinalize -> FinalizeDone | FinalizeFailed
     Rollback -> RollbackDone | RollbackFailed   Release -> BackendReleased
     StartTurn -> TurnPrefilled, TurnProgress..., TurnDone | TurnFailed
+    RunChunk -> ChunkDone | ChunkFailed         (the first opens the transcription)
     any of them -> BackendLost, where the backend is gone
 
 Rules:
@@ -12,7 +13,7 @@ Rules:
   its calls still do is told to the session, which may hold another by then, nor waited for.
 - The calls of a lease that is condemned are cancelled, so that nothing keeps a hung backend alive
   that can be made to let go. One in a thread goes on; what it returns is released or forgotten.
-- Opening alone is tried again, a few times and briefly: the next try may find a remote back.
+- Opening alone is tried again, a few times and briefly (`opening`).
 
 The machine never asks for two at once (B1, B4), so one task makes all calls of a lease, one after
 the other; it lasts as long as the lease, for a task costs more than a call has to. It lives in the
@@ -39,24 +40,20 @@ from .backends.base import (
     Backend,
     BackendError,
     BackendGone,
-    BackendRefused,
     BackendSession,
     Chats,
     ContextFull,
+    Transcribes,
+    TranscriptSession,
     TurnSession,
 )
+from .opening import try_to_open
 from .pool import Lease
 from .telemetry.logs import name_unit
 from .workers import Workers
 
 RELEASE_WAIT_S: Final = 10.0
 """A release that takes longer hangs: its slot is condemned rather than waited for (B4)."""
-OPEN_TRIES: Final = 3
-"""A remote that restarts, or still frees its last session, is there at the second or third."""
-OPEN_PAUSE_S: Final = 0.25
-"""Before the second try; each further pause is twice as long."""
-OPEN_S_MAX: Final = 5.0
-"""No further try so long after the first began: a client waits, and its slot with it."""
 
 _logger = logging.getLogger("antiphon.session")
 
@@ -70,6 +67,7 @@ class Post(Protocol):
 
 
 _Call = Callable[["_Tenure", Any], Awaitable[None]]
+_Held = BackendSession | TurnSession | TranscriptSession
 
 
 @attrs.define(eq=False)
@@ -81,6 +79,7 @@ class _Tenure:
         backend: whose slot it is.
         held: what the backend holds for the session; None before it is opened.
         turn: likewise for a turn of chat.
+        transcript: likewise for a transcription.
         is_cut: the turn is not wanted any more, be it begun or not.
         is_lost: the backend said that it is gone.
         is_releasing: asked for already.
@@ -95,6 +94,7 @@ class _Tenure:
     backend: Backend
     held: BackendSession | None = None
     turn: TurnSession | None = None
+    transcript: TranscriptSession | None = None
     is_cut: bool = False
     is_lost: bool = False
     is_releasing: bool = False
@@ -166,6 +166,10 @@ class Calls:
     def start_turn(self, effect: ef.StartTurn) -> None:
         """Prefill a conversation and answer it."""
         self._start(self._run_turn, effect)
+
+    def run_chunk(self, effect: ef.RunChunk) -> None:
+        """Have a second of an utterance heard."""
+        self._start(self._run_chunk, effect)
 
     def cut_turn(self) -> None:
         """Cut the answer under way, at once, or as soon as there is one to be cut."""
@@ -241,40 +245,18 @@ class Calls:
     async def _open(self, tenure: _Tenure, effect: ef.OpenBackend) -> None:
         lease = tenure.lease
         try:
-            held = await self._try_to_open(tenure, effect)
+            opening = effect.opening
+            held = await try_to_open(tenure.backend, opening, lease.slot, tenure.is_over)
         except BackendError as error:
             tenure.is_lost = isinstance(error, BackendGone)
             full = isinstance(error, ContextFull)
             self._tell(tenure, ev.BackendOpenFailed, lease=lease.generation, context_full=full)
         else:
-            if await self._is_late(tenure, held):
-                return
-            tenure.held = held
-            self._tell(tenure, ev.BackendOpened, lease=lease.generation, opened=held.opened)
+            if not await self._is_late(tenure, held):
+                tenure.held = held
+                self._tell(tenure, ev.BackendOpened, lease=lease.generation, opened=held.opened)
 
-    async def _try_to_open(self, tenure: _Tenure, effect: ef.OpenBackend) -> BackendSession:
-        """Open, and try again where that may help and somebody still waits for it.
-
-        Raises:
-            BackendError: the last try's.
-        """
-        slot, began_s, tries = tenure.lease.slot, anyio.current_time(), 0
-        while True:
-            try:
-                return await tenure.backend.open(effect.opening, slot=slot)
-            except BackendError as error:
-                tries += 1
-                _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
-                waited_s = anyio.current_time() - began_s
-                is_final = isinstance(error, ContextFull | BackendRefused)
-                if is_final or tries == OPEN_TRIES or waited_s >= OPEN_S_MAX:
-                    raise
-                with anyio.move_on_after(OPEN_PAUSE_S * 2 ** (tries - 1)):
-                    await tenure.is_over.wait()
-                if tenure.is_over.is_set():
-                    raise
-
-    async def _is_late(self, tenure: _Tenure, held: BackendSession | TurnSession) -> bool:
+    async def _is_late(self, tenure: _Tenure, held: _Held) -> bool:
         """Release what came after its lease was condemned: nobody waits for it any more."""
         if self._tenure is tenure:
             return False
@@ -344,6 +326,26 @@ class Calls:
         else:
             self._tell(tenure, ev.TurnDone, result=result)
 
+    async def _run_chunk(self, tenure: _Tenure, effect: ef.RunChunk) -> None:
+        chunk = effect.chunk
+        assert isinstance(tenure.backend, Transcribes)
+        try:
+            if tenure.transcript is None:
+                held = await tenure.backend.transcribe(slot=tenure.lease.slot)
+                if await self._is_late(tenure, held):
+                    return
+                tenure.transcript = held
+            result = await tenure.transcript.run_chunk(chunk)
+        except BackendGone:
+            raise
+        except BackendError as error:
+            _logger.warning("chunk %d.%d failed: %s", chunk.utterance, chunk.index, error)
+            failed = {"utterance": chunk.utterance, "index": chunk.index}
+            failed["context_full"] = isinstance(error, ContextFull)
+            self._tell(tenure, ev.ChunkFailed, **failed)
+        else:
+            self._tell(tenure, ev.ChunkDone, result=result)
+
     async def _release(self, tenure: _Tenure, condemn: bool) -> None:
         clean = False
         try:
@@ -368,7 +370,7 @@ class Calls:
         bounded time.
         """
         await tenure.settle()
-        held = tenure.held or tenure.turn
+        held = tenure.held or tenure.turn or tenure.transcript
         if held is None:
             return True
         released = anyio.Event()
@@ -377,9 +379,9 @@ class Calls:
             await held.release()
             released.set()
 
-        if tenure.scope is not None:  # A server that is cut off cancels the lease's own task.
-            tenure.scope.cancel()
-            tenure.scope = None
+        scope, tenure.scope = tenure.scope, None
+        if scope is not None:
+            scope.cancel()  # A server that is cut off cancels the lease's own task.
         self._start(release, None, shield=True)
         await tenure.settle()
         return released.is_set()

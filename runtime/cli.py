@@ -25,6 +25,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "Stream a WAV file to a server, hear its reply.",
         ),
         "chat": ("runtime.chat.command:chat_command", "Ask a server in words, read its answer."),
+        "transcribe": (
+            "runtime.transcribe.command:transcribe_command",
+            "Have a server write down a WAV file.",
+        ),
         "demo": ("runtime.demo:demo_command", "Serve, talk, record and replay, in one go."),
         "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
         "verify": ("replay.cli:verify_command", "Check a log's integrity."),

@@ -2,8 +2,7 @@
 
 One task takes events off one inbox, appends each to the log, steps the machine, appends the
 effects and only then performs them. Reader, writer, model calls, timers and the queue only post
-events; they never touch the session. Log order is the order, so task scheduling never needs
-recording.
+events; they never touch the session. Log order is the order: how tasks ran needs no recording.
 
 - Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
   decoder is too far behind, and at most `RECORDER_STALL_S` for the recorder.
@@ -284,6 +283,8 @@ class Driver:
                 self._calls.roll_back(effect)
             case ef.StartTurn():
                 self._calls.start_turn(effect)
+            case ef.RunChunk():
+                self._calls.run_chunk(effect)
             case ef.CutTurn():
                 self._calls.cut_turn()
             case ef.Release():

@@ -39,6 +39,7 @@ _ASSUMED_NS: Final[Mapping[Mode, int]] = MappingProxyType(
         "video": SESSION_S_ASSUMED * NS_PER_S,
         "audio": SESSION_S_ASSUMED * NS_PER_S,
         "chat": TURN_S_ASSUMED * NS_PER_S,
+        "transcription": SESSION_S_ASSUMED * NS_PER_S,
     }
 )
 

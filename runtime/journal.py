@@ -2,7 +2,8 @@
 
 - The event is appended before the machine steps, its effects before they are performed.
 - Log order is the order: `seq` counts the records of a session, 0 being the log's own head.
-- A state hash follows every `STATE_HASH_UNITS` units, to find where a replay went another way.
+- A state hash follows every so many units or chunks (`Session.is_hash_due`), to find where a replay
+  went another way.
 - While the recorder is behind, reading pauses, `RECORDER_STALL_S` at most. Then a log that is over
   its own bound is given up. One that only shares a full backlog with others is not: it goes on, to
   its own bound, and waits no more until there was room again. So all logs together never hold more
@@ -26,8 +27,7 @@ from typing import Final, Literal
 import anyio
 
 from protocol.effects import Close, Effect, Send
-from protocol.events import Event, FinalizeDone
-from protocol.limits import STATE_HASH_UNITS
+from protocol.events import Event
 from protocol.session import Session
 from recorder.errors import LogFailed, LogFull, RecorderError
 from recorder.log import SessionLog
@@ -80,11 +80,6 @@ async def ready_now() -> None:
     """Wait for nothing: there is no log."""
 
 
-def is_hash_due(session: Session, event: Event) -> bool:
-    """Whether a state hash follows an event, after which the machine is as it is here."""
-    return isinstance(event, FinalizeDone) and session.counts["units"] % STATE_HASH_UNITS == 0
-
-
 def step_records(
     session: Session, event: Event, effects: tuple[Effect, ...], hashes: Hashes
 ) -> list[tuple[str, Fields]]:
@@ -100,7 +95,7 @@ def step_records(
         The kind and the fields of each.
     """
     recorded: list[tuple[str, Fields]] = [effect_record(effect, hashes) for effect in effects]
-    if is_hash_due(session, event):
+    if session.is_hash_due(event):
         recorded.insert(0, ("state", {"digest": session.digest()}))
     return recorded
 
@@ -152,7 +147,7 @@ class Journal:
             What a `Send` or `Close` among them has to wait for.
         """
         if self._log is None:
-            self._seq += len(effects) + is_hash_due(session, event)
+            self._seq += len(effects) + session.is_hash_due(event)
             return ready_now
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)

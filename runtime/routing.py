@@ -3,6 +3,7 @@
 | path | is |
 |---|---|
 | `/v1/realtime?mode={mode}` | `realtime`, or `duplex-v1` by its first message (000, 001) |
+| `/v1/realtime?mode=transcription` | `transcription` (003) |
 | `/ws/duplex/{label}` | `legacy-duplex`; the label's prefix says whether it has video (002) |
 | `/ws/chat` | `legacy-chat` (004) |
 
@@ -16,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX
+from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX, TRANSCRIPTION
 from protocol.dialects.base import Dialect
 from protocol.dialects.opening import OPENING
 from protocol.events import Endpoint
@@ -78,7 +79,8 @@ def route(
     """
     if path == REALTIME_PATH:
         mode = _mode_of(query.get("mode", (default,)), modes)
-        return Route(mode=mode, dialect=OPENING, endpoint="realtime")
+        dialect = TRANSCRIPTION if mode == "transcription" else OPENING
+        return Route(mode=mode, dialect=dialect, endpoint="realtime")
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=LEGACY_CHAT, endpoint="chat")
     if path.startswith(DUPLEX_PATH):

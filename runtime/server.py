@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -37,7 +37,7 @@ from .driver import DecodeMedia, Driver
 from .identity import Identities, Identity
 from .journal import MarkRefused
 from .pool import PoolCounts
-from .settings import MODES, Settings
+from .settings import MIB, MODES, Settings
 from .telemetry.logs import bound_session
 from .telemetry.watching import SessionStatus, Telemetry, Watcher
 from .websocket import WebSocket
@@ -252,6 +252,7 @@ class Server:
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
                 call_wait_s=TURN_WAIT_S if arrival.mode == "chat" else CALL_WAIT_S,
+                **self._transcription_limits(arrival.mode),
             ),
             recording="off" if self._recorder is None else "on",
             endpoint=arrival.endpoint,
@@ -275,6 +276,16 @@ class Server:
             refusal=arrival.refusal,
             watcher=watcher,
         )
+
+    def _transcription_limits(self, mode: Mode) -> Mapping[str, Any]:
+        """Say what bounds a transcription alone, and nothing of any other session."""
+        if mode != "transcription":
+            return {}
+        names = (self.workers.info.name, *self._settings.served_model_names)
+        return {
+            "models": tuple(dict.fromkeys(names)),
+            "sound_bytes": self._settings.transcription_buffer_mb * MIB,
+        }
 
     def _open_log(
         self, opened: ev.ConnectionOpened, owner: str, on_failure: Callable[[LogFailed], None]

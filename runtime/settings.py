@@ -19,8 +19,10 @@ from protocol.limits import (
     IDLE_S,
     INIT_WAIT_S,
     LIMIT_AUDIO_S,
+    LIMIT_TRANSCRIPTION_S,
     LIMIT_VIDEO_S,
     PAUSE_S,
+    SOUND_BYTES_MAX,
 )
 from protocol.messages import Mode
 from recorder.writer import Durability
@@ -32,8 +34,8 @@ from .models import DEVICES, DTYPES
 DEFAULT_PORT: Final = 8006
 RECORDINGS: Final = Path("recordings")
 """Where logs go unless told otherwise: every session is recorded."""
-MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
-"""The modes that are served, where the model has them; `transcription` is not yet."""
+MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat", "transcription")
+"""The modes that are served, where the model has them."""
 CHATS_MAX: Final = 256
 """Chats that are connected: between turns each holds a socket and no slot, but memory amid one."""
 CONNECTIONS_MAX: Final = 4096
@@ -63,6 +65,9 @@ DAYS_MAX: Final = 36_500
 """A century: more is a slip of the finger."""
 MEGABYTES_MAX: Final = 1_000_000_000
 """A petabyte: more than one folder should hold."""
+MIB: Final = 1 << 20
+BUFFER_MB_MAX: Final = 1_024
+"""Nine hours of sound, of each session: more is a slip of the finger."""
 COUNT_MAX: Final = 1_000_000
 """More sockets, chats or places in a queue than one process could hold."""
 BYTES_PER_S_LIMIT: Final = 1 << 40
@@ -124,6 +129,12 @@ class Settings:
         choices=DTYPES,
         unset="fp32 on cpu, bf16 on cuda",
     )
+    served_model_names: tuple[str, ...] = setting(
+        (),
+        "Another name by which clients of mode=transcription may choose the model, beside its own.",
+        _ADDRESS,
+        flag="--served-model-name",
+    )
     voices: Path | None = setting(
         None,
         "Folder of WAV files that clients may name as reference audio, each by its name without "
@@ -145,6 +156,21 @@ class Settings:
         low=1,
         high=SECONDS_MAX,
     )
+    limit_transcription_s: int = setting(
+        LIMIT_TRANSCRIPTION_S,
+        "Total seconds of a transcription session, likewise.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    transcription_buffer_mb: int = setting(
+        SOUND_BYTES_MAX // MIB,
+        "Megabytes of 16-bit sound that a transcription may have waiting for the model; more is "
+        "refused (buffer_full).",
+        _SESSIONS,
+        low=1,
+        high=BUFFER_MB_MAX,
+    )
     default_mode: Mode = setting(
         "video", "The mode of a client that names none in its URL.", _SESSIONS, choices=MODES
     )
@@ -164,7 +190,8 @@ class Settings:
     )
     idle_s: int = setting(
         IDLE_S,
-        "Seconds that a chat may wait between two turns.",
+        "Seconds that a chat may wait between two turns, and that a client may be silent that has "
+        "sound transcribed.",
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,
@@ -348,4 +375,10 @@ class Settings:
 
     def limit_s(self, mode: Mode) -> int:
         """Total time of a session of `mode`, in seconds; 0 where it has no limit in all (chat)."""
-        return {"video": self.limit_video_s, "audio": self.limit_audio_s, "chat": 0}[mode]
+        limits: dict[Mode, int] = {
+            "video": self.limit_video_s,
+            "audio": self.limit_audio_s,
+            "chat": 0,
+            "transcription": self.limit_transcription_s,
+        }
+        return limits[mode]

@@ -31,7 +31,8 @@ from protocol.messages import Mode
 from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, UnitResult
 from runtime.audio import read_wav
 from runtime.backends.base import BackendError
-from runtime.backends.scripted import Call, ScriptedBackend, random_script
+from runtime.backends.scripted import Call, ScriptedBackend
+from runtime.backends.scripted_random import random_script
 
 from .helpers import Peer, World, base64, init_frame, on_virtual_time, world
 from .strategies import jpeg_header, wav

@@ -8,8 +8,9 @@ that is a bug or the log needs a new version and an upcast.
 Logs named `before-...` were recorded by the server as it was before it had what they are named for,
 with the same scenes; they cannot be made again, and show that old recordings still replay.
 
-`golden_scenes` and `golden_chat` hold what is played, `golden_damage` what happens to some of the
-logs afterwards: those are kept as they are found after a crash or on a rotten disk.
+`golden_scenes`, `golden_chat` and `golden_transcription` hold what is played, `golden_damage` what
+happens to some of the logs afterwards: those are kept as they are found after a crash or on a
+rotten disk.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS
 from tests.golden_scenes import DUPLEX_SCENES
 from tests.golden_stage import Scene, eventful
+from tests.golden_transcription import TRANSCRIPTION_SCENES
 from tests.helpers import on_virtual_time, world
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "logs"
-SCENES: dict[str, Scene] = {**DUPLEX_SCENES, **CHAT_SCENES}
+SCENES: dict[str, Scene] = {**DUPLEX_SCENES, **CHAT_SCENES, **TRANSCRIPTION_SCENES}
 
 
 def record(scene: Scene, folder: Path) -> Path:

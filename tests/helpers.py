@@ -61,6 +61,11 @@ def append_frame(seconds: float = 1.0, **fields: object) -> str:
     return json.dumps(body)
 
 
+def append_sound(pcm16: bytes) -> str:
+    """Write an append of a transcription."""
+    return json.dumps({"type": "input_audio_buffer.append", "audio": base64(pcm16)})
+
+
 def close_frame(reason: str | None = None) -> str:
     """Write a `session.close`."""
     return json.dumps({"type": "session.close"} | ({"reason": reason} if reason else {}))
@@ -229,6 +234,13 @@ class World:
         await peer.heard("session.queue_done")
         peer.send('{"type": "session.init", "payload": {}}')
         await peer.heard("session.created")
+        return peer
+
+    async def activate_transcription(self) -> Peer:
+        """Open a transcription and choose its model."""
+        peer = self.connect("transcription")
+        await peer.heard("session.created")
+        peer.send('{"type": "session.update", "model": "scripted"}')
         return peer
 
     async def quiet(self) -> None:

@@ -27,10 +27,12 @@ import numpy as np
 
 from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 from protocol.requests import Init, ReferenceAudio
+from protocol.transcript import Chunk, ChunkResult
 from protocol.turn import Prefill, Text, Turn, TurnChunk, TurnResult
 from runtime.backends.base import BackendError, BackendGone, BackendInfo
 from runtime.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
 from runtime.backends.scripted_chat import Answer
+from runtime.backends.scripted_hearing import Heard
 
 CLIENTS_MAX: Final = 4096
 """Numbers of clients below this are exact as a share of one."""
@@ -172,6 +174,7 @@ class SimulatedBackend:
         self.scripted = ScriptedBackend(
             self._step,
             chat=self._answer,
+            hears=self._hear,
             slots=plan.slots,
             can_rollback=plan.can_rollback,
         )
@@ -224,6 +227,16 @@ class SimulatedBackend:
             samples=SPOKEN_SAMPLES,
             fault=_fault(fault),
             fault_at=dice.randrange(len(tokens) + 1),
+        )
+
+    def _hear(self, chunk: Chunk) -> Heard:
+        plan, dice = self._plan, self.dice("chunk", chunk.seed, chunk.utterance, chunk.index)
+        number = round(float(np.frombuffer(chunk.pcm, "<f4")[0]) * 32_768) - 1
+        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
+        return Heard(
+            text=f"<{number}> " if number >= 0 else "",
+            takes_s=0.02 + dice.random() / 5,
+            fault=_fault(fault),
         )
 
     # -- calls ----------------------------------------------------------------------------------
@@ -295,6 +308,11 @@ class SimulatedBackend:
         """Take a turn."""
         self._check_up()
         return SimulatedTurn(self, await self.scripted.chat(turn, slot=slot), turn)
+
+    async def transcribe(self, *, slot: int) -> SimulatedTranscript:
+        """Take a transcription."""
+        self._check_up()
+        return SimulatedTranscript(self, await self.scripted.transcribe(slot=slot), slot)
 
     def _check_up(self) -> None:
         if anyio.current_time() < self._down_until_s and not self.fleet.is_sound:
@@ -429,3 +447,16 @@ class SimulatedTurn(_Tenant):
     def interrupt(self) -> None:
         """Cut it."""
         self._scripted.interrupt()
+
+
+class SimulatedTranscript(_Tenant):
+    """A transcription on the model."""
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Hear a second, unless it belongs to somebody else."""
+
+        async def run() -> ChunkResult:
+            result: ChunkResult = await self._scripted.run_chunk(chunk)
+            return result
+
+        return await self._call("chunk", run, chunk.seed, chunk.utterance, chunk.index)

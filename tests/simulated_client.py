@@ -51,8 +51,11 @@ from protocol.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    TranscriptDelta,
+    TranscriptDone,
 )
 from protocol.model import DuplexConfig
+from protocol.state import Gate
 
 from .generated import BAD_FIELDS, GARBAGE
 from .simulated_backend import TAG, mark, strangers
@@ -134,6 +137,11 @@ def _jpegs() -> tuple[bytes, bytes]:
     return good, good[: len(good) // 2]
 
 
+def tagged(number: int, samples: int) -> bytes:
+    """Sound to be transcribed that says whose it is: each sample is the client's number, plus 1."""
+    return np.full(samples, number + 1, "<i2").tobytes()
+
+
 class Client:
     """A client at work.
 
@@ -173,6 +181,8 @@ class Client:
         self.errors: list[str] = []
         self.answers = 0
         self.paused = False
+        self._written = ""
+        self._has_chosen = False
 
     # -- hearing --------------------------------------------------------------------------------
 
@@ -185,12 +195,18 @@ class Client:
                     if self.plan.leaves_s is not None:
                         scope.deadline = anyio.current_time() + self.plan.leaves_s
                     await self._act()
-                    await self._until(lambda: False)
+                    if not self._goes_by_itself:
+                        await self._until(lambda: False)
                 if not self.link.is_over:
                     await self._vanish()
                 tasks.cancel_scope.cancel()
         finally:
             self.link.reset()
+
+    @property
+    def _goes_by_itself(self) -> bool:
+        """Whether it hangs up once it has what it came for: 003 knows no goodbye."""
+        return self.plan.mode == "transcription" and self.plan.character in {"good", "slow"}
 
     async def _vanish(self) -> None:
         """Go, in one way or another; the server has to notice."""
@@ -219,6 +235,8 @@ class Client:
     def _take(self, frame: str) -> None:
         if self._heard_closed:
             self._report(f"the server said {frame[:80]} after its last word")
+        if self._has_chosen and self._connection.gate is Gate.UNCHOSEN:
+            self._connection.choose("")  # the hasty say so before they may
         try:
             messages = self._connection.receive(frame)
         except RemoteProtocolError as error:
@@ -233,6 +251,14 @@ class Client:
             case Speech() | Delta() | Response():
                 self._check(message.text, message.pcm)
                 self.answers += not isinstance(message, Delta)
+            case TranscriptDelta(text=text):
+                self._check(text, b"")
+                self._written += text
+            case TranscriptDone(text=text):
+                if text != self._written:
+                    self._report(f"it was told {self._written!r}, and then that it was {text!r}")
+                self._written = ""
+                self.answers += 1
             case Listen():
                 self.answers += 1
             case ErrorReport():
@@ -270,6 +296,7 @@ class Client:
     # -- saying ---------------------------------------------------------------------------------
 
     def _say(self, message: rq.ClientMessage) -> None:
+        self._has_chosen |= isinstance(message, rq.ChooseModel)
         self.link.say(self._dialect.encode_request(message))
 
     def _say_rubbish(self) -> None:
@@ -280,6 +307,9 @@ class Client:
 
     async def _act(self) -> None:
         if self.plan.character == "silent":
+            return
+        if self.plan.mode == "transcription":
+            await self._dictate()
             return
         if self.plan.character == "hasty" or self.plan.dialect == "legacy-chat":
             await anyio.sleep(self._dice.random() / 10)
@@ -380,6 +410,32 @@ class Client:
             if self.plan.dialect == "legacy-chat":
                 return
             await anyio.sleep(self._dice.random() * 2)
+
+    async def _dictate(self) -> None:
+        """Choose a model and say utterances; 003 knows no goodbye, so the server ends it."""
+        dice, plan = self._dice, self.plan
+        if plan.character != "hasty":
+            await self._until(lambda: self.has_heard(Created))
+        if plan.character == "idle" or self._over:
+            return
+        if plan.character == "garbage":
+            self._say_rubbish()
+        self._say(rq.ChooseModel(model="scripted"))
+        for number in range(plan.rounds):
+            if self._over:
+                return
+            if plan.character == "deaf" and number == plan.rounds // 2:
+                self.is_deaf = True
+            if dice.random() < 0.5:
+                self._say(rq.Commit())
+            for samples in (16_000, dice.randrange(1, 20_000))[: 1 + dice.randrange(2)]:
+                self._say(rq.AppendSound(pcm16=tagged(plan.number, samples)))
+            self._say(rq.Commit(final=True))
+            self._appends += 1
+            await anyio.sleep(0 if plan.character in {"hasty", "flooding"} else self._pause_s())
+        if plan.character == "good":
+            with anyio.move_on_after(ANSWER_S):
+                await self._until(lambda: self.answers >= self._appends)
 
     def _question(self, number: int) -> rq.Ask:
         parts: list[rq.Part] = [rq.TextPart(text=f"<{self.plan.number}> {number}")]

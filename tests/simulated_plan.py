@@ -30,6 +30,7 @@ KINDS: Final[tuple[tuple[str, Mode], ...]] = (
     ("duplex-v1", "audio"),
     ("legacy-duplex", "audio"),
     ("legacy-chat", "chat"),
+    ("transcription", "transcription"),
 )
 """Every dialect with every mode that it has."""
 CHARACTERS: Final[tuple[Character, ...]] = (
@@ -100,6 +101,7 @@ def _settings(dice: Random) -> dict[str, Any]:
     return {
         "limit_video_s": dice.choice((6, 12, 30)),
         "limit_audio_s": dice.choice((6, 15, 40)),
+        "limit_transcription_s": 25,
         "queue_max": dice.choice((0, 2, 8, 64, 64)),
         "init_wait_s": dice.choice((1, 3, 8)),
         "cleanup_wait_s": dice.choice((1, 3, 6)),
@@ -179,7 +181,7 @@ def _client(dice: Random, number: int, storm_s: float, crowd: bool) -> ClientPla
         leaves_s=dice.random() ** 2 * 20 if dice.random() < 0.3 else None,
         config=_config(dice, dialect),
         has_voice=dice.random() < 0.2,
-        has_frames=mode != "audio" and dice.random() < 0.2,
+        has_frames=mode not in {"audio", "transcription"} and dice.random() < 0.2,
         link=_link(dice, character),
     )
 

@@ -172,7 +172,7 @@ class WatchedSession:
         self.who = f"{opened.recording_id} (client {owner})"
         self._rules, self._limits = rules, _Limits()
         self._began_ns = int(anyio.current_time() * S)
-        self._referee = Referee() if opened.mode != "chat" else None
+        self._referee = Referee() if opened.mode in {"video", "audio"} else None
         self._place = 0
         self._lease: Grant | None = None
         self._released_ns: int | None = None

@@ -65,6 +65,7 @@ GOOD: Final[tuple[tuple[str, Mode], ...]] = (
     ("realtime", "chat"),
     ("legacy-duplex", "audio"),
     ("legacy-chat", "chat"),
+    ("transcription", "transcription"),
 )
 """Who comes once faults have stopped."""
 REFUSALS: Final = {

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from hypothesis import strategies as st
 
-from protocol.errors import ErrorCode
+from protocol.errors import TRANSCRIPTION_ERRORS, ErrorCode
 from protocol.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX
 from protocol.messages import (
     Closed,
@@ -36,15 +36,20 @@ from protocol.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    TranscriptDelta,
+    TranscriptDone,
 )
 from protocol.model import DuplexConfig
 from protocol.requests import (
     Append,
+    AppendSound,
     Ask,
     AudioPart,
     ChatMessage,
+    ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     ImagePart,
     Init,
     Interrupt,
@@ -262,9 +267,25 @@ def asks(*, own_ids: bool = True) -> st.SearchStrategy[Ask]:
     )
 
 
+sounds16 = st.builds(
+    lambda samples, seed: (
+        np.random.default_rng(seed).integers(-(2**15), 2**15, samples).astype("<i2").tobytes()
+    ),
+    st.integers(1, 5000),
+    st.integers(0, 3),
+)
+transcription_requests = st.one_of(
+    st.builds(ChooseModel, model=st.text(max_size=80)),
+    st.builds(AppendSound, pcm16=sounds16),
+    st.builds(Commit, final=st.booleans()),
+)
+
+
 def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrategy[ClientMessage]:
     """Everything that a client can say in a dialect and a mode."""
     match dialect_name, mode:
+        case "transcription" | "transcription-responses", _:
+            return transcription_requests
         case "legacy-chat", _:
             return asks(own_ids=False)
         case "realtime", "chat":
@@ -324,7 +345,12 @@ queue_events = st.one_of(
     st.builds(QueueUpdate, place=queue_places),
     st.just(QueueDone()),
 )
-error_reports = st.builds(ErrorReport, code=st.sampled_from(ErrorCode), message=st.text())
+error_reports = st.builds(
+    ErrorReport,
+    code=st.sampled_from([code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS]),
+    message=st.text(),
+)
+transcription_errors = st.builds(ErrorReport, code=st.sampled_from(ErrorCode), message=st.text())
 _session_ids = _ids.map("sess_{}".format)
 _recording_ids = st.just("") | _ids.map("rec_{}".format)
 
@@ -400,11 +426,37 @@ _pauses = st.one_of(
 _warnings = st.builds(GoingAway, seconds_left=st.integers(0, 86_400))
 
 
+transcription_answers = st.one_of(
+    st.builds(
+        Created,
+        session_id=_session_ids,
+        prompt_length=st.just(0),
+        recording=st.just("off"),
+        created_s=st.integers(0, 2**40),
+    ),
+    st.builds(TranscriptDelta, text=st.text(min_size=1, max_size=20)),
+    st.builds(
+        TranscriptDone,
+        text=st.text(max_size=40),
+        prompt_tokens=_counts,
+        completion_tokens=_counts,
+    ),
+    transcription_errors,
+    st.builds(
+        Closed,
+        session_id=st.just(""),
+        reason=st.sampled_from(["timeout", "backend_error", "server_shutdown"]),
+    ),
+)
+
+
 def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrategy[ServerMessage]:
     """Everything that a server can say in a dialect and a mode."""
     common = queue_events | error_reports
     ends = SERVER_WORDS[1:-1]
     match dialect_name, mode:
+        case "transcription" | "transcription-responses", _:
+            return transcription_answers
         case "legacy-chat", _:
             return st.one_of(common, prefills, deltas, responses)
         case "realtime", "chat":
@@ -438,6 +490,8 @@ WIRE_WORDS = (
     *("messages", "role", "content", "text", "image", "data", "sample_rate", "stack_frames"),
     *("streaming", "generation", "tts", "enabled", "mode", "language", "ref_audio_path"),
     *("user", "assistant", "system", "chunk", "done", "prefill_done", "response.done"),
+    *("session.create", "input_audio_buffer.commit", "response.create", "final", "usage", "id"),
+    *("transcription.delta", "transcription.done", "response.text.delta", "delta", "created"),
 )
 _wire_words = st.sampled_from(WIRE_WORDS)
 json_objects = st.dictionaries(

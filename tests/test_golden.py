@@ -19,7 +19,10 @@ from tests.golden import FOLDER, HARMS, SCENES, items, made, twin, twin_path
 
 LOGS: Final = sorted(FOLDER.glob(f"*{SUFFIX}"))
 LOGS_MIN: Final = 40
-DIALECTS: Final = {"realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "opening"}
+DIALECTS: Final = {
+    *("realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "opening"),
+    *("transcription", "transcription-responses"),
+}
 NOT_RECORDED: Final = {"RecordingFailed"}
 """What no log can hold: that it cannot be written."""
 
@@ -54,7 +57,7 @@ def test_they_show_all_that_can_happen() -> None:
     effects = {effect.__name__ for effect in get_args(ef.Effect)}
     assert (events | effects) - names_in_logs("type") == NOT_RECORDED
     assert names_in_logs("dialect") == DIALECTS
-    assert names_in_logs("mode") >= {"video", "audio", "chat"}
+    assert names_in_logs("mode") >= {"video", "audio", "chat", "transcription"}
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)

@@ -18,6 +18,8 @@ from protocol.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
     REALTIME,
+    TRANSCRIPTION,
+    TRANSCRIPTION_RESPONSES,
     Dialect,
 )
 from protocol.dialects.base import Context
@@ -27,6 +29,7 @@ from protocol.messages import (
     Closed,
     Created,
     Delta,
+    GoingAway,
     Listen,
     Metrics,
     Mode,
@@ -35,12 +38,16 @@ from protocol.messages import (
     Response,
     ServerMessage,
     Speech,
+    TranscriptDelta,
 )
 from protocol.requests import (
     Append,
+    AppendSound,
     Ask,
+    ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     Init,
     Interrupt,
     Pause,
@@ -68,12 +75,19 @@ CASES: tuple[tuple[str, Mode], ...] = (
     ("duplex-v1", "video"),
     ("legacy-duplex", "video"),
     ("legacy-chat", "chat"),
+    ("transcription", "transcription"),
+    ("transcription-responses", "transcription"),
 )
 in_every_case = pytest.mark.parametrize(("name", "mode"), CASES)
-MODES: tuple[Mode, ...] = ("video", "audio", "chat")
+MODES: tuple[Mode, ...] = ("video", "audio", "chat", "transcription")
 SHARED_ENDPOINT: tuple[Dialect, ...] = (REALTIME, DUPLEX_V1, OPENING)
 """The dialects of `/v1/realtime`, which has a `session.close` whatever the dialect."""
-TYPED: tuple[Dialect, ...] = (*SHARED_ENDPOINT, LEGACY_DUPLEX)
+TYPED: tuple[Dialect, ...] = (
+    *SHARED_ENDPOINT,
+    LEGACY_DUPLEX,
+    TRANSCRIPTION,
+    TRANSCRIPTION_RESPONSES,
+)
 """The dialects whose client messages have a type."""
 EVERY_DIALECT: tuple[Dialect, ...] = (*TYPED, LEGACY_CHAT)
 KINDS: dict[type[ClientMessage], set[Request]] = {
@@ -86,6 +100,9 @@ KINDS: dict[type[ClientMessage], set[Request]] = {
     Resume: {Request.RESUME},
     Interrupt: {Request.INTERRUPT},
     Report: {Request.REPORT},
+    ChooseModel: {Request.INIT},
+    AppendSound: {Request.APPEND},
+    Commit: {Request.COMMIT},
 }
 
 
@@ -311,6 +328,8 @@ _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
     "duplex-v1": told_in_duplex_v1,
     "legacy-duplex": told_in_legacy_duplex,
     "legacy-chat": told_in_legacy_chat,
+    "transcription": lambda message: message,
+    "transcription-responses": lambda message: message,
 }
 
 
@@ -475,6 +494,9 @@ FOREIGN: list[tuple[str, ServerMessage]] = [
     ("legacy-duplex", Prefilled(input_tokens=1)),
     ("legacy-chat", Created(session_id="s", prompt_length=1, recording="on")),
     ("legacy-chat", Paused(timeout_s=1.0)),
+    ("transcription", Prefilled(input_tokens=1)),
+    ("transcription-responses", GoingAway(seconds_left=1)),
+    ("realtime", TranscriptDelta(text="a")),
 ]
 
 
@@ -491,6 +513,8 @@ FOREIGN_REQUESTS: list[tuple[str, ClientMessage]] = [
     ("duplex-v1", See(jpeg=b"")),
     ("legacy-chat", CloseRequest()),
     ("legacy-chat", Init(instructions="")),
+    ("transcription", CloseRequest()),
+    ("realtime", Commit()),
 ]
 
 
@@ -515,5 +539,7 @@ def test_the_registry_holds_what_a_client_can_speak() -> None:
         "duplex-v1": "duplex-v1",
         "legacy-duplex": "legacy-duplex",
         "legacy-chat": "legacy-chat",
+        "transcription": "transcription",
+        "transcription-responses": "transcription-responses",
     }
     assert OPENING.name == "opening"

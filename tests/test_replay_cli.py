@@ -169,6 +169,7 @@ def test_full_replay(tmp_path: Path, backend: ScriptedBackend) -> None:
     assert body.keys() == SUMMARY_KEYS | {
         *("model", "environment", "fingerprint", "compared", "teacher_forced", "logits_changed"),
         *("units", "units_held", "units_changed", "changed", "turns", "turns_changed"),
+        *("chunks", "chunks_changed"),
         *("decisions", "decisions_changed", "near_ties", "divergence", "recorded", "renewed"),
     }
     assert body["recorded"].keys() == body["renewed"].keys() == REPORT_KEYS

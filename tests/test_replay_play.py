@@ -42,7 +42,7 @@ GOLDEN = Path(__file__).parents[1] / "fixtures" / "logs"
 VIDEO = GOLDEN / "v1-realtime-video.session.zst"
 NAMES = (
     *("realtime-video", "duplex-v1-audio", "invalid-frame", "realtime-chat"),
-    *("legacy-chat", "legacy-duplex"),
+    *("legacy-chat", "legacy-duplex", "transcription-drained"),
 )
 WAIT_S = 20.0
 MS = 1_000_000

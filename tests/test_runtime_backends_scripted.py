@@ -27,9 +27,9 @@ from runtime.backends.scripted import (
     Speaks,
     Step,
     default_script,
-    random_script,
     tone,
 )
+from runtime.backends.scripted_random import random_script
 
 Value = TypeVar("Value")
 

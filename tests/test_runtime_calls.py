@@ -33,7 +33,8 @@ from runtime.backends.base import (
     ContextFull,
 )
 from runtime.backends.scripted import Call, ScriptedBackend
-from runtime.calls import OPEN_S_MAX, OPEN_TRIES, RELEASE_WAIT_S, Calls
+from runtime.calls import RELEASE_WAIT_S, Calls
+from runtime.opening import OPEN_S_MAX, OPEN_TRIES
 from runtime.pool import Lease
 from runtime.workers import Workers
 from tests.helpers import close_frame, init_frame, on_virtual_time, world

@@ -279,7 +279,7 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_left_alone() -> No
         ('host = ""', "host: an empty text says nothing here"),
         ('host = "a\\nb"', "host: 'a\\nb' has a control character"),
         ('durability = "maybe"', "durability: 'maybe' is none of none, interval, unit"),
-        ('default_mode = "transcription"', "is none of video, audio, chat"),
+        ('default_mode = "speech"', "is none of video, audio, chat, transcription"),
         ("traces = 1", "traces: 1 is neither true nor false"),
         ('traces = "yes"', "traces: 'yes' is neither true nor false"),
         ('origins = "https://a.example"', "'https://a.example' is no list of texts"),

@@ -133,6 +133,16 @@ def test_who_has_found_room_waits_again_another_time(disk: MemoryDisk) -> None:
     on_virtual_time(body)
 
 
+OPENED = ConnectionOpened(
+    recording_id="r" * 20,
+    created_ms=1,
+    mode="video",
+    seed=1,
+    limits=SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=100),
+    recording="off",
+)
+
+
 def test_without_a_log_no_record_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not record pays for recording, and its sessions wait for nobody."""
 
@@ -141,18 +151,10 @@ def test_without_a_log_no_record_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(journal, "event_record", never)
     monkeypatch.setattr(journal, "effect_record", never)
-    opened = ConnectionOpened(
-        recording_id="r" * 20,
-        created_ms=1,
-        mode="video",
-        seed=1,
-        limits=SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=100),
-        recording="off",
-    )
     kept = Journal(None, on_failure=never)
-    kept.append_event(opened)
-    session, effects = Session.open(opened)
-    assert kept.append_effects(session, opened, effects) is journal.ready_now
+    kept.append_event(OPENED)
+    session, effects = Session.open(OPENED)
+    assert kept.append_effects(session, OPENED, effects) is journal.ready_now
 
 
 def test_a_step_is_appended_in_one_go() -> None:
@@ -167,7 +169,8 @@ def test_a_step_is_appended_in_one_go() -> None:
     opened = FrameReceived(at_ns=0, frame="{}")
     kept.append_event(opened)
     effects = (Send(ordinal=0, frame="a"), LeaveQueue(), Send(ordinal=1, frame="b"))
-    kept.append_effects(cast("Session", None), opened, effects)
-    kept.append_effects(cast("Session", None), opened, ())
+    session, _ = Session.open(OPENED)
+    kept.append_effects(session, opened, effects)
+    kept.append_effects(session, opened, ())
     kept.append_event(opened)
     assert taken == [(1,), (2, 3, 4), (5,)]

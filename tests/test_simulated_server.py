@@ -47,7 +47,8 @@ def test_everything_that_should_be_tried_is() -> None:
         *("TurnFailed", "MediaRejected", "RecordingFailed", "Draining", "DropUnit", "crashes"),
         *("over timeout", "over pause_timeout", "over cancelled", "over server_shutdown"),
         *("over broken off", "over invalid_frame", "over backend_error", "unit hangs"),
-        *("release hangs", "prefill hangs"),
+        *("release hangs", "prefill hangs", "chunk hangs"),
+        *("ChunkDone", "ChunkFailed", "over idle"),
     }
     assert not wanted - seen.keys()
 

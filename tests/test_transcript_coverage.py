@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 import pytest
 from jsonschema import Draft7Validator
 
-from protocol import core, session, state
+from protocol import core, reception, state
 from protocol.errors import CLOSE_MEANINGS
 from protocol.messages import EndReason
 from protocol.requests import Request
@@ -41,13 +41,27 @@ CANNOT: Final[Mapping[str, str]] = {
     "legacy-chat server error request code=worker_connect_failed": "a turn opens no session",
     "legacy-chat close 1003": "what is no JSON is the client's mistake, and closes with 1000",
     "legacy-chat close 1012": "a shutdown is service_unavailable, and closes with 1013",
+    **{
+        f"{dialect} {trait}": why
+        for dialect in ("transcription", "transcription-responses")
+        for trait, why in {
+            "close 1003": "what is no JSON is an error, and the connection stays",
+            "server error transcription code=worker_connect_failed": "it opens no session",
+        }.items()
+    },
 }
 """What cannot be shown, and why."""
 
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
-    Gate.PAUSED: frozenset({Request.MISPLACED}),
+    **dict.fromkeys((Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE), frozenset({Request.COMMIT})),
+    Gate.PAUSED: frozenset({Request.MISPLACED, Request.COMMIT}),
     Gate.TURN: frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
+        | {Request.COMMIT}
+    ),
+    **dict.fromkeys(
+        (Gate.UNCHOSEN, Gate.TRANSCRIBING),
+        frozenset(Request) - {Request.INIT, Request.APPEND, Request.COMMIT, Request.UNKNOWN},
     ),
     Gate.CLOSED: frozenset(Request),
 }
@@ -106,6 +120,18 @@ SOURCES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "client stop": "",
             "server prepared": "",
             "server result": "is_listen text audio_data kv_cache_length",
+        },
+    ),
+    "003": (
+        "transcription",
+        {
+            "client session.update": "model",
+            "client input_audio_buffer.append": "audio",
+            "client input_audio_buffer.commit": "final",
+            "server session.created": "",
+            "server transcription.delta": "delta",
+            "server transcription.done": "",
+            "server error": "",
         },
     ),
     "004": (
@@ -207,6 +233,8 @@ def is_refusal(step: Step | None) -> bool:
 def course_of_transcript(transcript: Transcript) -> Course:
     if transcript.dialect == "legacy-chat":
         return Course.REQUEST
+    if transcript.dialect.startswith("transcription"):
+        return Course.TRANSCRIPTION
     return Course.CHAT if transcript.connect.endswith("mode=chat") else Course.DUPLEX
 
 
@@ -335,7 +363,7 @@ def test_every_row_of_the_state_tables_is_shown_by_a_transcript(
         went.add(f"{course} {state} {trigger.__name__}")
         return next_state(role, course, state, trigger)
 
-    monkeypatch.setattr(session, "judge", judge_and_note)
+    monkeypatch.setattr(reception, "judge", judge_and_note)
     monkeypatch.setattr(core, "next_state", go_and_note)
     for transcript in load_all():
         player = PurePlayer(transcript, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.client import ClientConnection
 from protocol.messages import Mode
-from protocol.state import State
+from protocol.state import Gate, State
 from tests.transcript_pure import PurePlayer
 from tests.transcript_texts import renew
 from tests.transcripts import ROOT, Mismatch, Transcript, check, example, load, load_all
@@ -43,8 +43,11 @@ def test_what_a_transcript_receives_is_described(transcript: Transcript) -> None
 def test_our_own_client_reads_a_transcript(transcript: Transcript) -> None:
     """Our client takes something that our server says for a violation."""
     client = ClientConnection(transcript.dialect, mode_of(transcript))
-    for body in transcript.bodies("receive"):
-        client.receive(json.dumps(example(body)))
+    for step in transcript.steps:
+        if step.kind == "receive":
+            client.receive(json.dumps(example(step.value)))
+        elif step.kind == "send" and "model" in step.value and client.gate is Gate.UNCHOSEN:
+            client.choose(str(step.value["model"]))
     for close in transcript.bodies("close"):
         client.connection_closed(close["code"], close["reason"])
         assert client.state is State.CLOSED
@@ -54,6 +57,8 @@ def mode_of(transcript: Transcript) -> Mode:
     """What the address asks for; a refused one asks for nothing that matters here."""
     if transcript.dialect == "legacy-chat" or transcript.connect.endswith("mode=chat"):
         return "chat"
+    if transcript.dialect.startswith("transcription"):
+        return "transcription"
     return "audio" if "audio" in transcript.connect or "adx" in transcript.connect else "video"
 
 

@@ -44,6 +44,9 @@ def _bytes_of(marker: dict[str, Any]) -> bytes:
     match kind:
         case "$pcm":
             return _sound(int(value), marker.get("$nan_at"))
+        case "$pcm16":
+            at = np.arange(int(value), dtype=np.int64)  # in integers: the same on every machine
+            return (at * 300 % SOUND_RATE_HZ - SOUND_RATE_HZ // 2).astype("<i2").tobytes()
         case "$bytes":
             return bytes(int(value))
         case "$jpeg":

@@ -18,6 +18,7 @@ from protocol import effects as ef
 from protocol import events as ev
 from protocol.model import Cut, Finalized, Opened, Opening, Unit
 from protocol.turn import Prefill, Turn
+from runtime.backends.base import ContextFull
 from runtime.backends.scripted import (
     FINALIZE_TOKENS,
     PROMPT_TOKENS_MIN,
@@ -28,6 +29,7 @@ from runtime.backends.scripted import (
     _result,
 )
 from runtime.backends.scripted_chat import ScriptedTurn
+from runtime.backends.scripted_hearing import ScriptedTranscript
 from runtime.media.decoder import MediaDecoder
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video
@@ -74,6 +76,7 @@ class PureModel:
         self._lease = 0
         self._running: Running | None = None
         self._turn_is_cut = False
+        self._transcript: ScriptedTranscript | None = None
 
     def perform(self, effect: ef.Effect) -> None:
         """Begin a call, or cut one."""
@@ -94,6 +97,8 @@ class PureModel:
                 self._begin_turn(effect)
             case ef.CutTurn():
                 self._turn_is_cut = True
+            case ef.RunChunk():
+                self._hear(effect)
             case _:
                 raise AssertionError(f"{type(effect).__name__} is no call")
 
@@ -114,7 +119,7 @@ class PureModel:
 
     def release(self, done: Callable[[], None]) -> None:
         """Forget the session."""
-        self._running = None
+        self._running = self._transcript = None
         self.clock.after(self.backend.release.duration_s, done)
 
     # -- units ----------------------------------------------------------------------------------
@@ -233,6 +238,25 @@ class PureModel:
         else:
             self.post(ev.TurnFailed, index=turn.index)
         return True
+
+    # -- chunks ---------------------------------------------------------------------------------
+
+    def _hear(self, effect: ef.RunChunk) -> None:
+        chunk = effect.chunk
+        which: dict[str, Any] = {"utterance": chunk.utterance, "index": chunk.index}
+        if self._transcript is None:
+            self._transcript = ScriptedTranscript(self.backend, self.backend._hears, 0)
+        try:
+            heard = self._transcript.take(chunk)
+        except ContextFull:
+            self._after(0, ev.ChunkFailed, **which, context_full=True)
+            return
+        if heard.fault == "gone":
+            self._after(heard.takes_s, ev.BackendLost, lease=effect.lease)
+        elif heard.fault == "fail":
+            self._after(heard.takes_s, ev.ChunkFailed, **which)
+        elif heard.fault is None:
+            self._after(heard.takes_s, ev.ChunkDone, result=self._transcript.write(chunk, heard))
 
     def _after(self, seconds: float, kind: type[Any], **fields: object) -> None:
         self.clock.after(seconds, lambda: self.post(kind, **fields))

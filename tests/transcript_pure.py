@@ -29,7 +29,7 @@ from runtime.identity import CountedIdentities
 from runtime.media.decoder import MediaDecoder
 from runtime.pool import Lease, Pool
 from runtime.routing import NotServedError, Route, route
-from runtime.settings import MODES, Settings
+from runtime.settings import MIB, MODES, Settings
 from runtime.voices import VoiceLibrary
 
 from .transcript_media import make_voices
@@ -314,11 +314,20 @@ class PurePlayer:
                 close_on_recording_failure=settings.on_recording_failure == "close",
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
+                **self._transcription_limits(to),
             ),
             recording="on" if self.server.records else "off",
             endpoint=to.endpoint,
             label=to.label,
         )
+
+    def _transcription_limits(self, to: Route) -> dict[str, Any]:
+        """As a server sets them, for such a session alone."""
+        if to.mode != "transcription":
+            return {}
+        settings, name = self.server.settings, self.model.backend.info.name
+        names = (name, *settings.served_model_names)
+        return {"models": names, "sound_bytes": settings.transcription_buffer_mb * MIB}
 
     def post(self, kind: type[Any], **fields: object) -> None:
         """Tell the session a fact, once those before it are done with."""

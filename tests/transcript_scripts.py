@@ -13,9 +13,11 @@ from typing import Any, Final
 import attrs
 
 from protocol.model import Unit
+from protocol.transcript import Chunk
 from protocol.turn import Turn
 from runtime.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
 from runtime.backends.scripted_chat import Answer, default_answer
+from runtime.backends.scripted_hearing import Heard, default_hearing
 from runtime.backends.scripted_tone import tone
 
 LONG_S: Final = 30.0
@@ -100,6 +102,23 @@ def _answers_then_echoes(first: Answer) -> Callable[[Turn], Answer]:
     return lambda turn: first if turn.index == 0 else default_answer(turn)
 
 
+# -- transcription --------------------------------------------------------------------------------
+
+
+def _hears_slowly(chunk: Chunk) -> Heard:
+    return attrs.evolve(default_hearing(chunk), takes_s=WAY_IN_S)
+
+
+def _hears_but(fault: Fault) -> Callable[[Chunk], Heard]:
+    """Hear all but the second second of the first utterance."""
+
+    def script(chunk: Chunk) -> Heard:
+        is_it = (chunk.utterance, chunk.index) == (0, 1)
+        return Heard(fault=fault) if is_it else default_hearing(chunk)
+
+    return script
+
+
 SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "default": {},
@@ -137,6 +156,10 @@ SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
         "chat-hangs": {"chat": lambda turn: Answer(fault="hang")},
         "chat-full": {"chat": _answers_then_echoes(Answer(fault="context_full"))},
+        "hears-slowly": {"hears": _hears_slowly},
+        "hears-fails": {"hears": _hears_but("fail")},
+        "hears-full": {"hears": _hears_but("context_full")},
+        "hears-lost": {"hears": _hears_but("gone")},
         "chat-slow": {"chat": lambda turn: attrs.evolve(default_answer(turn), prefill_s=WAY_IN_S)},
     }
 )

@@ -11,10 +11,28 @@ from .duplex_v1 import DUPLEX_V1
 from .legacy_chat import LEGACY_CHAT
 from .legacy_duplex import LEGACY_DUPLEX
 from .realtime import REALTIME
+from .transcription import TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 
-__all__ = ("DIALECTS", "DUPLEX_V1", "LEGACY_CHAT", "LEGACY_DUPLEX", "REALTIME", "Dialect")
+__all__ = (
+    "DIALECTS",
+    "DUPLEX_V1",
+    "LEGACY_CHAT",
+    "LEGACY_DUPLEX",
+    "REALTIME",
+    "TRANSCRIPTION",
+    "TRANSCRIPTION_RESPONSES",
+    "Dialect",
+)
 
+_ALL: Final[tuple[Dialect, ...]] = (
+    REALTIME,
+    DUPLEX_V1,
+    LEGACY_DUPLEX,
+    LEGACY_CHAT,
+    TRANSCRIPTION,
+    TRANSCRIPTION_RESPONSES,
+)
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
-    {dialect.name: dialect for dialect in (REALTIME, DUPLEX_V1, LEGACY_DUPLEX, LEGACY_CHAT)}
+    {dialect.name: dialect for dialect in _ALL}
 )
 """The dialects that a client can speak, by name; `opening` is none of them."""

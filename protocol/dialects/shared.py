@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..codec import Fields, Value, dump_frame, kind_of
-from ..errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError, error_type
+from ..errors import (
+    TRANSCRIPTION_ERRORS,
+    ErrorCode,
+    FieldError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    error_type,
+)
 from ..limits import FRAME_BYTES_MAX, REASON_CHARS_MAX
 from ..messages import (
     ErrorReport,
@@ -46,7 +53,7 @@ SESSION_GOING_AWAY: Final = "session.going_away"
 SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
-ERROR_CODES: Final = tuple(ErrorCode)
+ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS)
 RECORDING_STATES: Final[tuple[RecordingState, ...]] = ("on", "off", "failed")
 
 # -- the client's type --------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from ..model import INPUT_RATE_HZ, SAMPLE_BYTES
 
 FLOAT32: Final = "float32 PCM"
 """Raw samples have no media type of their own."""
+PCM16: Final = "int16 PCM"
+"""Likewise; here with an odd number of samples, which is no float32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,5 +71,6 @@ MEDIA: Final[tuple[Medium, ...]] = (
     Medium(name="image/png", samples=(_png(16), _png(32))),
     Medium(name="video/mp4", samples=(_mp4(b"isom"), _mp4(b"mp42"))),
     Medium(name="video/webm", samples=(_webm(64), _webm(96))),
+    Medium(name=PCM16, samples=(bytes(2 * _SECOND + 2), bytes(4 * _SECOND + 2))),
 )
 """In the order in which they are tried; the first that a reader takes stands for the field."""

@@ -23,6 +23,7 @@ SHOWN: Final[Mapping[str, str]] = {
     "client_reason": "user_stop",
     "text": "Hello",
     "instructions": "You are a helpful assistant.",
+    "model": "tiny",
     "message": "$.input.audio: required field is missing",
 }
 """What texts look like, by attribute, in examples; other attributes show their own name."""

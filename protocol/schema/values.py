@@ -9,8 +9,8 @@ import attrs
 
 from ..codec import Value
 from ..limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, CHAT_FRAME_BYTES_MAX
-from ..model import SAMPLE_BYTES
-from .material import FLOAT32, MEDIA, Medium
+from ..model import SAMPLE16_BYTES, SAMPLE_BYTES
+from .material import FLOAT32, MEDIA, PCM16, Medium
 
 T = TypeVar("T")
 C = TypeVar("C", bound=str)
@@ -172,6 +172,16 @@ class SketchValue(Value):
             self.site.schema["minLength"] = _base64_chars(samples_min * SAMPLE_BYTES)
         count = max(samples_min, 1)
         return self.site.give(bytes(count * SAMPLE_BYTES), bytes((count + 1) * SAMPLE_BYTES))
+
+    def pcm16(self) -> bytes:
+        """Describe base64 of 16-bit samples."""
+        self.site.schema |= {
+            "type": "string",
+            "contentEncoding": "base64",
+            "minLength": _base64_chars(SAMPLE16_BYTES),
+            "x-media": [PCM16],
+        }
+        return self.site.give(bytes(SAMPLE16_BYTES), bytes(2 * SAMPLE16_BYTES))
 
 
 def _base64_chars(count: int) -> int:

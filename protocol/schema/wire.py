@@ -28,7 +28,7 @@ from ..state import TRANSITIONS, Course, course_of
 from .answers import Body, describe_answers
 from .meaning import summary
 from .requests import describe_body
-from .samples import bare
+from .samples import bare, variations
 from .sketch import Sketch
 from .tidy import tidy
 from .values import Schema
@@ -39,6 +39,8 @@ MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
     "duplex-v1": ("video", "audio"),
     "legacy-duplex": ("video", "audio"),
     "legacy-chat": ("chat",),
+    "transcription": ("transcription",),
+    "transcription-responses": ("transcription",),
 }
 """The modes that a dialect has; the first of a course is described, others by their difference."""
 REQUEST_DIALECT: Final = "legacy-chat"
@@ -156,11 +158,12 @@ def _kinds(dialect: Dialect) -> Mapping[str, Request]:
     """Find the types of a client's messages, by writing each that the dialect can write."""
     kinds: dict[str, Request] = {}
     for cls in CLIENT_CLASSES:
-        try:
-            body = parse_frame(dialect.encode_request(bare(cls)))
-        except LocalProtocolError:
-            continue
-        kinds[str(body.get("type", ""))] = dialect.classify(body)
+        for message in (bare(cls), *variations(cls)):
+            try:
+                body = parse_frame(dialect.encode_request(message))
+            except LocalProtocolError:
+                continue
+            kinds[str(body.get("type", ""))] = dialect.classify(body)
     return kinds
 
 

@@ -1,8 +1,8 @@
 """A log as a stream of exchanges: what was asked of the model, and what came of it.
 
-An exchange is a unit, or a turn of chat; both are told in the same terms, so that they are compared
-and shown alike. Rules: what was recorded is told, no machine is stepped; damage is counted and
-passed by; one exchange is held at a time.
+An exchange is a unit, a turn of chat, or a second of a transcription; all are told in the same
+terms, so that they are compared and shown alike. Rules: what was recorded is told, no machine is
+stepped; damage is counted and passed by; one exchange is held at a time.
 
 It compares nothing: see `compare`.
 """
@@ -24,17 +24,26 @@ from recorder.scan import Damage
 from ..inspection import Outcome, TurnOutcome
 
 UNANSWERED: Final = frozenset({"pending", "failed", "context_full"})
-READ_KINDS: Final = frozenset({"prepare", "unit", "turn", "event"})
+ExchangeKind = Literal["unit", "turn", "chunk"]
+READ_KINDS: Final = frozenset({"prepare", "unit", "turn", "chunk", "event"})
 """Records whose events are read; what clients sent is not, for it is long."""
+
+
+_BEGINNINGS: Final[Mapping[str, ExchangeKind]] = {
+    "StartUnit": "unit",
+    "StartTurn": "turn",
+    "RunChunk": "chunk",
+}
+"""By the effect that an exchange begins with; the field that it is named by has what was asked."""
 
 
 @attrs.frozen(kw_only=True)
 class Exchange:
-    """One unit, or one turn of chat.
+    """One unit, one turn of chat, or one chunk of a transcription.
 
     Attributes:
-        kind: which of the two.
-        index: counts the session's.
+        kind: which of them.
+        index: counts the session's; of chunks, those of all utterances.
         started_ns: when the model was asked, on the session's clock.
         done_ns: when its result or failure came; None where neither did.
         outcome: what became of it.
@@ -51,11 +60,11 @@ class Exchange:
         cut: where it was interrupted, as `stage step`; empty where it was not.
     """
 
-    kind: Literal["unit", "turn"]
+    kind: ExchangeKind
     index: int
     started_ns: int
     done_ns: int | None = None
-    outcome: Outcome | TurnOutcome = "pending"
+    outcome: Outcome | TurnOutcome | Literal["heard"] = "pending"
     forced: bool = False
     input_hash: str = ""
     decided_ids: tuple[int, ...] = ()
@@ -106,6 +115,8 @@ class Story:
         self._current: Exchange | None = None
         self._is_over = False
         self._kv_length = 0
+        self._chunks = 0
+        self._chunk: tuple[Value, Value] = (None, None)
 
     def __iter__(self) -> Iterator[Exchange]:
         """Yield each exchange as soon as nothing more can become of it."""
@@ -131,17 +142,17 @@ class Story:
 
     def _begin(self, record: Record) -> Exchange | None:
         """Read what begins with an effect, if something does."""
-        kind: Literal["unit", "turn"] | None = None
-        if record.fields.get("type") == "StartUnit":
-            kind = "unit"
-        elif record.fields.get("type") == "StartTurn":
-            kind = "turn"
+        name = record.fields.get("type")
+        kind = _BEGINNINGS.get(name) if isinstance(name, str) else None
         asked = record.fields.get(kind) if kind is not None else None
         if kind is None or not isinstance(asked, Mapping):
             return None
         index = asked.get("index")
         if not isinstance(index, int):
             return None
+        if kind == "chunk":
+            index, self._chunks = self._chunks, self._chunks + 1
+            self._chunk = (asked.get("utterance"), asked.get("index"))
         forced = asked.get("force_listen") is True
         return Exchange(kind=kind, index=index, started_ns=record.at_ns, forced=forced)
 
@@ -175,8 +186,34 @@ class Story:
             case ev.UnitFailed(index=index, context_full=full):
                 outcome = "context_full" if full else "failed"
                 self._change("unit", index, done_ns=at_ns, outcome=outcome)
+            case ev.ChunkDone() | ev.ChunkFailed():
+                self._take_chunk(event)
             case _:
                 self._take_turn(event)
+
+    def _take_chunk(self, event: ev.ChunkDone | ev.ChunkFailed) -> None:
+        """Take what was written of the chunk under way; what concerns another is stale."""
+        at_ns, number = event.at_ns, self._chunks - 1
+        if isinstance(event, ev.ChunkFailed):
+            if (event.utterance, event.index) == self._chunk:
+                outcome = "context_full" if event.context_full else "failed"
+                self._change("chunk", number, done_ns=at_ns, outcome=outcome)
+            return
+        result = event.result
+        if (result.utterance, result.index) == self._chunk:
+            before = self._kv_length if result.index else 0
+            self._kv_length = result.kv_length
+            self._change(
+                "chunk",
+                number,
+                done_ns=at_ns,
+                outcome="heard",
+                input_hash=result.input_hash,
+                decided_ids=result.token_ids,
+                fed_ids=result.fed_ids,
+                kv_added=result.kv_length - before,
+                text=result.text,
+            )
 
     def _take_turn(self, event: ev.Event) -> None:
         match event:

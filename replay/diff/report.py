@@ -10,7 +10,7 @@ from typing import Literal
 
 import attrs
 
-What = Literal["opening", "unit", "turn", "end"]
+What = Literal["opening", "unit", "turn", "chunk", "end"]
 
 
 @attrs.frozen(kw_only=True)

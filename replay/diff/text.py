@@ -68,7 +68,7 @@ def _name(parting: Parting) -> str:
 
 
 def _units(facts: SessionFacts) -> str:
-    return "turns" if facts.mode == "chat" else "units"
+    return {"chat": "turns", "transcription": "seconds"}.get(facts.mode or "", "units")
 
 
 def _session(name: str, facts: SessionFacts) -> str:

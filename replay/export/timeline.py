@@ -9,7 +9,7 @@
   `interrupted`; what is left when a turn has ended plays to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
   follows the words, with the sound that comes within `HOLD_NS`. Words without sound stand where
-  they were sent, and so do the words of a user's question.
+  they were sent, and so do the words of a user's question, and what is written of an utterance.
 
 Rules: what was recorded is told, not what a replay would make of it. Stepping the session only says
 which requests it took; where it parts from its log, each that parses counts as taken. Damage is a
@@ -46,8 +46,11 @@ from protocol.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    TranscriptDelta,
+    TranscriptDone,
 )
-from protocol.requests import Append, Ask, See, TextPart
+from protocol.requests import Append, AppendSound, Ask, See, TextPart
+from protocol.transcription import to_float32
 from recorder.mapping import MappingError, event_of
 from recorder.records import Fields, Record
 from recorder.scan import Damage
@@ -74,6 +77,7 @@ _NOTES: Final[dict[type, NoteKind]] = {
     GoingAway: "going_away",
     Prefilled: "prefilled",
     Response: "response",
+    TranscriptDone: "response",
     ErrorReport: "error",
     Closed: "closed",
 }
@@ -108,6 +112,7 @@ class Timeline:
         self._is_speaking = False
         self._has_deltas = False
         self._asked_ns: int | None = None
+        self._utterances = 0
 
     def __iter__(self) -> Iterator[Moment]:
         """Yield the moments in the order in which they begin."""
@@ -174,6 +179,8 @@ class Timeline:
             return
         request = self._wire.request(frame)
         match request:
+            case AppendSound() if is_taken:
+                self._hear(to_float32(request.pcm16), self._now_ns, is_captured=True)
             case Append() if is_taken:
                 if request.force_listen:
                     self._note("force_listen")
@@ -222,6 +229,11 @@ class Timeline:
                 self._take_message(message)
 
     def _take_message(self, message: ServerMessage) -> None:
+        if isinstance(message, TranscriptDelta):
+            words = self._words("model", message.text, f"utterance {self._utterances}")
+            self._holding.add(words, self._now_ns)
+            return
+        self._utterances += isinstance(message, TranscriptDone)
         if isinstance(message, Speech | Delta):
             self._has_deltas = True
             self._is_chat = isinstance(message, Delta)
@@ -295,6 +307,8 @@ def _told(message: ServerMessage) -> str:
             return client_reason or reason
         case Response(reason=reason):
             return reason
+        case TranscriptDone():
+            return "transcribed"
         case Queued(place=place) | QueueUpdate(place=place):
             return f"place {place.position} of {place.queue_length}"
     return ""

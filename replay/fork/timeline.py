@@ -168,6 +168,9 @@ class Surveyor:
             raise CannotForkError("the recording holds no session yet")
         if self._connected.mode == "chat":
             raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
+        if self._connected.mode == "transcription":
+            text = "a transcription is not forked: have its sound transcribed anew"
+            raise ForkRefusedError(text)
         if self._begin is None:
             there = f"units 0 to {report.units - 1}" if report.units else "no units"
             raise ForkRefusedError(f"there is no unit {self._at}: the recording has {there}")

@@ -28,13 +28,16 @@ from protocol.messages import (
     Response,
     Resumed,
     Speech,
+    TranscriptDone,
 )
 from protocol.model import SAMPLE_BYTES, SlidingWindow
 from protocol.requests import (
     Append,
     Ask,
+    ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     Init,
     Interrupt,
     Pause,
@@ -53,10 +56,13 @@ ANSWERS: Final[Mapping[type, tuple[type, ...]]] = {
     Pause: (Paused,),
     Resume: (Resumed,),
     Interrupt: (Interrupted,),
+    Commit: (TranscriptDone, ErrorReport),
 }
 """What answers a message that is in order; an `error` where its media may turn out damaged."""
 OUTCOMES: Final = (Listen, Speech, ErrorReport)
 """What becomes of a unit."""
+MODELS: Final = frozenset({"tiny", "scripted"})
+"""Names that a server's model may have: it says nothing to these, or that there is none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +135,10 @@ class Reader:
             return self._refused(kind, gate, error.code)
         if isinstance(message, CloseRequest):
             return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
-        answers = ANSWERS.get(type(message), ())
+        if isinstance(message, ChooseModel) and message.model not in MODELS:
+            return self._refused(kind, gate, ErrorCode.MODEL_NOT_FOUND)
+        is_begun = isinstance(message, Commit) and not message.final
+        answers = () if is_begun else ANSWERS.get(type(message), ())
         return Demand(kind=kind, gate=gate, answers=answers, message=message)
 
     def read(self, frame: str | bytes | None) -> ClientMessage | None:
@@ -163,6 +172,10 @@ class Reader:
 
     def _beyond_repair(self, frame: str | bytes | None, gate: Gate, error: FrameError) -> Demand:
         kind = "too big" if frame is None else "binary" if isinstance(frame, bytes) else "no JSON"
+        if self._course is Course.TRANSCRIPTION and frame is not None:
+            is_binary = isinstance(frame, bytes)
+            code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
+            return self._refused(kind, gate, code)
         closes: tuple[int, ...] = (error.close_code,)
         if self._course is Course.REQUEST:
             closes = (CLOSE_NORMAL, CLOSE_TOO_BIG) if frame is None else (CLOSE_NORMAL,)
@@ -183,7 +196,9 @@ def samples_of(message: ClientMessage | None) -> int:
 
 
 def pictures_of(message: ClientMessage | None) -> int:
-    """Count the pictures of a message that are looked at only after it was accepted."""
+    """Count what of a message is looked at only after it was accepted: pictures, a known model."""
     if isinstance(message, See):
         return 1
+    if isinstance(message, ChooseModel):
+        return int(message.model in MODELS)
     return len(message.frames) if isinstance(message, Append) else 0

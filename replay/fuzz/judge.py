@@ -26,16 +26,12 @@ from typing import Any, Final
 import anyio
 
 from protocol.client import ClientConnection
-from protocol.core import CLOSE_CODES
 from protocol.errors import (
     ADMISSION_ERRORS,
     CLIENT_ERRORS,
-    CLOSE_INTERNAL_ERROR,
     CLOSE_INVALID_FRAME,
-    CLOSE_MEANINGS,
-    CLOSE_NORMAL,
     CLOSE_TOO_BIG,
-    CLOSE_TRY_LATER,
+    ErrorCode,
     RemoteProtocolError,
 )
 from protocol.messages import (
@@ -51,21 +47,19 @@ from protocol.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    TranscriptDone,
 )
 from protocol.model import UNIT_SAMPLES
-from protocol.state import Course, Gate, State
-from runtime.schema.notes import END_CLOSES
+from protocol.requests import ChooseModel
+from protocol.state import Course, Gate, State, gate_of
 
 from .case import Case, Finding, Step
-from .demand import ANSWERS, OUTCOMES, Demand, Reader, pictures_of, samples_of
-from .internals import sign_of
+from .closes import Before, wrong_with
+from .demand import ANSWERS, MODELS, OUTCOMES, Demand, Reader, pictures_of, samples_of
+from .internals import CANARY, sign_of
 from .schema import problem
 from .shown import SHOWN_CHARS, plain, without_sound
 
-ABNORMAL: Final = 1006
-"""The server went without a close."""
-TRANSPORT_CLOSES: Final = (1002, 1007, CLOSE_TOO_BIG)
-"""What the WebSocket itself says of frames that are none, before the server hears of them."""
 FRAMES_A_UNIT: Final = 2
 """Text and sound of a unit come by themselves in `realtime`."""
 FINDINGS_MAX: Final = 8
@@ -78,7 +72,7 @@ _SPOILS: Final = {
     "too big": CLOSE_TOO_BIG,
 }
 """The close that a frame beyond repair brings about."""
-_ASKED: Final = (Created, Paused, Resumed, Interrupted, Response)
+_ASKED: Final = (Created, Paused, Resumed, Interrupted, Response, TranscriptDone)
 """What comes once for each message that asks for it, and never else."""
 
 
@@ -112,11 +106,16 @@ class Judge:
         names = [case.dialect]
         if case.course is Course.DUPLEX and case.dialect in {"realtime", "duplex-v1"}:
             names = ["realtime", "duplex-v1"]
+        elif case.course is Course.TRANSCRIPTION:
+            names = ["transcription", "transcription-responses"]
         self._ends = {name: ClientConnection(name, case.mode) for name in names}
         self._state = next(iter(self._ends.values())).state
         self._paused = False
         self._said = 0
-        self._credits: Counter[type] = Counter()
+        self._has_chosen = False
+        self._credits: Counter[type] = Counter(
+            {Created: int(case.course is Course.TRANSCRIPTION)}  # it greets by itself
+        )
         self._errors = self._late = self._pictures = 0
         self._samples = self._samples_max = 0
         self._outcomes = 0
@@ -171,6 +170,9 @@ class Judge:
         if self.owed is not None or (self._state is State.QUEUED and not self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
+        if isinstance(message, ChooseModel) and not (demand.answers and self.is_sure):
+            self._has_chosen |= message.model in MODELS
+            self._follow_choice()
         if demand.kind in _SPOILS:
             self._spoiled.add(_SPOILS[demand.kind])
         if not self.is_sure:
@@ -187,7 +189,14 @@ class Judge:
     def _gate(self) -> Gate:
         if self.state is State.ACTIVE and self._paused:
             return Gate.PAUSED
-        return Gate(self.state.value)
+        return gate_of(self._course, self.state)
+
+    def _follow_choice(self) -> None:
+        """A transcription whose model was chosen is ACTIVE, though the server says nothing."""
+        for end in self._ends.values():
+            if self._has_chosen and end.gate is Gate.UNCHOSEN:
+                end.choose("")
+                self._state = end.state
 
     # -- the server -----------------------------------------------------------------------------
 
@@ -209,6 +218,7 @@ class Judge:
 
     def _read(self, frame: str, body: dict[str, Any]) -> tuple[ServerMessage, ...]:
         """Read it in each dialect that fits so far; none is left where the server is wrong."""
+        self._follow_choice()
         found: tuple[ServerMessage, ...] = ()
         why = Finding(kind="undocumented", label="")
         ends, self._ends, spoken = self._ends, {}, self.dialect_name
@@ -239,12 +249,13 @@ class Judge:
         if self._state is not State.CONNECTED or self._either is not None:
             return
         reader = copy.copy(self._reader)
-        demand = reader.demand_of(self._queued_frame, Gate.CONNECTED)
+        demand = reader.demand_of(self._queued_frame, gate_of(self._course, State.CONNECTED))
         self._either = demand, reader
         self.is_sure = demand.is_owed
 
     def _take(self, message: ServerMessage) -> None:
         self._choose(message)
+        self._doubt(message)
         owed, cls = self.owed, type(message)
         match message:
             case Paused() | Resumed():
@@ -271,6 +282,13 @@ class Judge:
         self._note(owed, answer)
         self.owed = None
 
+    def _doubt(self, message: ServerMessage) -> None:
+        """A server that lacks a model which it might have had: nothing is sure from then on."""
+        owed_code = None if self.owed is None else self.owed.code
+        code = message.code if isinstance(message, ErrorReport) else None
+        if code is ErrorCode.MODEL_NOT_FOUND and owed_code is not code:
+            self.is_sure, self.owed = False, None
+
     def _choose(self, message: ServerMessage) -> None:
         """See by the answer on which side of `queue_done` a message was read."""
         if self.owed is None or self._either is None:
@@ -287,7 +305,8 @@ class Judge:
             self._find("answer", "more outcomes than units")
 
     def _take_error(self, message: ErrorReport) -> None:
-        sign = sign_of(message.message)
+        is_named = message.code is ErrorCode.MODEL_NOT_FOUND  # alone repeats what a client said
+        sign = sign_of(message.message.replace(CANARY, "") if is_named else message.message)
         if sign:
             self._find("internals", f"an error with {sign}", message.message)
         self._admission_error |= message.code in ADMISSION_ERRORS
@@ -326,31 +345,16 @@ class Judge:
         self._wake()
 
     def _judge_close(self, code: int, reason: str, state: State) -> None:
-        sign = sign_of(reason)
-        if sign:
-            self._find("internals", f"a close with {sign}", reason)
-        is_ours = code in self._spoiled
-        if code not in CLOSE_MEANINGS:
-            what = "no close" if code == ABNORMAL else f"close {code}"
-            self._find("crash" if code == ABNORMAL else "close", f"{what} in {state}", reason)
-        elif code == CLOSE_INTERNAL_ERROR and self._case.script == "default":
-            self._find("crash", f"close {code} in {state}", reason)
-        elif code in (CLOSE_INVALID_FRAME, CLOSE_TOO_BIG) and not is_ours:
-            self._find("close", f"close {code} without such a frame", reason)
-        elif code == CLOSE_TRY_LATER and not self._admission_error:
-            self._find("close", f"close {code} without an error before", reason)
-        elif self._goodbye is not None:
-            due = END_CLOSES.get(self._goodbye.reason) or (
-                CLOSE_CODES.get(self._goodbye.reason, CLOSE_NORMAL),
-            )
-            if code not in due and not is_ours:  # 000 has one word for all that goes wrong
-                self._find("close", f"close {code} after {self._goodbye.reason}", reason)
-        elif (
-            state is State.ACTIVE
-            and self._course is not Course.REQUEST
-            and code not in TRANSPORT_CLOSES
-        ):
-            self._find("close", f"close {code} in ACTIVE without session.closed", reason)
+        before = Before(
+            state=state,
+            course=self._course,
+            is_default=self._case.script == "default",
+            spoiled=self._spoiled,
+            admission_error=self._admission_error,
+            goodbye=self._goodbye,
+        )
+        for finding in wrong_with(code, reason, before):
+            self._keep(finding)
 
     # -- what the player says -------------------------------------------------------------------
 

@@ -44,12 +44,15 @@ from runtime.telemetry.watching import ServerStatus
 from runtime.websocket import WebSocket, WebSocketClosed, frame_bytes
 
 from .case import Case, Finding
-from .judge import ABNORMAL, Judge
+from .closes import ABNORMAL
+from .judge import Judge
 from .play import Broken, Pace, Player, Wire, ours, own_of, probe_case
 from .report import Outcome
 
 PACE: Final = Pace(answer_s=12.0, quiet_s=4.0)
 """Below the 30 s after which an idle session is closed anyway, so that a hang is seen as one."""
+NAMED: Final[Mapping[str, Any]] = {"served_model_names": ("tiny",)}
+"""The name by which a case chooses the model of a transcription, whatever server it meets."""
 EMPTY_WAIT_S: Final = 60.0
 """Longer than a stalled reader and a hanging call are waited for, one after the other."""
 DETAIL_CHARS: Final = 400
@@ -282,7 +285,7 @@ class LocalTarget:
         try:
             async with anyio.create_task_group() as tasks:
                 server = Server(
-                    Settings(model="scripted", record_to=self._record_to),
+                    Settings(model="scripted", record_to=self._record_to, **NAMED),
                     backend,
                     tasks=tasks,
                     recorder=recorder,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protocol.messages import Mode
 from protocol.requests import Request
 from protocol.schema.wire import MODES, Message
-from protocol.state import ACCEPT, Course, Gate, course_of, judge
+from protocol.state import ACCEPT, Course, Gate, State, course_of, gate_of, judge
 
 from .case import FAULTS, LOCAL_FAULTS, Case, Step
 from .local import SCRIPTS
@@ -50,6 +50,10 @@ GATES_AFTER: Final = {
     Request.CLOSE: Gate.CLOSED,
 }
 """Where a message that is in order leads, once it is answered."""
+HOLDING: Final = frozenset({Course.DUPLEX, Course.TRANSCRIPTION})
+"""Courses that hold a slot from the queue to the end."""
+_STATES: Final = frozenset({Gate.CONNECTED, Gate.ACTIVE})
+"""Gates that are states, and may be split in a course."""
 LIKELY: Final = (Request.INIT, Request.APPEND)
 """Drawn more often where they are welcome: without them nothing happens."""
 MOVES: Final = (
@@ -81,7 +85,7 @@ def cases(draw: st.DrawFn, names: Names, *, is_local: bool) -> Case:
     script, slots = "default", None
     if is_local and draw(st.integers(0, 3)) == 3:
         script = draw(st.sampled_from(tuple(SCRIPTS)))
-    if is_local and plan.course is Course.DUPLEX and draw(st.integers(0, 7)) == 7:
+    if is_local and plan.course in HOLDING and draw(st.integers(0, 7)) == 7:
         slots = 1
         plan.wait_in_line()
     elif plan.course is not Course.REQUEST:
@@ -102,7 +106,7 @@ class _Plan:
         self._is_local = is_local
         self.course = course_of(mode, is_request=self._case.course is Course.REQUEST)
         self._messages = client_messages(dialect, self.course)
-        self._gate = Gate.CONNECTED
+        self._gate = self._in_course(Gate.CONNECTED)
         self._waits = draw(st.integers(0, 4)) > 0
         self._size = 0
         self.steps: list[Step] = []
@@ -116,15 +120,19 @@ class _Plan:
         if self._draw(st.booleans()):
             self._add("vacate", 0)
             self._add("await", "turn")
-            self._gate = Gate.CONNECTED
+            self._gate = self._in_course(Gate.CONNECTED)
+
+    def _in_course(self, gate: Gate) -> Gate:
+        """Name a gate as the course has it."""
+        return gate_of(self.course, State(gate.value)) if gate in _STATES else gate
 
     def begin(self) -> None:
         """Set the session up at once, so that more of what follows happens in it."""
         if self.course is Course.REQUEST:
             return
         self._say("send", init_of(self._case))
-        self._gate = Gate.ACTIVE
-        if self.course is Course.DUPLEX and self._draw(st.booleans()):
+        self._gate = self._in_course(Gate.ACTIVE)
+        if self.course in HOLDING and self._draw(st.booleans()):
             self._say("send", append_of(self._case))
 
     def move(self) -> None:
@@ -134,7 +142,8 @@ class _Plan:
             case "welcome":
                 message = self._pick(is_welcome=True)
                 self._say("send", draw(bodies(message)))
-                self._gate = GATES_AFTER.get(message.request or Request.UNKNOWN, self._gate)
+                after = GATES_AFTER.get(message.request or Request.UNKNOWN, self._gate)
+                self._gate = self._in_course(after)
             case "unwelcome":
                 self._say("send", draw(bodies(self._pick(is_welcome=False))))
             case "foreign":
@@ -151,7 +160,7 @@ class _Plan:
                 self._say("send_binary", draw(st.sampled_from((0, 1, 4000))))
             case "big":
                 if draw(st.integers(0, 9)) == 9:
-                    self._say("send_size", SIZES[self.course is not Course.DUPLEX])
+                    self._say("send_size", SIZES[self.course not in HOLDING])
             case "wait":
                 self._add("wait_s", draw(st.sampled_from((0.0, 0.01, 0.3, 2.0, 35.0, 65.0))))
             case "fault":

@@ -210,6 +210,10 @@ class Player:
             await wire.leave()
             return
         await self._await_answer()
+        if self._case.course is Course.TRANSCRIPTION:  # 003 knows no goodbye
+            judge.broke = True
+            await wire.leave()
+            return
         if not judge.is_over and not self._is_mute and self._case.course is not Course.REQUEST:
             goodbye = close_of(self._case.dialect)
             judge.did(Step(kind="bye", value=goodbye))
@@ -276,6 +280,10 @@ def probe_case(case: Case, *, with_sound: bool) -> Case:
     steps.append(Step(kind="await", value="answer"))
     if with_sound and case.course is Course.DUPLEX and case.script in {"default", "speaks"}:
         steps += [Step(kind="send", value=append_of(case)), Step(kind="await", value="answer")]
+    if case.course is Course.TRANSCRIPTION:
+        steps += [Step(kind="send", value=append_of(case))] if with_sound else []
+        commit = {"type": "input_audio_buffer.commit", "final": True}
+        steps += [Step(kind="send", value=commit), Step(kind="await", value="answer")]
     return attrs.evolve(case, steps=tuple(steps), slots=None)
 
 
@@ -288,13 +296,17 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "prepare", "system_prompt": ""}
         case "legacy-chat":
             return {"messages": [{"role": "user", "content": "hello"}], "tts": {"enabled": False}}
+        case "transcription":
+            return {"type": "session.update", "model": "tiny"}
+        case "transcription-responses":
+            return {"type": "session.create", "model": "tiny"}
     return {"type": "session.init", "payload": {}}
 
 
 def append_of(case: Case) -> dict[str, Any]:
     """Write a second of sound."""
     match case.dialect:
-        case "duplex-v1":
+        case "duplex-v1" | "transcription" | "transcription-responses":
             return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
         case "legacy-duplex":
             return {"type": "audio_chunk", "audio": PROBE_AUDIO}

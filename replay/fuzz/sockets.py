@@ -21,7 +21,8 @@ from websockets.frames import Frame, Opcode
 from protocol.errors import CLOSE_NORMAL
 from protocol.limits import CHAT_FRAME_BYTES_MAX
 
-from .judge import ABNORMAL, Judge
+from .closes import ABNORMAL
+from .judge import Judge
 from .play import Broken
 
 SEND_WAIT_S: Final = 15.0

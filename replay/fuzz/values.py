@@ -32,6 +32,7 @@ Strategy = st.SearchStrategy[Any]
 
 MEDIA: Final[Mapping[str, tuple[Json, ...]]] = {
     "float32 PCM": ({"$pcm": 16_000}, {"$pcm": 16_000}, {"$pcm": 8_000}, {"$pcm": 40_000}),
+    "int16 PCM": ({"$pcm": 16_000}, {"$bytes": 32_000}, {"$bytes": 50_000}, {"$bytes": 2}),
     "audio/wav": ({"$wav": 1}, {"$wav": 1, "$rate_hz": 48_000, "$channels": 2}),
     "image/jpeg": ({"$jpeg": "64x48"},),
     "image/png": ({"$head": "image/png"},),
@@ -155,7 +156,8 @@ def _leaves(schema: Json) -> Strategy:
             return at if "exclusiveMinimum" in schema else at | st.just(low)
         case "object":
             return st.just({})
-    return texts.filter(lambda text: len(text) >= schema.get("minLength", 0))
+    found = texts.filter(lambda text: len(text) >= schema.get("minLength", 0))
+    return st.sampled_from(schema["examples"]) | found if "examples" in schema else found
 
 
 def _objects(schema: Json) -> Strategy:

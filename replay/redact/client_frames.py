@@ -67,7 +67,7 @@ HOLDS: Final[Mapping[str, Holds | None]] = {
     **dict.fromkeys(("max_new_speak_tokens_per_chunk", "max_new_tokens", "deferred_finalize")),
     **dict.fromkeys(("temperature", "top_k", "top_p", "listen_prob_scale", "length_penalty")),
     **dict.fromkeys(("repetition_penalty", "enabled", "streaming", "omni_mode", "use_image_id")),
-    **dict.fromkeys(("enable_thinking", "stack_frames", "model")),
+    **dict.fromkeys(("enable_thinking", "stack_frames", "model", "final")),
 }
 """By a field's key, wherever it stands: no key has two meanings but `data`, of a part."""
 _PARTS: Final[Mapping[str, Holds]] = {
@@ -85,6 +85,7 @@ WORDS: Final = frozenset({
     "client_diagnostic", "text", "audio", "image", "video", "system", "user", "assistant",
     "default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning", "en", "zh",
     "off", "basic", "context", "explicit", "full_duplex", "turn_based",
+    "session.create", "input_audio_buffer.commit", "response.create",
 })
 # fmt: on
 """What settings may say: the words of the protocols."""
@@ -99,6 +100,8 @@ class FrameEditor:
         tally: what it was.
         is_rehearsal: pictures are left undrawn: nobody will see the frames.
         is_shorter: words become none, and not others of the same length.
+        is_pcm16: sound comes as 16-bit samples: the session is a transcription.
+        known_words: what else settings may say: the names that the server gave its model.
         changed: the kinds that were taken out of some frame.
     """
 
@@ -106,6 +109,8 @@ class FrameEditor:
     tally: Tally
     is_rehearsal: bool = False
     is_shorter: bool = False
+    is_pcm16: bool = False
+    known_words: frozenset[str] = frozenset()
     changed: set[Kind] = attrs.Factory(set)
     _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
 
@@ -137,7 +142,7 @@ class FrameEditor:
         body, keys = _body(frame), Pseudonyms()
         changes: list[tuple[Span, str]] = []
         for span in spans(frame):
-            side, holds = _judge(span, frame, body)
+            side, holds = _judge(span, frame, body, self.known_words)
             if self.is_shorter and span.kind != "text":
                 continue
             if holds is None or not self.policy.covers(holds.kind, side, at_ns):
@@ -172,7 +177,7 @@ class FrameEditor:
         except ValueError:
             return refuse_json(old)
         hide: Mapping[Form, Callable[[bytes], bytes]] = {
-            "pcm": mute,
+            "pcm": _zeros if self.is_pcm16 else mute,
             "sound": mute_file,
             "picture": self.hide,
             "video": hide_video,
@@ -180,7 +185,13 @@ class FrameEditor:
         return pybase64.b64encode_as_string(hide[form](data))
 
 
-def _judge(span: Span, frame: str, body: object) -> tuple[Side, Holds | None]:
+def _zeros(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def _judge(
+    span: Span, frame: str, body: object, known_words: frozenset[str]
+) -> tuple[Side, Holds | None]:
     """Say whose a span is, and what it holds; None where that is nothing."""
     key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
     if key is None or not _OPAQUE.isdisjoint(span.path[:-1]) or key not in HOLDS:
@@ -189,7 +200,8 @@ def _judge(span: Span, frame: str, body: object) -> tuple[Side, Holds | None]:
         return "user", None
     holds = HOLDS[key]
     if holds is SETTING:
-        is_said = span.kind == "number" or frame[span.start : span.end] in WORDS
+        word = frame[span.start : span.end]
+        is_said = span.kind == "number" or word in WORDS or unescaped(word) in known_words
         return "user", None if is_said else TEXT
     if key == "data":
         part = _at(body, span.path[:-1])

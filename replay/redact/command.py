@@ -54,7 +54,12 @@ class CannotRedactError(click.ClickException):
     help="What; may be given several times. Without it: everything.",
 )
 @click.option("--from", "from_s", type=click.FloatRange(min=0), default=0.0, help="From second S.")
-@click.option("--to", "to_s", type=click.FloatRange(min=0), help="Up to second S; not of a chat.")
+@click.option(
+    "--to",
+    "to_s",
+    type=click.FloatRange(min=0),
+    help="Up to second S; not of a chat or a transcription.",
+)
 @click.option(
     "--image",
     type=click.Choice(("blur", "remove")),

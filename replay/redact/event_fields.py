@@ -20,6 +20,7 @@ import attrs
 from protocol import events as ev
 from protocol.messages import QueuePlace
 from protocol.model import Costs, Cut, Finalized, Opened, UnitResult
+from protocol.transcript import ChunkResult
 from protocol.turn import Prefill, TurnChunk, TurnResult
 
 from .client_frames import FrameEditor
@@ -56,6 +57,9 @@ _WORDS: Final = Content(("text",), "model", "words")
 _TOKENS: Final = Content(("text",), "model", "ids")
 _SPEECH: Final = Content(("audio",), "model", "pcm")
 _CODES: Final = Content(("audio",), "model", "ids")
+_HEARD: Final = Content(("text",), "both", "words")
+_HEARD_IDS: Final = Content(("text",), "both", "ids")
+"""What the model wrote down: the user's words, in the model's hand."""
 _ALL_WORDS: Final = Content(("text", "prompt"), "both", "ids")
 """A conversation as it was fed: the words of both, and what the model was told to be."""
 
@@ -74,7 +78,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.SessionLimits: {
         **_plain("session_s", "init_wait_s", "cleanup_wait_s", "context_tokens", "idle_s"),
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
-        **_plain("pause_s", "call_wait_s"),
+        **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
     },
     ev.FrameReceived: {"at_ns": NOTHING, "frame": Apart.FRAME},
     **{
@@ -139,6 +143,17 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         "pcm": _SPEECH,
     },
     ev.TurnFailed: {**_INDEXED, "context_full": NOTHING},
+    ev.ChunkDone: {"at_ns": NOTHING, "result": Apart.BELOW},
+    ChunkResult: {
+        **_plain("utterance", "index", "reason", "prompt_tokens", "generated_tokens"),
+        "kv_length": NOTHING,
+        **dict.fromkeys(("input_hash", "logits_hash", "margin"), Apart.TRACE),
+        "costs": Apart.BELOW,
+        "token_ids": _HEARD_IDS,
+        "fed_ids": _ALL_WORDS,
+        "text": _HEARD,
+    },
+    ev.ChunkFailed: {**_INDEXED, **_plain("utterance", "context_full")},
     **dict.fromkeys((ev.BackendLost, ev.BackendReleased), _plain("at_ns", "lease")),
     ev.TimerFired: _plain("at_ns", "name", "generation"),
     ev.DrainBegan: _plain("at_ns", "wait_s"),
@@ -165,6 +180,9 @@ class EventEditor:
         Raises:
             KeyError: it has a field that `FIELDS` does not name.
         """
+        if isinstance(event, ev.ConnectionOpened):
+            self.frames.is_pcm16 = event.mode == "transcription"
+            self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):
             return attrs.evolve(event, frame=self.frames.edit(event.frame, event.at_ns))
         if isinstance(event, ev.MediaDecoded):

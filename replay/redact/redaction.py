@@ -43,6 +43,11 @@ _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "voice": "voice",
 }
 """What a `DecodeMedia` was of."""
+_SAID_AGAIN: Final[Mapping[str, str]] = {
+    "chat": "a chat says again what was said",
+    "transcription": "a transcription is written some time after it was said",
+}
+"""By mode: why an end of what is taken out would leave some of it."""
 _LOG_S_OWN: Final = frozenset({"session", "state", "fin"})
 _SAME_WORDS: Final = frozenset({"type", "kind", "code"})
 """Of an effect and a sent frame, what must be the same though it is text."""
@@ -135,9 +140,10 @@ class Redaction:
         return kept
 
     def _check(self, event: ev.Event) -> None:
-        is_chat = isinstance(event, ev.ConnectionOpened) and event.mode == "chat"
-        if is_chat and self._policy.to_ns is not None:
-            text = "a chat says again what was said: it can only be redacted to its end"
+        if not isinstance(event, ev.ConnectionOpened) or self._policy.to_ns is None:
+            return
+        if event.mode in _SAID_AGAIN:
+            text = f"{_SAID_AGAIN[event.mode]}: it can only be redacted to its end"
             raise RedactError(text)
 
     def _take_effect(self, record: Record) -> None:

@@ -23,7 +23,7 @@ OUTSIDE: Final = (
     *(ev.RecordingFailed, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
-_MODEL_CALLS: Final = ("open", "unit", "finalize", "rollback", "turn")
+_MODEL_CALLS: Final = ("open", "unit", "finalize", "rollback", "turn", "utterance", "chunk")
 
 Answer = TypeVar("Answer", bound=ev.Event)
 
@@ -71,6 +71,8 @@ class Asked:
                     self.numbers["rollback"] = index
                 case ef.StartTurn(turn=turn):
                     self.numbers |= {"turn": turn.index, "prefill": turn.index}
+                case ef.RunChunk(chunk=chunk):
+                    self.numbers |= {"utterance": chunk.utterance, "chunk": chunk.index}
                 case ef.Release(lease=lease):
                     self.numbers["release"] = lease
                 case ef.SetTimer(name=name, generation=generation):
@@ -100,6 +102,8 @@ class Asked:
                 return self._of_turn(event)
             case ev.SlotLeased() | ev.BackendReleased() | ev.BackendLost():
                 return self._of_slot(event)
+            case ev.ChunkDone() | ev.ChunkFailed():
+                return self._of_chunk(event)
         return self._of_queue(event) or self._of_call(event)
 
     def _from_outside(self, event: ev.Event) -> ev.Event | None:
@@ -160,6 +164,16 @@ class Asked:
                 self.numbers.pop("prefill", None)
                 return attrs.evolve(event, index=index)
         return None
+
+    def _of_chunk(self, event: ev.ChunkDone | ev.ChunkFailed) -> ev.Event | None:
+        index = self.numbers.pop("chunk", None)
+        if index is None:
+            return None
+        utterance = self.numbers.pop("utterance")
+        if isinstance(event, ev.ChunkFailed):
+            return attrs.evolve(event, utterance=utterance, index=index)
+        result = attrs.evolve(event.result, utterance=utterance, index=index)
+        return attrs.evolve(event, result=result)
 
     def _of_call(self, event: ev.Event) -> ev.Event | None:
         match event:

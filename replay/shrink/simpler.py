@@ -29,6 +29,7 @@ _RESULTS: Final[Mapping[type, str]] = {
     ev.TurnPrefilled: "prefill",
     ev.TurnProgress: "chunk",
     ev.TurnDone: "result",
+    ev.ChunkDone: "result",
 }
 """Where what a model made stands in its events."""
 _NUMBERS: Final = ("decided_ids", "fed_ids", "token_ids", "codec_ids")
@@ -55,7 +56,9 @@ def _result_step(*names: str) -> Step:
         made: Any = getattr(event, where)
         fields = {field.name: field for field in attrs.fields(type(made))}
         empty = {
-            name: "" if fields[name].default is attrs.NOTHING else fields[name].default
+            name: type(getattr(made, name))()
+            if fields[name].default is attrs.NOTHING
+            else fields[name].default
             for name in names
             if name in fields
         }

@@ -34,10 +34,13 @@ from protocol.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    TranscriptDelta,
+    TranscriptDone,
 )
 from protocol.model import INPUT_RATE_HZ
-from protocol.requests import Append, Ask, AudioPart, See, TextPart
+from protocol.requests import Append, AppendSound, Ask, AudioPart, See, TextPart
 from protocol.requests import Part as ReceivedPart
+from protocol.transcription import to_float32
 from recorder.records import Record, Value
 
 from ..placing import Voice
@@ -93,6 +96,8 @@ class Exchange:
         except RemoteProtocolError:
             return []
         match message:
+            case AppendSound(pcm16=pcm16):
+                return self.user.arrive(record.at_ns, to_float32(pcm16))[1]
             case Append(pcm=pcm, frames=frames):
                 _, parts = self.user.arrive(record.at_ns, pcm)
                 return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
@@ -145,6 +150,10 @@ class Exchange:
                 return self._speak(record, turn, text, pcm)
             case Delta(response_id=turn, text=text, pcm=pcm):
                 return self._speak(record, turn, text, pcm)
+            case TranscriptDelta(text=text):
+                return self._speak(record, "", text, b"")
+            case TranscriptDone():
+                self._let_go()
             case Response(response_id=turn, text=text, pcm=pcm, streaming=was_told):
                 return self._speak(record, turn, "" if was_told else text, pcm)
             case Listen():

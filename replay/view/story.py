@@ -213,6 +213,8 @@ class Narrator(Inspector):
                 self._point(self._kv, at_ns, prefill.input_tokens)
             case ev.TurnDone(result=turn):
                 self._point(self._kv, at_ns, turn.kv_length)
+            case ev.ChunkDone(result=heard):
+                self._point(self._kv, at_ns, heard.kv_length)
             case ev.BackendReleased():
                 self._point(self._kv, at_ns, 0)
             case ev.RollbackDone(index=index) if index in self._places:

@@ -42,8 +42,9 @@ from protocol.turn import Turn
 from .base import BackendError, BackendGone, BackendInfo, ContextFull
 from .forcing import Forced, ForcedResult
 from .scripted_chat import ChatScript, ScriptedTurn, default_answer
+from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
 from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
-from .scripted_tone import draw, tone
+from .scripted_tone import tone
 
 SLOTS: Final = 4
 """Enough for a demonstration; a script costs nothing."""
@@ -118,41 +119,13 @@ def default_script(unit: Unit, seed: int) -> Step:
     return Step(speech=speech, prefill_s=0.08, generate_s=0.4, steps=8)
 
 
-_FAULTS: Final[dict[int, Fault]] = {0: "fail", 1: "gone", 2: "hang"}
-_UNIT_FAULTS: Final[dict[int, Fault]] = {3: "context_full", **_FAULTS}
-
-
-def random_script(seed: int) -> Script:
-    """Make a script for property tests, in which everything happens that can; `seed` decides."""
-
-    def script(unit: Unit, session_seed: int) -> Step:
-        dice = draw("script", seed, session_seed, unit.index)
-        return Step(
-            speech=_random_speech(unit.index, session_seed, dice) if dice[0] < 96 else None,
-            fault="fail" if dice[3] < 25 else _UNIT_FAULTS.get(dice[4]),
-            prefill_s=dice[1] / 1000,
-            generate_s=dice[2] / 80 if dice[5] < 25 else dice[2] / 500,
-            steps=1 + dice[6] % 19,
-            finalize=Call(duration_s=dice[7] / 2000, fault=_FAULTS.get(dice[8])),
-            rollback=Call(duration_s=dice[9] / 2000, fault=_FAULTS.get(dice[10] // 8)),
-        )
-
-    return script
-
-
-def _random_speech(index: int, seed: int, dice: bytes) -> Speaks:
-    last = dice[11] < 96
-    samples = dice[12] * OUTPUT_RATE_HZ // 256 if last else OUTPUT_RATE_HZ
-    text = f"word {dice[13]} " if dice[14] < 224 else ""
-    return Speaks(text=text, pcm=tone(index, seed, samples=samples), end_of_turn=last)
-
-
 class ScriptedBackend:
     """Plays scripts.
 
     Args:
         script: decides the units.
         chat: decides the turns of chat.
+        hears: decides the chunks of transcriptions.
         opening: decides how opening goes.
         release: how every release goes.
         slots: sessions at once.
@@ -171,6 +144,7 @@ class ScriptedBackend:
         script: Script = default_script,
         *,
         chat: ChatScript = default_answer,
+        hears: HearingScript = default_hearing,
         opening: Callable[[Opening], Call] = lambda _: Call(),
         release: Call = Call(),
         slots: int = SLOTS,
@@ -178,14 +152,14 @@ class ScriptedBackend:
         can_rollback: bool = True,
         sliding_windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.script, self._answer = script, chat
+        self.script, self._answer, self._hears = script, chat, hears
         self.release = release
         self.violations: list[str] = []
         self.held_slots: set[int] = set()
         self._opening = opening
         self.info = BackendInfo(
             name="scripted",
-            modes=("video", "audio", "chat"),
+            modes=("video", "audio", "chat", "transcription"),
             slots=slots,
             context_limit=context_limit,
             sliding_windows=sliding_windows,
@@ -212,6 +186,11 @@ class ScriptedBackend:
         """Take a turn, as `Chats.chat` says."""
         self._hold(slot)
         return ScriptedTurn(self, turn, slot, self._answer(turn))
+
+    async def transcribe(self, *, slot: int) -> ScriptedTranscript:
+        """Take a transcription, as `Transcribes.transcribe` says."""
+        self._hold(slot)
+        return ScriptedTranscript(self, self._hears, slot)
 
     def _hold(self, slot: int) -> None:
         if slot in self.held_slots or not 0 <= slot < self.info.slots:

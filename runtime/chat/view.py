@@ -28,11 +28,11 @@ class TextAnswer:
     def hears(self, delta: Delta) -> None:
         """Write the words."""
         self._said += delta.text
-        click.echo(_clean(delta.text), nl=False)
+        click.echo(clean(delta.text), nl=False)
 
     def ends(self, response: Response, speech_s: float) -> None:
         """Write what was not written yet, and why it ends where it does not end by itself."""
-        click.echo(_clean(response.text.removeprefix(self._said)))
+        click.echo(clean(response.text.removeprefix(self._said)))
         if response.reason != "turn_end":
             why = "the limit of tokens is reached" if response.reason == "length" else "cut short"
             click.echo(f"({why})", err=True)
@@ -71,6 +71,6 @@ def echo_json(fields: dict[str, object]) -> None:
     click.echo(orjson.dumps(fields).decode())
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Replace what could move a terminal's cursor, but for line ends and tabs."""
     return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)

@@ -1,4 +1,4 @@
-"""`antiphon.connect`: a session that is set up, of any mode and dialect.
+"""`antiphon.connect`: a session that is set up, of any mode and dialect; `antiphon.transcribe`.
 
 It connects, waits in the queue, sends the init and yields the session once the server has created
 it. Until then nothing was said that could be lost, so an attempt that failed for a reason that may
@@ -45,6 +45,7 @@ from .errors import (
 )
 from .session import ClientSession
 from .session import connect as connect_raw
+from .transcription import TranscriptionSession
 
 RETRIES: Final = 4
 """With the waits below some five seconds: a server that restarts with a small model is back."""
@@ -59,7 +60,7 @@ PASSING_CLOSE_CODES: Final = frozenset({1001, 1006, 1011, 1012, 1013, 1014})
 PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
 """Too many requests, and a gateway or server that is not up yet (RFC 9110, 15.6)."""
 
-Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat"]
+Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "transcription"]
 OnQueue = Callable[[QueuePlace], object]
 
 _LOG: Final = logging.getLogger("antiphon.client")
@@ -138,8 +139,7 @@ def connect(
         RemoteProtocolError: the server said what it may not.
         LocalProtocolError: these settings do not go together.
     """
-    if not 0 <= retries <= RETRIES_MAX:
-        raise LocalProtocolError(f"retries is {retries}, allowed is 0 to {RETRIES_MAX}")
+    _check_retries(retries)
     opening = _Opening(
         url=url,
         mode=mode,
@@ -152,6 +152,58 @@ def connect(
         key=key,
     )
     return _chat(opening) if mode == "chat" else _duplex(opening)
+
+
+@asynccontextmanager
+async def transcribe(
+    url: str,
+    *,
+    model: str,
+    retries: int = RETRIES,
+    jitter: Callable[[], float] = random.random,
+    tls: ssl.SSLContext | None = None,
+    key: str | None = None,
+) -> AsyncIterator[TranscriptionSession]:
+    """Open a transcription and choose its model; cancelled or left, it is closed.
+
+    Args:
+        url: of the server, as of `connect`.
+        model: by a name that the server knows it by; that it does not is raised on reading.
+        retries: as of `connect`.
+        jitter: likewise.
+        tls: likewise.
+        key: likewise.
+
+    Yields:
+        The session.
+
+    Raises:
+        ClientError: as `connect` does.
+        RemoteProtocolError: the server said what it may not.
+        LocalProtocolError: the retries are too many, or the key is none.
+    """
+    _check_retries(retries)
+    opening = _Opening(
+        url=url,
+        mode="transcription",
+        dialect="transcription",
+        init=Init(instructions=""),
+        on_queue=None,
+        retries=retries,
+        jitter=jitter,
+        tls=tls,
+        key=key,
+    )
+    async with AsyncExitStack() as stack:
+        raw, created = await opening.persevere(stack)
+        assert created is not None
+        await raw.choose(model)
+        yield TranscriptionSession(raw, created=created)
+
+
+def _check_retries(retries: int) -> None:
+    if not 0 <= retries <= RETRIES_MAX:
+        raise LocalProtocolError(f"retries is {retries}, allowed is 0 to {RETRIES_MAX}")
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ from .errors import (
 from .websocket import open_socket
 
 REALTIME_PATH: Final = "/v1/realtime"
-"""The endpoint of an address that names none, in `realtime` and `duplex-v1`."""
+"""The endpoint of an address that names none, but in the legacy dialects."""
 CHAT_PATH: Final = "/ws/chat"
 """That of `legacy-chat` (004)."""
 DUPLEX_PATH: Final = "/ws/duplex"
@@ -126,6 +126,18 @@ class ClientSession:
         """Ask for a turn of chat; raises as said above."""
         await self._send(self.connection.ask(ask))
 
+    async def choose(self, model: str) -> None:
+        """Choose the model of a transcription; raises as said above."""
+        await self._send(self.connection.choose(model))
+
+    async def append_sound(self, pcm16: bytes) -> None:
+        """Send 16-bit sound to be transcribed; raises as said above."""
+        await self._send(self.connection.append_sound(pcm16))
+
+    async def commit(self, *, final: bool = False) -> None:
+        """Have sound transcribed; final, end its utterance. Raises as said above."""
+        await self._send(self.connection.commit(final=final))
+
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; the last messages are still to be received. Raises as said."""
         await self._send(self.connection.close(reason))
@@ -197,7 +209,7 @@ async def connect(
     Args:
         url: of the server; see `endpoint`.
         mode: what the session carries.
-        dialect: `realtime`, `duplex-v1`, `legacy-duplex` or `legacy-chat`.
+        dialect: a name of `protocol.dialects.DIALECTS`.
         tls: for `wss://`; None trusts whom the system trusts.
         key: the API key, where the server asks for one.
 

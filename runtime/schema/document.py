@@ -33,6 +33,7 @@ GATES: Final[Mapping[Course, tuple[Gate, ...]]] = {
     Course.DUPLEX: (Gate.QUEUED, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE, Gate.PAUSED),
     Course.CHAT: (Gate.QUEUED, Gate.CONNECTED, Gate.ACTIVE, Gate.TURN),
     Course.REQUEST: (Gate.CONNECTED, Gate.TURN),
+    Course.TRANSCRIPTION: (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
 }
 """What a client's messages can be judged by; CLOSED hears nothing."""
 
@@ -120,7 +121,11 @@ def states(messages: tuple[Message, ...], course: Course) -> Json:
     }
 
 
-CONNECTION_ENDED: Final = "the connection ends"
+WITHOUT_A_FRAME: Final[Mapping[str, str]] = {
+    "ConnectionEnded": "the connection ends",
+    "ModelChosen": "a model is chosen",
+}
+"""How the triggers read that are no message."""
 
 
 def _moves(
@@ -132,8 +137,8 @@ def _moves(
             names: list[str] = []
             for trigger, leads_to in row.items():
                 if leads_to is target:
-                    is_end = trigger.__name__ == "ConnectionEnded"
-                    names += [CONNECTION_ENDED] if is_end else frames[trigger]
+                    silent = WITHOUT_A_FRAME.get(trigger.__name__)
+                    names += frames[trigger] if silent is None else [silent]
             if names:
                 yield state, target, list(dict.fromkeys(names))
 

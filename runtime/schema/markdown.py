@@ -37,6 +37,7 @@ TITLES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "Full duplex",
     Course.CHAT: "Chat",
     Course.REQUEST: "One request",
+    Course.TRANSCRIPTION: "Transcription",
 }
 
 HEAD: Final = """# The wire protocols
@@ -243,7 +244,8 @@ def _codes() -> Iterator[str]:
     yield "## Error codes\n"
     yield (
         "An `error` bears one of these. Where the connection stays, the client can go on; in "
-        "`legacy-chat` every error ends it.\n"
+        "`legacy-chat` every error ends it. Those from `model_not_validated` on are a "
+        "transcription's; what is beyond repair elsewhere is such an error there.\n"
     )
     yield _table(("code", "type", "connection", "meaning"), errors)
     yield "## How a session ends\n"

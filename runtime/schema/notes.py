@@ -27,9 +27,12 @@ from protocol.limits import (
     INIT_WAIT_S,
     LABEL_CHARS_MAX,
     LIMIT_AUDIO_S,
+    LIMIT_TRANSCRIPTION_S,
     LIMIT_VIDEO_S,
     PAUSE_S,
+    SOUND_BYTES_MAX,
     UNITS_PENDING_MAX,
+    UTTERANCES_PENDING_MAX,
 )
 from protocol.messages import EndReason
 from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
@@ -61,11 +64,13 @@ CHANNELS: Final[tuple[Channel, ...]] = (
     Channel(
         name="realtime",
         address=REALTIME_PATH,
-        dialects=("realtime", "duplex-v1"),
+        dialects=("realtime", "duplex-v1", "transcription", "transcription-responses"),
         says="The query's `mode` says what the session carries. Without it the server takes its "
         "default, which is `video` unless its operator says otherwise. The client's first message "
         "picks the dialect, and it stays: `session.init` is `realtime`, `session.update` is "
-        "`duplex-v1`. Until then queue events and errors are the same in both.",
+        "`duplex-v1`. Until then queue events and errors are the same in both. With "
+        "`mode=transcription` it is `transcription`, or `transcription-responses` where the client "
+        "chooses its model by `session.create`.",
     ),
     Channel(
         name="duplex",
@@ -91,6 +96,9 @@ DIALECTS: Final[Mapping[str, str]] = {
     "legacy-duplex": "Full-duplex speech, in a session that can be paused.",
     "legacy-chat": "One turn of chat a connection: a request and its answer, which is spoken "
     "unless `tts` says otherwise. Then the connection closes.",
+    "transcription": "Sound in, its text out while it comes, utterance by utterance.",
+    "transcription-responses": "The same in other names, for clients that know these: whoever "
+    "chooses a model by `session.create` is answered so. Either may send the types of both.",
 }
 """What each dialect is for."""
 
@@ -109,6 +117,17 @@ COURSES: Final[Mapping[Course, str]] = {
     f"only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the client "
     f"made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} where the "
     "request was turned away.",
+    Course.TRANSCRIPTION: "A client that has to wait is told nothing until there is a slot for it; "
+    "then it is greeted, and chooses a model by its name, which is not answered where there is "
+    f"such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
+    "kept from the first piece on, and transcribed from a commit on; a final commit ends the "
+    "utterance, which is answered once, after those before it, and what comes next belongs to the "
+    "next one. What a piece of text says is never taken back. At most "
+    f"{SOUND_BYTES_MAX // MIB} MiB of sound and {UTTERANCES_PENDING_MAX} utterances may wait. A "
+    f"session lasts {LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed with {CLOSE_NORMAL} "
+    f"and the reason `idle` where its client is silent for {IDLE_S} s and nothing is under way, "
+    f"and with `timeout` where it has chosen no model within {INIT_WAIT_S} s. An `error` whose "
+    "code says how a session ends is its last message.",
 }
 """How a session goes, by its course."""
 
@@ -144,8 +163,8 @@ RULES: Final[tuple[str, ...]] = (
     "A message that is wrong gets an `error`, and the session goes on. First the session's state "
     "is looked at, then the message's type, then its fields.",
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
-    f"{OUTPUT_RATE_HZ} Hz from it. Bytes are base64 with the standard alphabet and padding, "
-    "without white space.",
+    f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, it is 16-bit integers. Bytes are base64 with "
+    "the standard alphabet and padding, without white space.",
     f"A paused session ends after {PAUSE_S} s, or earlier if its client says so.",
 )
 """What holds in every dialect."""

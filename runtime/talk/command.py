@@ -27,12 +27,12 @@ from ..audio import AudioFileError, read_wav, write_wav
 from ..client.errors import AddressError
 from ..client.options import key_option, url_option
 from ..client.session import endpoint
-from ..settings import MODES
 from .session import Plan, cut_units, talk
 from .tally import Tally
 from .view import JsonView, LineView, LiveView, View, summarize
 
 DIALECTS: Final = ("realtime", "duplex-v1", "legacy-duplex")
+MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
 SILENCE_S: Final = 10
 """A model that has not begun to answer ten seconds after the question will not."""
 EXIT_UNUSABLE: Final = 2

@@ -23,6 +23,7 @@ STAGES: Final = ("prefill", "generate", "llm", "tts", "token2wav", "finalize")
 UNIT_OUTCOMES: Final = ("listen", "speech", "cut", "failed", "ended")
 TURN_STAGES: Final = ("prefill", "first", "end")
 TURN_OUTCOMES: Final = ("turn_end", "length", "interrupted", "failed", "ended")
+CHUNK_OUTCOMES: Final = ("heard", "failed", "context_full", "ended")
 TOKEN_KINDS: Final = ("text", "speech", "picture", "prompt")
 LEAVINGS: Final = ("left", "cancelled", "refused")
 BROKEN_OFF: Final = "broken_off"
@@ -55,12 +56,22 @@ class TurnBooks:
 
 
 @attrs.frozen(kw_only=True)
+class ChunkBooks:
+    """Of transcriptions; see the metrics of the same names."""
+
+    outcomes: Mapping[str, Count]
+    chunk_s: Spread
+    utterances: Count
+
+
+@attrs.frozen(kw_only=True)
 class Books:
     """Of all sessions of one mode; see the metrics of the same names.
 
     Attributes:
-        units: None for chats.
-        turns: None for all others.
+        units: None but for duplex sessions.
+        turns: None but for chats.
+        chunks: None but for transcriptions.
     """
 
     opened: Mapping[str, Count]
@@ -88,6 +99,7 @@ class Books:
     kv_tokens: Spread
     units: UnitBooks | None
     turns: TurnBooks | None
+    chunks: ChunkBooks | None
 
     @classmethod
     def of(cls, made: Instruments, mode: Mode) -> Self:
@@ -125,8 +137,9 @@ class Books:
             speech_s=count(c.SPEECH_SECONDS, mode),
             tokens={kind: count(c.TOKENS, kind) for kind in TOKEN_KINDS},
             kv_tokens=spread(c.SESSION_KV_TOKENS, mode),
-            units=None if mode == "chat" else _unit_books(made, mode),
+            units=_unit_books(made, mode) if mode in {"video", "audio"} else None,
             turns=_turn_books(made) if mode == "chat" else None,
+            chunks=_chunk_books(made) if mode == "transcription" else None,
         )
 
 
@@ -151,4 +164,12 @@ def _turn_books(made: Instruments) -> TurnBooks:
     return TurnBooks(
         outcomes={outcome: made.count(c.TURNS, outcome) for outcome in TURN_OUTCOMES},
         stages={stage: made.spread(c.TURN_STAGE_SECONDS, stage) for stage in TURN_STAGES},
+    )
+
+
+def _chunk_books(made: Instruments) -> ChunkBooks:
+    return ChunkBooks(
+        outcomes={outcome: made.count(c.CHUNKS, outcome) for outcome in CHUNK_OUTCOMES},
+        chunk_s=made.spread(c.CHUNK_SECONDS),
+        utterances=made.count(c.UTTERANCES),
     )

@@ -200,6 +200,19 @@ TURN_STAGE_SECONDS: Final = _spread(
     "stage",
 )
 
+# -- transcriptions -------------------------------------------------------------------------------
+
+UTTERANCES: Final = _count("utterances", "Utterances that the model began to hear.")
+CHUNKS: Final = _count(
+    "chunks",
+    "Seconds of sound given to the model to be transcribed: heard, failed (told as "
+    "inference_error), context_full, ended (the session was over first).",
+    "outcome",
+)
+CHUNK_SECONDS: Final = _spread(
+    "chunk_seconds", "From giving the model a second to what it wrote of it.", UNIT_BUCKETS_S
+)
+
 ALL: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )

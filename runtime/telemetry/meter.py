@@ -1,7 +1,7 @@
 """Measures one session from its events and effects alone: traffic, queue, slot, media, its end.
 
-What concerns units and turns stands in `unit_meter` and `turn_meter`. A meter reads no clock: the
-same log gives the same figures, live or years later.
+What concerns units, turns and chunks stands in `unit_meter`, `turn_meter` and `chunk_meter`. A
+meter reads no clock: the same log gives the same figures, live or years later.
 
 - What the machine ignores since it is stale, a lease of before, is not measured either.
 - Sent is what was handed to the connection; whether it arrived, a log does not know.
@@ -22,6 +22,7 @@ from protocol.session import Session
 
 from ..websocket import frame_bytes
 from .books import BROKEN_OFF, Books
+from .chunk_meter import ChunkMeter
 from .turn_meter import TurnMeter
 from .unit_meter import UnitMeter
 
@@ -162,10 +163,12 @@ class Meter:
             self._books.media_s[kind].observe(self._since(began_ns))
 
 
-def _work_of(books: Books) -> UnitMeter | TurnMeter:
-    """Make what measures the model's work for a session: units, or turns."""
+def _work_of(books: Books) -> UnitMeter | TurnMeter | ChunkMeter:
+    """Make what measures the model's work for a session: units, turns or chunks."""
     if books.units is not None:
         return UnitMeter(books, books.units)
+    if books.chunks is not None:
+        return ChunkMeter(books, books.chunks)
     assert books.turns is not None
     return TurnMeter(books, books.turns)
 

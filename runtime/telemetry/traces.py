@@ -122,6 +122,10 @@ class SessionTrace:
                     self._begin("finalize", {}, within="unit")
                 case ef.Rollback():
                     self._begin("rollback", {}, within="unit")
+                case ef.RunChunk():
+                    chunk = effect.chunk
+                    values = {"utterance": chunk.utterance, "index": chunk.index}
+                    self._begin("chunk", values, within="session")
                 case ef.Interrupt() | ef.CutTurn():
                     self._mark("interrupt")
                 case ef.StartTurn():
@@ -155,6 +159,10 @@ class SessionTrace:
             case ev.TurnDone() if event.result.index == self._index:
                 self._end("answer", {"tokens": event.result.generated_tokens})
                 self._end("turn", {"outcome": event.result.reason})
+            case ev.ChunkDone():
+                self._end("chunk", {"tokens": event.result.generated_tokens})
+            case ev.ChunkFailed():
+                self._end("chunk", failed=True)
             case ev.TurnFailed() if event.index == self._index:
                 self._end_work(failed=True)
 
@@ -191,7 +199,7 @@ class SessionTrace:
 
     def _end_work(self, *, failed: bool) -> None:
         """The model is at nothing of this session any more."""
-        for name in ("finalize", "rollback", "unit", "prefill", "answer", "turn"):
+        for name in ("finalize", "rollback", "unit", "prefill", "answer", "turn", "chunk"):
             self._end(name, failed=failed)
 
     # -- spans ----------------------------------------------------------------------------------

@@ -1,0 +1,128 @@
+"""A transcription as the SDK gives it: sound in, its text out while it comes.
+
+    async with antiphon.transcribe(url, model="tiny") as session:
+        await session.append(pcm)              # any amount of float32, 16 kHz mono
+        await session.finish()                 # that was the utterance
+        async for event in session:
+            match event:
+                case TranscriptDelta(text=text): print(text, end="", flush=True)
+                case TranscriptDone(): break
+
+Rules: one task sends and one receives, and sound may be sent while text is read. An utterance
+begins with its first sound and ends with `finish`; what is appended next is the next one's. Each is
+answered by one `TranscriptDone`, in order, after the deltas whose joined texts are its text. An
+`ErrorReport` ends no session: `context_full` and `inference_error` come before the end of their
+utterance, which is told as far as there is one; after `buffer_full` what was sent is not kept. A
+model that the server does not have is raised.
+
+003 knows no goodbye: leaving the block closes the connection. It does not pace: a server keeps some
+17 minutes of sound, and an utterance must fit the model's context besides.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from protocol.errors import ErrorCode
+from protocol.messages import Closed, Created, ErrorReport, TranscriptDelta, TranscriptDone
+
+from .errors import ReportedError, SessionClosedError
+from .session import ClientSession
+from .units import Samples, to_pcm
+
+PCM16_MAX: Final = 32_767
+APPEND_BYTES_MAX: Final = 320_000
+"""Ten seconds a message: far below what a server takes, and large enough to cost little."""
+MODEL_ERRORS: Final = frozenset({ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_VALIDATED})
+
+TranscriptEvent = TranscriptDelta | TranscriptDone | ErrorReport
+"""What a transcription tells."""
+
+
+class TranscriptionSession:
+    """A transcription whose model is chosen; made by `antiphon.transcribe`, which closes it.
+
+    Args:
+        raw: the session below.
+        created: what the server said of it.
+
+    Attributes:
+        raw: for what this class has no word for.
+        created: as given.
+    """
+
+    def __init__(self, raw: ClientSession, *, created: Created) -> None:
+        self.raw = raw
+        self.created = created
+        self._is_begun = False
+        self._reason = ""
+
+    async def append(self, pcm: Samples) -> None:
+        """Send sound of the utterance; the first begins it.
+
+        Args:
+            pcm: any amount; float32, shape (samples,), 16 kHz mono, in [-1, 1], or its bytes (LE).
+
+        Raises:
+            LocalProtocolError: it is no such sound.
+            SessionClosedError: the session is over.
+        """
+        pcm16 = to_pcm16(pcm)
+        if not self._is_begun:
+            self._is_begun = True
+            await self.raw.commit()
+        for start in range(0, len(pcm16), APPEND_BYTES_MAX):
+            await self.raw.append_sound(pcm16[start : start + APPEND_BYTES_MAX])
+
+    async def finish(self) -> None:
+        """Say that the utterance is over; its `TranscriptDone` comes once all of it is heard.
+
+        Raises:
+            SessionClosedError: the session is over.
+        """
+        self._is_begun = False
+        await self.raw.commit(final=True)
+
+    def __aiter__(self) -> TranscriptionSession:
+        return self
+
+    async def __anext__(self) -> TranscriptEvent:
+        """Wait for the next event.
+
+        Raises:
+            ReportedError: the server does not have the model.
+            SessionRefusedError: it has no place for the session.
+            SessionClosedError: the session is over.
+            RemoteProtocolError: the server said what it may not.
+        """
+        while True:
+            message = await self.raw.receive()
+            match message:
+                case None:
+                    code, reason = self.raw.closed_with
+                    raise SessionClosedError(code, reason or self._reason)
+                case Closed(reason=reason):
+                    self._reason = reason
+                case ErrorReport(code=code) if code in MODEL_ERRORS:
+                    raise ReportedError(message)
+                case TranscriptDelta() | TranscriptDone() | ErrorReport():
+                    return message
+
+
+def to_pcm16(pcm: Samples) -> bytes:
+    """Round samples to 16-bit integers; what is louder than full scale is clipped.
+
+    Args:
+        pcm: see `TranscriptionSession.append`.
+
+    Returns:
+        Signed 16-bit LE samples.
+
+    Raises:
+        LocalProtocolError: it is no such sound.
+    """
+    samples = np.frombuffer(to_pcm(pcm), "<f4")
+    pcm16: bytes = np.rint(samples.clip(-1, 1) * PCM16_MAX).astype("<i2").tobytes()
+    return pcm16

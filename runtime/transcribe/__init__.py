@@ -1,0 +1,1 @@
+"""`antiphon transcribe`: have a server write down a sound file."""

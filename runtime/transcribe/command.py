@@ -1,0 +1,109 @@
+"""`antiphon transcribe`: have a server write down a sound file, and read the text as it comes.
+
+The file is read and checked before anything is sent. It records nothing from a microphone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import anyio
+import attrs
+import click
+
+from protocol.errors import RemoteProtocolError
+from protocol.messages import ErrorReport, TranscriptDelta, TranscriptDone
+
+from ..audio import AudioFileError, read_wav
+from ..chat.view import clean, echo_json
+from ..client.errors import AddressError, ClientError
+from ..client.options import key_option, url_option
+from ..client.session import endpoint
+from ..talk.command import UnusableError
+from .dictation import Shown, cut_utterances, dictate
+
+
+class TextTranscript:
+    """The words on standard output, a line an utterance, and errors on standard error."""
+
+    def hears(self, delta: TranscriptDelta) -> None:
+        """Write the words."""
+        click.echo(clean(delta.text), nl=False)
+
+    def ends(self, _done: TranscriptDone) -> None:
+        """End the line."""
+        click.echo()
+
+    def fails(self, report: ErrorReport) -> None:
+        """Say what went wrong."""
+        click.echo(f"\nError: {clean(report.message)} ({report.code})", err=True)
+
+
+class JsonTranscript:
+    """One JSON object a line."""
+
+    def hears(self, delta: TranscriptDelta) -> None:
+        """Write a piece."""
+        echo_json({"type": "delta", "text": delta.text})
+
+    def ends(self, done: TranscriptDone) -> None:
+        """Write an utterance's text, and what it took."""
+        echo_json({"type": "done", **attrs.asdict(done)})
+
+    def fails(self, report: ErrorReport) -> None:
+        """Write an error."""
+        echo_json({"type": "error", "code": report.code, "message": report.message})
+
+
+@click.command("transcribe")
+@click.argument("file", type=click.Path(path_type=Path))
+@url_option
+@key_option
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    help="The model, by a name that the server knows it by.",
+)
+@click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+def transcribe_command(
+    *, file: Path, url: str, key: str | None, model: str, realtime: bool, as_json: bool
+) -> None:
+    """Have a server write down what is said in FILE.
+
+    FILE is a WAV of any rate, an hour at most. Its text is printed as it comes, a line an
+    utterance; a long file is cut into utterances of five minutes.
+
+    \b
+    Example:
+      antiphon serve --model tiny                       in one terminal
+      antiphon transcribe speech.wav                    in another
+      antiphon transcribe speech.wav --realtime
+      antiphon transcribe speech.wav --json | jq -r 'select(.type == "done").text'
+
+    \b
+    Exit codes:
+      0  all of it was transcribed
+      1  the server could not be reached, refused, reported an error, or ended it
+      2  a file or an option that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    try:
+        endpoint(url, "transcription", "transcription")
+        utterances = cut_utterances(read_wav(file))
+    except AddressError as error:
+        raise UnusableError(f"--url: {error}") from error
+    except AudioFileError as error:
+        raise UnusableError(str(error)) from error
+    shown: Shown = JsonTranscript() if as_json else TextTranscript()
+    run = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
+    try:
+        whole = anyio.run(run)
+    except (ClientError, RemoteProtocolError) as error:
+        if as_json:
+            code = getattr(error, "code", None)
+            echo_json({"type": "error", "code": code, "message": str(error)})
+        raise click.ClickException(str(error)) from error
+    if not whole:
+        raise click.ClickException("not all of it was transcribed")
