@@ -181,11 +181,13 @@ def test_a_bad_mode_is_refused_in_the_handshake(server: LiveServer) -> None:
                 pass
         return caught.value
 
-    for query in ("mode=transcription", "mode=", "mode=video&mode=audio", "mode=%00"):
+    for query in ("mode=speech", "mode=", "mode=video&mode=audio", "mode=%00"):
         refusal = asyncio.run(client(query))
         assert refusal.response.status_code == 400
         assert refusal.response.body is not None
-        assert json.loads(refusal.response.body)["allowed"] == ["video", "audio", "chat"]
+        assert json.loads(refusal.response.body)["allowed"] == [
+            *("video", "audio", "chat", "transcription")
+        ]
 
 
 AUDIO = "$.input.audio"

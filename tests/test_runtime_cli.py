@@ -43,7 +43,7 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
         ("--dtype", "fp8"),
         ("--slots", "0"),
         ("--limit-video-s", "0"),
-        ("--default-mode", "transcription"),
+        ("--default-mode", "speech"),
         ("--durability", "maybe"),
     ],
 )
@@ -84,7 +84,7 @@ def test_the_diagram_is_that_of_the_table() -> None:
 def test_the_limits_of_a_mode_are_those_of_the_sources() -> None:
     """A video session gets the time of an audio session."""
     settings = Settings()
-    assert [settings.limit_s(mode) for mode in MODES] == [300, 600, 0]
+    assert [settings.limit_s(mode) for mode in MODES] == [300, 600, 0, 3600]
 
 
 def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:

@@ -109,7 +109,10 @@ def test_speak_only_where_all_do() -> None:
 @pytest.mark.parametrize(
     ("difference", "words"),
     [
-        ({"modes": ("video",)}, "modes is ('video',), not ('video', 'audio', 'chat')"),
+        (
+            {"modes": ("video",)},
+            "modes is ('video',), not ('video', 'audio', 'chat', 'transcription')",
+        ),
         ({"context_limit": 4096}, "context_limit is 4096, not 8192"),
         ({"sliding_windows": ("basic",)}, "sliding_windows is ('basic',), not ('off',)"),
         ({"can_rollback": False}, "can_rollback is False, not True"),

@@ -26,7 +26,7 @@ RECORDER_THREAD: Final = "antiphon-recorder"
 STATM: Final = Path("/proc/self/statm")
 
 STAGES: Final[tuple[tuple[str, str, str], ...]] = (
-    ("parse", "protocol.session", "parse_frame"),
+    ("parse", "protocol.reception", "parse_frame"),
     ("fields", "protocol.dialects.realtime", "Realtime.parse"),
     ("encode", "protocol.dialects.realtime", "Realtime.encode"),
     ("step", "protocol.session", "Session.step"),
