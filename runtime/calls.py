@@ -366,8 +366,7 @@ class Calls:
     async def _clean_up(self, tenure: _Tenure) -> bool:
         """Wait for the call under way, then have the backend forget the session; True once it has.
 
-        The release is a task of its own: a thread that hangs in it could not be waited for in
-        bounded time.
+        The release is a task of its own: a thread that hangs in it has no bound.
         """
         await tenure.settle()
         held = tenure.held or tenure.turn or tenure.transcript
@@ -379,9 +378,9 @@ class Calls:
             await held.release()
             released.set()
 
-        scope, tenure.scope = tenure.scope, None
-        if scope is not None:
-            scope.cancel()  # A server that is cut off cancels the lease's own task.
+        if tenure.scope is not None:
+            tenure.scope.cancel()  # A server that is cut off cancels it, and the release with it.
+        tenure.scope = None
         self._start(release, None, shield=True)
         await tenure.settle()
         return released.is_set()
