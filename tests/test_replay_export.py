@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import resource
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,36 @@ def test_held_sound_is_the_same_in_memory_and_in_a_file(
             second = one.begin // (SECOND if one.voice == "user" else 24_000)
             level = second / 10 if one.voice == "user" else -second / 10
             assert (np.frombuffer(one.pcm, "<f4") == np.float32(level)).all()
+
+
+def test_what_waits_is_not_copied_for_each_record() -> None:
+    """A log of many small records would take hours: each would cost as much as all that wait."""
+    held, count = holding.Holding(), 20_000
+    for number in range(count):
+        held.add(Note(begin_ns=count - number, kind="listen"), count - number)
+    tracemalloc.start()
+    assert list(held.ready(0)) == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < count
+    assert [one.begin_ns for one in held.ready(None)] == list(range(1, count + 1))
+
+
+def test_what_is_moved_back_is_not_gone_through_for_each_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log of many small sounds that came at once would take hours."""
+    moved: list[object] = []
+    move_back = holding._move_back
+    monkeypatch.setattr(holding, "_move_back", lambda one: (moved.append(one), move_back(one)))
+    held, count, at_ns = holding.Holding(), 1_000, 20 * 10**9
+    for _ in range(count):
+        held.sound("user", at_ns, impulses(1), is_captured=True)
+        assert list(held.ready(held.settled_ns("user", at_ns))) == []
+    found = [one.begin for one in held.ready(None) if isinstance(one, Sound)]
+    held.close()
+    assert found == list(range(20 * SECOND - count, 20 * SECOND))
+    assert len(moved) <= 2 * count
 
 
 # -- sessions of all kinds ------------------------------------------------------------------------
