@@ -6,8 +6,10 @@ is one line on stderr, never a traceback. The exit code says which of them it wa
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,7 @@ from recorder.errors import RecorderError
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
+from recorder.store import SUFFIX
 
 from .progress import Watch, unwatched, watched
 
@@ -31,10 +34,31 @@ class LogUnusableError(click.ClickException):
     exit_code = 2
 
 
+class OutputUnwritableError(click.ClickException):
+    """A file that cannot be written where it should."""
+
+    exit_code = 2
+
+
 class NotComparableError(click.ClickException):
     """A log that cannot be run again here."""
 
     exit_code = 3
+
+
+def refuse_log_as_output(output: Path, logs: Iterable[Path]) -> None:
+    """Refuse to write something else over a log: there is no other copy of it.
+
+    Args:
+        output: what would be replaced.
+        logs: that are read; all that have a log's name are meant too.
+
+    Raises:
+        click.UsageError: it is a log.
+    """
+    target = os.path.realpath(output)
+    if target.endswith(SUFFIX) or target in map(os.path.realpath, logs):
+        raise click.UsageError(f"--output {output} is a log: it would be overwritten")
 
 
 @contextmanager
@@ -82,6 +106,8 @@ def complaint(error: Exception, file: Path) -> str:
 
 def reason(error: Exception) -> str:
     """Say why a file cannot be read or written, without its name."""
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "it is a symbolic link, which is not followed: name the file itself"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 

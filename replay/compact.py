@@ -25,7 +25,7 @@ from recorder.errors import RecorderError
 from recorder.lock import is_held
 from recorder.store import SUFFIX
 
-from .commands import HELP, print_json, reason
+from .commands import HELP, OutputUnwritableError, complaint, print_json, reason
 from .files import PART_PREFIX, new_file, own_as
 from .folder import find_logs
 from .progress import Watch, progress, size_of
@@ -88,7 +88,7 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
     Exit codes:
       0  done; in a folder, logs that are being written do not count
       1  some logs were refused, and are as they were
-      2  there is no such log, no log in the folder, or a file of the name that --output gives
+      2  there is no such log, no log in the folder, or --output cannot be written
 
     \b
     Examples:
@@ -123,9 +123,9 @@ def _try(log: Path, output: Path | None, watch: Watch) -> Done:
         if is_compact(log):
             return left
         made = _replace(log, watch) if output is None else _write(log, output, watch)
-    except FileExistsError as error:
-        raise NothingToCompactError(f"{error.filename}: {reason(error)}") from error
     except (OSError, RecorderError) as error:
+        if output is not None and getattr(error, "filename", None) == str(output):
+            raise OutputUnwritableError(complaint(error, output)) from error
         return attrs.evolve(left, result="refused", error=reason(error))
     if made is None:
         return left

@@ -13,6 +13,10 @@ from typing import Final
 
 PART_PREFIX: Final = ".antiphon-"
 """Of the folder, beside a file's own, in which it is written."""
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What a file system says that has no hard links."""
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What only writing ends in; the system names no file then."""
 
 
 @contextmanager
@@ -24,15 +28,65 @@ def new_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
         replaces: one that is there is replaced then.
 
     Raises:
-        FileExistsError: there is a file of that name; it is left alone.
-        OSError: the disk refused.
+        FileExistsError: there is a file of that name, or there was when this one was whole; it is
+            left alone.
+        OSError: the disk refused; it names the file, and not where it was written.
     """
-    if path.exists() and not replaces:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as folder:
-        part = Path(folder) / path.name
+    if not replaces:
+        _refuse_existing(path)
+    with _folder_beside(path) as folder:
+        part = folder / path.name
         yield part
-        part.rename(path)
+        if replaces:
+            part.replace(path)
+        else:
+            _give_name(part, path)
+
+
+def check_new_file(path: Path) -> None:
+    """See that a file can be made, before the work that would be lost else.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+        OSError: its folder is missing, or takes no files.
+    """
+    _refuse_existing(path)
+    with _folder_beside(path):
+        pass
+
+
+def _refuse_existing(path: Path) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+@contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """Give a folder to write a file in; what is said of that folder is said of the file."""
+    folder = path.parent / PART_PREFIX
+    try:
+        with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as made:
+            folder = Path(made)
+            yield folder
+    except OSError as error:
+        is_within = str(error.filename).startswith(str(folder))
+        if is_within or (error.filename is None and error.errno in _DISK_FULL):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _give_name(part: Path, path: Path) -> None:
+    """Give a file its name, unless another has it: a link is refused then, a rename is not."""
+    try:
+        path.hardlink_to(part)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        path.touch(exist_ok=False)  # the name is ours now, and may be renamed over
+        part.replace(path)
 
 
 def own_as(path: Path, other: Path) -> None:

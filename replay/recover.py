@@ -21,7 +21,7 @@ from recorder.lock import is_held
 from recorder.recover import Survey, recover, survey
 from recorder.store import SUFFIX, Store, recording_id_of
 
-from .commands import HELP, print_json, reason
+from .commands import HELP, complaint, print_json, reason
 from .files import new_file, own_as
 from .folder import find_logs
 from .progress import Watch, progress, size_of
@@ -137,10 +137,10 @@ def _try(log: Path, output: Path | None, watch: Watch, *, salvage: bool, is_name
         if not is_named and target.exists():
             return Done(log=str(log), result="recovered before")
         return _recover(log, target, watch, salvage=salvage)
-    except FileExistsError as error:
-        return Done(log=str(log), result="refused", error=f"{error.filename}: {reason(error)}")
     except (OSError, RecorderError) as error:
-        return Done(log=str(log), result="refused", error=reason(error))
+        is_other = getattr(error, "filename", None) not in (None, log, str(log))
+        why = complaint(error, log) if is_other else reason(error)
+        return Done(log=str(log), result="refused", error=why)
 
 
 def _default_of(log: Path) -> Path:

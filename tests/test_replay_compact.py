@@ -172,6 +172,19 @@ def test_a_wrong_path_is_one_line(folder: Path) -> None:
         assert words in result.stderr
 
 
+def test_what_cannot_be_written_is_named_and_links_are_what_they_are(folder: Path) -> None:
+    """A sound log would be suspected, or a loop be looked for where there is a link."""
+    path, link = log(folder / "below", "spoken"), log(folder, "link")
+    output = folder / "none" / "a.session.zst"
+    result = call(path, "--output", output)
+    assert (result.exit_code, result.stderr) == (2, f"Error: {output}: No such file or directory\n")
+    link.symlink_to(path)
+    result = call(link)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"{link}: it is a symbolic link")
+    assert link.is_symlink()
+
+
 def test_help_teaches() -> None:
     """Nobody would know what an exit code means."""
     text = call("--help").stdout

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import resource
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -243,6 +245,36 @@ def test_held_sound_is_the_same_in_memory_and_in_a_file(
             assert (np.frombuffer(one.pcm, "<f4") == np.float32(level)).all()
 
 
+def test_what_waits_is_not_copied_for_each_record() -> None:
+    """A log of many small records would take hours: each would cost as much as all that wait."""
+    held, count = holding.Holding(), 20_000
+    for number in range(count):
+        held.add(Note(begin_ns=count - number, kind="listen"), count - number)
+    tracemalloc.start()
+    assert list(held.ready(0)) == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < count
+    assert [one.begin_ns for one in held.ready(None)] == list(range(1, count + 1))
+
+
+def test_what_is_moved_back_is_not_gone_through_for_each_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log of many small sounds that came at once would take hours."""
+    moved: list[object] = []
+    move_back = holding._move_back
+    monkeypatch.setattr(holding, "_move_back", lambda one: (moved.append(one), move_back(one)))
+    held, count, at_ns = holding.Holding(), 1_000, 20 * 10**9
+    for _ in range(count):
+        held.sound("user", at_ns, impulses(1), is_captured=True)
+        assert list(held.ready(held.settled_ns("user", at_ns))) == []
+    found = [one.begin for one in held.ready(None) if isinstance(one, Sound)]
+    held.close()
+    assert found == list(range(20 * SECOND - count, 20 * SECOND))
+    assert len(moved) <= 2 * count
+
+
 # -- sessions of all kinds ------------------------------------------------------------------------
 
 
@@ -431,6 +463,47 @@ def test_what_fails_leaves_nothing_and_the_old_file(
     assert "No space left" in result.stderr
     assert out.read_bytes() == before
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("to", ["wav", "mp4", "mcap", "jsonl"])
+def test_a_full_disk_is_one_line_that_names_the_output(tmp_path: Path, to: str) -> None:
+    """Somebody would suspect the log, or see tracebacks of what writes the format."""
+    out = tmp_path / f"call.{to}"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        result = call(VIDEO, "-o", out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (result.exit_code, result.stderr) == (2, f"Error: {out}: File too large\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_never_writes_over_a_log(tmp_path: Path) -> None:
+    """A slip of the fingers would cost a recording: the one that is read, or another."""
+    log, other, odd = (tmp_path / name for name in ("a.session.zst", "b.session.zst", "c.log"))
+    link = tmp_path / "link"
+    link.symlink_to(log)
+    for path in (log, other, odd):
+        path.write_bytes(VIDEO.read_bytes())
+    for source, output in ((log, log), (log, other), (log, link), (link, log), (odd, odd)):
+        result = call(source, "--to", "jsonl", "-o", output)
+        assert (result.exit_code, "would be overwritten" in result.stderr) == (2, True)
+    assert {path.read_bytes() for path in (log, other, odd, link)} == {VIDEO.read_bytes()}
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("to", ["wav", "mp4"])
+def test_silence_without_end_is_not_written(tmp_path: Path, to: str) -> None:
+    """A log that names a time in a hundred years would fill the disk with silence."""
+    talk = talk_of_impulses()
+    late = attrs.evolve(talk.records[-1], at_ns=1 << 62)
+    log = write_log(tmp_path, [*talk.records[:-1], late])
+    result = call(log, "--to", to, "-o", tmp_path / "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "goes on until 4611686018 s" in result.stderr
+    assert list(tmp_path.iterdir()) == [log]
+    assert call(log, "--to", "jsonl", "-o", tmp_path / "out").exit_code == 0
 
 
 def test_what_cannot_be_read_or_written_is_one_line(tmp_path: Path) -> None:

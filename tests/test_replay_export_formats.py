@@ -9,6 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import attrs
 import av
 import jsonschema
 import numpy as np
@@ -18,7 +19,9 @@ import simplejpeg
 from mcap.reader import NonSeekingReader, make_reader
 
 from replay.export import jsonl
+from replay.export.mcap_file import write_mcap
 from replay.export.moments import Sound
+from replay.export.timeline import Timeline
 
 from .exported import (
     AUDIO,
@@ -225,3 +228,21 @@ def test_an_mcap_holds_the_sound_and_pictures() -> None:
             assert np.abs(samples - np.frombuffer(one.pcm, "<f4")).max() < 2e-5
     for _, data in heard["/user/image"]:
         assert simplejpeg.decode_jpeg(data).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("wall_ms", [1 << 64, -1, (1 << 63) // MS])
+def test_an_mcap_of_a_time_that_it_cannot_hold(wall_ms: int) -> None:
+    """A log whose clock was wrong could not be opened in Foxglove."""
+    talk = Talk()
+    talk.activate()
+    begun = len(talk.records)
+    talk.say(impulses(2 * SECOND))
+    for index in range(2):
+        talk.reply(index, impulses(24_000), "late")  # the second is heard when that is over
+    late = [attrs.evolve(record, at_ns=(1 << 63) - 1) for record in talk.records[begun:]]
+    file = io.BytesIO()
+    write_mcap(Timeline({"wall_ms": wall_ms}, [*talk.records[:begun], *late]), file)
+    times = [it.log_time for _, _, it in make_reader(io.BytesIO(file.getvalue())).iter_messages()]
+    assert times == sorted(times)
+    assert times[0] in {0, wall_ms * MS}
+    assert times[-1] - times[0] >= 1 << 62

@@ -207,6 +207,15 @@ def test_what_is_killed_amid_it_leaves_no_half_log(folder: Path) -> None:
     assert call(log(folder, "torn")).exit_code == 0
 
 
+def test_a_link_is_said_to_be_one(folder: Path) -> None:
+    """Somebody would look for a loop of links where there is one link to a log."""
+    link = log(folder, "link")
+    link.symlink_to(log(folder, "torn"))
+    result = call(link)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"{link}: it is a symbolic link")
+
+
 def test_help_teaches() -> None:
     """Nobody would know what an exit code means."""
     text = call("--help").stdout

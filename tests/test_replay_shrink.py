@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -300,6 +301,29 @@ def test_what_the_command_says(tmp_path: Path) -> None:
         assert (refused.exit_code, refused.stderr.count("\n")) == (exit_code, 1)
         assert words in refused.stderr
     assert not (tmp_path / "other.session.zst").exists()
+
+
+def test_an_output_that_cannot_be_written_is_told_before_the_search(tmp_path: Path) -> None:
+    """Minutes of work would be lost to a letter in the name of a folder."""
+    log, small, ran = long_log(tmp_path, count=1), tmp_path / "no" / "small", tmp_path / "ran"
+    result = call(log, "--output", small, "--", "sh", "-c", f"touch {ran}; exit 1")
+    assert (result.exit_code, result.stderr) == (2, f"Error: {small}: No such file or directory\n")
+    assert not ran.exists()
+
+
+def test_what_was_found_is_kept_where_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes of work would be lost to a file that somebody else made meanwhile."""
+    log, small = long_log(tmp_path, count=1), tmp_path / "small.session.zst"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = call(log, "--output", small, "--", "sh", "-c", f"echo theirs > {small}; exit 1")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"Error: {small}: File exists; it was kept as ")
+    kept = Path(result.stderr.split()[-1])
+    assert (verify(kept).exit_code, shape_of(kept).events) == (0, 1)
+    assert small.read_text() == "theirs\n"
+    assert sorted(tmp_path.glob("antiphon-*")) == [kept.parent]
 
 
 def test_an_interrupted_search_leaves_its_best(tmp_path: Path) -> None:

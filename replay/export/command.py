@@ -12,13 +12,20 @@ from pathlib import Path
 import click
 
 from protocol.limits import NS_PER_MS
-from recorder.errors import RecorderError
-from recorder.reader import LogReader
 from recorder.store import SUFFIX
 
-from ..commands import HELP, LogUnusableError, print_json, reason
-from ..progress import progress, watched
+from ..commands import (
+    HELP,
+    OutputUnwritableError,
+    opened_log,
+    print_json,
+    reason,
+    records_of,
+    refuse_log_as_output,
+)
+from ..progress import progress
 from ..recordings import show_bytes, show_seconds
+from .moments import TooLongError
 from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
 
 
@@ -45,7 +52,8 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
 
     All of them keep the session's clock: 0 is when the client connected. What the user says is over
     when it arrived, what the model says begins when it was sent, each behind what the same voice
-    still says. A log whose server was killed is exported as far as it goes.
+    still says. A log whose server was killed is exported as far as it goes. WAV and MP4 hold six
+    hours at most.
 
     \b
     Examples:
@@ -66,25 +74,20 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
     if to_stdout and chosen not in STREAMS:
         raise click.UsageError(f"{chosen} needs a file, not stdout")
     target = output or log.with_name(f"{log.name.removesuffix(SUFFIX)}.{chosen}")
+    refuse_log_as_output(target, [log])
     try:
-        with LogReader(log) as reader:
+        with opened_log(log) as reader:
             to_file = sys.stdout.buffer if to_stdout else target
             with progress(reader.tail_bytes, f"writing {chosen}") as watch:
-                made = export(reader.head.fields, watched(reader, watch), chosen, to_file)
+                made = export(reader.head.fields, records_of(log, reader, watch), chosen, to_file)
     except BrokenPipeError:
         raise  # whoever reads stdout has seen enough
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(f"{_where(error, log, target)}: {reason(error)}") from error
+    except (OSError, TooLongError) as error:
+        raise OutputUnwritableError(f"{target}: {reason(error)}") from error
     if not to_stdout:
         _tell(log, target, made, as_json=as_json)
     if made.damage_count:
         click.echo(f"the log is damaged {made.damage_count} times: there are gaps", err=True)
-
-
-def _where(error: OSError | RecorderError, log: Path, target: Path) -> Path:
-    """Say which of both files it was: what the system calls the other is a name for a while."""
-    is_log = not isinstance(error, OSError) or error.filename in (None, str(log), log)
-    return log if is_log else target
 
 
 def _tell(log: Path, target: Path, made: Exported, *, as_json: bool) -> None:

@@ -10,8 +10,9 @@ of it, so held PCM lies in a file where it is more than `HELD_BYTES_MAX`.
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from tempfile import SpooledTemporaryFile
 from typing import Final
 
@@ -26,9 +27,20 @@ HELD_BYTES_MAX: Final = 8 << 20
 """Of PCM in memory: half a minute of both voices; beyond it a temporary file takes them."""
 
 
+@attrs.define
+class _Stretch:
+    """What the user says without a gap; it moves back as a whole, by so many samples so far."""
+
+    begin: int
+    moved: int = 0
+
+
 @attrs.define(order=False)
 class _Held:
-    """A moment; `place` and `length` tell where the PCM of a sound lies."""
+    """A moment; `place` and `length` tell where the PCM of a sound lies.
+
+    Of the user's sounds, `moved` is how far the stretch had moved when this one was last placed.
+    """
 
     begin_ns: int
     number: int
@@ -36,17 +48,25 @@ class _Held:
     moment: Moment
     place: int = 0
     length: int = 0
+    moved: int = 0
+    stretch: _Stretch | None = None
 
     def __lt__(self, other: _Held) -> bool:
         return (self.begin_ns, self.number) < (other.begin_ns, other.number)
 
 
 class Holding:
-    """The moments that wait; whoever made it closes it."""
+    """The moments that wait; whoever made it closes it.
+
+    The user's sounds have a queue of their own: those of a stretch move together, and stay in order
+    among themselves, so that only the first need ever know where it is. All else is in a heap.
+    """
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
-        self._count = 0
+        self._user: deque[_Held] = deque()
+        self._stretch = _Stretch(0)
+        self._count = self._model_sounds = 0
         self._pcm: SpooledTemporaryFile[bytes] | None = None
         self._pcm_bytes = 0
         self._lines: Final = {voice: Line(voice) for voice in VOICES}
@@ -75,11 +95,16 @@ class Holding:
         samples = len(pcm) // SAMPLE_BYTES
         line = self._lines[voice]
         begin = line.place(at_ns, samples, is_captured=is_captured)
-        if line.moved:
-            self._move(voice, line.begin + line.moved, line.moved)
         sound = Sound(voice=voice, at_ns=at_ns, begin=begin, pcm=pcm)
-        held = self.add(attrs.evolve(sound, pcm=b""), sound.begin_ns, sound.end_ns)
+        held = self._new(attrs.evolve(sound, pcm=b""), sound.begin_ns, sound.end_ns)
         held.place, held.length = self._pcm_bytes, len(pcm)
+        if voice == "user":
+            self._follow(line)
+            held.stretch, held.moved = self._stretch, self._stretch.moved
+            self._user.append(held)
+        else:
+            self._model_sounds += 1
+            heappush(self._held, held)
         if self._pcm is None:
             self._pcm = SpooledTemporaryFile(HELD_BYTES_MAX)  # noqa: SIM115 - `close` closes it
         self._pcm.seek(self._pcm_bytes)
@@ -87,27 +112,35 @@ class Holding:
         self._pcm_bytes += len(pcm)
         return sound
 
-    def add(self, moment: Moment, begin_ns: int, end_ns: int | None = None) -> _Held:
+    def add(self, moment: Moment, begin_ns: int, end_ns: int | None = None) -> None:
         """Hold a moment; what the model says until it is over, all else until it begins."""
+        heappush(self._held, self._new(moment, begin_ns, end_ns))
+
+    def _new(self, moment: Moment, begin_ns: int, end_ns: int | None) -> _Held:
         is_cut = isinstance(moment, Sound | Words) and moment.voice == "model"
         until_ns = end_ns if is_cut and end_ns is not None else begin_ns
         self._count += 1
-        held = _Held(begin_ns, self._count, until_ns, moment)
-        insort(self._held, held)
-        return held
+        return _Held(begin_ns, self._count, until_ns, moment)
 
-    def _move(self, voice: Voice, begin: int, samples: int) -> None:
-        """Move what a voice says from a sample on back by so many."""
-        for one in self._held:
-            moment = one.moment
-            if isinstance(moment, Sound) and moment.voice == voice and moment.begin >= begin:
-                one.moment = attrs.evolve(moment, begin=moment.begin - samples)
-                one.begin_ns = one.until_ns = one.moment.begin_ns
-        self._held.sort()
+    def _follow(self, line: Line) -> None:
+        """Move the stretch as the line did, or begin another behind a gap."""
+        if line.moved:
+            self._stretch.moved += line.moved
+            self._stretch.begin = line.begin
+        elif line.begin != self._stretch.begin:
+            self._stretch = _Stretch(line.begin)
+
+    def _first(self) -> _Held | None:
+        """Find what comes out next, where it is now."""
+        if not self._user:
+            return self._held[0] if self._held else None
+        heard = self._user[0]
+        _move_back(heard)
+        return heard if not self._held or heard < self._held[0] else self._held[0]
 
     def cut(self, at_ns: int) -> None:
         """Let the model say no more of what it was still to say; words of that become a note."""
-        held, self._held = self._held, []
+        held, self._held = sorted(self._held), []
         unheard = ""
         for one in held:
             said = isinstance(one.moment, Sound | Words) and one.moment.voice == "model"
@@ -118,6 +151,8 @@ class Holding:
                 self._held.append(one)
             elif isinstance(one.moment, Words):
                 unheard += one.moment.text
+            else:
+                self._model_sounds -= 1
         self._lines["model"].cut(at_ns)
         if unheard:
             self.add(Note(begin_ns=at_ns, kind="unheard", text=unheard), at_ns)
@@ -128,15 +163,14 @@ class Holding:
         Args:
             now_ns: nothing that comes from now on begins before it; None: nothing will come.
         """
-        count = 0
-        for one in self._held:
-            if now_ns is not None and one.until_ns > now_ns:
-                break
-            count += 1
-        ready, self._held = self._held[:count], self._held[count:]
-        for one in ready:
+        while (one := self._first()) is not None and (now_ns is None or one.until_ns <= now_ns):
+            if one.stretch is not None:
+                self._user.popleft()
+            else:
+                heappop(self._held)
+                self._model_sounds -= isinstance(one.moment, Sound)
             yield self._whole(one)
-        if not any(one.length for one in self._held):
+        if not self._user and not self._model_sounds:
             self._pcm_bytes = 0
 
     def _whole(self, held: _Held) -> Moment:
@@ -144,6 +178,16 @@ class Holding:
             return held.moment
         self._pcm.seek(held.place)
         return attrs.evolve(held.moment, pcm=self._pcm.read(held.length))
+
+
+def _move_back(held: _Held) -> None:
+    """Place a sound where its stretch is now."""
+    if held.stretch is None or not isinstance(held.moment, Sound):
+        return
+    samples, held.moved = held.stretch.moved - held.moved, held.stretch.moved
+    if samples:
+        held.moment = attrs.evolve(held.moment, begin=held.moment.begin - samples)
+        held.begin_ns = held.until_ns = held.moment.begin_ns
 
 
 def _shorten(held: _Held, at_ns: int) -> None:

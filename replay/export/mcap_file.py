@@ -37,6 +37,10 @@ from .mixer import to_pcm16
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 from .timeline import Timeline
 
+START_NS_MAX: Final = 1 << 63
+"""Unix time in the year 2262. MCAP has 64 bits for a time, and a log 63 for one of its own."""
+TIME_NS_MAX: Final = (1 << 64) - 1
+
 _TIME: Final[Mapping[str, object]] = {
     "type": "object",
     "title": "time",
@@ -110,20 +114,27 @@ def write_mcap(timeline: Timeline, file: BinaryIO) -> None:
         topic: writer.register_channel(topic, MessageEncoding.JSON, schemas[schema])
         for topic, schema in TOPICS.items()
     }
-    wall_ms = timeline.head.get("wall_ms")
-    start_ns = wall_ms * NS_PER_MS if isinstance(wall_ms, int) else 0
+    start_ns = _start_ns(timeline)
     writer.add_metadata("session", _facts(timeline))
     for number, moment in enumerate(timeline):
-        topic, body = _message(moment, start_ns + moment.begin_ns)
+        log_time = min(start_ns + moment.begin_ns, TIME_NS_MAX)
+        topic, body = _message(moment, log_time)
         came_ns = moment.at_ns if isinstance(moment, Sound | Words) else moment.begin_ns
         writer.add_message(
             channels[topic],
-            log_time=start_ns + moment.begin_ns,
+            log_time=log_time,
             data=orjson.dumps(body),
             publish_time=start_ns + came_ns,
             sequence=number,
         )
     writer.finish()  # type: ignore[no-untyped-call]
+
+
+def _start_ns(timeline: Timeline) -> int:
+    """Say when the session began, in Unix time; 0 where the log has no time that can be told."""
+    wall_ms = timeline.head.get("wall_ms")
+    start_ns = wall_ms * NS_PER_MS if isinstance(wall_ms, int) else 0
+    return start_ns if 0 <= start_ns <= START_NS_MAX else 0
 
 
 def _schema(name: str) -> bytes:

@@ -22,11 +22,15 @@ from protocol.limits import NS_PER_S
 from protocol.model import SAMPLE_BYTES
 
 from ..placing import RATE_HZ, VOICES, Voice, sample_at
-from .moments import Sound
+from .moments import Sound, TooLongError
 
 STEREO_HZ: Final = 48_000
 CHANNELS: Final = 2
 PCM16_MAX: Final = 32_767
+PCM16_BYTES: Final = 2
+DURATION_S_MAX: Final = 6 * 3600
+"""A WAV counts its bytes in 32 bits, which is 6.2 hours; and a log can name any time as its end,
+with silence up to there."""
 
 _Floats = NDArray[np.float32]
 Stereo = NDArray[np.int16]
@@ -45,7 +49,10 @@ def to_pcm16(samples: _Floats) -> NDArray[np.int16]:
 
 
 class Mixer:
-    """Lays the sounds of a session side by side."""
+    """Lays the sounds of a session side by side.
+
+    All its methods raise `TooLongError` behind `DURATION_S_MAX`, before they give anything.
+    """
 
     def __init__(self) -> None:
         self._lanes: Final = tuple(_Lane(voice) for voice in VOICES)
@@ -58,6 +65,11 @@ class Mixer:
 
     def advance(self, to_ns: int) -> Iterator[Stereo]:
         """Give what is heard up to a time, which is silence where nothing was added."""
+        if to_ns > DURATION_S_MAX * NS_PER_S:
+            raise TooLongError(
+                f"the session goes on until {to_ns // NS_PER_S} s, and sound is written up to"
+                f" {DURATION_S_MAX} s; the formats without sound have no such bound"
+            )
         while self._filled_ns + NS_PER_S < to_ns:
             yield from self._fill(self._filled_ns + NS_PER_S)
         if to_ns > self._filled_ns:

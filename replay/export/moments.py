@@ -15,6 +15,10 @@ from protocol.model import SAMPLE_BYTES
 from ..placing import Voice, time_of
 
 
+class TooLongError(ValueError):
+    """A session goes on for longer than a format's sound is written of."""
+
+
 @attrs.frozen(kw_only=True)
 class Sound:
     """Something that is heard.

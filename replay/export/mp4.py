@@ -57,6 +57,10 @@ def write_mp4(timeline: Timeline, file: BinaryIO) -> None:
     Args:
         timeline: the session.
         file: takes it; it can be sought in.
+
+    Raises:
+        OSError: it takes no more.
+        TooLongError: the session goes on for longer than sound is written of.
     """
     with av.open(file, "w", format="mp4") as container:
         movie = _Movie(container)

@@ -6,11 +6,10 @@ stands and `mixer` for how it comes to 48 kHz. Ten minutes are 115 MB, written a
 
 from __future__ import annotations
 
+import wave
 from typing import BinaryIO
 
-import soundfile
-
-from .mixer import CHANNELS, STEREO_HZ, Mixer
+from .mixer import CHANNELS, PCM16_BYTES, STEREO_HZ, Mixer
 from .moments import Sound
 from .timeline import Timeline
 
@@ -21,14 +20,17 @@ def write_wav(timeline: Timeline, file: BinaryIO) -> None:
     Args:
         timeline: the session.
         file: takes it; it can be sought in.
+
+    Raises:
+        OSError: it takes no more.
+        TooLongError: the session goes on for longer than sound is written of.
     """
     mixer = Mixer()
-    with soundfile.SoundFile(
-        file, "w", STEREO_HZ, CHANNELS, subtype="PCM_16", format="WAV"
-    ) as sound:
+    with wave.open(file, "wb") as sound:
+        sound.setparams((CHANNELS, PCM16_BYTES, STEREO_HZ, 0, "NONE", "not compressed"))
         for moment in timeline:
             if isinstance(moment, Sound):
                 for frames in mixer.add(moment):
-                    sound.write(frames)
+                    sound.writeframesraw(frames.tobytes())
         for frames in mixer.finish(timeline.duration_ns):
-            sound.write(frames)
+            sound.writeframesraw(frames.tobytes())

@@ -62,6 +62,7 @@ def export(
     Raises:
         OSError: it cannot be written.
         RecorderError: the log cannot be read.
+        TooLongError: it goes on for longer than the format's sound is written of.
     """
     timeline = Timeline(head, items)
     with _opened(output) as file:

@@ -2,7 +2,7 @@
 
 What came of it is on stdout, as text or as one JSON object; progress is on stderr, where that is a
 terminal. Candidates are in a folder of the system's, which is removed; the result is written at the
-end, also when the search is interrupted.
+end, also when the search is interrupted, and kept elsewhere where it cannot be written any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recorder.mapping import EVENT_KINDS
 from recorder.reader import read
 
 from ..commands import HELP, complaint, print_json
-from ..files import new_file
+from ..files import check_new_file, new_file
 from ..remake import RemakeError
 from ..words import describe
 from .candidate import Shape, shape_of
@@ -37,6 +37,8 @@ from .trial import CannotRunError, Trial
 RUNS_MAX: Final = 500
 """Some minutes of a command that takes half a second; a 10 minute log needs about 100."""
 TIMEOUT_S: Final = 60.0
+FOLDER_PREFIX: Final = "antiphon-shrink-"
+"""Of the folder of the system's in which candidates lie."""
 EVENTS_SHOWN: Final = 20
 """More are not read; they are in the log."""
 INTERRUPTED: Final = 128 + signal.SIGINT
@@ -142,8 +144,7 @@ def shrink_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     trial = Trial(command=command, exit_code=exit_code, timeout_s=timeout_s)
     try:
-        if output.exists():
-            raise CannotShrinkError(f"{output}: File exists")
+        check_new_file(output)
         shrunk = _shrink(log, output, trial, runs_max)
     except NoFailureError as error:
         raise DoesNotFailError(str(error)) from error
@@ -158,7 +159,7 @@ def shrink_command(
 def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
     began = time.monotonic()
     before = shape_of(log)
-    with tempfile.TemporaryDirectory(prefix="antiphon-shrink-") as folder, _watched(before) as show:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder, _watched(before) as show:
         search = Shrinker(log, Path(folder), trial.fails, runs_max=runs_max, watch=show)
         is_minimal = was_interrupted = False
         try:
@@ -168,8 +169,7 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
             was_interrupted = True
             if not search.best.exists():
                 raise NothingYetError("interrupted before anything was found") from None
-        with new_file(output) as part:
-            shutil.copy(search.best, part)
+        _write(search.best, output)
     return Shrunk(
         log=log,
         output=output,
@@ -181,6 +181,17 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
         was_interrupted=was_interrupted,
         elapsed_s=time.monotonic() - began,
     )
+
+
+def _write(best: Path, output: Path) -> None:
+    """Write what was found; where that fails now, minutes of work are not thrown away with it."""
+    try:
+        with new_file(output) as part:
+            shutil.copy(best, part)
+    except OSError as error:
+        kept = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) / best.name
+        best.rename(kept)  # a disk that is full has room for it where it is
+        raise CannotShrinkError(f"{complaint(error, output)}; it was kept as {kept}") from error
 
 
 @contextmanager

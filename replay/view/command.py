@@ -19,7 +19,15 @@ from recorder.errors import RecorderError
 from recorder.reader import LogReader
 from recorder.store import SUFFIX
 
-from ..commands import HELP, LogUnusableError, complaint, opened_log, reason
+from ..commands import (
+    HELP,
+    LogUnusableError,
+    OutputUnwritableError,
+    complaint,
+    opened_log,
+    reason,
+    refuse_log_as_output,
+)
 from ..diff.command import read_and_compare
 from ..files import new_file
 from ..progress import progress
@@ -30,12 +38,6 @@ from .findings import Comparison, comparison_of
 PAGE_SUFFIX: Final = ".html"
 STDOUT: Final = "-"
 _PATH: Final = click.Path(path_type=Path)
-
-
-class PageUnwritableError(click.ClickException):
-    """The page cannot be written where it should."""
-
-    exit_code = 2
 
 
 @click.command("view", context_settings=HELP)
@@ -69,8 +71,7 @@ def view_command(
     is_stdout = str(target) == STDOUT
     if is_stdout and opens:
         raise click.UsageError("--open needs a file to open, not stdout")
-    if target.resolve() in [each.resolve() for each in (log, other) if each is not None]:
-        raise click.UsageError(f"--output {target} is a log: it would be overwritten")
+    refuse_log_as_output(target, [each for each in (log, other) if each is not None])
     with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
         chunks = page_of(reader, replayed=replayed, comparison=comparison)
@@ -99,7 +100,7 @@ def _written(target: Path, is_stdout: bool) -> Iterator[IO[bytes]]:
         with new_file(target, replaces=True) as part, part.open("wb") as file:
             yield file
     except OSError as error:
-        raise PageUnwritableError(f"{target}: {reason(error)}") from error
+        raise OutputUnwritableError(f"{target}: {reason(error)}") from error
 
 
 def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
