@@ -8,6 +8,7 @@ exit code that says nothing else: 1 and 2 are words of the commands'.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -89,6 +90,8 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command, and tell what broke it off."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
         with _broken_off():
             return super().invoke(ctx)
 
