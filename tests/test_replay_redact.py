@@ -566,6 +566,17 @@ def test_another_course_is_noticed() -> None:
         list(run.records(records))
 
 
+@pytest.mark.parametrize("frame", ["", "1" * 5000, "[" * 100_000], ids=["empty", "long", "deep"])
+def test_a_sent_frame_that_is_not_json_is_noticed(frame: str) -> None:
+    """Whoever redacts what another sent in sees a traceback."""
+    path = next(path for path in GOLDEN if "realtime-video" in path.name)
+    records = list(read(path))
+    at = next(i for i, r in enumerate(records) if r.kind == "tx")
+    records[at] = attrs.evolve(records[at], fields={**records[at].fields, "frame": frame})
+    with pytest.raises(RedactError, match=f"record {records[at].seq}: its frame is not JSON"):
+        list(Redaction(Policy()).records(records))
+
+
 def test_what_people_said_of_a_session_goes_with_its_words(tmp_path: Path) -> None:
     """What somebody wrote about a session would stay in it, or the place that they meant go too."""
     log = write_events(tmp_path, play([init_frame()]))
