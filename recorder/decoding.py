@@ -18,6 +18,7 @@ import attrs
 
 from .blobs import unpack
 from .errors import FormatError, RecorderError
+from .format import UNPACKED_BYTES_MAX
 from .records import BLOB, NESTING_MAX, RESERVED, TEXT, WTF8, Record, Value
 from .spans import restore
 from .upcast import check_version, upcast
@@ -137,10 +138,11 @@ def _find_blobs(table: tuple[tuple[int, ...], ...], area: memoryview) -> tuple[i
     return tuple(starts)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class _Unpacker:
     stored: StoredRecord
     resolve: Resolve
+    unpacked_bytes: int = 0
 
     def unpack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, Value]:
         unpacked: dict[str, Value] = {}
@@ -183,6 +185,15 @@ class _Unpacker:
         return self._blob(piece)
 
     def _blob(self, index: object) -> bytes:
+        """Unpack a blob; one that is named again takes its room again."""
+        blob = self._find(index)
+        self.unpacked_bytes += len(blob)
+        if self.unpacked_bytes > UNPACKED_BYTES_MAX:
+            own = self.stored.record.seq
+            raise FormatError(f"record {own} unpacks to more than {UNPACKED_BYTES_MAX} bytes")
+        return blob
+
+    def _find(self, index: object) -> bytes:
         table = self.stored.table
         if type(index) is not int or not 0 <= index < len(table):
             raise FormatError(f"blob {index!r} is not in the record's table")

@@ -44,6 +44,9 @@ BLOCK_BYTES: Final = 256 << 10
 """A block closes at this size before compression: what one bad bit can cost at most."""
 RECORD_BYTES_MAX: Final = 128 * MIB
 """Above the largest frame that any endpoint takes (chat: 96 MiB), with room for other fields."""
+UNPACKED_BYTES_MAX: Final = 2 * RECORD_BYTES_MAX
+"""A record's blobs as often as its fields name them, unpacked: sound is stored in half its bytes,
+a picture that comes again in none; but one blob named a thousand times must not fill memory."""
 HEAD_BYTES_MAX: Final = 4 * MIB
 """The session record is written twice and held in memory; a resolved config is some kilobytes."""
 PAYLOAD_BYTES_MAX: Final = HEAD_BYTES_MAX + RECORD_BYTES_MAX

@@ -30,7 +30,7 @@ from protocol.utf8 import UTF8_BYTES_MAX, Utf8Text
 
 from .blobs import RAW, pack
 from .errors import RecordInvalid
-from .format import MIB, RECORD_BYTES_MAX, Piece, frame_record
+from .format import MIB, RECORD_BYTES_MAX, UNPACKED_BYTES_MAX, Piece, frame_record
 from .memory import BlobMemory
 from .spans import extract
 
@@ -198,6 +198,11 @@ class RecordEncoder:
             raise RecordInvalid(
                 f"{record.kind} of {framed_bytes}, at most {RECORD_BYTES_MAX} bytes"
             )
+        if packer.unpacked_bytes > UNPACKED_BYTES_MAX:
+            raise RecordInvalid(
+                f"{record.kind} unpacks to {packer.unpacked_bytes}, at most"
+                f" {UNPACKED_BYTES_MAX} bytes"
+            )
         return Framed(
             pieces=[start, *packer.area],
             framed_bytes=framed_bytes,
@@ -250,6 +255,7 @@ class _Packer:
     table: list[list[int]] = attrs.field(factory=list)
     area: list[Piece] = attrs.field(factory=list)
     area_bytes: int = 0
+    unpacked_bytes: int = 0
     has_samples: bool = False
 
     def pack_frame(self, frame: str | bytes | Utf8Text) -> _Json:
@@ -303,6 +309,7 @@ class _Packer:
     def _add(self, blob: bytes) -> int:
         """Store a blob, or name where it is stored; return its index in the table."""
         index = len(self.table)
+        self.unpacked_bytes += len(blob)
         found = self.memory.find_or_keep(blob, (self.seq, index))
         if found is not None:
             self.table.append(list(found))

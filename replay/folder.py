@@ -7,13 +7,15 @@ logs, whatever finishes first. What waits for a process is a path, and what come
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Final
 
@@ -100,9 +102,7 @@ def replay_logs(
         min(jobs, len(logs)),
         # Not forked: a thread that shows progress may hold a lock just then.
         mp_context=get_context("spawn"),
-        # An interrupt reaches all processes; this one hears it and stops the others.
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        initializer=_begin_job,
     )
     with executor:
         try:
@@ -115,6 +115,21 @@ def replay_logs(
         except BaseException:
             executor.shutdown(cancel_futures=True)
             raise
+
+
+def _begin_job() -> None:
+    """Make a process one that ends when this one does, and not before."""
+    # An interrupt reaches all processes; the first one hears it and stops the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait until whoever wants what is found is gone; killed, it could not say so."""
+    parent = parent_process()
+    assert parent is not None, "a job is a process of its own"
+    parent.join()
+    os._exit(1)
 
 
 async def replay_logs_fully(

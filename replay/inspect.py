@@ -25,6 +25,7 @@ from protocol.state import State
 from recorder.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
+from recorder.summary import WALL_MS_MAX
 
 from .environment import model_of
 from .inspection import Drop, End, ErrorSent, Inspection, Mark, StateSpan, TurnStory, UnitStory
@@ -125,7 +126,7 @@ class Inspector:
             mode=opened.mode if opened is not None else None,
             dialect=session.dialect_name if session is not None else None,
             seed=seed if isinstance(seed, int) else None,
-            wall_ms=wall_ms if isinstance(wall_ms, int) else None,
+            wall_ms=wall_ms if isinstance(wall_ms, int) and 0 <= wall_ms <= WALL_MS_MAX else None,
             duration_ns=self._duration_ns,
             states=tuple(self._states),
             frames_received=self._received,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
 import attrs
 import click
@@ -35,9 +35,11 @@ from .recordings import (
 
 ROWS_MAX: Final = 50
 """Of the table, unless more are asked for; JSON has all."""
-LINE_CHARS: Final = 130
-"""A row is one line, for `grep`, also where a terminal must fold it."""
+LINE_CHARS: Final = 240
+"""A row is one line, for `grep`, also where a terminal must fold it; the widest has room."""
 COLUMNS: Final = ("recording", "began (UTC)", "took", "mode", "dialect", "key", "units", "size")
+CELL_CHARS_MAX: Final = 20
+"""Of a column but the first: what a log says of itself must not push out the name of another."""
 
 
 @click.command("sessions", context_settings=HELP)
@@ -117,7 +119,9 @@ def _print(found: Sequence[Summary], limit: int) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in (*COLUMNS, "end"):
             right = name in {"took", "units", "size"}
-            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+            chars_max = None if name == COLUMNS[0] else CELL_CHARS_MAX
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(name, justify=justify, no_wrap=True, max_width=chars_max)
         for summary in found[:limit]:
             table.add_row(*map(Text, _row(summary)))
         console.print(table)

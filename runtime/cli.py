@@ -1,12 +1,19 @@
 """The command line, `antiphon`: the one composition root.
 
 Commands are named by import string and loaded when asked for, so that `antiphon --help` is quick
-and `replay` can stand above `runtime`.
+and `replay` can stand above `runtime`. What breaks any of them off is told here, once, and by an
+exit code that says nothing else: 1 and 2 are words of the commands'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
@@ -52,8 +59,18 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     }
 )
 """Each command's import string and its line in the help."""
+EXIT_BY_SIGNAL: Final = 128
+"""What a shell adds to the number of a signal that ended a command."""
+LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Of a stdout that takes nothing more; what befalls a file is said by who writes it."""
 VIEWER: Final = "replay.view.document"
 """What shows a recording as a page: its `page_of`, and its `PAGE_CSP`."""
+
+
+class UntoldError(click.ClickException):
+    """What was found could not be told."""
+
+    exit_code = 2
 
 
 class LazyGroup(click.Group):
@@ -70,10 +87,70 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         return cast("click.Command", getattr(import_module(module), attribute))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the flags before the command, which may ask for the help."""
+        with _broken_off():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command, and tell what broke it off."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
+        with _broken_off():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+
+@contextmanager
+def _broken_off() -> Iterator[None]:
+    """End with the exit code of what broke a command off: an interrupt, or a stdout that is gone.
+
+    Raises:
+        UntoldError: stdout takes nothing more, as on a full disk.
+        SystemExit: with the code.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BaseException as error:
+        if _is_interrupt(error):
+            click.echo("\ninterrupted", err=True)
+            sys.exit(EXIT_BY_SIGNAL + signal.SIGINT)
+        lost = _lost_stdout(error)
+        if lost is None:
+            raise
+        _give_up_stdout()
+        if lost.errno == errno.EPIPE:  # whoever reads it has seen enough
+            sys.exit(EXIT_BY_SIGNAL + signal.SIGPIPE)
+        raise UntoldError(f"stdout: {lost.strerror}") from error
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is Ctrl-C, which comes out of tasks in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _lost_stdout(error: BaseException) -> OSError | None:
+    """Say why stdout takes nothing more; None where it does, and the error is another."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return error.__context__  # as rich ends
+    is_lost = isinstance(error, OSError) and error.errno in LOST_ERRNOS and error.filename is None
+    return error if isinstance(error, OSError) and is_lost else None
+
+
+def _give_up_stdout() -> None:
+    """See that what is still due does not fail once more, when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @click.group(

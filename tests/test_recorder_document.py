@@ -30,6 +30,7 @@ from recorder.format import (
     SEEK_TABLE_MAGIC,
     SKIPPABLE_MAGIC,
     TAG,
+    UNPACKED_BYTES_MAX,
     BlockHeader,
     pack_header,
 )
@@ -151,6 +152,7 @@ def test_the_example_is_a_record() -> None:
     [
         f"up to {BLOCK_BYTES >> 10} KiB ({KEPT_BLOCK_BYTES // MIB} MiB in a compacted log)",
         f"A record is at most {RECORD_BYTES_MAX // MIB} MiB",
+        f"as often as its fields name them, are at most {UNPACKED_BYTES_MAX // MIB} MiB",
         f"the session record at most {HEAD_BYTES_MAX // MIB} MiB",
         f"A frame above {FRAME_BYTES_MAX // MIB} MiB keeps its start, and `{FRAME_CUT}`",
         f"The writer takes level {LEVEL},",

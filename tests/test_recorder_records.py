@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
+from contextlib import nullcontext
 
 import attrs
 import numpy as np
@@ -293,6 +294,27 @@ def test_blobs_of_later_records_are_refused(place: list[int]) -> None:
     header = {**GOOD, "blobs": [place], "fields": {"a": {"$blob": 0}}}
     with pytest.raises(FormatError):
         decode(parse(json.dumps(header).encode(), memoryview(b"")), lambda _seq, _index: b"x")
+
+
+@pytest.mark.parametrize("piece", [0, [0]])
+def test_a_blob_that_is_named_too_often_is_refused(
+    monkeypatch: pytest.MonkeyPatch, piece: object
+) -> None:
+    """A log of kilobytes, sent in as a bug report, fills the memory of who verifies it."""
+    monkeypatch.setattr("recorder.decoding.UNPACKED_BYTES_MAX", 12)
+    for times, is_sound in ((3, True), (4, False)):
+        fields = {"a": {"$text": [piece] * times}}
+        header = {**GOOD, "blobs": [[0, 4, 4]], "fields": fields}
+        with nullcontext() if is_sound else pytest.raises(FormatError, match="unpacks to more"):
+            assert read_back(json.dumps(header).encode(), b"word").fields["a"]
+
+
+def test_what_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server records what no reader takes."""
+    monkeypatch.setattr("recorder.records.UNPACKED_BYTES_MAX", 12)
+    assert round_trip({"a": [b"word"] * 3}) == {"a": [b"word"] * 3}
+    with pytest.raises(RecordInvalid, match="unpacks to 16, at most 12 bytes"):
+        round_trip({"a": [b"word"] * 4})
 
 
 @given(st.binary(max_size=80), st.binary(max_size=20))

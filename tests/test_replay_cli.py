@@ -19,6 +19,7 @@ from replay.cli import inspect_command, replay_command, verify_command
 from replay.folder import find_logs, replay_logs, size_of
 from runtime.backends.base import Backend
 from runtime.backends.scripted import ScriptedBackend, Speaks, Step
+from runtime.cli import main
 
 from .test_replay_full import echo_records, quick, record_session
 from .test_replay_logs import Scene, busy_scene, renumbered, write_log
@@ -376,6 +377,15 @@ def test_inspect(tmp_path: Path, busy_path: Path) -> None:
     assert (gaps.exit_code, "gaps" in gaps.stdout) == (0, True)
 
 
+@pytest.mark.parametrize("wall_ms", [10**17, -(10**17)])
+def test_a_time_that_no_calendar_has_is_not_told(tmp_path: Path, wall_ms: int) -> None:
+    """A page of the session would show no facts at all: a browser knows no such time."""
+    records = busy_scene().records
+    head = {**records[0].fields, "wall_ms": wall_ms}
+    log = write_log(tmp_path, [attrs.evolve(records[0], fields=head), *records[1:]])
+    assert told(inspect_command, log)["wall_ms"] is None
+
+
 def test_text_of_a_log_is_not_markup(tmp_path: Path) -> None:
     """A client could colour, hide or break what an operator sees."""
     records = busy_scene().records
@@ -385,6 +395,16 @@ def test_text_of_a_log_is_not_markup(tmp_path: Path) -> None:
     assert "[red]" in text
     assert "\x1b" not in text
     assert "[/]" in text
+
+
+def test_text_that_is_no_unicode_is_shown(tmp_path: Path) -> None:
+    """What a broken client sent as text ends what would show it in a traceback."""
+    records = busy_scene().records
+    fin = attrs.evolve(records[-1], fields={**records[-1].fields, "reason": "\ud800"})
+    log = write_log(tmp_path, [*records[:-1], fin])
+    (tmp_path / "sound").mkdir()
+    shown = call(main, "diff", log, write_log(tmp_path / "sound", records))
+    assert (shown.exit_code, "    in A    \\ud800\n" in shown.stdout) == (1, True)
 
 
 @pytest.mark.parametrize("command", [replay_command, verify_command, inspect_command])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from recorder.scan import Damage
 from replay.diff.command import diff_command
 from replay.diff.compare import FIELDS, PARTINGS_KEPT, compare
 from replay.diff.report import DiffReport
+from replay.diff.text import diff_lines
 from runtime.backends.scripted_tone import tone
 
 from .golden import FOLDER
@@ -51,6 +52,15 @@ def changed(records: Iterable[Record], index: int, **fields: Any) -> list[Record
         return attrs.evolve(record, fields={**record.fields, "result": made | fields})
 
     return [change(record) for record in records]
+
+
+def edited(records: Sequence[Record], place: int, name: str, **fields: Any) -> list[Record]:
+    """Give records of which the one at a place says something else."""
+    told: Any = records[place].fields[name]
+    spoiled = [*records]
+    whole = {**records[place].fields, name: told | fields}
+    spoiled[place] = attrs.evolve(records[place], fields=whole)
+    return spoiled
 
 
 def items(path: Path) -> Iterator[Record | Damage]:
@@ -94,6 +104,8 @@ def test_a_session_is_the_same_as_itself(path: Path) -> None:
         ({"text": "other", "end_of_turn": True}, "text[0]", ("text", "end_of_turn")),
         ({"pcm": b"1234"}, "pcm[0]", ("pcm",)),
         ({"end_of_turn": True}, "end_of_turn", ("end_of_turn",)),
+        ({"vision_slices": 2}, "vision_slices", ("vision_slices",)),
+        ({"vision_tokens": 64}, "vision_tokens", ("vision_tokens",)),
     ],
 )
 def test_one_unit_that_differs(
@@ -107,6 +119,29 @@ def test_one_unit_that_differs(
     assert (report.first.what, report.first.index) == ("unit", spoken)
     assert (report.first.path, report.first.fields) == (first, all_of_them)
     assert (report.parting_count, report.same) == (1, report.compared - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [({"fed_ids": [9]}, "finalized_ids[0]"), ({"kv_length": 1}, "finalized_kv_added")],
+)
+def test_what_ends_a_unit_is_compared(fields: dict[str, Any], first: str) -> None:
+    """What the model was fed after a unit could differ, and every answer after it, unseen."""
+    records = busy_scene().records
+    place = next(at for at, it in enumerate(records) if it.fields.get("type") == "FinalizeDone")
+    report = diff(records, edited(records, place, "finalized", **fields))
+    assert report.first is not None
+    assert (report.first.path, report.parting_count) == (first, 1)
+    others = [it for it in records if it.fields.get("type") != "FinalizeDone"]
+    assert diff(records, others).first is None  # it may be for want of time
+
+
+def test_logits_are_told_and_never_count() -> None:
+    """Two machines that answer alike would be told to part at once, and drift would go unseen."""
+    records = echo_records()
+    report = diff(records, changed(records, 2, logits_hash="7" * 32))
+    assert (report.first, report.logits_changed) == (None, 2)
+    assert "the first logits differ from unit 2 on" in diff_lines(report)
 
 
 def test_sound_is_measured() -> None:
@@ -175,13 +210,33 @@ def test_turns_of_chat_are_compared() -> None:
     records = list(read(FOLDER / "v1-realtime-chat.session.zst"))
     place = max(at for at, record in enumerate(records) if record.fields.get("type") == "TurnDone")
     made: Any = records[place].fields["result"]
-    spoiled = [*records]
-    fields = {**records[place].fields, "result": made | {"text": "something else"}}
-    spoiled[place] = attrs.evolve(records[place], fields=fields)
-    report = diff(records, spoiled)
+    report = diff(records, edited(records, place, "result", text="something else"))
     assert report.first is not None
     assert (report.first.what, report.first.index) == ("turn", made["index"])
     assert (report.first.fields, report.parting_count) == (("text",), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fields", "first"),
+    [
+        ("TurnPrefilled", "prefill", {"input_tokens": 1}, "input_tokens"),
+        ("TurnProgress", "chunk", {"text": "other"}, "streamed[0]"),
+        ("TurnDone", "result", {"generated_tokens": 1}, "generated_tokens"),
+    ],
+)
+def test_how_a_turn_came_is_compared(
+    kind: str, name: str, fields: dict[str, Any], first: str
+) -> None:
+    """A client was streamed other words than the answer's, and the two pass as the same."""
+    records = list(read(FOLDER / "v1-realtime-chat.session.zst"))
+    place = next(
+        at
+        for at, it in enumerate(records)
+        if it.fields.get("type") == kind and (kind != "TurnProgress" or it.fields["chunk"]["text"])  # type: ignore[call-overload,index]
+    )
+    report = diff(records, edited(records, place, name, **fields))
+    assert report.first is not None
+    assert (report.first.path, report.first.fields) == (first, (first.partition("[")[0],))
 
 
 def test_latency_is_told_and_never_counts() -> None:
@@ -275,7 +330,7 @@ def test_json_of_a_pair(pair: tuple[Path, Path]) -> None:
     assert (body["first"]["index"], body["first"]["fields"]) == (4, ["text"])
     assert body.keys() == {
         *("log_a", "log_b", "exit_code", "a", "b", "setup", "compared", "same"),
-        *("only_a", "only_b", "first", "partings", "parting_count"),
+        *("only_a", "only_b", "first", "partings", "parting_count", "logits_changed"),
     }
     assert json.loads(call(pair[0], pair[0], "--json").stdout)["first"] is None
 
@@ -300,5 +355,6 @@ def test_what_cannot_be_read_is_one_line(pair: tuple[Path, Path], tmp_path: Path
 def test_help_teaches_exit_codes() -> None:
     """One would have to read the source for what an exit code means."""
     text = call("--help").stdout
+    assert "Frames and errors are not compared" in " ".join(text.split())
     assert "Exit codes:" in text
     assert "    2  " in text

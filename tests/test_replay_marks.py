@@ -22,10 +22,14 @@ from replay.cli import inspect_command, replay_command
 from replay.fork.values import Change
 from replay.logic import replay
 from replay.redact.command import redact_command
+from replay.redact.policy import Policy
+from replay.redact.redaction import Redaction
 from replay.shrink.candidate import build
 from runtime.backends.scripted import ScriptedBackend
 
+from .answering import play, write_events
 from .exported import exported
+from .helpers import init_frame
 from .test_replay_fork import fork, full_replay
 from .test_replay_full import quick, record_session
 from .test_replay_logs import write_log
@@ -138,3 +142,28 @@ def test_compact_keeps_them_and_others_leave_them_out(log: Path, tmp_path: Path)
         assert marks_in(made) == []
         assert replay(read(made)).identical
         assert verify(made).exit_code == 0
+
+
+def test_what_people_said_of_a_session_goes_with_its_words(tmp_path: Path) -> None:
+    """What somebody wrote about a session would stay in it, or the place that they meant go too."""
+    log = write_events(tmp_path, play([init_frame()]))
+    records = list(read(log))
+    fields = {"text": "call Änna back", "by": "bert", "topic": "anna"}
+    lost = {"by": "recover", "what": "lost"}
+    marks = [
+        Record(kind="mark", seq=len(records) - 1, at_ns=9, fields=fields),
+        Record(kind="mark", seq=len(records), at_ns=9, fields=lost),
+    ]
+    for policy, kept in {
+        Policy(): {"text": "x" * 13 + "\u00e9"},
+        Policy(side="user"): {"text": "x" * 13 + "\u00e9"},
+        Policy(kinds=frozenset({"name"})): {"text": "call Änna back"},
+        Policy(kinds=frozenset({"audio"})): {"text": "call Änna back", "by": "bert"},
+        Policy(from_ns=10): {"text": "call Änna back"},
+    }.items():
+        run = Redaction(policy)
+        made = list(run.records([*records[:-1], *marks, records[-1]]))
+        found = [record for record in made if record.kind == "mark"]
+        assert [(record.at_ns, record.fields) for record in found] == [(9, kept)]
+        assert [record.seq for record in made] == [*range(1, len(made) + 1)]
+        assert run.left_out == 1

@@ -566,26 +566,12 @@ def test_another_course_is_noticed() -> None:
         list(run.records(records))
 
 
-def test_what_people_said_of_a_session_goes_with_its_words(tmp_path: Path) -> None:
-    """What somebody wrote about a session would stay in it, or the place that they meant go too."""
-    log = write_events(tmp_path, play([init_frame()]))
-    records = list(read(log))
-    fields = {"text": "call Änna back", "by": "bert", "topic": "anna"}
-    lost = {"by": "recover", "what": "lost"}
-    marks = [
-        Record(kind="mark", seq=len(records) - 1, at_ns=9, fields=fields),
-        Record(kind="mark", seq=len(records), at_ns=9, fields=lost),
-    ]
-    for policy, kept in {
-        Policy(): {"text": "x" * 13 + "\u00e9"},
-        Policy(side="user"): {"text": "x" * 13 + "\u00e9"},
-        Policy(kinds=frozenset({"name"})): {"text": "call Änna back"},
-        Policy(kinds=frozenset({"audio"})): {"text": "call Änna back", "by": "bert"},
-        Policy(from_ns=10): {"text": "call Änna back"},
-    }.items():
-        run = Redaction(policy)
-        made = list(run.records([*records[:-1], *marks, records[-1]]))
-        found = [record for record in made if record.kind == "mark"]
-        assert [(record.at_ns, record.fields) for record in found] == [(9, kept)]
-        assert [record.seq for record in made] == [*range(1, len(made) + 1)]
-        assert run.left_out == 1
+@pytest.mark.parametrize("frame", ["", "1" * 5000, "[" * 100_000], ids=["empty", "long", "deep"])
+def test_a_sent_frame_that_is_not_json_is_noticed(frame: str) -> None:
+    """Whoever redacts what another sent in sees a traceback."""
+    path = next(path for path in GOLDEN if "realtime-video" in path.name)
+    records = list(read(path))
+    at = next(i for i, r in enumerate(records) if r.kind == "tx")
+    records[at] = attrs.evolve(records[at], fields={**records[at].fields, "frame": frame})
+    with pytest.raises(RedactError, match=f"record {records[at].seq}: its frame is not JSON"):
+        list(Redaction(Policy()).records(records))

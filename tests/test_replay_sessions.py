@@ -69,6 +69,18 @@ def test_sessions_are_listed_newest_first(folder: Path) -> None:
     assert rows[4].startswith("3 sessions, ")
 
 
+def test_a_long_word_of_one_log_hides_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One log that says nonsense, and the names of all recordings are cut away."""
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "20261122T083715-a1f4f2df53d5"
+    write_log(folder, name, head("o" * 100, "m" * 100), fin={"reason": "r" * 100})
+    rows = call(sessions_command, folder).stdout.splitlines()
+    assert {row.split()[0] for row in rows[1:5]} == {name, "new", "killed", "old"}
+    assert [row.split()[-1] for row in rows if row.startswith("new ")] == ["client"]
+
+
 def test_json_has_all_of_them(folder: Path) -> None:
     """A script would have to read a table."""
     body = told(sessions_command, folder)

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from recorder.reader import LogReader
+from recorder.records import Record
 from replay.view.document import page_of
 from replay.view.findings import Comparison, Finding
 from runtime.backends.scripted import ScriptedBackend, default_script
@@ -22,6 +23,7 @@ from .browser import CHROMIUM, Tab, chromium
 from .generated import append_pcm
 from .golden import FOLDER
 from .helpers import World, base64, on_virtual_time, world
+from .test_replay_logs import busy_scene, renumbered, write_log
 from .test_replay_view import HOSTILE, hostile_log
 
 __all__ = ("hostile_log",)
@@ -259,6 +261,45 @@ def test_other_sessions_and_windows(
     assert tab.run(too_wide) == 0
     assert tab.logged == []
     tab.resize(1280, 860)
+
+
+def test_a_small_window_names_all_lanes(tab: Tab, tmp_path: Path) -> None:
+    """On half a screen one would guess what a lane shows, and which key filters."""
+    tab.resize(700, 820)
+    show(tab, write_page(FOLDER / "v1-realtime-video.session.zst", tmp_path))
+    names = "[...document.querySelectorAll('.label > *')].filter((it) => it.offsetWidth)"
+    shown = tab.run(f"{names}.map((it) => it.innerText)")
+    assert {"Events", "Words", "State", "Units"} <= set(shown)
+    room = """(() => {
+      const filter = document.querySelector("#filter");
+      const style = getComputedStyle(filter);
+      const context = document.createElement("canvas").getContext("2d");
+      context.font = style.font;
+      const padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+      return filter.clientWidth - padding - context.measureText(filter.placeholder).width;
+    })()"""
+    assert tab.run(room) > 0
+    tab.resize(1280, 860)
+
+
+def test_an_overview_without_room_is_not_drawn(video: Tab) -> None:
+    """A window, or a style of one's own, that leaves no room for it stops the lanes too."""
+    video.run("document.querySelector('#overview').style.display = 'none'")
+    video.run(f"{VIEW}.line.resize()")
+    video.run(f"{VIEW}.line.drawNow()")
+    assert video.logged == []
+
+
+def test_the_head_counts_what_was_marked(tab: Tab, tmp_path: Path) -> None:
+    """What somebody said of the session would be looked for in a thousand records."""
+    records = busy_scene().records
+    said = [
+        Record(kind="mark", seq=0, at_ns=records[-2].at_ns, fields={"text": text})
+        for text in ("here", "and here")
+    ]
+    log = write_log(tmp_path, renumbered([*records[:-1], *said, records[-1]]))
+    show(tab, write_page(log, tmp_path))
+    assert "· 2 marks" in tab.run("document.querySelector('#sentence').innerText")
 
 
 # -- ten minutes ----------------------------------------------------------------------------------

@@ -35,8 +35,9 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
 
     What is compared is what the model took in and what it made: whether it spoke, its tokens and
     codes, its words and its sound (how loud A's is beside the difference, in dB: 60 and more is
-    rounding). How long it took is shown and is no difference; nor are names, times, and what the
-    sessions were given, such as their seeds.
+    rounding). How long it took is shown and is no difference; nor are names, times, logits, and
+    what the sessions were given, such as their seeds. Frames and errors are not compared: what
+    clients sent, and were sent, may differ where the model's part is the same.
 
     \b
     Examples:

@@ -4,7 +4,8 @@ Rules:
 - Units are aligned by their index, turns of chat likewise: unit 7 is the seventh that the model was
   asked for, whenever that was. A unit that only one session has is a difference.
 - What is compared is what the model took in and made. Times and costs are shown and never count,
-  nor do names; what the sessions were given (seed, settings, environment) is told apart.
+  nor do names; what the sessions were given (seed, settings, environment) is told apart, and so
+  are logits, which rounding changes where nothing else differs.
 - Ends are compared where both logs have one.
 - Both logs are streamed: an exchange of each is held at a time, and a bounded list of differences.
 
@@ -30,10 +31,13 @@ from .exchanges import Exchange, Story
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
 
 FIELDS: Final = (
-    *("kind", "input_hash", "forced", "outcome", "decided_ids", "fed_ids", "codec_ids"),
-    *("kv_added", "text", "pcm", "end_of_turn", "cut"),
+    *("kind", "input_hash", "input_tokens", "vision_slices", "vision_tokens", "forced", "outcome"),
+    *("decided_ids", "fed_ids", "codec_ids", "kv_added", "generated_tokens", "text", "streamed"),
+    *("pcm", "end_of_turn", "cut"),
 )
 """In the order in which they are compared: the first that differs is nearest to the cause."""
+FINALIZED_FIELDS: Final = ("finalized_ids", "finalized_kv_added")
+"""Compared after them, where both are finalized: a session may end before its last unit is."""
 UNANSWERED_FIELDS: Final = ("kind", "forced", "outcome")
 """Where one of the two has no result, there is nothing else to compare."""
 PARTINGS_KEPT: Final = 1000
@@ -77,6 +81,7 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
         first=tally.partings[0] if tally.partings else None,
         partings=tuple(tally.partings),
         parting_count=tally.count,
+        logits_changed=tally.logits_changed,
     )
 
 
@@ -120,12 +125,15 @@ class _Tally:
     only_a: int = 0
     only_b: int = 0
     count: int = 0
+    logits_changed: int | None = None
     partings: list[Parting] = attrs.Factory(list)
 
     def take(self, a: Exchange | None, b: Exchange | None) -> None:
         if a is not None and b is not None:
             parting = _parting(a, b)
             self.compared += 1
+            if self.logits_changed is None and _logits_differ(a, b):
+                self.logits_changed = a.index
             self.same += parting is None
         else:
             parting = _lonely(a, b)
@@ -161,7 +169,10 @@ def _aligned(
 
 
 def _parting(a: Exchange, b: Exchange) -> Parting | None:
-    names = FIELDS if a.is_answered and b.is_answered else UNANSWERED_FIELDS
+    names: tuple[str, ...] = UNANSWERED_FIELDS
+    if a.is_answered and b.is_answered:
+        are_finalized = None not in (a.finalized_ids, b.finalized_ids)
+        names = (*FIELDS, *FINALIZED_FIELDS) if are_finalized else FIELDS
     fields = tuple(name for name in names if getattr(a, name) != getattr(b, name))
     if not fields:
         return None
@@ -170,6 +181,10 @@ def _parting(a: Exchange, b: Exchange) -> Parting | None:
     assert found is not None, "values of one type that are unequal differ somewhere"
     snr = snr_db(a.pcm, b.pcm)
     return _place(a, found, fields, snr=snr, sides=(_side(a), _side(b)))
+
+
+def _logits_differ(a: Exchange, b: Exchange) -> bool:
+    return a.is_answered and b.is_answered and a.logits_hash != b.logits_hash
 
 
 def _lonely(a: Exchange | None, b: Exchange | None) -> Parting:

@@ -25,7 +25,7 @@ from ..inspection import Outcome, TurnOutcome
 
 UNANSWERED: Final = frozenset({"pending", "failed", "context_full"})
 ExchangeKind = Literal["unit", "turn", "chunk"]
-READ_KINDS: Final = frozenset({"prepare", "unit", "turn", "chunk", "event"})
+READ_KINDS: Final = frozenset({"prepare", "unit", "finalize", "turn", "chunk", "event"})
 """Records whose events are read; what clients sent is not, for it is long."""
 
 
@@ -49,15 +49,23 @@ class Exchange:
         outcome: what became of it.
         forced: the unit had to listen.
         input_hash: of all that the model took in.
+        input_tokens: of a turn's conversation; 0 for a unit.
+        vision_slices: image slices fed; 0 for a turn.
+        vision_tokens: likewise, vision embeddings.
         decided_ids: token ids.
         fed_ids: token ids; of a turn those of its prefill.
         codec_ids: speech codes.
         kv_added: tokens in the KV cache after a unit that were not there after the one before it,
             or after the opening; for a turn, all of them.
+        generated_tokens: of a turn; 0 for a unit.
+        logits_hash: of the first token's logits.
         text: what was said, also where it was withheld.
+        streamed: a turn's text as its pieces told it; empty for a unit.
         pcm: likewise; float32 LE, 24 kHz mono.
         end_of_turn: the model's turn ends with this unit.
         cut: where it was interrupted, as `stage step`; empty where it was not.
+        finalized_ids: token ids fed after a unit; None where it was not finalized.
+        finalized_kv_added: what that added to the KV cache, or took from it; None likewise.
     """
 
     kind: ExchangeKind
@@ -67,14 +75,22 @@ class Exchange:
     outcome: Outcome | TurnOutcome | Literal["heard"] = "pending"
     forced: bool = False
     input_hash: str = ""
+    input_tokens: int = 0
+    vision_slices: int = 0
+    vision_tokens: int = 0
     decided_ids: tuple[int, ...] = ()
     fed_ids: tuple[int, ...] = ()
     codec_ids: tuple[int, ...] = ()
     kv_added: int = 0
+    generated_tokens: int = 0
+    logits_hash: str = ""
     text: str = ""
+    streamed: str = ""
     pcm: bytes = b""
     end_of_turn: bool = False
     cut: str = ""
+    finalized_ids: tuple[int, ...] | None = None
+    finalized_kv_added: int | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -188,6 +204,11 @@ class Story:
                 self._change("unit", index, done_ns=at_ns, outcome=outcome)
             case ev.ChunkDone() | ev.ChunkFailed():
                 self._take_chunk(event)
+            case ev.FinalizeDone(finalized=done):
+                added = done.kv_length - self._kv_length
+                self._change(
+                    "unit", done.index, finalized_ids=done.fed_ids, finalized_kv_added=added
+                )
             case _:
                 self._take_turn(event)
 
@@ -218,7 +239,8 @@ class Story:
     def _take_turn(self, event: ev.Event) -> None:
         match event:
             case ev.TurnPrefilled(prefill=made):
-                self._change("turn", made.index, input_hash=made.input_hash, fed_ids=made.fed_ids)
+                names = ("input_hash", "fed_ids", "input_tokens")
+                self._change("turn", made.index, **{name: getattr(made, name) for name in names})
             case ev.TurnProgress(chunk=chunk):
                 self._add(chunk)
             case ev.TurnDone(at_ns=at_ns, result=result) if self._current is not None:
@@ -231,6 +253,8 @@ class Story:
                     pcm=self._current.pcm + result.pcm,
                     codec_ids=self._current.codec_ids + result.codec_ids,
                     kv_added=result.kv_length,
+                    generated_tokens=result.generated_tokens,
+                    logits_hash=result.logits_hash,
                     cut="" if result.cut is None else f"token {result.cut}",
                 )
             case ev.TurnFailed(at_ns=at_ns, index=index, context_full=full):
@@ -244,6 +268,7 @@ class Story:
                 "turn",
                 chunk.index,
                 text=turn.text + chunk.text,
+                streamed=turn.streamed + chunk.text,
                 pcm=turn.pcm + chunk.pcm,
                 decided_ids=turn.decided_ids + chunk.token_ids,
                 codec_ids=turn.codec_ids + chunk.codec_ids,
@@ -255,7 +280,10 @@ class Story:
             outcome = "ended"
         elif result.cut is not None:
             outcome = "withheld"
-        names = ("input_hash", "decided_ids", "fed_ids", "codec_ids", "text", "pcm")
+        names = (
+            *("input_hash", "vision_slices", "vision_tokens", "decided_ids", "fed_ids"),
+            *("codec_ids", "logits_hash", "text", "pcm"),
+        )
         kv_added, self._kv_length = result.kv_length - self._kv_length, result.kv_length
         return {
             **{name: getattr(result, name) for name in names},

@@ -120,6 +120,8 @@ class DiffReport:
         first: the first difference; None where there is none.
         partings: the differences in order, that one among them, up to a bound.
         parting_count: all of them.
+        logits_changed: the first exchange whose first logits differ, even where its tokens do not;
+            it is no difference.
     """
 
     a: SessionFacts
@@ -132,6 +134,7 @@ class DiffReport:
     first: Parting | None
     partings: tuple[Parting, ...]
     parting_count: int
+    logits_changed: int | None = None
 
     @property
     def is_damaged(self) -> bool:

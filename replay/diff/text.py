@@ -32,6 +32,9 @@ def diff_lines(report: DiffReport) -> list[RenderableType]:
     if report.is_damaged:
         lines.append("damaged: what was lost of a log may be what differs, or hide it")
     lines += [_session("A", report.a), _session("B", report.b)]
+    if report.logits_changed is not None:
+        unit = "turn" if report.a.mode == "chat" else "unit"
+        lines.append(f"the first logits differ from {unit} {report.logits_changed} on")
     if report.setup:
         lines.append("given, and not the same:")
         lines += [

@@ -6,6 +6,7 @@ fails leaves no file, and the one that was there.
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
@@ -80,9 +81,9 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
             to_file = sys.stdout.buffer if to_stdout else target
             with progress(reader.tail_bytes, f"writing {chosen}") as watch:
                 made = export(reader.head.fields, records_of(log, reader, watch), chosen, to_file)
-    except BrokenPipeError:
-        raise  # whoever reads stdout has seen enough
     except (OSError, TooLongError) as error:
+        if to_stdout and isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+            raise  # stdout is the command's, not a file
         raise OutputUnwritableError(f"{target}: {reason(error)}") from error
     if not to_stdout:
         _tell(log, target, made, as_json=as_json)

@@ -148,7 +148,11 @@ class Redaction:
 
     def _take_effect(self, record: Record) -> None:
         made = self._due.popleft() if self._due else None
-        if made is None or _course(record.fields) != _course(made.fields):
+        try:
+            is_other = made is None or _course(record.fields) != _course(made.fields)
+        except (ValueError, RecursionError) as error:
+            raise RedactError(f"record {record.seq}: its frame is not JSON: {error}") from error
+        if made is None or is_other:
             raise _other_course(record, made)
         if made.fields["type"] == "DecodeMedia" and made.fields["data"] != record.fields["data"]:
             media = made.fields["media"]

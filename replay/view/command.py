@@ -92,11 +92,10 @@ def _compared(log: Path, other: Path) -> Comparison:
 @contextmanager
 def _written(target: Path, is_stdout: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes the target's name once it is whole."""
+    if is_stdout:
+        yield sys.stdout.buffer
+        return
     try:
-        if is_stdout:
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-            return
         with new_file(target, replaces=True) as part, part.open("wb") as file:
             yield file
     except OSError as error:

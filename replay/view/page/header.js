@@ -82,7 +82,7 @@ function facts({ story }) {
 }
 
 function sentence({ story }) {
-  const { units, turns, drops, errors, findings } = story;
+  const { units, turns, drops, errors, marks, findings } = story;
   const times = (outcome) => units.filter((unit) => unit.outcome === outcome).length;
   const told = [];
   if (units.length) {
@@ -105,6 +105,8 @@ function sentence({ story }) {
   told.push(`${count(story.frames_received)} frames received, ${count(story.frames_sent)} sent`);
   if (drops.length) told.push(`${many(drops.length, "second")} of input dropped`);
   if (errors.length) told.push(many(errors.length, "error"));
+  const said = marks.filter(({ kind, fields }) => kind === "mark" && typeof fields.text === "string");
+  if (said.length) told.push(many(said.length, "mark"));
   if (findings.length) told.push(many(findings.length, "difference"));
   if (story.damage_count) told.push(`damaged ${many(story.damage_count, "time")}: there are gaps`);
   if (story.pictures_left_out)

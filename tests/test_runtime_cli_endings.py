@@ -1,0 +1,85 @@
+"""A command that is broken off: by Ctrl-C, by a pipe that is closed, by a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from runtime.cli import main
+from runtime.server_process import RUN
+from tests.golden import FOLDER
+
+LOG = str(FOLDER / "v1-realtime-video.session.zst")
+FULL = Path("/dev/full")
+
+
+def run(*arguments: str, stdout: int) -> subprocess.CompletedProcess[str]:
+    """Run a command of which the stdout is given."""
+    return subprocess.run(
+        (*RUN, *arguments),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "interrupt", [KeyboardInterrupt(), BaseExceptionGroup("tasks", [KeyboardInterrupt()])]
+)
+def test_an_interrupt_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, interrupt: BaseException
+) -> None:
+    """A script would take a replay that somebody stopped for one that diverged."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise interrupt
+
+    monkeypatch.setattr("replay.cli._replay", stop)
+    stopped = CliRunner().invoke(main, ("replay", LOG))
+    assert (stopped.exit_code, stopped.stderr.split()) == (130, ["interrupted"])
+
+
+def test_what_breaks_of_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours would pass for a full disk, or for an interrupt."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise BaseExceptionGroup("tasks", [ValueError("ours")])
+
+    monkeypatch.setattr("replay.cli._replay", fail)
+    assert isinstance(CliRunner().invoke(main, ("replay", LOG)).exception, ExceptionGroup)
+
+
+ARGUMENTS = [
+    ("inspect", LOG),
+    ("replay", LOG, "--json"),
+    ("view", LOG, "--output", "-"),
+    ("export", LOG, "--to", "jsonl", "--output", "-"),
+    ("--help",),
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=[it[0] for it in ARGUMENTS])
+def test_who_has_seen_enough_is_told_no_more(arguments: tuple[str, ...]) -> None:
+    """A look at the start of an answer ends in a complaint, or as if a replay had diverged."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = run(*arguments, stdout=writer)
+    os.close(writer)
+    assert (broken.returncode, broken.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no full device")
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=[it[0] for it in ARGUMENTS])
+def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
+    """A report that was not written ends in a traceback, or as if a replay had diverged."""
+    with FULL.open("w") as full:
+        untold = run(*arguments, stdout=full.fileno())
+    assert untold.returncode == 2
+    assert untold.stderr == "Error: stdout: No space left on device\n"
