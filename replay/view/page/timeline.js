@@ -173,7 +173,7 @@ export class TimeLine {
     const context = canvas.getContext("2d");
     const width = canvas.clientWidth;
     const height = canvas.clientHeight;
-    if (!width || !height) return;
+    if (!width || !height || !canvas.width || !canvas.height) return; // Not laid out, or not yet again.
     const { theme, scale } = this;
     this.overviewLayer ??= this.makeOverview(canvas, width, height);
     context.save();
