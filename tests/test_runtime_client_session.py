@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import anyio
+import attrs
 import pytest
 import trio
 import trio_websocket
@@ -42,10 +43,14 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def served(*, loaded: bool = True, **settings: object) -> AsyncIterator[str]:
+async def served(
+    *, loaded: bool = True, modes: tuple[str, ...] | None = None, **settings: object
+) -> AsyncIterator[str]:
     """Run the gateway with the scripted model on a free port; yield its address."""
     configured = Settings(model="scripted", **settings)  # type: ignore[arg-type]
     gateway = Gateway(configured)
+    backend = ScriptedBackend(slots=1)
+    backend.info = attrs.evolve(backend.info, modes=modes or backend.info.modes)
     listeners = await listener.bind("127.0.0.1", 0)
     async with anyio.create_task_group() as tasks:
         serve = partial(
@@ -58,7 +63,7 @@ async def served(*, loaded: bool = True, **settings: object) -> AsyncIterator[st
         if loaded:
             gateway.server = Server(
                 configured,
-                ScriptedBackend(slots=1),
+                backend,
                 tasks=tasks,
                 recorder=None,
                 identities=CountedIdentities(),
@@ -146,13 +151,13 @@ async def test_a_server_that_loads_says_so() -> None:
 
 async def test_a_rejected_handshake_says_why() -> None:
     """A wrong path or mode would be a bare `404` or `400`."""
-    async with served() as url:
+    async with served(modes=("video", "audio")) as url:
         with pytest.raises(HandshakeRejectedError, match="WebSocket endpoints are") as rejected:
             async with connect(f"{url}/nowhere", mode="audio"):
                 pass
         assert rejected.value.status == 404
-        with pytest.raises(HandshakeRejectedError, match="allowed is "):
-            async with connect(url, mode="smell"):  # type: ignore[arg-type]
+        with pytest.raises(HandshakeRejectedError, match="allowed is video, audio"):
+            async with connect(url, mode="chat"):
                 pass
 
 

@@ -43,13 +43,14 @@ async def linked() -> AsyncIterator[tuple[Link, trio.SocketStream, Counters]]:
 
 async def test_those_who_send_at_once_do_so_one_after_the_other() -> None:
     """A frame would have another amid it, or come behind the close that was said after it."""
-    async with linked() as (link, peer, _), trio.open_nursery() as nursery:
-        for letter in b"abcde":
-            nursery.start_soon(link.send_all, bytes([letter]) * SIZE)
-            await wait_all_tasks_blocked()
-        got = bytearray()
-        while len(got) < 5 * SIZE:
-            got += await peer.receive_some(1 << 20)
+    got = bytearray()
+    async with linked() as (link, peer, _):
+        async with trio.open_nursery() as nursery:
+            for letter in b"abcde":
+                nursery.start_soon(link.send_all, bytes([letter]) * SIZE)
+                await wait_all_tasks_blocked()
+            while len(got) < 5 * SIZE:
+                got += await peer.receive_some(1 << 20)
         assert not link.is_sending
     assert bytes(got) == b"".join(bytes([letter]) * SIZE for letter in b"abcde")
 
