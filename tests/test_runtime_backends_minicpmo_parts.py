@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from protocol.model import UNIT_SAMPLES
-from runtime.backends.minicpmo.attention import KvSlots, Row, SlotCache, attend_rows, attend_whole
+from runtime.backends.minicpmo.attention import KvSlots, Row, SlotCache, attend_whole
 from runtime.backends.minicpmo.audio import Hearing
 from runtime.backends.minicpmo.config import UNIT_FRAMES
 from runtime.backends.minicpmo.machine import Machine, rows_are_independent
@@ -69,7 +69,7 @@ def test_slots_attend_as_the_whole_sequence_does(window: int | None) -> None:
         cache = SlotCache(store, rows, count, groups)
         part = slice(at, at + count)
         reaches, _ = cache.update(key[:, :, part], value[:, :, part], 0)
-        pieces.append(attend_rows(query[:, :, part], reaches, 0.3))
+        pieces.append(reaches.attend(query[:, :, part], 0.3))
         at += count
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-5, atol=1e-6)
     assert not store.keys[:, [0, 2]].any()
@@ -80,7 +80,7 @@ def test_padding_writes_nothing_and_sees_nothing() -> None:
     store = KvSlots(layers=1, slots=2, heads=1, capacity=8, width=4)
     cache = SlotCache(store, [Row(slot=1, start=0)], 2, groups=1)
     reaches, _ = cache.update(noise(3, 1, 2, 4), noise(3, 1, 2, 4), 0)
-    out = attend_rows(noise(3, 1, 2, 4), reaches, 1.0)
+    out = reaches.attend(noise(3, 1, 2, 4), 1.0)
     assert not store.keys[:, 0].any()
     assert out[0].any()
     assert not out[1:].any()

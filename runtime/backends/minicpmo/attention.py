@@ -7,13 +7,14 @@ the view of it that one forward pass needs: it is handed to the stock models as 
 The attention function is registered under the name `ATTENTION`. With a `SlotCache` it computes each
 row by itself over exactly the positions which that row sees: no padding, no mask over what is not
 there, no keys repeated for the groups. So what a row gets does not depend on its neighbours.
+Another cache may hand the function something else to see (`Seen`); `decode.py` does, for GPUs.
 Without a cache it is plain causal attention over whole sequences, as training needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import torch
@@ -40,6 +41,9 @@ class Kept:
 class KvSlots:
     """Keys and values of one decoder, for all slots: (layers, slots, heads, capacity, width).
 
+    In memory a head's slots lie one behind another, so that a layer is also one long row of
+    positions, those of slot s from s * capacity on (`layer`).
+
     Args:
         layers: of the decoder.
         slots: sessions at once.
@@ -63,9 +67,9 @@ class KvSlots:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (layers, slots, heads, capacity, width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (layers, heads, slots, capacity, width)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device).transpose(1, 2)
+        self.values = torch.zeros(shape, dtype=dtype, device=device).transpose(1, 2)
         self.capacity = capacity
         self.window = window
         self._written = [0] * slots
@@ -74,6 +78,11 @@ class KvSlots:
     def slot_bytes(self) -> int:
         """Memory of one slot."""
         return 2 * self.keys[:, 0].numel() * self.keys.element_size()
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, all slots in a row: (1, heads, slots * capacity, width)."""
+        keys, values = self.keys[index], self.values[index]  # (slots, heads, capacity, width)
+        return keys.transpose(0, 1).flatten(1, 2)[None], values.transpose(0, 1).flatten(1, 2)[None]
 
     def reach(self, slot: int, end: int) -> None:
         """Make known that a slot is about to be written up to `end`."""
@@ -110,6 +119,14 @@ class Row:
     start: int
 
 
+class Seen(Protocol):
+    """What the rows of a forward pass see in one layer; a cache gives it in place of keys."""
+
+    def attend(self, query: Tensor, scale: float) -> Tensor:
+        """Attention of (B, H, T, D) queries; gives (B, T, H, D)."""
+        ...
+
+
 @attrs.frozen(eq=False)
 class Reach:
     """What one row of a forward pass sees in one layer.
@@ -123,6 +140,30 @@ class Reach:
     keys: Tensor
     values: Tensor
     mask: Tensor | None
+
+
+@attrs.frozen(eq=False)
+class Reaches:
+    """What each real row sees; rows beyond are padding.
+
+    Attributes:
+        rows: in the order of the batch.
+    """
+
+    rows: Sequence[Reach]
+
+    def attend(self, query: Tensor, scale: float) -> Tensor:
+        """See `Seen`; zero for padding."""
+        b, h, t, d = query.shape
+        out = query.new_zeros(b, h, t, d)
+        for index, reach in enumerate(self.rows):
+            k = reach.keys.shape[0]
+            folded = query[index].reshape(1, k, h // k * t, d)  # A group's queries lie in its time.
+            seen = F.scaled_dot_product_attention(
+                folded, reach.keys[None], reach.values[None], attn_mask=reach.mask, scale=scale
+            )
+            out[index] = seen.reshape(h, t, d)
+        return out.transpose(1, 2)
 
 
 def causal_mask(queries: int, seen: int, window: int | None, device: torch.device) -> Tensor:
@@ -171,7 +212,7 @@ class SlotCache:
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: object, **_kwargs: object
-    ) -> tuple[list[Reach], None]:
+    ) -> tuple[Reaches, None]:
         """Write a layer's new keys and values.
 
         Args:
@@ -188,33 +229,11 @@ class SlotCache:
         real = len(self._rows)
         keys[self._slots, :, self._places] = key[:real].transpose(1, 2)  # (B, T, K, D)
         values[self._slots, :, self._places] = value[:real].transpose(1, 2)
-        return [
+        reaches = [
             Reach(keys[row.slot, :, low:end], values[row.slot, :, low:end], mask)
             for row, (low, end, mask) in zip(self._rows, self._spans, strict=True)
-        ], None
-
-
-def attend_rows(query: Tensor, reaches: Sequence[Reach], scale: float) -> Tensor:
-    """Attention of each row over what it sees.
-
-    Args:
-        query: (B, H, T, D); rows beyond `reaches` are padding.
-        reaches: what the rows see.
-        scale: of the scores.
-
-    Returns:
-        (B, T, H, D); zero for padding.
-    """
-    b, h, t, d = query.shape
-    out = query.new_zeros(b, h, t, d)
-    for index, reach in enumerate(reaches):
-        k = reach.keys.shape[0]
-        folded = query[index].reshape(1, k, h // k * t, d)  # A group's queries lie in its time.
-        seen = F.scaled_dot_product_attention(
-            folded, reach.keys[None], reach.values[None], attn_mask=reach.mask, scale=scale
-        )
-        out[index] = seen.reshape(h, t, d)
-    return out.transpose(1, 2)
+        ]
+        return Reaches(reaches), None
 
 
 def attend_whole(
@@ -232,7 +251,7 @@ def attend_whole(
 def _attention(
     _module: nn.Module,
     query: Tensor,
-    key: Tensor | Sequence[Reach],
+    key: Tensor | Seen,
     value: Tensor,
     _mask: Tensor | None,
     scaling: float,
@@ -242,7 +261,7 @@ def _attention(
     """The function that the stock models call; see the top of this file."""
     if isinstance(key, Tensor):
         return attend_whole(query, key, value, scaling, sliding_window), None
-    return attend_rows(query, key, scaling), None
+    return key.attend(query, scaling), None
 
 
 AttentionInterface.register(ATTENTION, _attention)

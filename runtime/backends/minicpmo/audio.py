@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .attention import KvSlots, Row, SlotCache, attend_rows
+from .attention import KvSlots, Row, SlotCache
 from .config import UNIT_FRAMES, AudioConfig
 from .mel import CONTEXT
 
@@ -138,7 +138,7 @@ class AudioEncoder(nn.Module):
         for index, block in enumerate(self.blocks()):
             q, k, v = block.split(x)
             reaches, _ = cache.update(k, v, index)
-            x = block.join(x, attend_rows(q, reaches, block.self_attn.scale))
+            x = block.join(x, reaches.attend(q, block.self_attn.scale))
         out: Tensor = self.layer_norm(x)
         return out
 

@@ -9,11 +9,15 @@ All memory is made here, once. What a request gets does not depend on what it is
   `ROWS_MIN`: below that the CPU's libraries take other kernels. So smaller batches are padded.
 
 `rows_are_independent` tries just that with the weights at hand.
+
+On a GPU single tokens and codes are decoded in steps of fixed sizes instead (`decode.py`), where
+the steps can be made; all else is as on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -24,6 +28,7 @@ from torch.nn import functional as F  # noqa: N812
 from .attention import Kept, KvSlots, Row, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
+from .decode import Stepper, stepper
 from .parts import Parts
 from .plan import StoreShape, stores
 from .vocoder import Vocoder
@@ -33,11 +38,52 @@ ROWS_MIN: Final = 16
 """Rows of a matrix product from which on each row's bits are its own; see above."""
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 
+_log = logging.getLogger(__name__)
+
 
 def _padded(rows: Tensor, count: int) -> Tensor:
     """Rows (B, ...) with zeros behind them, `count` at least."""
     lacking = max(0, count - len(rows))
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, lacking)) if lacking else rows
+
+
+MakeSteps = Callable[[nn.Module, Callable[[Tensor], Tensor], KvSlots], Stepper]
+"""Of a model without its head, its head, and its store."""
+
+
+@attrs.frozen(eq=False)
+class Decoder:
+    """A decoder with its memory.
+
+    Attributes:
+        model: stock, without its head.
+        head: last hidden states to logits, (B, width) -> (B, ids).
+        store: keys and values of all slots.
+        steps: decodes single rows; None decodes them as any others.
+    """
+
+    model: nn.Module
+    head: Callable[[Tensor], Tensor]
+    store: KvSlots
+    steps: Stepper | None
+
+    def run(self, works: Sequence[Feed | Speak]) -> tuple[Tensor, Tensor]:
+        """Run rows of one length; gives their last hidden states (B, width) and logits (B, ids)."""
+        count = len(works[0].rows)
+        if self.steps is not None and count == 1:
+            places = [(work.slot, work.start) for work in works]
+            return self.steps.decode([work.rows[0] for work in works], places)
+        rows = [Row(slot=work.slot, start=work.start) for work in works]
+        x = _padded(torch.stack([work.rows for work in works]), -(-ROWS_MIN // count))
+        starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
+        positions = (starts[:, None] + torch.arange(count)).to(x.device)
+        heads = int(self.model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+        cache = SlotCache(self.store, rows, count, heads // self.store.keys.shape[2])
+        out = self.model(
+            inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        hidden: Tensor = out.last_hidden_state[: len(works), -1]
+        return hidden, self.head(_padded(hidden, ROWS_MIN)).float()[: len(works)]
 
 
 class Machine:
@@ -47,6 +93,7 @@ class Machine:
         parts: the weights.
         vocoder: codes to sound; None where the model has no voice.
         slots: sessions at once.
+        make_steps: makes what decodes single rows; on a GPU `decode.stepper`, elsewhere nothing.
 
     Attributes:
         llm: keys and values of the language model.
@@ -54,12 +101,23 @@ class Machine:
         tts: of the speech decoder.
     """
 
-    def __init__(self, parts: Parts, vocoder: Vocoder | None, slots: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        vocoder: Vocoder | None,
+        slots: int,
+        *,
+        make_steps: MakeSteps | None = None,
+    ) -> None:
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
         shapes = stores(parts.config)
         self.llm = self._store(shapes["llm"])
         self.tts = self._store(shapes["tts"])
         self.audio = self._store(shapes["audio"])
+        if make_steps is None and self.llm.keys.is_cuda:
+            make_steps = stepper
+        self._llm = _decoder(parts.llm.model, parts.llm.lm_head, self.llm, make_steps)
+        self._tts = _decoder(parts.tts.model, parts.tts.logits, self.tts, make_steps)
 
     def _store(self, shape: StoreShape) -> KvSlots:
         weight = self.parts.llm.lm_head.weight
@@ -108,30 +166,12 @@ class Machine:
         rows = self.parts.apm.hear(hearings, self.audio)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
-    def _decode(self, decoder: nn.Module, store: KvSlots, works: Sequence[Feed | Speak]) -> Tensor:
-        """Run a decoder over rows of one length; gives the last hidden states, (B, width)."""
-        count = len(works[0].rows)
-        rows = [Row(slot=work.slot, start=work.start) for work in works]
-        x = _padded(torch.stack([work.rows for work in works]), -(-ROWS_MIN // count))
-        starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
-        positions = (starts[:, None] + torch.arange(count)).to(x.device)
-        heads = int(decoder.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
-        cache = SlotCache(store, rows, count, heads // store.keys.shape[2])
-        out = decoder(
-            inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True
-        )
-        hidden: Tensor = out.last_hidden_state[: len(works), -1]
-        return hidden
-
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:
-        hidden = self._decode(self.parts.llm.model, self.llm, works)  # (B, width)
-        logits = self.parts.llm.lm_head(_padded(hidden, ROWS_MIN)).float().cpu()  # (B, V)
-        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, logits, strict=False)]
+        hidden, logits = self._llm.run(works)
+        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, logits.cpu(), strict=True)]
 
     def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
-        hidden = self._decode(self.parts.tts.model, self.tts, works)  # (B, hidden)
-        logits = self.parts.tts.logits(_padded(hidden, ROWS_MIN)).float().cpu()
-        return list(logits[: len(works)])
+        return list(self._tts.run(works)[1].cpu())
 
     def first_block(self, slot: int) -> Kept:
         """A copy of the first unit in the audio encoder's slot."""
@@ -141,6 +181,20 @@ class Machine:
         """Wipe a slot: nothing of a session is left for the next one."""
         for store in (self.llm, self.tts, self.audio):
             store.wipe(slot)
+
+
+def _decoder(
+    model: nn.Module, head: Callable[[Tensor], Tensor], store: KvSlots, make: MakeSteps | None
+) -> Decoder:
+    """A decoder, with steps where they can be made; without, it does all the same, and slower."""
+    steps = None
+    if make is not None:
+        try:
+            with torch.inference_mode():
+                steps = make(model, head, store)
+        except Exception:  # Of the compiler, the driver or a library: what, no caller can know.
+            _log.exception("no fixed steps for %s: it decodes row by row", type(model).__name__)
+    return Decoder(model, head, store, steps)
 
 
 def rows_are_independent(parts: Parts) -> bool:
