@@ -93,9 +93,16 @@ def test_a_row_sees_its_own_slot_up_to_its_place(
         wanted = set(range(slot * capacity + begin, slot * capacity + place + 1))
         sees = aim.mask.mask_mod(torch.tensor(row), torch.tensor(0), torch.tensor(0), positions)
         assert set(positions[sees].tolist()) == wanted
-        count = int(aim.mask.kv_num_blocks[row, 0, 0])
-        blocks = aim.mask.kv_indices[row, 0, 0, :count].tolist()
-        assert blocks == sorted({position // BLOCK for position in wanted})
+        edges, inner = (
+            which[row, 0, 0, : int(counts[row, 0, 0])].tolist()
+            for counts, which in (
+                (aim.mask.kv_num_blocks, aim.mask.kv_indices),
+                (aim.mask.full_kv_num_blocks, aim.mask.full_kv_indices),
+            )
+        )
+        assert sorted(edges + inner) == sorted({position // BLOCK for position in wanted})
+        whole = {block * BLOCK + at for block in inner for at in range(BLOCK)}
+        assert whole <= wanted
 
 
 @pytest.mark.parametrize("lengths", [(600, 20, 300), (128, 127)])

@@ -61,17 +61,22 @@ class Aim:
         assert store.capacity % BLOCK == 0, store.capacity
         self._window, self._capacity = store.window, store.capacity
         slots, device = store.keys.shape[1], store.keys.device
-        blocks = slots * store.capacity // BLOCK
         self.slots = torch.zeros(batch, dtype=torch.int64, device=device)
         self.places = torch.zeros(batch, dtype=torch.int64, device=device)
         self._first = torch.zeros(batch, dtype=torch.int64, device=device)
         self._last = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._counts = torch.zeros(batch, 1, 1, dtype=torch.int32, device=device)
-        self._blocks = torch.zeros(batch, 1, 1, blocks, dtype=torch.int32, device=device)
         self._steps = torch.arange(store.capacity // BLOCK, device=device)
+        shape = (batch, 1, 1, max(2, slots * store.capacity // BLOCK))
+        self._edges, self._inner = (
+            (
+                torch.zeros(shape[:3], dtype=torch.int32, device=device),
+                torch.zeros(shape, dtype=torch.int32, device=device),
+            )
+            for _ in range(2)
+        )  # How many blocks, and which.
         self.mask = BlockMask.from_kv_blocks(
-            self._counts,
-            self._blocks,
+            *self._edges,
+            *self._inner,
             BLOCK_SIZE=BLOCK,
             mask_mod=self._sees,
             seq_lengths=(1, slots * store.capacity),
@@ -88,10 +93,13 @@ class Aim:
         start = self.places * 0 if self._window is None else self.places - (self._window - 1)
         self._first.copy_(base + start.clamp_min(0))
         first, last = self._first // BLOCK, self._last // BLOCK
-        self._counts.copy_((last - first + 1)[:, None, None])
-        # Those past the last one are not looked at, and stay within the slot all the same.
-        seen = torch.minimum(first[:, None] + self._steps, last[:, None])
-        self._blocks[:, 0, 0, : len(self._steps)] = seen
+        counts, blocks = self._edges  # The first and the last block are seen in part.
+        counts.copy_((1 + (last > first))[:, None, None])
+        blocks[:, 0, 0, 0], blocks[:, 0, 0, 1] = first, last
+        counts, blocks = self._inner  # Those between them are seen whole.
+        counts.copy_((last - first - 1).clamp_min(0)[:, None, None])
+        between = first[:, None] + 1 + self._steps
+        blocks[:, 0, 0, : len(self._steps)] = torch.minimum(between, last[:, None])
 
 
 @attrs.frozen(eq=False)
