@@ -119,6 +119,7 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     body: dict[str, Any] = json.loads(told.stdout)
     assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
     assert (body["device"], body["dtype"], body["full"]) == ("cpu", "float32", None)
+    assert body["attention"] == "sdpa, row by row"
     assert "Due together: " in shown.stdout
 
 

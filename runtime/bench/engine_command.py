@@ -83,6 +83,7 @@ class EngineBenchResult:
         clock: `wall`, or `cpu` for the CPU time of the engine's thread.
         device: where it computed.
         dtype: in which format.
+        attention: how, in words; on a GPU the sizes of the steps that were captured stand there.
         doing: what the sessions did.
         seconds: units that each session asked for.
         runs: in the order in which they ran.
@@ -95,6 +96,7 @@ class EngineBenchResult:
     clock: Clock
     device: str
     dtype: str
+    attention: str
     doing: Doing
     seconds: int
     runs: list[EngineRun]
@@ -177,6 +179,7 @@ def engine_command(
         clock=clock,
         device=str(keys.device),
         dtype=str(keys.dtype).removeprefix("torch."),
+        attention=loaded.machine.attention,
         doing=doing,
         seconds=seconds,
         runs=runs,
@@ -295,7 +298,7 @@ def full_facts(
 
 def _show(console: Console, found: EngineBenchResult) -> None:
     facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
-    where = f"{found.device}, {found.dtype}"
+    where = f"{found.device}, {found.dtype}, {found.attention}"
     console.print(
         f"{found.model} on {where}, {found.doing}, {found.seconds} units a session, "
         f"by the {found.clock} clock"

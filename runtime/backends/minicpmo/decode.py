@@ -18,7 +18,7 @@ otherwise than rows by themselves do, so CPUs do not use it. It has never run on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import torch
@@ -34,12 +34,8 @@ BATCHES: Final = (1, 4, 16, 32, 64)
 WARM_UPS: Final = 3
 
 
-class Attend(Protocol):
-    """Flex attention, compiled or not."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        """Attention of (B, H, 1, D) over (1, K, S, D)."""
-        ...
+Attend = Callable[..., Any]
+"""Flex attention, compiled or not: (B, H, 1, D) over (1, K, S, D)."""
 
 
 def batches(slots: int) -> tuple[int, ...]:
@@ -194,7 +190,7 @@ class Replayed:
     """
 
     def __init__(self, step: Step) -> None:
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):  # Compiles, and makes what libraries make at first use.
@@ -219,6 +215,9 @@ class Stepper:
         store: as of `Step`; all slots are empty.
         sizes: of the steps, ascending; the last holds all sessions that can come.
         flex: flex attention.
+
+    Attributes:
+        sizes: of the steps.
     """
 
     def __init__(
@@ -230,7 +229,7 @@ class Stepper:
         flex: Attend,
     ) -> None:
         device = store.keys.device
-        self._store, self._sizes = store, tuple(sizes)
+        self._store, self.sizes = store, tuple(sizes)
         self._steps = [Step(decoder, head, store, size, flex) for size in sizes]
         self._replayed: list[Step | Replayed] = list(self._steps)
         if device.type == "cuda":
@@ -253,8 +252,8 @@ class Stepper:
             Last hidden states (B, width) and logits (B, ids), float32, both on the device.
         """
         count = len(rows)
-        which = next(n for n, size in enumerate(self._sizes) if size >= count)
-        step, lacking = self._steps[which], self._sizes[which] - count
+        which = next(n for n, size in enumerate(self.sizes) if size >= count)
+        step, lacking = self._steps[which], self.sizes[which] - count
         for slot, place in places:
             self._store.reach(slot, place + 1)
         filled = [*places, *[places[0]] * lacking]

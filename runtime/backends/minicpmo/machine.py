@@ -130,6 +130,13 @@ class Machine:
         return self.parts.config
 
     @property
+    def attention(self) -> str:
+        """How attention is computed, in words: other ways give other bits."""
+        steps = self._llm.steps
+        sizes = "" if steps is None else ", ".join(map(str, steps.sizes))
+        return "sdpa, row by row" + (f"; flex in steps of {sizes}" if sizes else "")
+
+    @property
     def slot_bytes(self) -> int:
         """Memory that each slot takes."""
         return sum(store.slot_bytes for store in (self.llm, self.tts, self.audio))

@@ -77,7 +77,7 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
         **{name: version(name) for name in LIBRARIES},
         "device": device_name(keys.device),
         "dtype": str(keys.dtype).removeprefix("torch."),
-        "attention": "sdpa, row by row",
+        "attention": machine.attention,
         "batch": f"{ROWS_MIN} rows at least",
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
