@@ -55,6 +55,7 @@ class Summary:
         reason: why the session ended.
         units: seconds of input that were begun.
         turns: of chat.
+        chunks: seconds that a transcription heard; a log without `fin` does not say.
         file_bytes: its size.
         modified_ms: Unix milliseconds when it last grew.
     """
@@ -70,6 +71,7 @@ class Summary:
     reason: str | None = None
     units: int | None = None
     turns: int | None = None
+    chunks: int | None = None
     file_bytes: int
     modified_ms: int
 
@@ -216,6 +218,7 @@ def _with_fin(known: Summary, fin: Record) -> Summary:
         reason=_text(said.get("reason")),
         units=_count(said.get("units")),
         turns=_count(said.get("turns")),
+        chunks=_count(said.get("chunks")),
     )
 
 

@@ -132,8 +132,7 @@ def _print(found: Sequence[Summary], limit: int) -> None:
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
-    took, turns = summary.duration_ms, summary.turns
-    units = "" if summary.units is None else str(summary.units)
+    took = summary.duration_ms
     return (
         summary.recording_id,
         "" if summary.began_ms is None else show_moment(summary.began_ms),
@@ -141,7 +140,16 @@ def _row(summary: Summary) -> tuple[str, ...]:
         summary.mode or "",
         summary.dialect or "",
         summary.owner,
-        f"{turns} turn{'s' * (turns > 1)}" if turns else units,
+        _amount(summary),
         show_bytes(summary.file_bytes),
         summary.reason or summary.state,
     )
+
+
+def _amount(summary: Summary) -> str:
+    """How much there was of what the session's mode counts."""
+    if summary.turns:
+        return f"{summary.turns} turn{'s' * (summary.turns > 1)}"
+    if summary.chunks:
+        return f"{summary.chunks} second{'s' * (summary.chunks > 1)}"
+    return "" if summary.units is None else str(summary.units)

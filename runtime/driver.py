@@ -69,8 +69,7 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
-        decode_media: decodes media off the event loop (`MediaDecoder.decode`); what is small is
-            decoded here (`decode_at_once`).
+        decode_media: `MediaDecoder.decode`, off the event loop; small media is decoded here.
         clock_ns: monotonic nanoseconds.
         admit: whether there is room for a connection without a slot.
         owner: the name of the key that it came with; empty where there are no keys.
@@ -143,6 +142,7 @@ class Driver:
             state=State.QUEUED if session is None else session.state,
             age_s=self._now_ns() / NS_PER_S,
             units=counts.get("units", 0),
+            chunks=counts.get("chunks", 0),
             dropped_units=counts.get("units_dropped", 0),
             kv_tokens=kv_tokens(self.recording_id),
         )

@@ -32,7 +32,7 @@ KINDS: Final[tuple[tuple[str, Mode], ...]] = (
     ("legacy-chat", "chat"),
     ("transcription", "transcription"),
 )
-"""Every dialect with every mode that it has."""
+"""Every dialect with every mode that it has, but for the second name of one (`_client`)."""
 CHARACTERS: Final[tuple[Character, ...]] = (
     *("good", "good", "good", "good", "slow", "hasty", "forcing", "forcing", "garbage"),
     *("silent", "idle", "pausing", "deaf", "flooding"),
@@ -168,6 +168,8 @@ def _disk(dice: Random, storm_s: float) -> DiskPlan:
 
 def _client(dice: Random, number: int, storm_s: float, crowd: bool) -> ClientPlan:
     dialect, mode = dice.choice(KINDS)
+    if dialect == "transcription" and number % 2:
+        dialect = "transcription-responses"  # of no draw's own: all else stays as it was drawn
     character = dice.choice(CHARACTERS)
     if character == "pausing" and dialect != "legacy-duplex":
         character = "good"

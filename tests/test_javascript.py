@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
 from protocol.codec import encode_base64
+from runtime.client.transcription import to_pcm16
 from runtime.client.units import UnitCutter
 
 from .live import live_server
@@ -69,6 +70,27 @@ def test_events_are_told_to_functions() -> None:
 def test_a_chat(url: str) -> None:
     """A page could not chat."""
     assert run("chat.mjs", url, SHOWN) == "ok"
+
+
+def test_a_transcription(url: str) -> None:
+    """A page could not write down what is said into its microphone."""
+    assert run("transcription.mjs", url) == "ok"
+
+
+@given(st.lists(st.floats(-2, 2, width=32), max_size=50))
+@example([number / 32_767 for number in (0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32_766.5)])
+@settings(max_examples=15)
+def test_sound_is_rounded_as_in_python(samples: list[float]) -> None:
+    """One client's words would be heard otherwise than the other's."""
+    sound = np.array(samples, "<f4")
+    commit = {"type": "input_audio_buffer.commit"}
+    append = {"type": "input_audio_buffer.append", "audio": encode_base64(to_pcm16(sound))}
+    assert json.loads(run("pcm16.mjs", encode_base64(sound.tobytes()))) == [
+        {"type": "session.update", "model": "m"},
+        commit,
+        *([append] if samples else []),
+        commit | {"final": True},
+    ]
 
 
 def test_base64() -> None:
@@ -157,6 +179,33 @@ def flood(websocket: ServerConnection) -> None:
     stay(websocket)
 
 
+def greet(websocket: ServerConnection) -> None:
+    """Let a client begin a transcription."""
+    say(websocket, "session.created", id="sess_1", created=1_700_000_000)
+    assert hear(websocket) == {"type": "session.update", "model": "tiny"}
+
+
+def lose_model(websocket: ServerConnection) -> None:
+    """Tell an error of a transcription, then its end."""
+    greet(websocket)
+    say(websocket, "error", error="not now", code="buffer_full")
+    say(websocket, "transcription.of.later")
+    say(websocket, "error", error="the model was lost", code="backend_error")
+    websocket.close(1011, "backend_error")
+
+
+def idle(websocket: ServerConnection) -> None:
+    """End a transcription of which nothing comes."""
+    greet(websocket)
+    websocket.close(1000, "idle")
+
+
+def refuse_transcription(websocket: ServerConnection) -> None:
+    """Have no slot, and no place in the queue."""
+    say(websocket, "error", error="the queue is full", code="queue_full")
+    websocket.close(1013, "queue_full")
+
+
 FAILURES: Final[dict[str, Any]] = {
     "badInit": bad_init,
     "cancelled": lambda websocket: websocket.close(1000, "cancelled"),
@@ -166,6 +215,9 @@ FAILURES: Final[dict[str, Any]] = {
     "nobodyToTell": lose,
     "addresses": stay,
     "unread": flood,
+    "modelLost": lose_model,
+    "idle": idle,
+    "refusedTranscription": refuse_transcription,
 }
 
 

@@ -134,8 +134,10 @@ def test_head_and_tail_tell_what_the_whole_log_tells(path: Path) -> None:
     told, head, last = summary_of(path), records[0].fields, records[-1]
     assert (told.began_ms, told.mode) == (head["wall_ms"], head["config"]["mode"])  # type: ignore[index, call-overload]
     if last.kind == "fin":
-        said = [last.fields[name] for name in ("reason", "dialect", "units")]
-        assert (told.state, [told.reason, told.dialect, told.units]) == ("finished", said)
+        said = [last.fields.get(name) for name in ("reason", "dialect", "units", "chunks")]
+        found = [told.reason, told.dialect, told.units, told.chunks]
+        assert (told.state, found) == ("finished", said)
+        assert (told.chunks is not None) == (told.mode == "transcription")
     elif not damage:
         begun = [it.fields["result"]["index"] + 1 for it in records if it.kind == "unit"]  # type: ignore[index, call-overload, operator]
         assert (told.state, told.units) == ("crashed", max(begun, default=None))

@@ -81,6 +81,26 @@ def test_a_long_word_of_one_log_hides_no_other(
     assert [row.split()[-1] for row in rows if row.startswith("new ")] == ["client"]
 
 
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ({"units": 7}, "7"),
+        ({"units": 0, "turns": 1}, "1 turn"),
+        ({"units": 0, "turns": 2}, "2 turns"),
+        ({"units": 0, "chunks": 1, "utterances": 1}, "1 second"),
+        ({"units": 0, "chunks": 600, "utterances": 3}, "600 seconds"),
+        ({"units": 0, "chunks": 0, "utterances": 0}, "0"),
+    ],
+)
+def test_a_row_counts_what_its_mode_has(tmp_path: Path, counts: dict[str, int], shown: str) -> None:
+    """A transcription of ten minutes would be listed as one in which nothing was said."""
+    write_log(tmp_path, "a", head(ago_s=60), fin={"reason": "client", **counts})
+    row = call(sessions_command, tmp_path).stdout.splitlines()[1]
+    assert f"  {shown}  " in row
+    (log,) = told(sessions_command, tmp_path)["logs"]
+    assert log["chunks"] == counts.get("chunks")
+
+
 def test_json_has_all_of_them(folder: Path) -> None:
     """A script would have to read a table."""
     body = told(sessions_command, folder)

@@ -161,7 +161,7 @@ async def test_requests_queue_for_slots_with_everybody_else(model: DuplexModel) 
                 tasks.start_soon(ask, streaming, name)
                 await anyio.wait_all_tasks_blocked()
             assert (admission.queue_length, done) == (2, [])
-            assert [ticket.ticket.mode for ticket in admission.tickets()] == ["chat", "chat"]
+            assert {ticket.ticket.mode for ticket in admission.tickets()} == {"transcription"}
             with anyio.move_on_after(0.01):
                 await anext(streaming.generate(given_chunks(EXAMPLE[0])))
             assert admission.queue_length == 2, "who gave up still waits"
@@ -173,6 +173,18 @@ async def test_requests_queue_for_slots_with_everybody_else(model: DuplexModel) 
         with pytest.raises(Refused, match="service_unavailable"):
             await read(streaming.generate(given_chunks(EXAMPLE[0])))
     assert workers.pool.counts.leased == 3
+
+
+async def test_a_request_counts_as_what_it_says(model: DuplexModel) -> None:
+    """Whoever waits behind a chat would be told a minute, or behind a dictation seconds."""
+    workers = Workers((EngineBackend(model),))
+    for _ in range(4):
+        workers.pool.lease()
+    admission = Admission(workers.pool, clock_ns=lambda: 0, new_ticket_id=lambda: "ticket_1")
+    async with Streaming(workers, admission=admission, mode="chat") as streaming:
+        streaming.generate(given_chunks(EXAMPLE[0]))
+        await anyio.wait_all_tasks_blocked()
+        assert [ticket.ticket.mode for ticket in admission.tickets()] == ["chat"]
 
 
 async def test_who_is_taken_out_of_the_queue_is_told(model: DuplexModel) -> None:

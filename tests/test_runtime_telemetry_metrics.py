@@ -47,6 +47,7 @@ def session_status(number: int = 0, **fields: Any) -> SessionStatus:
         "state": State.ACTIVE,
         "age_s": 61.5,
         "units": 60,
+        "chunks": 0,
         "dropped_units": 1,
         "kv_tokens": 1000,
     }

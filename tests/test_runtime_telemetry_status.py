@@ -85,6 +85,13 @@ def test_people_see_who_was_denied() -> None:
     assert "denied: wrong key" in page.texts
 
 
+def test_a_transcription_shows_the_seconds_that_it_heard() -> None:
+    """A transcription that works would look like one that hears nothing."""
+    talks = session_status(1, mode="transcription", units=0, chunks=1234)
+    assert "1,234" in Page(status_html(server_status(talks))).texts
+    assert session_json(talks)["chunks"] == 1234
+
+
 @pytest.mark.parametrize("count", [0, 3, 200])
 def test_people_see_the_sessions(count: int) -> None:
     """An operator would not see who is served, or a page too long to read."""

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from protocol.dialects import DIALECTS
+
 from .simulate import main
+from .simulated_plan import draw
 from .simulated_server import Outcome, simulate
 
 BATCH = 10
@@ -51,6 +54,12 @@ def test_everything_that_should_be_tried_is() -> None:
         *("ChunkDone", "ChunkFailed", "over idle"),
     }
     assert not wanted - seen.keys()
+
+
+def test_every_dialect_is_spoken() -> None:
+    """A dialect could lose slots or mix up sessions, and no seed would ever speak it."""
+    spoken = {client.dialect for seed in range(20) for client in draw(seed).clients}
+    assert spoken == set(DIALECTS)
 
 
 def test_a_seed_does_the_same_in_every_process() -> None:

@@ -94,6 +94,22 @@ def test_it_shares_slots_with_duplex_sessions_and_chats() -> None:
     on_virtual_time(body)
 
 
+def test_its_status_counts_the_seconds_that_it_heard() -> None:
+    """An operator would see a session that hears for minutes and has done nothing."""
+
+    async def body() -> None:
+        async with world(ScriptedBackend(hears=echo)) as server:
+            peer = await says(server, 7, 3)
+            await peer.heard("transcription.done")
+            (seen,) = server.server.roster(lambda _: 0)
+            assert (seen.mode, seen.units) == ("transcription", 0)
+            assert seen.chunks == 4, "three of speech, and the silence that ends them"
+            peer.vanish()
+            await server.quiet()
+
+    on_virtual_time(body)
+
+
 @pytest.mark.parametrize("way", ["vanish", "big", "drain"])
 def test_a_slot_comes_back_from_whatever_end(way: str) -> None:
     """A server fills up with nobody (B5)."""

@@ -2,8 +2,8 @@
 
 It serves a model in a process of its own, talks to it with one client and with eight, replays a log
 of that, and measures the recorder by itself; see `units`, `replay`, `recording`.
-`antiphon bench engine` and `antiphon bench gateway` are further benches; see `engine_command` and
-`gateway_command`.
+`antiphon bench engine`, `gateway` and `streaming` are further benches; see `engine_command`,
+`gateway_command` and `streaming_command`.
 
 Times of one machine say little about another, so each stands beside what it can be judged by: a
 unit beside the second that it has, eight sessions beside one, a replay beside the session's own
@@ -34,6 +34,7 @@ from .output import measured, print_found, tell
 from .recording import RecordingResult, measure_recording
 from .recording_formats import FormatName
 from .replay import ReplayResult, measure_replay
+from .streaming_command import streaming_command
 from .units import Arrival, UnitsResult, measure_units
 
 SESSIONS_MANY: Final = 8
@@ -100,7 +101,7 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
 
     It takes about two minutes, and wants a machine that does nothing else meanwhile. `bench engine`
     measures the model's engine by itself instead: how many sessions it serves. `bench gateway`
-    measures the server without a model.
+    measures the server without a model, `bench streaming` live transcription.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -109,6 +110,7 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
 
 bench_command.add_command(engine_command)
 bench_command.add_command(gateway_command)
+bench_command.add_command(streaming_command)
 
 
 async def _run(model: str, seconds: int) -> Bench:

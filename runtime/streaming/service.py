@@ -30,7 +30,9 @@ class Streaming:
         model: a backend that takes streaming input (`Streams`), or the workers that serve it.
         admission: the queue for its slots, where there is one: a server's `admission` for its
             `workers`. None makes one, and nobody else may take slots of the model then.
-        mode: as what requests count where waits in that queue are estimated.
+        mode: as what requests count where waits in that queue are estimated. A request holds its
+            slot for as long as it is spoken to, as a transcription does; those that end with an
+            answer, within seconds, are turns of `chat`.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Streaming:
         model: Backend | Workers,
         *,
         admission: Admission | None = None,
-        mode: Mode = "chat",
+        mode: Mode = "transcription",
     ) -> None:
         workers = model if isinstance(model, Workers) else Workers((model,))
         self._slots = Slots(workers, admission, mode)

@@ -147,7 +147,7 @@ def _row(session: SessionStatus) -> str:
         _text(session.dialect or "-"),
         _text(session.owner or "-"),
         duration(session.age_s),
-        f"{session.units:,}",
+        f"{session.chunks if session.mode == 'transcription' else session.units:,}",
         f"{session.dropped_units:,}",
         f"{session.kv_tokens:,}",
     )

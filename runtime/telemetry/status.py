@@ -55,6 +55,7 @@ def session_json(session: SessionStatus) -> dict[str, Any]:
         "state": session.state.value,
         "age_s": round(session.age_s, 1),
         "units": session.units,
+        "chunks": session.chunks,
         "dropped_units": session.dropped_units,
         "kv_tokens": session.kv_tokens,
     }

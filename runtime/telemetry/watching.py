@@ -73,6 +73,7 @@ class SessionStatus:
         state: where it is.
         age_s: since its connection was opened.
         units: units that the model began.
+        chunks: seconds that it heard of a transcription.
         dropped_units: units dropped since they came too fast.
         kv_tokens: what it holds in the model's cache; 0 without a slot.
     """
@@ -84,6 +85,7 @@ class SessionStatus:
     state: State
     age_s: float
     units: int
+    chunks: int
     dropped_units: int
     kv_tokens: int
 

@@ -1,5 +1,6 @@
 /**
- * Antiphon's client for browsers and Node: the `realtime` protocol over a WebSocket, in one file.
+ * Antiphon's client for browsers and Node, over a WebSocket, in one file: the `realtime` protocol, and
+ * `transcription`.
  *
  *     import { connect } from "./antiphon.js";
  *
@@ -12,11 +13,16 @@
  *     const chat = await connect("ws://127.0.0.1:8006", { mode: "chat" });
  *     for await (const piece of await chat.ask("Good morning!")) show(piece.text);
  *
+ *     const dictation = await connect("ws://127.0.0.1:8006", { mode: "transcription", model: "tiny" });
+ *     microphone.onSamples = (samples) => dictation.append(samples);
+ *     button.onclick = () => dictation.finish();                       // that was the utterance
+ *     for await (const event of dictation) if (event.type === "delta") show(event.text);
+ *
  * Rules: events go to the iterator, or, where `onEvent` is given, to that alone; it needs `onEnd`,
  * which is told how the session ended. Sound is cut into whole seconds; a rest waits for more, or for
- * `flush`. `connect` tries again, with growing waits,
- * until the server has created the session, and never after. Settings within `config`, `generation`
- * and `speech` bear the names that they have on the wire.
+ * `flush`; sound to be transcribed goes out as it comes, for the server cuts it. `connect` tries
+ * again, with growing waits, until the server has created the session, and never after. Settings
+ * within `config`, `generation` and `speech` bear the names that they have on the wire.
  *
  * It records no microphone, plays nothing, keeps no history of a chat and knows no other dialect.
  * Node before 22 has no WebSocket by itself: give one as `WebSocket`.
@@ -26,6 +32,9 @@ const UNIT_SAMPLES = 16_000;
 /** The shortest append that a server takes: 250 ms. */
 const APPEND_SAMPLES_MIN = 4_000;
 const FRAMES_MAX = 4;
+/** Ten seconds of a transcription: far below what a server takes, and large enough to cost little. */
+const APPEND_SAMPLES_MAX = 160_000;
+const PCM16_MAX = 32_767;
 /** An hour of a duplex session that nobody reads: more would only cost memory. */
 const EVENTS_WAITING_MAX = 4_096;
 /** Half a minute of sound and pictures that the network does not take: it will not catch up. */
@@ -35,6 +44,8 @@ const BACKOFF_MS_MAX = 30_000;
 const CLOSE_WAIT_MS = 10_000;
 /** Refusals: an `error`, then a close with 1013. */
 const REFUSALS = ["service_unavailable", "queue_full", "worker_busy", "worker_connect_failed"];
+/** What a server without the model says, in place of the utterance. */
+const MODEL_ERRORS = ["model_not_found", "model_not_validated"];
 /** Going away, lost, failed, restarting, full, a gateway without its server: these may pass. */
 const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
 
@@ -48,23 +59,27 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
  * @typedef {{type: "closed", reason: string}} ClosedEvent
  * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | ClosedEvent} SessionEvent
+ * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
+ * @typedef {{type: "delta", text: string} | ErrorEvent
+ *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
  * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
  * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
  *   responseId: string, metrics: Metrics}} Response
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
  * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
- * @typedef {{sessionId: string, recording: string}} Created
+ * @typedef {{sessionId: string, recording?: string}} Created a transcription is not told of a recording
  * @typedef {{
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
  *   addEventListener(type: string, listener: (event: any) => void): void}} WebSocketLike
  * @typedef {object} Options
- * @property {"audio" | "video" | "chat"} mode what the session carries
+ * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
+ * @property {string} [model] of a transcription, which needs it: by a name that the server knows it by
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
  * @property {(place: QueuePlace) => void} [onQueue] is told each place in the queue
- * @property {(event: SessionEvent) => void} [onEvent] is told what happens, instead of the iterator
+ * @property {(event: any) => void} [onEvent] is told what happens, instead of the iterator
  * @property {(error: Error | null) => void} [onEnd] needed with `onEvent`: the session is over; null: in
  *   order
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
@@ -171,6 +186,7 @@ class Channel {
   isClosed = false;
   hasOpened = false;
   closeSent = false;
+  #hasHungUp = false;
   code = 1006;
   reason = "";
 
@@ -202,6 +218,9 @@ class Channel {
     if (typeof event?.type !== "string") {
       return this.fail(new RemoteProtocolError("the server sent a message that is no event"));
     }
+    if (typeof event.error === "string") {
+      event.error = { code: event.code, message: event.error }; // as a transcription has it
+    }
     if (this.#waiting.push(event) > EVENTS_WAITING_MAX) {
       return this.fail(new MisuseError(`${EVENTS_WAITING_MAX} events wait, and nobody reads them`));
     }
@@ -225,7 +244,7 @@ class Channel {
     while (this.#waiting.length === 0) {
       if (this.#failure) throw this.#failure;
       if (this.isClosed) {
-        if (this.#isOver) return null;
+        if (this.#isOver || this.#hasHungUp) return null;
         throw this.#refusal ?? new SessionClosedError(this.code, this.reason);
       }
       await new Promise((resolve) => (this.#wake = () => resolve(undefined)));
@@ -254,6 +273,17 @@ class Channel {
     if (!this.isClosed && !this.closeSent && !this.#isOver) {
       this.send({ type: "session.close", ...(reason === undefined ? {} : { reason }) });
     }
+    return this.#end();
+  }
+
+  /** @returns {Promise<void>} settled when the connection is closed; of a protocol without a goodbye */
+  hangUp() {
+    this.#hasHungUp ||= !this.isClosed;
+    this.socket.close(1000);
+    return this.#end();
+  }
+
+  async #end() {
     this.closeSent = true;
     const timer = setTimeout(() => this.socket.close(), CLOSE_WAIT_MS);
     await this.ended;
@@ -273,7 +303,7 @@ export class DuplexSession {
     this.#channel = channel;
     this.created = created;
     this.mode = options.mode;
-    if (options.onEvent && options.onEnd) this.#tell(options.onEvent, options.onEnd);
+    if (options.onEvent && options.onEnd) tell(this, options.onEvent, options.onEnd);
   }
 
   /**
@@ -328,17 +358,6 @@ export class DuplexSession {
     }
   }
 
-  /** @param {(event: SessionEvent) => void} onEvent @param {(error: Error | null) => void} onEnd */
-  async #tell(onEvent, onEnd) {
-    let failure = null;
-    try {
-      for await (const event of this) onEvent(event);
-    } catch (error) {
-      failure = /** @type {Error} */ (error);
-    }
-    onEnd(failure);
-  }
-
   /** @param {string[]} frames */
   #see(frames) {
     this.#frames = [...this.#frames, ...frames].slice(-FRAMES_MAX);
@@ -367,6 +386,21 @@ export class DuplexSession {
     this.#frames = [];
     this.#sentSamples += size;
   }
+}
+
+/**
+ * @param {AsyncIterable<any>} session
+ * @param {(event: any) => void} onEvent
+ * @param {(error: Error | null) => void} onEnd
+ */
+async function tell(session, onEvent, onEnd) {
+  let failure = null;
+  try {
+    for await (const event of session) onEvent(event);
+  } catch (error) {
+    failure = /** @type {Error} */ (error);
+  }
+  onEnd(failure);
 }
 
 /** @param {any} event @returns {SessionEvent | null} */
@@ -506,6 +540,93 @@ export class Answer {
   }
 }
 
+/**
+ * A transcription whose model is chosen; made by `connect`.
+ *
+ * An utterance begins with its first sound and ends with `finish`; what is appended next is the next
+ * one's. Each is answered by one `done`, in order, after the deltas whose joined texts are its text.
+ * An `error` ends no session: `context_full` and `inference_error` come before the end of their
+ * utterance; after `buffer_full` what was sent is not kept.
+ */
+export class TranscriptionSession {
+  #channel;
+  #isBegun = false;
+
+  /** @param {Channel} channel @param {Created} created @param {Options} options */
+  constructor(channel, created, options) {
+    this.#channel = channel;
+    this.created = created;
+    if (options.onEvent && options.onEnd) tell(this, options.onEvent, options.onEnd);
+  }
+
+  /**
+   * Send sound of the utterance; the first begins it. It does not wait: send at the pace of speech.
+   * @param {Float32Array | Int16Array} samples any number of them, 16 kHz mono; floats in [-1, 1]
+   */
+  append(samples) {
+    if (!(samples instanceof Float32Array || samples instanceof Int16Array)) {
+      throw new MisuseError("samples are to be a Float32Array or an Int16Array");
+    }
+    const pcm = samples instanceof Int16Array ? samples : toPcm16(samples);
+    if (!this.#isBegun) this.#commit(false);
+    this.#isBegun = true;
+    for (let start = 0; start < pcm.length; start += APPEND_SAMPLES_MAX) {
+      const audio = encodeBase64(pcm.subarray(start, start + APPEND_SAMPLES_MAX));
+      this.#channel.send({ type: "input_audio_buffer.append", audio });
+    }
+  }
+
+  /** Say that the utterance is over; its `done` comes once all of it is heard. */
+  finish() {
+    this.#commit(true);
+    this.#isBegun = false;
+  }
+
+  /**
+   * Hang up; what is not written yet never is, so read up to the last `done` before.
+   * @returns {Promise<void>} settled when the connection is closed
+   */
+  close() {
+    return this.#channel.hangUp();
+  }
+
+  /**
+   * @returns {AsyncGenerator<TranscriptEvent, void>} what is written, until `close`
+   * @throws {ReportedError} the server does not have the model
+   * @throws {SessionClosedError} the server has ended the session
+   */
+  async *[Symbol.asyncIterator]() {
+    for (let event; (event = await this.#channel.receive()) !== null; ) {
+      if (event.type === "transcription.delta") {
+        yield { type: "delta", text: event.delta };
+      } else if (event.type === "transcription.done") {
+        yield { type: "done", text: event.text, usage: event.usage };
+      } else if (event.type === "error") {
+        if (MODEL_ERRORS.includes(event.error.code)) throw new ReportedError(event.error);
+        yield { type: "error", code: event.error.code, message: event.error.message };
+      }
+    }
+  }
+
+  /** @param {boolean} final */
+  #commit(final) {
+    this.#channel.send({ type: "input_audio_buffer.commit", ...(final ? { final } : {}) });
+  }
+}
+
+/**
+ * Round samples to 16-bit integers, to even ones where two are as near; what is too loud is clipped.
+ * @param {Float32Array} samples
+ * @returns {Int16Array}
+ */
+function toPcm16(samples) {
+  return Int16Array.from(samples, (sample) => {
+    const scaled = Math.fround(Math.max(-1, Math.min(1, sample)) * PCM16_MAX);
+    const rounded = Math.round(scaled);
+    return rounded - scaled === 0.5 && rounded % 2 ? rounded - 1 : rounded;
+  });
+}
+
 /** @param {Message} message @returns {object} with bytes and samples as base64 */
 function encodeMessage({ role, content }) {
   if (typeof content === "string") return { role, content };
@@ -521,13 +642,17 @@ function encodeMessage({ role, content }) {
  * @template {Options} T
  * @param {string} url of the server, such as `ws://127.0.0.1:8006`; a path is added where it has none
  * @param {T} options
- * @returns {Promise<T["mode"] extends "chat" ? ChatSession : DuplexSession>}
+ * @returns {Promise<T["mode"] extends "chat" ? ChatSession
+ *   : T["mode"] extends "transcription" ? TranscriptionSession : DuplexSession>}
  * @throws {AntiphonError} see the classes of errors
  * @throws {TypeError} `onEvent` without `onEnd`: nobody would hear of a lost connection
  */
 export async function connect(url, options) {
   if (options.onEvent && typeof options.onEnd !== "function") {
     throw new TypeError("onEvent needs onEnd: a function that is told when the session is over");
+  }
+  if (options.mode === "transcription" && !options.model) {
+    throw new MisuseError("mode=transcription needs a model");
   }
   const { retries = 4, random = Math.random } = options;
   const address = endpoint(url, options.mode);
@@ -571,6 +696,7 @@ async function open(address, options) {
   const channel = new Channel(new Socket(address, protocols));
   try {
     const created = await setUp(channel, options);
+    if (options.mode === "transcription") return new TranscriptionSession(channel, created, options);
     const Session = options.mode === "chat" ? ChatSession : DuplexSession;
     return new Session(channel, created, options);
   } catch (error) {
@@ -581,7 +707,7 @@ async function open(address, options) {
 }
 
 /** @param {Channel} channel @param {Options} options @returns {Promise<Created>} */
-async function setUp(channel, { mode, instructions, config, voice, onQueue }) {
+async function setUp(channel, { mode, model, instructions, config, voice, onQueue }) {
   const payload = mode === "chat" ? {} : { system_prompt: instructions ?? "", config, voice };
   for (;;) {
     const event = await channel.receive();
@@ -589,7 +715,11 @@ async function setUp(channel, { mode, instructions, config, voice, onQueue }) {
     if (event.type === "session.queued" || event.type === "session.queue_update") onQueue?.(event);
     if (event.type === "session.queue_done") channel.send({ type: "session.init", payload });
     if (event.type === "session.created") {
-      return { sessionId: event.session_id, recording: event.recording ?? "off" };
+      if (mode !== "transcription") {
+        return { sessionId: event.session_id, recording: event.recording ?? "off" };
+      }
+      channel.send({ type: "session.update", model });
+      return { sessionId: event.id };
     }
     if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
       throw new ReportedError(event.error);

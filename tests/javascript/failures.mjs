@@ -5,6 +5,8 @@ import * as antiphon from "../../runtime/web/antiphon.js";
 const [, , url, name] = process.argv;
 const options = { mode: "audio", random: () => 0.999 };
 
+const dictation = { mode: "transcription", model: "tiny", retries: 0 };
+
 const cases = {
   async nobody() {
     await assert.rejects(antiphon.connect(url, { ...options, retries: 1 }), antiphon.CannotConnectError);
@@ -70,6 +72,35 @@ const cases = {
         });
       }
     }
+  },
+  async modelLost() {
+    const session = await antiphon.connect(url, dictation);
+    const heard = [];
+    await assert.rejects(
+      async () => {
+        for await (const event of session) heard.push(event);
+      },
+      (error) => {
+        assert.ok(error instanceof antiphon.SessionClosedError);
+        return error.code === 1011 && error.reason === "backend_error";
+      },
+    );
+    assert.deepEqual(heard, [
+      { type: "error", code: "buffer_full", message: "not now" },
+      { type: "error", code: "backend_error", message: "the model was lost" },
+    ]);
+    await session.close();
+  },
+  async idle() {
+    const session = await antiphon.connect(url, dictation);
+    await assert.rejects(session[Symbol.asyncIterator]().next(), /closed with code 1000, idle/);
+    assert.throws(() => session.finish(), antiphon.SessionClosedError);
+  },
+  async refusedTranscription() {
+    await assert.rejects(antiphon.connect(url, dictation), (error) => {
+      assert.ok(error instanceof antiphon.SessionRefusedError);
+      return error.code === "queue_full" && error.message.includes("the queue is full");
+    });
   },
   async unread() {
     const session = await antiphon.connect(url, options);

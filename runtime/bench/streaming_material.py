@@ -1,0 +1,202 @@
+"""What `antiphon bench streaming` says: held-out phrases, when their words end, and what came.
+
+The words of a phrase are told apart by their lengths alone: each takes the part of the speech that
+its letters and the space behind it are of the phrase's. That is rough, a tenth of a second here or
+there, and the same for every model.
+
+A word came with the delta that holds its last letter. What was written is aligned with what was
+said, word by word, so that a word which is wrong or missing costs no other. The scripted model
+knows no words, but names the second that it heard: there a word came with the name of the second
+in which it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import attrs
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.model import INPUT_RATE_HZ
+
+from ..audio import read_wav
+from .material import FIXTURES
+
+HELDOUT: Final = FIXTURES / "heldout"
+ROOM_DB: Final = -62.0
+"""RMS of the quiet between phrases, relative to full scale: that of a quiet room."""
+TAIL_SAMPLES: Final = INPUT_RATE_HZ
+"""Quiet after a phrase until its utterance is closed: so long a client waits for more."""
+PIECE_SAMPLES: Final = INPUT_RATE_HZ // 10
+"""Of an append: 100 ms, as a microphone gives them; ten make a second."""
+LEAD_TURN: Final = (5**0.5 - 1) / 2
+"""Of a second: each phrase begins so much later in its second than the one before, modulo one. So
+words end anywhere in it, evenly for any number of phrases."""
+WORD: Final = re.compile(r"[\w']+")
+
+_Samples = NDArray[np.float32]
+Arrivals = list[int | None]
+"""Of each word the index of the delta that it came with; None of one that never came."""
+
+
+class StreamingBenchError(click.ClickException):
+    """The bench cannot be run here, or a server failed; the text says why, in one line."""
+
+
+@attrs.frozen(kw_only=True)
+class Phrase:
+    """A held-out phrase, as it lies in the fixtures.
+
+    Attributes:
+        text: what is said, in small letters.
+        samples: 16 kHz mono, in [-1, 1].
+        start: first sample of speech.
+        end: the sample after the last of speech.
+    """
+
+    text: str
+    samples: _Samples
+    start: int
+    end: int
+
+
+@attrs.frozen(kw_only=True)
+class SpokenWord:
+    """A word of an utterance.
+
+    Attributes:
+        text: in small letters.
+        end: the sample of the utterance after its last one, as judged.
+    """
+
+    text: str
+    end: int
+
+
+@attrs.frozen(kw_only=True)
+class Utterance:
+    """What is said between two final commits.
+
+    Attributes:
+        samples: 16 kHz mono; whole pieces.
+        words: in their order.
+    """
+
+    samples: _Samples
+    words: tuple[SpokenWord, ...]
+
+    @property
+    def pieces(self) -> list[_Samples]:
+        """Its appends, in their order."""
+        return np.split(self.samples, len(self.samples) // PIECE_SAMPLES)
+
+
+# -- what is said -------------------------------------------------------------------------------
+
+
+def load_phrases(count: int, folder: Path = HELDOUT) -> list[Phrase]:
+    """Read held-out phrases, evenly out of all that the model was taught.
+
+    Args:
+        count: how many; where there are fewer, some are said again.
+        folder: holds them, with their manifest.
+
+    Raises:
+        StreamingBenchError: they are not there.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        text = "bench streaming needs fixtures/speech/heldout, which only the source tree has"
+        raise StreamingBenchError(text) from error
+    known = [each for each in manifest["renderings"] if each["answer"]]
+    if count <= len(known):
+        chosen = [known[place * len(known) // count] for place in range(count)]
+    else:
+        chosen = [known[place % len(known)] for place in range(count)]
+    return [
+        Phrase(
+            text=each["phrase"].lower(),
+            samples=np.frombuffer(read_wav(folder / each["file"]), "<f4"),
+            start=each["start"],
+            end=each["end"],
+        )
+        for each in chosen
+    ]
+
+
+def words_of(phrase: Phrase) -> list[SpokenWord]:
+    """Judge where the words of a phrase end, by their lengths; see the top of this file."""
+    words = phrase.text.split()
+    letters = list(accumulate(len(word) + 1 for word in words))
+    spoken = phrase.end - phrase.start
+    return [
+        SpokenWord(text=word, end=phrase.start + round(spoken * upto / letters[-1]))
+        for word, upto in zip(words, letters, strict=True)
+    ]
+
+
+def make_utterance(phrase: Phrase, place: int) -> Utterance:
+    """Say a phrase somewhere in its second, with quiet before it and after it.
+
+    Args:
+        phrase: which one.
+        place: of the utterance among all, from 0; it decides where in the second.
+    """
+    lead = int(place * LEAD_TURN % 1 * INPUT_RATE_HZ)
+    least = lead + max(len(phrase.samples), phrase.end + TAIL_SAMPLES)
+    samples = quiet(-(-least // PIECE_SAMPLES) * PIECE_SAMPLES, place)
+    samples[lead : lead + len(phrase.samples)] += phrase.samples
+    words = tuple(attrs.evolve(word, end=lead + word.end) for word in words_of(phrase))
+    return Utterance(samples=samples, words=words)
+
+
+def quiet(samples: int, seed: int) -> _Samples:
+    """Make the noise of a quiet room, (samples,), the same for the same seed."""
+    noise = np.random.default_rng(seed).standard_normal(samples)
+    made: _Samples = (noise * 10 ** (ROOM_DB / 20)).astype(np.float32)
+    return made
+
+
+# -- what came of it ----------------------------------------------------------------------------
+
+
+def find_words(utterance: Utterance, number: int, deltas: Sequence[str]) -> Arrivals:
+    """Find out of what was written with which delta each word came.
+
+    Args:
+        utterance: what was said.
+        number: which of the session's it was; not looked at.
+        deltas: what was written of it.
+    """
+    del number
+    found = list(WORD.finditer("".join(deltas).lower()))
+    ends = list(accumulate(map(len, deltas)))
+    arrivals: Arrivals = [None] * len(utterance.words)
+    said = [word.text for word in utterance.words]
+    heard = [match.group() for match in found]
+    for block in SequenceMatcher(None, said, heard, autojunk=False).get_matching_blocks():
+        for offset in range(block.size):
+            last_letter = found[block.b + offset].end()
+            arrivals[block.a + offset] = bisect_left(ends, last_letter)
+    return arrivals
+
+
+def find_seconds(utterance: Utterance, number: int, deltas: Sequence[str]) -> Arrivals:
+    """The same as `find_words`, of the scripted model: it says which second it heard."""
+    seconds = [(word.end - 1) // INPUT_RATE_HZ for word in utterance.words]
+    places = {delta.strip().partition("-")[2]: at for at, delta in enumerate(deltas)}
+    return [places.get(f"{number}.{second}") for second in seconds]
+
+
+Find = Callable[[Utterance, int, Sequence[str]], Arrivals]
+"""`find_words` or `find_seconds`."""
