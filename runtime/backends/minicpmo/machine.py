@@ -26,6 +26,7 @@ from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
 from .parts import Parts
 from .plan import StoreShape, stores
+from .token_logits import Shortlists, rows_on_host
 from .vocoder import Vocoder
 from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
 
@@ -47,6 +48,7 @@ class Machine:
         parts: the weights.
         vocoder: codes to sound; None where the model has no voice.
         slots: sessions at once.
+        shortlists: what brings the logits of tokens to the host; None brings all of them.
 
     Attributes:
         llm: keys and values of the language model.
@@ -54,8 +56,15 @@ class Machine:
         tts: of the speech decoder.
     """
 
-    def __init__(self, parts: Parts, vocoder: Vocoder | None, slots: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        vocoder: Vocoder | None,
+        slots: int,
+        shortlists: Shortlists | None = None,
+    ) -> None:
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
+        self.shortlists = shortlists
         shapes = stores(parts.config)
         self.llm = self._store(shapes["llm"])
         self.tts = self._store(shapes["tts"])
@@ -125,8 +134,10 @@ class Machine:
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:
         hidden = self._decode(self.parts.llm.model, self.llm, works)  # (B, width)
-        logits = self.parts.llm.lm_head(_padded(hidden, ROWS_MIN)).float().cpu()  # (B, V)
-        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, logits, strict=False)]
+        padded = self.parts.llm.lm_head(_padded(hidden, ROWS_MIN))
+        logits = padded[: len(works)].float()  # (B, V)
+        rows = rows_on_host(logits) if self.shortlists is None else self.shortlists.rows(logits)
+        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, rows, strict=True)]
 
     def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
         hidden = self._decode(self.parts.tts.model, self.tts, works)  # (B, hidden)
