@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from protocol.model import Cut, DuplexConfig, Opening, Unit, UnitResult
 from runtime.backends.base import BackendError
 from runtime.backends.forcing import Choice, Forced, ForcedResult, Forces
+from runtime.backends.minicpmo.candidates import Candidates
 from runtime.backends.minicpmo.decide import codes_apart, decide, decide_code, tokens_apart
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.sampling import (
@@ -224,7 +225,7 @@ def test_what_was_decided_is_no_way_off(model: DuplexModel, seed: int, temperatu
     tokens, config = model.tokens, DuplexConfig(temperature=temperature)
     logits = numbers.normal(0, 3, model.machine.config.llm.vocab_size)
     history, pair = tuple(numbers.integers(0, 200, 5)), numbers.random(2)
-    chosen = decide(logits.copy(), history, pair, config, tokens)
+    chosen = decide(Candidates(values=logits.copy()), history, pair, config, tokens)
     margin, gap = tokens_apart(logits, history, pair, config, tokens, own=chosen, wanted=chosen)
     assert margin == 0
     assert gap is None if temperature == 0 else (gap is not None and gap <= A_BIT)

@@ -26,6 +26,7 @@ from protocol.turn import (
 )
 from runtime.backends.base import BackendError, ContextFull
 from runtime.backends.minicpmo import chat_voice
+from runtime.backends.minicpmo.candidates import Candidates
 from runtime.backends.minicpmo.chat import ChatTurn
 from runtime.backends.minicpmo.chat_answer import Answer
 from runtime.backends.minicpmo.decide import decide_chat, decide_chat_code
@@ -341,7 +342,8 @@ def decided(tokens: Tokens, scores: dict[int, float], *before: int, **config: An
         logits[index] = value
     settings = {"temperature": 0.0, "repetition_penalty": 1.0, **config}
     spoken = settings.pop("spoken", False)
-    return decide_chat(logits, before, 0.5, ChatConfig(**settings), tokens, spoken=spoken)
+    config = ChatConfig(**settings)
+    return decide_chat(Candidates(values=logits), before, 0.5, config, tokens, spoken=spoken)
 
 
 def test_repetition_divides_above_zero_and_multiplies_below(tokens: Tokens) -> None:
@@ -386,7 +388,8 @@ def test_draws_keep_to_top_k_and_top_p(tokens: Tokens) -> None:
     hot = ChatConfig(temperature=1.0, top_p=1.0, repetition_penalty=1.0)
 
     def drawn(draw: float, config: ChatConfig) -> int:
-        return decide_chat(logits.copy(), (), draw, config, tokens, spoken=False)
+        own = Candidates(values=logits.copy())
+        return decide_chat(own, (), draw, config, tokens, spoken=False)
 
     assert [drawn(u, hot) for u in (0.1, 0.6, 0.95)] == [5, 6, 7]
     assert drawn(0.99, attrs.evolve(hot, top_k=2)) == 6

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from protocol.model import DuplexConfig
 from runtime.backends.minicpmo import unit as unit_module
+from runtime.backends.minicpmo.candidates import Candidates
 from runtime.backends.minicpmo.decide import decide, decide_code, fed_max
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.sampling import best, choose, draws, untempered
@@ -99,7 +100,7 @@ def decided(
     for index, value in values.items():
         logits[index] = value
     settings = DuplexConfig(**{"temperature": 0.0, **config})
-    return decide(logits, history, np.array([0.5, 0.5]), settings, tokens)
+    return decide(Candidates(values=logits), history, np.array([0.5, 0.5]), settings, tokens)
 
 
 def test_repetition_divides_whatever_the_sign(tokens: Tokens) -> None:
@@ -143,7 +144,7 @@ def test_chunk_eos_has_a_draw_of_its_own(tokens: Tokens) -> None:
     logits = np.full(VOCABULARY, -50.0)
     logits[[end, 2]] = (1.0, 1.0)
     picks = {
-        decide(logits.copy(), (), np.array([draw, 0.5]), DuplexConfig(), tokens)
+        decide(Candidates(values=logits.copy()), (), np.array([draw, 0.5]), DuplexConfig(), tokens)
         for draw in (0.01, 0.99)
     }
     assert picks == {2, end}

@@ -35,6 +35,7 @@ from ..base import BackendError, BackendRefused
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams
 from .anchor_prompt import Ids, Look, Looked, Sight
 from .audio import Hearing
+from .candidates import Candidates
 from .chat_text import TextStream
 from .decide import decide_plain
 from .machine import Machine
@@ -42,7 +43,6 @@ from .mel import MelCarry
 from .prompt import BLOCK, EMBEDDED
 from .sampling import draws
 from .tokens import Tokens
-from .unit import numbers_of
 from .work import Fed, Feed, Hear, See, Steps
 
 Emit = Callable[[Sampled], None]
@@ -129,13 +129,14 @@ class Anchor:
             began = time.perf_counter_ns()
             rows, fed_ids = yield from self._rows(looked)
             first = yield from self._feed(rows)
+            first.logits.whole()  # Told of below; on the device they would keep their batch.
             middle = time.perf_counter_ns()
             sampled, reason = yield from self._sample(first, params, emit, len(rows))
             ended = time.perf_counter_ns()
         self._carried = sampled[-1:] if self._anchoring.carry_terminator else ()
         self.chunks += 1
         prefill_us, generate_us = (middle - began) // 1000, (ended - middle) // 1000
-        logits = first.logits.numpy()
+        logits = first.logits.whole().numpy()
         second, best = np.sort(np.partition(logits, -2)[-2:])
         return Extended(
             chunk=self.chunks - 1,
@@ -211,17 +212,9 @@ class Anchor:
         self, fed: Fed, params: SamplingParams, emit: Emit, prompt_tokens: int
     ) -> Steps[tuple[tuple[int, ...], FinishReason]]:
         """Sample until there is a reason to stop; all tokens but the last are fed."""
-        sampled, computed, size = list[int](), prompt_tokens, self._tokens.size
+        sampled, computed = list[int](), prompt_tokens
         for step, draw in enumerate(self._draws(params)):
-            token = decide_plain(
-                numbers_of(fed.logits),
-                float(draw),
-                size,
-                self._forbidden,
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-            )
+            token = self._decide(fed, float(draw), params)
             sampled.append(token)
             reason = self._reason(token, len(sampled), params)
             emit(
@@ -240,6 +233,20 @@ class Anchor:
                 return tuple(sampled), reason
             fed, computed = (yield from self._feed(self._machine.parts.embed((token,)))), 1
         raise AssertionError("the last token has a reason")
+
+    def _decide(self, fed: Fed, draw: float, params: SamplingParams) -> int:
+        def rule(logits: Candidates) -> int:
+            return decide_plain(
+                logits,
+                draw,
+                self._tokens.size,
+                self._forbidden,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+            )
+
+        return fed.logits.settle(rule)
 
     def _draws(self, params: SamplingParams) -> NDArray[np.float64]:
         """The draws of this chunk, one for each token that it may sample at most."""

@@ -22,13 +22,13 @@ from torch import Tensor
 from protocol.model import Costs
 from protocol.turn import StopReason, Turn, TurnChunk, TurnResult
 
+from .candidates import Candidates
 from .chat_text import TextStream
 from .chat_voice import TEXT_A_CHUNK, Mouth
 from .decide import decide_chat
 from .machine import Machine
 from .sampling import draws
 from .tokens import Tokens
-from .unit import numbers_of
 from .work import Fed, Feed, Steps
 
 Emit = Callable[[TurnChunk], None]
@@ -69,6 +69,7 @@ class Answer:
     def run(self, first: Fed) -> Steps[TurnResult]:
         """Answer to the end or the cut; `first` is what the prefill's last row gave."""
         began = time.perf_counter_ns()
+        first.logits.whole()  # The result tells of all; on the device they would keep their batch.
         config, limit = self.turn.config, self.machine.config.context_limit
         numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
         stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
@@ -120,9 +121,12 @@ class Answer:
         )
 
     def _decide(self, fed: Fed, number: float) -> int:
-        logits, spoken = numbers_of(fed.logits), self.turn.speech is not None
-        config = self.turn.config
-        return decide_chat(logits, self.generated, number, config, self.tokens, spoken=spoken)
+        config, spoken = self.turn.config, self.turn.speech is not None
+
+        def rule(logits: Candidates) -> int:
+            return decide_chat(logits, self.generated, number, config, self.tokens, spoken=spoken)
+
+        return fed.logits.settle(rule)
 
     def _feed(self, token: int) -> Steps[Fed]:
         rows = self.machine.parts.embed((token,))
@@ -174,7 +178,7 @@ class Answer:
 
     def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
         """The result with what was measured."""
-        logits, mouth = first.logits.numpy(), self.mouth
+        logits, mouth = first.logits.whole().numpy(), self.mouth
         second, best = np.sort(np.partition(logits, -2)[-2:])
         wall = (time.perf_counter_ns() - began) // 1000
         tts = 0 if mouth is None else mouth.tts_ns // 1000

@@ -23,8 +23,8 @@ from torch import Tensor, cat
 from .decide import decide_chat_code
 from .parts import Parts
 from .sampling import draws
+from .token_logits import numbers_of
 from .tts import CODES_A_UNIT
-from .unit import numbers_of
 from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
 from .work import Sound, Speak, Steps
 

@@ -6,6 +6,9 @@ are penalised, listening is scaled, and the rest is sampled with temperature, to
 
 An answer of chat has rules of its own (`decide_chat`, `decide_chat_code`); they are the public
 code's too. A request with streaming input is sampled plainly (`decide_plain`).
+
+Tokens are chosen from `Candidates`: from all ids, or from a shortlist, which may not do
+(`TooShortError`). Codes are few, and chosen from all.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -21,6 +25,7 @@ from numpy.typing import NDArray
 from protocol.model import DuplexConfig
 from protocol.turn import ChatConfig
 
+from .candidates import Candidates
 from .sampling import choose, choose_gap, untempered, untempered_gap, untempered_room
 from .tokens import Tokens
 
@@ -42,12 +47,12 @@ Logits = NDArray[np.float64]
 
 
 def decide(
-    logits: Logits, history: Sequence[int], draws: Logits, config: DuplexConfig, tokens: Tokens
+    logits: Candidates, history: Sequence[int], draws: Logits, config: DuplexConfig, tokens: Tokens
 ) -> int:
     """Choose the next token.
 
     Args:
-        logits: (V,); changed in place.
+        logits: of all ids, or of a shortlist; changed in place.
         history: the session's decided ids; the last 512 are penalised.
         draws: two uniform numbers, for the untempered and for the tempered sample.
         config: the session's; a temperature of 0 takes the most likely token in both.
@@ -55,27 +60,33 @@ def decide(
 
     Returns:
         The id, of a control token or of text.
+
+    Raises:
+        TooShortError: a shortlist does not settle it.
     """
-    ids = tokens.ids
-    greedy = config.temperature == 0
-    first = int(logits.argmax()) if greedy else untempered(logits, float(draws[0]))
-    if first == ids.chunk_eos:
-        return ids.chunk_eos
+    ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
+    if logits.is_best(ends) if greedy else logits.is_drawn(ends, float(draws[0])):
+        return ends
     _weigh(logits, history, config, tokens)
-    return choose(logits, float(draws[1]), config.temperature, config.top_k, config.top_p)
+    return logits.choose(float(draws[1]), config.temperature, config.top_k, config.top_p)
 
 
-def _weigh(logits: Logits, history: Sequence[int], config: DuplexConfig, tokens: Tokens) -> None:
+def _weigh(
+    logits: Candidates, history: Sequence[int], config: DuplexConfig, tokens: Tokens
+) -> None:
     """Forbid and penalise, in place, what `decide` samples the second time."""
-    ids = tokens.ids
-    logits[[*tokens.forbidden, ids.chunk_eos]] = -np.inf
-    logits[tokens.size :] = -np.inf
+    ids, penalty = tokens.ids, config.length_penalty
+    logits.forbid((*tokens.forbidden, ids.chunk_eos))
+    logits.forbid_from(tokens.size)
     # Divided whatever the sign, as the public code has it.
-    logits[sorted(set(history[-REPETITION_WINDOW:]))] /= REPETITION_PENALTY
-    turn_eos = logits[ids.turn_eos]
-    logits[ids.turn_eos] *= 1 / config.length_penalty if turn_eos > 0 else config.length_penalty
+    recent = sorted(set(history[-REPETITION_WINDOW:]))
+    logits.change(recent, lambda values: values / REPETITION_PENALTY)
+    logits.change(
+        (ids.turn_eos,), lambda values: values * np.where(values > 0, 1 / penalty, penalty)
+    )
     scale = config.listen_prob_scale
-    logits[ids.listen] += math.log(scale) if scale > 0 else -math.inf
+    more = math.log(scale) if scale > 0 else -math.inf
+    logits.change((ids.listen,), lambda values: values + more)
 
 
 def tokens_apart(
@@ -109,7 +120,7 @@ def tokens_apart(
         gap = None if greedy else untempered_gap(logits, sooner, ends)
         return float(logits[first] - logits[ends]), gap
     weighed = logits.copy()
-    _weigh(weighed, history, config, tokens)
+    _weigh(Candidates(values=weighed), history, config, tokens)
     bounds = (config.temperature, config.top_k, config.top_p)
     gap = None if greedy else choose_gap(weighed, later, *bounds, wanted=wanted)
     if own == ends:
@@ -188,7 +199,7 @@ def _penalise(logits: Logits, codes: Sequence[int]) -> None:
 
 
 def decide_chat(
-    logits: Logits,
+    logits: Candidates,
     generated: Sequence[int],
     draw: float,
     config: ChatConfig,
@@ -199,7 +210,7 @@ def decide_chat(
     """Choose the next token of an answer of chat.
 
     Args:
-        logits: (V,); changed in place.
+        logits: of all ids, or of a shortlist; changed in place.
         generated: the answer's ids so far; the last 128 are penalised.
         draw: a uniform number.
         config: the turn's; a temperature of 0 takes the most likely token.
@@ -208,15 +219,17 @@ def decide_chat(
 
     Returns:
         The id; one of `tokens.endings` ends the answer.
+
+    Raises:
+        TooShortError: a shortlist does not settle it.
     """
-    endings = sorted(tokens.endings)
     if spoken:
-        logits[[index for index in tokens.forbidden if index not in tokens.endings]] = -np.inf
-    logits[tokens.size :] = -np.inf
+        logits.forbid([index for index in tokens.forbidden if index not in tokens.endings])
+    logits.forbid_from(tokens.size)
     recent = sorted(set(generated[-CHAT_WINDOW:]))
-    logits[recent] = _lowered(logits[recent], config.repetition_penalty)
-    logits[endings] = _lowered(logits[endings], config.length_penalty)
-    return choose(logits, draw, config.temperature, config.top_k, config.top_p)
+    logits.change(recent, partial(_lowered, penalty=config.repetition_penalty))
+    logits.change(sorted(tokens.endings), partial(_lowered, penalty=config.length_penalty))
+    return logits.choose(draw, config.temperature, config.top_k, config.top_p)
 
 
 def _lowered(logits: Logits, penalty: float) -> Logits:
@@ -225,7 +238,7 @@ def _lowered(logits: Logits, penalty: float) -> Logits:
 
 
 def decide_plain(
-    logits: Logits,
+    logits: Candidates,
     draw: float,
     size: int,
     forbidden: Sequence[int],
@@ -237,7 +250,7 @@ def decide_plain(
     """Choose the next token of a request with streaming input: no penalties, nothing scaled.
 
     Args:
-        logits: (V,); changed in place.
+        logits: of all ids, or of a shortlist; changed in place.
         draw: a uniform number.
         size: one more than the highest id of the tokenizer.
         forbidden: ids that are never chosen.
@@ -247,12 +260,15 @@ def decide_plain(
 
     Returns:
         The id.
+
+    Raises:
+        TooShortError: a shortlist does not settle it.
     """
-    logits[list(forbidden)] = -np.inf
-    logits[size:] = -np.inf
+    logits.forbid(forbidden)
+    logits.forbid_from(size)
     if temperature > 0 and not top_k and top_p == 1:  # Nothing to sort for: that takes longest.
-        return untempered(logits / temperature, draw)
-    return choose(logits, draw, temperature, top_k or size, top_p)
+        return logits.sample(draw, temperature)
+    return logits.choose(draw, temperature, top_k or size, top_p)
 
 
 def decide_chat_code(logits: Logits, codes: Sequence[int], draw: float) -> int:

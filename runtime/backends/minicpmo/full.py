@@ -19,6 +19,7 @@ from .checkpoint import build_parts
 from .config import ModelConfig, read_config
 from .machine import Machine
 from .model import THREADS, DuplexModel
+from .token_logits import shortlists_on
 from .tokens import Tokens
 from .vocoder import Pcm, Sounding
 
@@ -128,8 +129,9 @@ def random_model(
     """
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    machine = Machine(build_parts(config, dtype, device), Mute(), slots)
-    return DuplexModel.of(machine, Tokens(tokenizer), {})
+    parts, tokens = build_parts(config, dtype, device), Tokens(tokenizer)
+    machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens))
+    return DuplexModel.of(machine, tokens, {})
 
 
 def floor_ms(doing: Doing, sessions: int) -> float:

@@ -31,6 +31,7 @@ from .config import UNIT_FRAMES, ModelConfig
 from .decode import Stepper, stepper
 from .parts import Parts
 from .plan import StoreShape, stores
+from .token_logits import Shortlists, rows_on_host
 from .vocoder import Vocoder
 from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
 
@@ -93,6 +94,7 @@ class Machine:
         parts: the weights.
         vocoder: codes to sound; None where the model has no voice.
         slots: sessions at once.
+        shortlists: what brings the logits of tokens to the host; None brings all of them.
         make_steps: makes what decodes single rows; on a GPU `decode.stepper`, elsewhere nothing.
 
     Attributes:
@@ -106,10 +108,12 @@ class Machine:
         parts: Parts,
         vocoder: Vocoder | None,
         slots: int,
+        shortlists: Shortlists | None = None,
         *,
         make_steps: MakeSteps | None = None,
     ) -> None:
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
+        self.shortlists = shortlists
         shapes = stores(parts.config)
         self.llm = self._store(shapes["llm"])
         self.tts = self._store(shapes["tts"])
@@ -174,8 +178,9 @@ class Machine:
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:
-        hidden, logits = self._llm.run(works)
-        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, logits.cpu(), strict=True)]
+        hidden, logits = self._llm.run(works)  # (B, width), (B, V)
+        rows = rows_on_host(logits) if self.shortlists is None else self.shortlists.rows(logits)
+        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, rows, strict=True)]
 
     def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
         return list(self._tts.run(works)[1].cpu())

@@ -31,6 +31,7 @@ from .config import ModelConfig, load_config
 from .device import device_name
 from .machine import ROWS_MIN, Machine, rows_are_independent
 from .session import ModelSession
+from .token_logits import shortlists_on
 from .tokens import Tokens
 from .transcript import Transcript
 from .vocoder import PieceVocoder
@@ -147,7 +148,8 @@ class DuplexModel:
         vocoder = load_vocoder(folder / VOCODER, slots=slots)
         if isinstance(vocoder, PieceVocoder) and vocoder.codes < config.tts.eos:
             raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
-        machine = Machine(parts, vocoder, slots)
+        shortlists = shortlists_on(parts.llm.lm_head.weight.device, tokens)
+        machine = Machine(parts, vocoder, slots, shortlists)
         return cls.of(machine, tokens, fingerprint(folder, machine))
 
     @classmethod

@@ -23,6 +23,7 @@ from torch import Tensor
 from protocol.model import Costs, Cut, Opening, Stage, Unit, UnitResult
 
 from .audio import Hearing
+from .candidates import Candidates
 from .decide import (
     CHUNK_CHARACTERS,
     DRAWS_A_STEP,
@@ -38,6 +39,7 @@ from .sampling import draws
 from .sound import read_pcm
 from .state import SessionState, Speech
 from .teacher import Teacher
+from .token_logits import numbers_of
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
 from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
@@ -88,18 +90,6 @@ def input_hash(unit: Unit) -> str:
     return digest.hexdigest()
 
 
-def numbers_of(logits: Tensor) -> NDArray[np.float64]:
-    """Logits as float64.
-
-    Raises:
-        ValueError: they are not all finite: half precision overflowed, and any choice would do.
-    """
-    numbers = logits.numpy().astype(np.float64)
-    if not np.isfinite(numbers).all():
-        raise ValueError("the model's logits are not all finite")
-    return numbers
-
-
 @attrs.define(kw_only=True)
 class UnitRun:
     """A unit while it runs.
@@ -140,6 +130,7 @@ class UnitRun:
         """Run the unit to its end or its cut."""
         began = time.perf_counter_ns()
         first: Fed = yield from self._prefill()
+        first.logits.whole()  # The result tells of all; on the device they would keep their batch.
         middle = self._spend("prefill", began)
         if self.setting.forces(self.unit):
             is_listen = yield from self._listen_by_force()
@@ -211,15 +202,15 @@ class UnitRun:
         tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
         numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
         numbers = numbers.reshape(-1, DRAWS_A_STEP)
-        fed, logits, self.terminator = first, numbers_of(first.logits), ids.chunk_eos
+        fed, self.terminator = first, ids.chunk_eos
         for step in range(most + 1):
+            fed.logits.require_finite()
             if self._cut_at("llm", step):
                 return False
             if step == most:
                 self.decided.append(ids.chunk_eos)
                 return False
-            token = decide(logits, self.state.history, numbers[step], opening.config, tokens)
-            token = self._taught(step, token, fed, numbers[step])
+            token = self._taught(step, self._decide(fed, numbers[step]), fed, numbers[step])
             self.decided.append(token)
             if token == ids.chunk_eos:
                 return False
@@ -236,15 +227,22 @@ class UnitRun:
             self.state = self.state.but(turn_open=token != ids.turn_eos)
             if step:
                 self.spoken.append((token, fed.hidden))
-            logits = numbers_of(fed.logits)
         raise AssertionError("the last iteration returns")
+
+    def _decide(self, fed: Fed, numbers: NDArray[np.float64]) -> int:
+        setting, history = self.setting, self.state.history
+
+        def rule(logits: Candidates) -> int:
+            return decide(logits, history, numbers, setting.opening.config, setting.tokens)
+
+        return fed.logits.settle(rule)
 
     def _taught(self, step: int, own: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
         """The token that a teacher knows, or the unit's own."""
         if self.teacher is None:
             return own
         opening, tokens = self.setting.opening, self.setting.tokens
-        logits, history = numbers_of(fed.logits), self.state.history
+        logits, history = numbers_of(fed.logits.whole()), self.state.history
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
             config = opening.config
@@ -319,7 +317,7 @@ class UnitRun:
         self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
 
     def _result(self, first: Fed, *, is_listen: bool, ended: bool, began: int) -> UnitResult:
-        logits = first.logits.numpy()
+        logits = first.logits.whole().numpy()
         second, best = np.sort(np.partition(logits, -2)[-2:])
         spent = {stage: ns // 1000 for stage, ns in self.spent_ns.items()}
         wall = (time.perf_counter_ns() - began) // 1000

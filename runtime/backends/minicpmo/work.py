@@ -17,6 +17,7 @@ import attrs
 from torch import Tensor
 
 from .audio import Hearing
+from .token_logits import TokenLogits
 from .vocoder import Sounding
 
 Result = TypeVar("Result")
@@ -107,11 +108,11 @@ class Fed:
 
     Attributes:
         hidden: of the last row, (width,).
-        logits: of the last row, float32 on the host, (vocabulary,).
+        logits: of the last row.
     """
 
     hidden: Tensor
-    logits: Tensor
+    logits: TokenLogits
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,0 +1,207 @@
+"""The logits of the next token: on the host, or on the device with a shortlist on the host.
+
+On a CPU they are at hand. A GPU would move 151,748 numbers a token and session, and the host would
+sort them; so `Shortlists` has the device find the highest, and brings those of a whole batch in one
+transfer. A row stays on the device until somebody asks for all of it, or until a choice is not
+settled by its shortlist (`candidates.py`): what is chosen is the same either way.
+
+A row that lies on the device keeps those of its whole batch there. Who keeps one for long asks for
+`whole` at once: then it lies on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .candidates import Candidates, Mass, TooShortError
+from .tokens import Tokens
+
+SHORTLIST: Final = 256
+"""Ids of a row that come to the host: enough for the best 100 when half of them are forbidden."""
+NOT_FINITE: Final = "the model's logits are not all finite"
+
+Rule = Callable[[Candidates], int]
+"""Chooses an id, and may change what it is given."""
+
+
+def numbers_of(logits: Tensor) -> NDArray[np.float64]:
+    """Logits on the host as float64.
+
+    Raises:
+        ValueError: they are not all finite: half precision overflowed, and any choice would do.
+    """
+    numbers = logits.numpy().astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise ValueError(NOT_FINITE)
+    return numbers
+
+
+class TokenLogits:
+    """The logits of one row.
+
+    Args:
+        row: float32, (vocabulary,), on any device.
+        settle: chooses without all of them, or raises `TooShortError`; None: they are at hand.
+        is_finite: they all are, as far as is known; None: nobody has looked.
+    """
+
+    def __init__(
+        self,
+        row: Tensor,
+        settle: Callable[[Rule], int] | None = None,
+        *,
+        is_finite: bool | None = None,
+    ) -> None:
+        self._row, self._settle, self._is_finite = row, settle, is_finite
+
+    def whole(self) -> Tensor:
+        """All of them, float32 on the host, (vocabulary,); fetched once."""
+        if self._row.device.type != "cpu":
+            self._row = self._row.cpu()
+        return self._row
+
+    def require_finite(self) -> None:
+        """Hold that a choice can be made.
+
+        Raises:
+            ValueError: they are not all finite.
+        """
+        if self._is_finite is None:
+            self._is_finite = bool(np.isfinite(self._row.numpy()).all())
+        if not self._is_finite:
+            raise ValueError(NOT_FINITE)
+
+    def settle(self, rule: Rule) -> int:
+        """Choose an id.
+
+        Args:
+            rule: is asked once more, with all logits, where a shortlist does not settle it.
+
+        Raises:
+            ValueError: they are not all finite.
+        """
+        if self._settle is not None:
+            self.require_finite()
+            try:
+                return self._settle(rule)
+            except TooShortError:
+                pass
+        return rule(Candidates(values=numbers_of(self.whole())))
+
+
+def rows_on_host(logits: Tensor) -> list[TokenLogits]:
+    """All logits of a batch, (B, V), brought to the host."""
+    return [TokenLogits(row) for row in logits.cpu()]
+
+
+class Shortlists:
+    """Makes shortlists of batches of logits, on the device that they are on.
+
+    Args:
+        device: where the logits will be.
+        named: ids whose logits rules change by name; they are always listed.
+        ends: the id that an untempered sample is asked for.
+        count: the highest logits that are listed.
+
+    Attributes:
+        settled: choices that a shortlist was enough for.
+        unsettled: choices for which it was not.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        named: Sequence[int],
+        ends: int,
+        count: int = SHORTLIST,
+    ) -> None:
+        self._named = np.array(sorted(set(named)), dtype=np.int64)  # (C,)
+        self._index = torch.tensor(self._named.tolist(), dtype=torch.int64, device=device)
+        self._ends, self._count = ends, count
+        self.settled = self.unsettled = 0
+
+    @classmethod
+    def of(cls, tokens: Tokens, device: torch.device | str) -> Shortlists:
+        """Shortlists for the rules of `decide.py`."""
+        ids = tokens.ids
+        named = (ids.listen, ids.turn_eos, ids.chunk_eos, *tokens.endings)
+        return cls(device, named=named, ends=ids.chunk_eos)
+
+    def rows(self, logits: Tensor) -> list[TokenLogits]:
+        """Make the shortlist of each row.
+
+        Args:
+            logits: float32, (B, V), on the device. Where V is no more than is listed, all of
+                them are brought to the host.
+
+        Returns:
+            One for each row; the rows themselves stay where they are.
+        """
+        if logits.shape[1] <= self._count:
+            return rows_on_host(logits)
+        packed = _to_host(self._pack(logits))  # (B, 2 K + C + 4)
+        return [
+            TokenLogits(row, partial(self._settle, numbers), is_finite=bool(numbers[-1]))
+            for row, numbers in zip(logits, packed, strict=True)
+        ]
+
+    def _pack(self, logits: Tensor) -> Tensor:
+        """All that the host needs to know, as float64, which holds float32 and ids exactly."""
+        best, ids = logits.topk(self._count, sorted=False)  # (B, K) each
+        shares = logits.double()  # (B, V)
+        shares -= shares.amax(1, keepdim=True)
+        shares.exp_()
+        sums = (
+            shares.sum(1),
+            shares[:, : self._ends].sum(1),
+            shares[:, self._ends],
+            torch.isfinite(logits).all(1).double(),
+        )
+        named = logits.index_select(1, self._index)  # (B, C)
+        return torch.cat((best.double(), ids.double(), named.double(), torch.stack(sums, 1)), 1)
+
+    def _settle(self, numbers: NDArray[np.float64], rule: Rule) -> int:
+        try:
+            index = rule(self._candidates(numbers))
+        except TooShortError:
+            self.unsettled += 1
+            raise
+        self.settled += 1
+        return index
+
+    def _candidates(self, numbers: NDArray[np.float64]) -> Candidates:
+        """One row of what was packed, (2 K + C + 4,), as what rules choose from."""
+        count = self._count
+        best, ids, named = np.split(numbers[:-4], (count, 2 * count))
+        total, before, own = numbers[-4:-1].tolist()
+        listed = np.concatenate((ids.astype(np.int64), self._named))
+        listed, places = np.unique(listed, return_index=True)
+        return Candidates(
+            values=np.concatenate((best, named))[places],
+            ids=listed,
+            bound=float(best.min()),
+            mass=Mass(index=self._ends, start=before / total, stop=(before + own) / total),
+        )
+
+
+def shortlists_on(device: torch.device | str, tokens: Tokens) -> Shortlists | None:
+    """Shortlists for a device; None on a CPU, where all logits are at hand."""
+    return None if torch.device(device).type == "cpu" else Shortlists.of(tokens, device)
+
+
+def _to_host(packed: Tensor) -> NDArray[np.float64]:
+    """A tensor as numbers on the host, waited for once."""
+    if packed.device.type != "cuda":
+        return packed.cpu().numpy()
+    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    host.copy_(packed, non_blocking=True)
+    torch.cuda.current_stream(packed.device).synchronize()
+    return host.numpy()
