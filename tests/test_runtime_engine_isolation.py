@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from protocol.model import Cut, DuplexConfig, Opening, Unit, Voice
 from runtime.backends.base import BackendError
 from runtime.backends.minicpmo import window
-from runtime.backends.minicpmo.machine import Machine
+from runtime.backends.minicpmo.machine import Decoder
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.session import ModelSession
 from runtime.backends.minicpmo.work import Steps, Work, alone
@@ -354,13 +354,13 @@ def plain(index: int, place: int) -> Tenant:
 
 def test_a_leak_is_caught(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above would be green whatever the model does."""
-    decode = Machine._decode
+    run = Decoder.run
 
-    def mixed(self: Machine, decoder: Any, store: Any, works: Any) -> Any:
-        hidden = decode(self, decoder, store, works)
-        return hidden + 1e-6 * hidden.mean(dim=0, keepdim=True) * (len(works) > 1)
+    def mixed(self: Decoder, works: Any) -> Any:
+        hidden, logits = run(self, works)
+        return hidden, logits + 1e-6 * logits.mean(dim=0, keepdim=True) * (len(works) > 1)
 
-    monkeypatch.setattr(Machine, "_decode", mixed)
+    monkeypatch.setattr(Decoder, "run", mixed)
     company = [(slot, 0, [plain(slot, 10 * slot)]) for slot in range(3)]
     with pytest.raises(AssertionError):
         check(model, company, 64)
