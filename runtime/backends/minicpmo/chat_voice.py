@@ -119,7 +119,7 @@ class Mouth:
             if code == self.parts.config.tts.eos:
                 break
             self.codes.append(code)
-            rows = self.parts.tts.codes((code,))
+            rows = self.parts.tts.code(code)
             if len(self.codes) - self.sounded == CODES_A_UNIT:
                 is_said = yield from self._sound(tell, last=False)
                 if not is_said:

@@ -45,7 +45,10 @@ class Parts(nn.Module):
         self.front_end = MelFrontEnd(config.audio.num_mel_bins)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Token ids to embeddings, (T, width)."""
+        """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel."""
         table = self.llm.model.embed_tokens
+        if len(ids) == 1:
+            row: Tensor = table.weight[ids[0]]
+            return row[None]
         out: Tensor = table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device))
         return out

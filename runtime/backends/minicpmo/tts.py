@@ -76,12 +76,11 @@ class SpeechDecoder(nn.Module):
         ids = torch.tensor([index for index, _ in text], device=weight.device)
         return torch.cat((self.condition(ids, torch.stack([state for _, state in text])), bos))
 
-    def codes(self, ids: Sequence[int]) -> Tensor:
-        """Codes to rows, (T,) -> (T, hidden)."""
+    def code(self, code: int) -> Tensor:
+        """A code as a row, (1, hidden): a view of the table, for which no kernel is launched."""
         embedding = self.emb_code[0]
         assert isinstance(embedding, nn.Embedding)
-        out: Tensor = embedding(torch.tensor(ids, device=embedding.weight.device))
-        return out
+        return embedding.weight[code][None]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., hidden) to logits (..., codes)."""

@@ -281,7 +281,7 @@ class UnitRun:
             if code == eos:
                 break
             self.codes.append(code)
-            rows = tts.codes((code,))
+            rows = tts.code(code)
         self.state = self.state.but(speech=attrs.evolve(speech, length=length))
 
     def _taught_code(
