@@ -140,39 +140,42 @@ def load_audio_as_pcm16(audio: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
     return (audio * 32_767).astype(np.int16).tobytes()
 
 
+async def stream_audio_file(
+    server_url: str, model: str, pcm_audio: bytes, printed: list[str]
+) -> Body:
+    """The example's client, but that it collects what it would print."""
+    async with connect(server_url) as ws:
+        response = json.loads(await ws.recv())
+        assert response["type"] == "session.created"
+        await ws.send(json.dumps({"type": "session.update", "model": model}))
+        await ws.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        for i in range(0, len(pcm_audio), 4096):
+            chunk = pcm_audio[i : i + 4096]
+            await ws.send(
+                json.dumps(
+                    {
+                        "type": "input_audio_buffer.append",
+                        "audio": base64.b64encode(chunk).decode(),
+                    }
+                )
+            )
+        await ws.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
+        async for message in ws:
+            data: Body = json.loads(message)
+            if data["type"] == "transcription.delta":
+                printed.append(data["delta"])
+            elif data["type"] == "transcription.done":
+                return data
+    raise AssertionError("it was not done")
+
+
 def test_the_example_client_of_003_works_as_it_is(server: LiveServer) -> None:
     """A client of the server of 003 does not get along with us."""
     at = np.arange(RATE_HZ * 7) / RATE_HZ
     loud = np.repeat([0.5, 0.0, 0.4, 0.3, 0.0, 0.2, 0.5], RATE_HZ)
     pcm_audio = load_audio_as_pcm16(np.sin(2 * np.pi * 300 * at) * loud)
     printed: list[str] = []
-
-    async def stream_audio_file(server_url: str, model: str) -> Body:
-        async with connect(server_url) as ws:
-            response = json.loads(await ws.recv())
-            assert response["type"] == "session.created"
-            await ws.send(json.dumps({"type": "session.update", "model": model}))
-            await ws.send(json.dumps({"type": "input_audio_buffer.commit"}))
-            for i in range(0, len(pcm_audio), 4096):
-                chunk = pcm_audio[i : i + 4096]
-                await ws.send(
-                    json.dumps(
-                        {
-                            "type": "input_audio_buffer.append",
-                            "audio": base64.b64encode(chunk).decode(),
-                        }
-                    )
-                )
-            await ws.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
-            async for message in ws:
-                data: Body = json.loads(message)
-                if data["type"] == "transcription.delta":
-                    printed.append(data["delta"])
-                elif data["type"] == "transcription.done":
-                    return data
-        raise AssertionError("it was not done")
-
-    data = asyncio.run(stream_audio_file(server.url, NAME))
+    data = asyncio.run(stream_audio_file(server.url, NAME, pcm_audio, printed))
     assert "".join(printed) == data["text"]
     assert [word.rpartition("-")[2] for word in data["text"].split()] == [
         "0.0",

@@ -25,7 +25,7 @@ EXAMPLES = [
     for block in BLOCKS
     for match in re.finditer(r"\$ antiphon (.*)\n((?:(?!\$ ).*\n)*)", block)
 ]
-LASTING = ("serve", "talk", "chat")
+LASTING = ("serve", "talk", "chat", "transcribe")
 """Commands that need a server, or are one; the live tests run those."""
 
 

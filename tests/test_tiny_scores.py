@@ -22,6 +22,7 @@ from runtime.backends.minicpmo.score import (
     score_quiet,
     score_unknown,
 )
+from runtime.backends.minicpmo.score_transcripts import score_transcripts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"
@@ -111,6 +112,14 @@ def test_answers_aloud_in_the_same_words(model: DuplexModel) -> None:
     scores = score_chat_aloud(model, HELDOUT)
     assert scores["answered_right"] >= 0.95
     assert scores["answered_aloud"] >= 0.95
+
+
+def test_writes_down_the_phrases_that_it_hears(model: DuplexModel) -> None:
+    """A live transcription would be of other words than were said."""
+    scores = score_transcripts(model, HELDOUT)
+    assert scores["renderings"] >= 100
+    assert scores["word_error"] <= 0.2
+    assert scores["stream_word_error"] <= 0.25
 
 
 def test_its_card_is_filled_in() -> None:

@@ -47,7 +47,7 @@ class Parts(nn.Module):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel."""
         table = self.llm.model.embed_tokens
-        if len(ids) == 1:
+        if len(ids) == 1 and ids[0] >= 0:  # A view takes -1 for the last; the table refuses it.
             row: Tensor = table.weight[ids[0]]
             return row[None]
         out: Tensor = table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device))

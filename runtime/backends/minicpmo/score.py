@@ -28,6 +28,7 @@ from .score_chat import (
     score_chat_spoken,
     score_chat_typed,
 )
+from .score_transcripts import score_transcripts
 from .staging import (
     AFTER,
     SEEING,
@@ -236,6 +237,7 @@ SCORES: Final[dict[str, Callable[[DuplexModel, Path], dict[str, float]]]] = {
     "chat_spoken": score_chat_spoken,
     "chat_colour": score_chat_sight,
     "chat_aloud": score_chat_aloud,
+    "transcripts": score_transcripts,
 }
 
 

@@ -36,11 +36,27 @@ TOKENS_A_CHUNK: Final = 32
 
 @attrs.define(kw_only=True)
 class _Utterance:
-    """An utterance under way: its request, its number, and the index of the chunk to come."""
+    """An utterance under way.
+
+    Attributes:
+        anchor: its request.
+        number: which of the session's it is.
+        index: of the chunk to come.
+        is_blank: nothing was written of it yet.
+    """
 
     anchor: Anchor
     number: int
     index: int = 0
+    is_blank: bool = True
+
+    def text_of(self, pieces: list[str]) -> str:
+        """The text of a chunk; the first word of an utterance has no space before it."""
+        text = "".join(pieces)
+        if self.is_blank:
+            text = text.lstrip(" ")
+        self.is_blank = self.is_blank and not text
+        return text
 
 
 def input_hash(chunk: Chunk) -> str:
@@ -48,6 +64,12 @@ def input_hash(chunk: Chunk) -> str:
     digest = hashlib.blake2b(f"{chunk.index == 0:d} ".encode(), digest_size=16)
     digest.update(chunk.pcm)
     return digest.hexdigest()
+
+
+def opening_ids(tokens: Tokens) -> tuple[int, ...]:
+    """What stands before the sound of an utterance."""
+    words = tokens.encode(f"system\n{INSTRUCTIONS}")
+    return (tokens.ids.im_start, *words, tokens.ids.im_end)
 
 
 class Transcript:
@@ -62,8 +84,7 @@ class Transcript:
     def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
         self._machine, self._tokens, self._slot = machine, tokens, slot
         ids = tokens.ids
-        words = tokens.encode(f"system\n{INSTRUCTIONS}")
-        self._head = TokenIds(ids=(ids.im_start, *words, ids.im_end))
+        self._head = TokenIds(ids=opening_ids(tokens))
         # Text alone is decided: what else the model may know to say has no meaning here.
         never = {*tokens.control, *tokens.forbidden, *tokens.endings} - {ids.chunk_eos}
         self._forbidden = tuple(sorted(never))
@@ -114,7 +135,7 @@ class Transcript:
         return ChunkResult(
             utterance=chunk.utterance,
             index=chunk.index,
-            text="".join(texts),
+            text=utterance.text_of(texts),
             token_ids=done.token_ids,
             reason=done.reason,
             prompt_tokens=done.prompt_tokens,

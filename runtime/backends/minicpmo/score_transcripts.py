@@ -1,0 +1,123 @@
+"""How well `tiny` writes down what it hears; see `score.py`, whose registry has this score too.
+
+Each rendering is an utterance of its own, cut into seconds as the server cuts it: a pause that
+depends on its place in the list, the file as it is, silence up to a whole second, and a second of
+silence. Then a stream: every fourth rendering, one after another, as one utterance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import numpy as np
+
+from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES
+from protocol.transcript import Chunk, ChunkResult
+
+from .model import DuplexModel
+from .staging import Heldout, Pcm, known_phrases, read_manifest, read_speech, room
+from .work import alone
+
+PAUSES: Final = (0.3, 0.7, 1.1, 1.9)
+"""Seconds of quiet between the renderings of the stream, in turn."""
+
+
+@attrs.frozen(kw_only=True)
+class Written:
+    """What was said, and what was written of it.
+
+    Attributes:
+        said: the words.
+        wrote: the words.
+    """
+
+    said: tuple[str, ...]
+    wrote: tuple[str, ...]
+
+    @property
+    def errors(self) -> int:
+        """The fewest words to put in, leave out or replace, so that one becomes the other."""
+        row = list(range(len(self.wrote) + 1))
+        for place, said in enumerate(self.said, 1):
+            corner, row[0] = row[0], place
+            for at, wrote in enumerate(self.wrote, 1):
+                replaced = corner + (said != wrote)
+                corner = row[at]
+                row[at] = min(replaced, row[at] + 1, row[at - 1] + 1)
+        return row[-1]
+
+
+def word_error(transcripts: Sequence[Written]) -> float:
+    """Errors a word that was said, over all transcripts."""
+    return sum(item.errors for item in transcripts) / sum(len(item.said) for item in transcripts)
+
+
+def write_down(model: DuplexModel, pcm: Pcm) -> Iterator[ChunkResult]:
+    """Have an utterance written down in a transcription of its own.
+
+    Args:
+        model: the model.
+        pcm: 16 kHz, in [-1, 1]; of any length.
+
+    Yields:
+        What each second gave; the last is silence.
+    """
+    seconds = -(-len(pcm) // UNIT_SAMPLES) + 1
+    sound = np.pad(pcm, (0, seconds * UNIT_SAMPLES - len(pcm))).astype("<f4")
+    transcript = model.transcript(slot=0)
+    try:
+        for index, second in enumerate(sound.reshape(seconds, UNIT_SAMPLES)):
+            chunk = Chunk(
+                utterance=0,
+                index=index,
+                pcm=second.tobytes(),
+                is_last=index == seconds - 1,
+                seed=0,
+            )
+            yield alone(transcript.chunk(chunk), model.compute)
+    finally:
+        transcript.release()
+
+
+def transcribe(model: DuplexModel, said: str, pcm: Pcm) -> Written:
+    """Have an utterance written down, and lay it beside what was said."""
+    text = "".join(result.text for result in write_down(model, pcm))
+    return Written(said=tuple(said.split()), wrote=tuple(text.split()))
+
+
+def _staged(folder: Path, item: Heldout, place: int) -> Pcm:
+    """A rendering behind its pause."""
+    pause = room(place * 7 % 10 * INPUT_RATE_HZ // 10, place)
+    return np.concatenate([pause, read_speech(folder, item)])
+
+
+def _stream(folder: Path, items: Sequence[Heldout]) -> Pcm:
+    """Renderings one after another, in a quiet room."""
+    pieces = []
+    for place, item in enumerate(items):
+        quiet = room(int(PAUSES[place % len(PAUSES)] * INPUT_RATE_HZ), place)
+        pieces += [quiet, read_speech(folder, item)]
+    return np.concatenate(pieces)
+
+
+def score_transcripts(model: DuplexModel, folder: Path) -> dict[str, float]:
+    """The known phrases, other speech, and a stream of phrases, in voices new to it."""
+    known = known_phrases(folder)
+    strange = [item for item in read_manifest(folder) if not item.answer]
+    phrases, others = (
+        [transcribe(model, item.phrase, _staged(folder, item, n)) for n, item in enumerate(items)]
+        for items in (known, strange)
+    )
+    some = known[::4]
+    stream = transcribe(model, " ".join(item.phrase for item in some), _stream(folder, some))
+    return {
+        "renderings": len(phrases),
+        "word_error": word_error(phrases),
+        "written_right": float(np.mean([item.errors == 0 for item in phrases])),
+        "stream_phrases": len(some),
+        "stream_word_error": word_error([stream]),
+        "strange_word_error": word_error(others),
+    }
