@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,9 +114,12 @@ class Caller:
 
     def last_words(self) -> tuple[Body, int | None]:
         """Talk until the server ends the session; gives its last words and its code."""
-        try:
+        with suppress(ConnectionClosed):  # Where it speaks, what came last may not be heard yet.
             while True:
                 self.unit()
+        try:
+            while True:
+                self.hear()
         except ConnectionClosed as closed:
             return json.loads(self.heard[-1]), closed.rcvd and closed.rcvd.code
 
