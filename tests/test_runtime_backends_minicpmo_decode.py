@@ -5,8 +5,10 @@ Flex attention runs here as its authors' reference, uncompiled. CUDA graphs are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.backends.minicpmo.attention import KvSlots
-from runtime.backends.minicpmo.decode import BLOCK, Aim, Step, Stepper, batches
-from runtime.backends.minicpmo.machine import Machine
+from runtime.backends.minicpmo.audio import Hearing
+from runtime.backends.minicpmo.checkpoint import build_parts
+from runtime.backends.minicpmo.config import load_config
+from runtime.backends.minicpmo.decode import BLOCK, Aim, Step, StepCache, Stepper, batches, stepper
+from runtime.backends.minicpmo.machine import Decoder, Machine
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.staging import known_phrases, stage_phrase
-from runtime.backends.minicpmo.work import Feed, Speak
+from runtime.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -93,16 +99,10 @@ def test_a_row_sees_its_own_slot_up_to_its_place(
         wanted = set(range(slot * capacity + begin, slot * capacity + place + 1))
         sees = aim.mask.mask_mod(torch.tensor(row), torch.tensor(0), torch.tensor(0), positions)
         assert set(positions[sees].tolist()) == wanted
-        edges, inner = (
-            which[row, 0, 0, : int(counts[row, 0, 0])].tolist()
-            for counts, which in (
-                (aim.mask.kv_num_blocks, aim.mask.kv_indices),
-                (aim.mask.full_kv_num_blocks, aim.mask.full_kv_indices),
-            )
-        )
-        assert sorted(edges + inner) == sorted({position // BLOCK for position in wanted})
-        whole = {block * BLOCK + at for block in inner for at in range(BLOCK)}
-        assert whole <= wanted
+        count = int(aim.mask.kv_num_blocks[row, 0, 0])
+        listed = aim.mask.kv_indices[row, 0, 0, :count].tolist()
+        assert listed == sorted({position // BLOCK for position in wanted})
+    assert aim.mask.full_kv_num_blocks is None  # See `Aim`: one processor would get them all.
 
 
 @pytest.mark.parametrize("lengths", [(600, 20, 300), (128, 127)])
@@ -187,6 +187,96 @@ def test_a_step_can_be_captured(model: DuplexModel) -> None:
         torch.tensor([1])
 
 
+class Elsewhere(TorchDispatchMode):
+    """Refuses what reads from the host or writes to it, on a machine whose device is `meta`."""
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See `TorchDispatchMode`."""
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, out))
+        assert {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)} <= {"meta"}, func
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype) -> None:
+    """A GPU would refuse an operation over two devices or formats, in mid-unit or amid a capture.
+
+    Tensors without data stand in for its own: they know their device and their format.
+    """
+    device = torch.device("meta")
+    parts = build_parts(load_config(FIXTURES / "tiny" / "config.json"), dtype, device)
+    machine = Machine(parts, None, SLOTS)
+
+    def flex(query: Tensor, keys: Tensor, values: Tensor, **_options: object) -> Tensor:
+        assert query.dtype == keys.dtype == values.dtype == dtype
+        return query
+
+    feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
+    speaks = [Speak(slot=2, start=0, rows=parts.tts.opening([(3, parts.embed((1,))[0])]))]
+    for decoder, head, store, work in (
+        (parts.llm.model, parts.llm.lm_head, machine.llm, feeds),
+        (parts.tts.model, parts.tts.logits, machine.tts, speaks),
+    ):
+        step = Step(decoder, head, store, 2, flex)
+        with torch.inference_mode():
+            with Elsewhere():
+                stepped = step.compute()
+            for hidden, logits in (stepped, Decoder(decoder, head, store, None).run(work)):
+                assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
+    for request in (
+        See(picture=torch.zeros(3, 448, 448)),
+        Hear(hearing=Hearing(mel=torch.zeros(80, 104), slot=0, units=3)),
+        Recall(pcm=torch.zeros(16_000)),
+    ):
+        (rows,) = machine.compute([request])
+        assert (rows.dtype, rows.device) == (dtype, device)
+    machine.clear(0)
+    for ids in ((-1,), (640,), (3, -1), (640, 3)):  # Found on the host: a GPU would not recover.
+        with pytest.raises(IndexError, match="not from 0 to 639"):
+            parts.embed(ids)
+    assert parts.embed(()).shape == (0, 192)
+
+
+class OneLayer(nn.Module):
+    """The least that a step can be made of: attention, and nothing else."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(hidden_size=heads * 16)
+
+    def forward(self, inputs_embeds: Tensor, past_key_values: StepCache, **_: object) -> Any:
+        rows = inputs_embeds.unflatten(2, (-1, 16)).transpose(1, 2)  # (B, heads, 1, 16)
+        seen, _ = past_key_values.update(rows, rows, 0)
+        return SimpleNamespace(last_hidden_state=seen.attend(rows, 1.0).flatten(2))
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """What torch compiled before does not count, nor what is compiled here after."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_every_size_of_every_decoder_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch compiles a function for eight shapes: beyond 32 slots, speech would go row by row."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    slots = 33
+    with torch.inference_mode():
+        for heads in (2, 3):
+            store = KvSlots(layers=1, slots=slots, heads=heads, capacity=BLOCK, width=16)
+            made = stepper(OneLayer(heads), nn.Identity(), store)
+            assert len(made.sizes) == 5
+            for size in made.sizes:
+                rows = noise(size, heads * 16, seed=size)
+                hidden, _ = made.decode(list(rows), [(slot, 0) for slot in range(size)])
+                torch.testing.assert_close(hidden, rows)  # Each sees itself alone.
+
+
 def test_a_released_slot_is_empty(machines: tuple[Machine, Machine]) -> None:
     """What a step wrote would be left for the next session."""
     stepping = machines[1]
@@ -213,6 +303,21 @@ def play(model: DuplexModel) -> list[UnitResult]:
     return results
 
 
+def test_a_log_tells_how_each_decoder_attends(model: DuplexModel) -> None:
+    """A replay would take a speech decoder that fell back for one that did not."""
+
+    def tokens_alone(
+        decoder: nn.Module, head: Callable[[Tensor], Tensor], store: KvSlots
+    ) -> Stepper:
+        if decoder is not model.machine.parts.llm.model:
+            raise RuntimeError("no memory for it")
+        return uncompiled(decoder, head, store)
+
+    machine = Machine(model.machine.parts, None, SLOTS, make_steps=tokens_alone)
+    assert machine.attention == "sdpa, row by row; tokens by flex in steps of 2, 3"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_session_says_the_same(model: DuplexModel, stepping: DuplexModel) -> None:
     """A step would round so far off that other words come."""
     plain, stepped = play(model), play(stepping)
@@ -232,6 +337,7 @@ def test_where_no_step_can_be_made_rows_are_decoded_one_by_one(
         raise RuntimeError("no kernel image")
 
     machine = Machine(model.machine.parts, None, 1, make_steps=broken)
+    assert machine.attention == "sdpa, row by row"
     (fed,) = machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
     model.machine.clear(0)
     (wanted,) = model.machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])

@@ -8,6 +8,7 @@ launching them one by one, and into attention row by row. So there a step is
 - one call of flex attention a layer for all rows: a layer's slots lie in one row of positions
   (`KvSlots.layer`), and a block mask says which blocks each row sees. Keys are never repeated for
   the groups, nor copied. What a row sees is computed on the device from its slot and its place;
+  blocks that are seen whole are not listed apart (`Aim`);
 - captured once as a CUDA graph and replayed. Going in: the rows, and slots and places through
   pinned memory. Coming out: hidden states and logits.
 
@@ -32,6 +33,9 @@ BLOCK: Final = 128
 BATCHES: Final = (1, 4, 16, 32, 64)
 """Rows of a step: each size is compiled and captured once, and reads all weights whatever it is."""
 WARM_UPS: Final = 3
+COMPILED_MAX: Final = 64
+"""Shapes that flex attention is compiled for in a process, one a size of each decoder: by itself
+torch refuses the ninth."""
 
 
 Attend = Callable[..., Any]
@@ -48,6 +52,10 @@ class Aim:
 
     Its tensors stay where they are, and are filled on the device. All layers share them.
 
+    The mask is asked of every block, also of those that a row sees whole: where such blocks are
+    listed apart, flex attention divides the work between processors by the length of the whole
+    store, not of what is seen, and one processor gets all blocks of a row.
+
     Args:
         store: the slots; their capacity is a multiple of `BLOCK`.
         batch: rows.
@@ -62,17 +70,12 @@ class Aim:
         self._first = torch.zeros(batch, dtype=torch.int64, device=device)
         self._last = torch.zeros(batch, dtype=torch.int64, device=device)
         self._steps = torch.arange(store.capacity // BLOCK, device=device)
-        shape = (batch, 1, 1, max(2, slots * store.capacity // BLOCK))
-        self._edges, self._inner = (
-            (
-                torch.zeros(shape[:3], dtype=torch.int32, device=device),
-                torch.zeros(shape, dtype=torch.int32, device=device),
-            )
-            for _ in range(2)
-        )  # How many blocks, and which.
+        blocks = slots * store.capacity // BLOCK
+        self._count = torch.zeros(batch, 1, 1, dtype=torch.int32, device=device)
+        self._blocks = torch.zeros(batch, 1, 1, blocks, dtype=torch.int32, device=device)
         self.mask = BlockMask.from_kv_blocks(
-            *self._edges,
-            *self._inner,
+            self._count,
+            self._blocks,
             BLOCK_SIZE=BLOCK,
             mask_mod=self._sees,
             seq_lengths=(1, slots * store.capacity),
@@ -89,13 +92,9 @@ class Aim:
         start = self.places * 0 if self._window is None else self.places - (self._window - 1)
         self._first.copy_(base + start.clamp_min(0))
         first, last = self._first // BLOCK, self._last // BLOCK
-        counts, blocks = self._edges  # The first and the last block are seen in part.
-        counts.copy_((1 + (last > first))[:, None, None])
-        blocks[:, 0, 0, 0], blocks[:, 0, 0, 1] = first, last
-        counts, blocks = self._inner  # Those between them are seen whole.
-        counts.copy_((last - first - 1).clamp_min(0)[:, None, None])
-        between = first[:, None] + 1 + self._steps
-        blocks[:, 0, 0, : len(self._steps)] = torch.minimum(between, last[:, None])
+        self._count.copy_((last - first + 1)[:, None, None])
+        ascending = first[:, None] + self._steps  # Those behind the last are never read.
+        self._blocks[:, 0, 0, : len(self._steps)] = torch.minimum(ascending, last[:, None])
 
 
 @attrs.frozen(eq=False)
@@ -276,5 +275,12 @@ def stepper(decoder: nn.Module, head: Callable[[Tensor], Tensor], store: KvSlots
     Raises:
         Exception: whatever the compiler or the driver raises where a step cannot be made.
     """
-    flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    from torch._dynamo import config as dynamo  # Slow to import, and for GPUs alone.
+
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+    def flex(*args: Any, **options: Any) -> Any:
+        with dynamo.patch(recompile_limit=COMPILED_MAX):
+            return compiled(*args, **options)
+
     return Stepper(decoder, head, store, batches(store.keys.shape[1]), flex)

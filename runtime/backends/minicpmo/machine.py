@@ -112,6 +112,9 @@ class Machine:
         *,
         make_steps: MakeSteps | None = None,
     ) -> None:
+        # On a Hopper GPU torch would take cuDNN's attention, which makes a plan, in tens of
+        # milliseconds, for each length of keys that is new to the thread: here nearly all are.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
         self.shortlists = shortlists
         shapes = stores(parts.config)
@@ -136,9 +139,12 @@ class Machine:
     @property
     def attention(self) -> str:
         """How attention is computed, in words: other ways give other bits."""
-        steps = self._llm.steps
-        sizes = "" if steps is None else ", ".join(map(str, steps.sizes))
-        return "sdpa, row by row" + (f"; flex in steps of {sizes}" if sizes else "")
+        said = ["sdpa, row by row"]
+        for what, decoder in (("tokens", self._llm), ("codes", self._tts)):
+            if decoder.steps is not None:
+                sizes = ", ".join(map(str, decoder.steps.sizes))
+                said.append(f"{what} by flex in steps of {sizes}")
+        return "; ".join(said)
 
     @property
     def slot_bytes(self) -> int:

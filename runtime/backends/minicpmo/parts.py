@@ -45,9 +45,15 @@ class Parts(nn.Module):
         self.front_end = MelFrontEnd(config.audio.num_mel_bins)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel."""
+        """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel.
+
+        Raises:
+            IndexError: the model lacks an id. Asked of a GPU, it would end all sessions on it.
+        """
         table = self.llm.model.embed_tokens
-        if len(ids) == 1 and ids[0] >= 0:  # A view takes -1 for the last; the table refuses it.
+        if ids and not 0 <= min(ids) <= max(ids) < table.num_embeddings:
+            raise IndexError(f"a token id is not from 0 to {table.num_embeddings - 1}")
+        if len(ids) == 1:
             row: Tensor = table.weight[ids[0]]
             return row[None]
         out: Tensor = table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device))

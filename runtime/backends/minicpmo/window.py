@@ -114,5 +114,7 @@ def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[N
         rows = parts.embed((*after.previous, *after.suffix))
         yield Feed(slot=slot, start=after.prefix, rows=rows)
     frequencies: Tensor = parts.llm.model.rotary_emb.inv_freq
-    store.put(slot, new, attrs.evolve(kept, keys=rotate(kept.keys, new - old, frequencies)))
+    for keys in kept.keys:  # Layer by layer: in float32, all of them would take gigabytes.
+        keys.copy_(rotate(keys, new - old, frequencies))
+    store.put(slot, new, kept)
     store.wipe(slot, after.length)
