@@ -31,6 +31,7 @@ from runtime.backends.minicpmo.machine import Decoder, Machine
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.staging import known_phrases, stage_phrase
 from runtime.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
+from tests import gpu
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -326,6 +327,17 @@ def test_a_session_says_the_same(model: DuplexModel, stepping: DuplexModel) -> N
     for one, other in zip(plain, stepped, strict=True):
         sounds = (np.frombuffer(result.pcm, "<f4") for result in (one, other))
         assert np.array_equal(*sounds)
+
+
+def test_what_is_run_first_on_a_gpu_runs(model: DuplexModel) -> None:
+    """The first minutes with a GPU would go into mending the script that is to use them."""
+    found: dict[str, object] = {}
+    machine = Machine(model.machine.parts, None, SLOTS, make_steps=uncompiled)
+    gpu.measure(machine, lambda name, value: found.update({name: value}))
+    off = [value for name, value in found.items() if name.endswith("off by")]
+    assert len(off) == 4
+    assert all(float(part) < 1e-3 for parts in off for part in parts)  # type: ignore[attr-defined]
+    assert "a picture, ms" in found
 
 
 def test_where_no_step_can_be_made_rows_are_decoded_one_by_one(

@@ -186,18 +186,19 @@ class Replayed:
 
     Args:
         step: of one size; what it writes while it is captured goes to slot 0, position 0.
+        aside: where it is captured; libraries keep memory for each stream, so all steps share one.
     """
 
-    def __init__(self, step: Step) -> None:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self, step: Step, aside: torch.cuda.Stream) -> None:
         aside.wait_stream(torch.cuda.current_stream())
+        self._graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its stream current: what is around it does not.
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):  # Compiles, and makes what libraries make at first use.
                 step.compute()
+            with torch.cuda.graph(self._graph, stream=aside):
+                self._out = step.compute()
         torch.cuda.current_stream().wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._out = step.compute()
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """See `Step.compute`; the next call writes over what it gives."""
@@ -232,11 +233,11 @@ class Stepper:
         self._steps = [Step(decoder, head, store, size, flex) for size in sizes]
         self._replayed: list[Step | Replayed] = list(self._steps)
         if device.type == "cuda":
-            self._replayed = [Replayed(step) for step in self._steps]
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._replayed = [Replayed(step, aside) for step in self._steps]
             store.keys[:, 0, :, 0] = 0
             store.values[:, 0, :, 0] = 0
-        is_pinned = device.type == "cuda"
-        self._where = torch.zeros(2, sizes[-1], dtype=torch.int64, pin_memory=is_pinned)
+        self._is_pinned = device.type == "cuda"
 
     def decode(
         self, rows: Sequence[Tensor], places: Sequence[tuple[int, int]]
@@ -256,10 +257,11 @@ class Stepper:
         for slot, place in places:
             self._store.reach(slot, place + 1)
         filled = [*places, *[places[0]] * lacking]
-        self._where[:, : len(filled)] = torch.tensor(filled).T
+        # Made anew: torch keeps pinned memory until copies from it are done, also after a failure.
+        where = torch.tensor(list(zip(*filled, strict=True)), pin_memory=self._is_pinned)
         step.rows.copy_(torch.stack([*rows, *[rows[0]] * lacking])[:, None])
-        step.aim.slots.copy_(self._where[0, : len(filled)], non_blocking=True)
-        step.aim.places.copy_(self._where[1, : len(filled)], non_blocking=True)
+        step.aim.slots.copy_(where[0], non_blocking=True)
+        step.aim.places.copy_(where[1], non_blocking=True)
         hidden, logits = self._replayed[which].compute()
         return hidden[:count].clone(), logits[:count].clone()
 

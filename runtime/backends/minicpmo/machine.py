@@ -212,6 +212,8 @@ def _decoder(
                 steps = make(model, head, store)
         except Exception:  # Of the compiler, the driver or a library: what, no caller can know.
             _log.exception("no fixed steps for %s: it decodes row by row", type(model).__name__)
+            if store.keys.is_cuda:
+                torch.cuda.synchronize()  # Raises where the GPU is lost to this process.
     return Decoder(model, head, store, steps)
 
 

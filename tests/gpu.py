@@ -1,0 +1,155 @@
+"""What to run first on a GPU: `python -m tests.gpu`, from the repository's root.
+
+It makes the published shape with random weights and random keys, and prints, a line each: whether
+the steps of `decode.py` came about, how far they are off rows by themselves, and what steps,
+prefills, sounds, pictures and shortlists take. `--device cpu` tries the same on `tiny`'s shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from runtime.backends.minicpmo.audio import Hearing
+from runtime.backends.minicpmo.config import load_config
+from runtime.backends.minicpmo.full import full_config, random_model
+from runtime.backends.minicpmo.machine import Decoder, Machine
+from runtime.backends.minicpmo.work import Feed, Hear, See, Speak
+
+TINY: Final = Path(__file__).parents[1] / "fixtures" / "tiny"
+ROWS: Final = (1, 3, 16, 33, 64)
+PREFILLS: Final = ((1, 13), (16, 13), (64, 13), (64, 2), (16, 79))
+"""Sessions, and the rows of each: a unit's, a finalize's, those of a unit with a picture."""
+MEL_FRAMES: Final = 104
+GB: Final = 1e9
+
+Say = Callable[[str, object], None]
+
+
+@attrs.frozen
+class Bench:
+    """A machine, and how what it does is measured.
+
+    Attributes:
+        machine: with random weights.
+        say: told each finding.
+    """
+
+    machine: Machine
+    say: Say
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU's."""
+        return self.machine.llm.keys.is_cuda
+
+    def wait(self) -> None:
+        """Wait until the GPU has done all that it was asked for."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def clock(self, what: str, work: Callable[[], object], count: int = 5) -> None:
+        """Say how many milliseconds something takes: the median, after once to warm up."""
+        spent_ms = []
+        for _ in range(count + 1):
+            began = time.perf_counter()
+            work()
+            self.wait()
+            spent_ms.append(1000 * (time.perf_counter() - began))
+        self.say(f"{what}, ms", round(sorted(spent_ms[1:])[count // 2], 3))
+
+    def rows(self, count: int, width: int) -> Tensor:
+        """Random rows."""
+        return torch.randn(count, width).mul_(0.02).to(self.machine.llm.keys)
+
+    def steps(self, name: str, decoder: Decoder, kind: type[Any], width: int) -> None:
+        """Hold steps to rows by themselves, and time both."""
+        plain, store = attrs.evolve(decoder, steps=None), decoder.store
+        top, slots = min(8000, store.capacity - 1), self.machine.slots
+        for count in (count for count in ROWS if count <= slots):
+            works = [
+                kind(slot=slot, start=(7 * slot + 5) * top // 64 % top, rows=self.rows(1, width))
+                for slot in range(count)
+            ]
+            pairs = zip(plain.run(works), decoder.run(works), strict=True)
+            off = [float((a - b).float().norm() / a.float().norm()) for a, b in pairs]
+            self.say(f"{name}: a step of {count} is off by", [f"{part:.1e}" for part in off])
+            for start in (100, top // 2, top):
+                works = [attrs.evolve(work, start=start) for work in works]
+                self.clock(f"{name}: a step of {count} at {start}", lambda w=works: decoder.run(w))
+        self.clock(f"{name}: a row by itself at {top}", lambda: plain.run(works[:1]))
+
+    def prefills(self, width: int) -> None:
+        """Time blocks of rows, each at a place of its own."""
+        for count, length in ((c, n) for c, n in PREFILLS if c <= self.machine.slots):
+            feeds = [
+                Feed(slot=slot, start=3000 + slot, rows=self.rows(length, width))
+                for slot in range(count)
+            ]
+            what = f"prefill of {length} rows for {count}"
+            self.clock(what, lambda works=feeds: self.machine.compute(works), 3)
+
+    def senses(self) -> None:
+        """Time sounds and a picture."""
+        bands = self.machine.config.audio.num_mel_bins
+        for count in (count for count in (1, 16, 64) if count <= self.machine.slots):
+            hears = [
+                Hear(hearing=Hearing(mel=torch.randn(bands, MEL_FRAMES), slot=slot, units=20))
+                for slot in range(count)
+            ]
+            self.clock(f"sound of {count}", lambda works=hears: self.machine.compute(works), 3)
+        picture = See(picture=torch.randn(3, 448, 448))
+        self.clock("a picture", lambda: self.machine.compute([picture]), 3)
+
+
+@torch.inference_mode()
+def measure(machine: Machine, say: Say) -> None:
+    """Say all that is to be known of a machine whose slots are free."""
+    bench, config = Bench(machine, say), machine.config
+    width = int(config.llm.hidden_size)
+    for store in (machine.llm, machine.tts, machine.audio):
+        for layer in range(len(store.keys)):  # Among zeros a wrong place gives what is right.
+            store.keys[layer].normal_()
+            store.values[layer].normal_()
+    bench.steps("tokens", machine._llm, Feed, width)
+    bench.steps("codes", machine._tts, Speak, int(config.tts.llama.hidden_size))
+    shortlists = machine.shortlists
+    if shortlists is not None:
+        logits = torch.randn(machine.slots, config.llm.vocab_size).to(machine.llm.keys.device)
+        bench.clock(f"shortlists of {machine.slots}", lambda: shortlists.rows(logits))
+    bench.prefills(width)
+    bench.senses()
+
+
+def main() -> None:
+    """Make a model, and print what is found."""
+    parser = argparse.ArgumentParser(description="what to run first on a GPU")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--slots", type=int, default=64)
+    options = parser.parse_args()
+
+    def say(name: str, found: object) -> None:
+        print(f"{name}: {found}", flush=True)
+
+    device, is_cuda = torch.device(options.device), options.device == "cuda"
+    config = full_config() if is_cuda else load_config(TINY / "config.json")
+    dtype = torch.bfloat16 if is_cuda else torch.float32
+    began = time.perf_counter()
+    model = random_model(config, TINY, slots=options.slots, device=device, dtype=dtype)
+    say("torch", (torch.__version__, torch.cuda.get_device_name() if is_cuda else "cpu"))
+    say("loaded, s", round(time.perf_counter() - began, 1))
+    say("attention", model.machine.attention)
+    measure(model.machine, say)
+    if is_cuda:
+        say("memory, GB at most", round(torch.cuda.max_memory_allocated() / GB, 1))
+
+
+if __name__ == "__main__":
+    main()
