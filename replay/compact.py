@@ -76,10 +76,10 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
     """Make finished logs smaller, with nothing lost: the same records, byte for byte.
 
     Sound that is exactly of 16 bits becomes FLAC, and all else is compressed as well as zstd can.
-    A sixth or so is saved where clients send 16-bit sound, and a few hundredths where all sound is
-    floating point. Each new log is read back and compared with the old one before it takes its
-    place; with --output the old one stays. Versions of Antiphon that know no compacted logs refuse
-    them.
+    A sixth or so is saved where duplex clients send 16-bit sound as floating point, less than a
+    tenth of transcriptions, and a few hundredths where all sound is floating point. Each new log is
+    read back and compared with the old one before it takes its place; with --output the old one
+    stays. Versions of Antiphon that know no compacted logs refuse them.
 
     Logs that are being written are left alone, and so are those that are compact. One without an
     end, or with damage, is refused: `antiphon recover` comes first.

@@ -18,7 +18,7 @@ from protocol.errors import LocalProtocolError
 from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 
 FILE_S_MAX: Final = 3_600
-"""Six times the longest session; a longer file was surely not meant, and would fill the memory."""
+"""As long as the longest session; a longer file was surely not meant, and would fill the memory."""
 PCM16_MAX: Final = 32_767
 
 
@@ -53,20 +53,26 @@ def read_wav(path: Path) -> bytes:
         float32 LE, 16 kHz mono.
 
     Raises:
-        AudioFileError: it is missing, unreadable, empty or too long.
+        AudioFileError: it is missing, a pipe, unreadable, empty, too long, or not finite.
     """
     try:
-        with path.open("rb") as raw, soundfile.SoundFile(raw) as file:
-            if file.frames > FILE_S_MAX * file.samplerate:
-                raise AudioFileError(f"{path}: longer than {FILE_S_MAX} s")
-            samples = file.read(dtype="float32", always_2d=True)
-            rate_hz = file.samplerate
+        with path.open("rb") as raw:
+            if not raw.seekable():
+                raise AudioFileError(f"{path}: a pipe cannot be read, a file can")
+            with soundfile.SoundFile(raw) as file:
+                if file.frames > FILE_S_MAX * file.samplerate:
+                    raise AudioFileError(f"{path}: longer than {FILE_S_MAX} s")
+                # Some codecs cannot seek, and then ask for the number.
+                samples = file.read(file.frames, dtype="float32", always_2d=True)
+                rate_hz = file.samplerate
     except OSError as error:
         raise AudioFileError(f"{path}: {error.strerror or 'cannot be read'}") from error
     except soundfile.LibsndfileError as error:
         raise AudioFileError(f"{path}: not a sound file that can be read") from error
     if len(samples) == 0:
         raise AudioFileError(f"{path}: holds no sound")
+    if not np.isfinite(samples).all():
+        raise AudioFileError(f"{path}: holds samples that are no finite numbers")
     return to_model_rate(samples, rate_hz).astype("<f4").tobytes()
 
 

@@ -117,7 +117,8 @@ def _broken_off() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.__stdout__ is not None:  # it may have been closed before the process began
+                sys.stdout.flush()
     except BaseException as error:
         if _is_interrupt(error):
             click.echo("\ninterrupted", err=True)
@@ -142,6 +143,8 @@ def _lost_stdout(error: BaseException) -> OSError | None:
     """Say why stdout takes nothing more; None where it does, and the error is another."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return error.__context__  # as rich ends
+    while isinstance(error, BaseExceptionGroup):  # as a task that shows what came
+        error = error.exceptions[0]
     is_lost = isinstance(error, OSError) and error.errno in LOST_ERRNOS and error.filename is None
     return error if isinstance(error, OSError) and is_lost else None
 

@@ -19,13 +19,15 @@ import simplejpeg
 from mcap.reader import NonSeekingReader, make_reader
 
 from replay.export import jsonl
+from replay.export.captions import captions
 from replay.export.mcap_file import write_mcap
-from replay.export.moments import Sound
+from replay.export.moments import Sound, Words
 from replay.export.timeline import Timeline
 
 from .exported import (
     AUDIO,
     CHAT,
+    GOLDEN,
     LOGS,
     MS,
     PAUSED,
@@ -48,6 +50,34 @@ def test_captions_stand_with_the_sound_that_says_them() -> None:
         "1\n00:00:02,550 --> 00:00:03,550\nModel: unit 2\n\n"
         "2\n00:00:03,550 --> 00:00:03,925\nModel: unit 3\n\n"
     )
+
+
+def test_captions_of_a_transcription_stand_with_the_sound_that_they_are_of() -> None:
+    """Those of a file that was sent at once would all be shown at its beginning, ahead of it."""
+    srt = exported(GOLDEN / "v1-transcription.session.zst", "srt").decode()
+    begins = [line.split()[0] for line in srt.splitlines() if "-->" in line]
+    assert begins == ["00:00:01,000", "00:00:03,000", "00:00:11,000"]
+    log = GOLDEN / "v1-transcription-context-full.session.zst"
+    words = [moment for moment in told(log) if isinstance(moment, Words)]
+    assert [round(it.begin_ns / MS) for it in words] == [
+        *(1_000, 2_000, 3_000),
+        *(5_000, 6_000, 7_000),
+        *(9_000, 10_000, 11_000),
+    ]
+
+
+def test_captions_tell_nothing_ahead() -> None:
+    """What is said after a pause would be read before it."""
+
+    def words(at_s: int, text: str) -> Words:
+        at_ns = at_s * 1_000 * MS
+        return Words(voice="model", at_ns=at_ns, begin_ns=at_ns, end_ns=None, text=text)
+
+    shown = captions([words(1, "good"), words(2, " morning"), words(9, " good night")])
+    assert [(it.begin_ns // MS, it.text) for it in shown] == [
+        (1_000, "good morning"),
+        (9_000, "good night"),
+    ]
 
 
 def test_captions_of_a_chat_without_sound_can_be_read() -> None:

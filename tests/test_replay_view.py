@@ -289,6 +289,18 @@ def test_units_know_what_they_waited_for() -> None:
     ]
 
 
+def test_what_is_written_stands_where_it_is_heard() -> None:
+    """The words of a file that was sent at once would all stand at its beginning, ahead of it."""
+    told, _ = golden("v1-transcription-context-full")
+    (story,) = told["story"]
+    begins_ms = [begin_ns // 1_000_000 for _, begin_ns, _, _, _ in story["said"]]
+    assert [round(begin_ms, -2) for begin_ms in begins_ms] == [
+        *(1_000, 2_000, 3_000),
+        *(5_000, 6_000, 7_000),
+        *(9_000, 10_000, 11_000),
+    ]
+
+
 def test_an_interruption_stops_the_voice() -> None:
     """A page would play what no client has played."""
     scene = Scene()

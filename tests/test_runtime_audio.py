@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_reads_any_rate_and_channels(tmp_path: Path) -> None:
     assert np.allclose(heard[500:-500], 0.25, atol=0.001)
 
 
+def test_reads_a_codec_that_cannot_seek(tmp_path: Path) -> None:
+    """The recording of a telephone would end in a traceback."""
+    path = tmp_path / "telephone.wav"
+    soundfile.write(path, np.full(8_000, 0.25), 8_000, subtype="GSM610")
+    assert len(read_wav(path)) >= 16_000 * 4
+
+
 def test_clips_what_is_too_loud(tmp_path: Path) -> None:
     """Loud speech would wrap round and crack."""
     path = tmp_path / "loud.wav"
@@ -62,6 +70,15 @@ def test_says_what_is_wrong_with_a_file(tmp_path: Path, monkeypatch: pytest.Monk
         read_wav(text)
     with pytest.raises(AudioFileError, match="Is a directory"):
         write_wav(tmp_path, b"")
+    broken = tmp_path / "broken.wav"
+    soundfile.write(broken, np.array([0.0, np.nan]), 16_000, subtype="FLOAT")
+    with pytest.raises(AudioFileError, match=r"broken\.wav: holds samples that are no finite"):
+        read_wav(broken)
+    reader, writer = os.pipe()
+    os.close(writer)
+    with pytest.raises(AudioFileError, match="a pipe cannot be read"):
+        read_wav(Path(f"/dev/fd/{reader}"))
+    os.close(reader)
     monkeypatch.setattr(audio, "FILE_S_MAX", 1)
     long = tmp_path / "long.wav"
     soundfile.write(long, np.zeros(16_001), 16_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -54,6 +55,29 @@ def test_what_breaks_of_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("replay.cli._replay", fail)
     assert isinstance(CliRunner().invoke(main, ("replay", LOG)).exception, ExceptionGroup)
+
+
+def test_a_full_disk_is_told_of_a_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`antiphon transcribe FILE | head` would end in a traceback."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ExceptionGroup("tasks", [OSError(errno.ENOSPC, "No space left on device")])
+
+    monkeypatch.setattr("runtime.cli._give_up_stdout", lambda: None)
+    monkeypatch.setattr("replay.cli._replay", fail)
+    told = CliRunner().invoke(main, ("replay", LOG))
+    assert (told.exit_code, told.stderr) == (2, "Error: stdout: No space left on device\n")
+
+
+def test_a_stdout_that_was_never_open_is_no_failure() -> None:
+    """A job that is started without one would end in a traceback, whatever it did."""
+    closed = subprocess.run(
+        ("sh", "-c", 'exec "$@" >&-', "sh", *RUN, "replay", LOG),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 ARGUMENTS = [

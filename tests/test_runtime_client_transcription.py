@@ -248,6 +248,24 @@ def test_a_lost_server_is_one_clear_line(wav: Path) -> None:
     assert isinstance(result.exception, SystemExit)
 
 
+def is_lost_amid(websocket: ServerConnection) -> None:
+    """Complain before anything is written, and leave amid an utterance."""
+    greet(websocket)
+    hear(websocket)
+    say(websocket, "error", error="too much", code="buffer_full")
+    say(websocket, "transcription.delta", delta="so far")
+
+
+def test_what_went_wrong_stands_on_a_line_of_its_own(wav: Path) -> None:
+    """A terminal would show it as if it had been said, or behind empty lines."""
+    with peer(is_lost_amid) as address:
+        result = transcribe(wav, "--url", address)
+    first, words, last = result.output.splitlines()
+    assert (first, words) == ("Error: too much (buffer_full)", "so far")
+    assert last.startswith("Error: ")
+    assert result.stdout == "so far\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "http://a"), "no address")],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Generator, Sequence
@@ -78,3 +80,61 @@ def test_an_idle_engine_lets_go_of_its_model(monkeypatch: pytest.MonkeyPatch) ->
         thread.join(0.01)
     assert gone() is None
     assert thread.is_alive()
+
+
+ENDING = """
+import atexit, threading
+atexit.register(lambda: print(threading.active_count(), flush=True))  # the last one to be called
+from runtime.engine.engine import Engine
+
+def steps():
+    return 1
+    yield
+
+engine = Engine(list, batch_max=1)
+print(engine.submit(steps(), due_ns=0).result(), flush=True)
+"""
+
+
+def test_a_process_waits_for_its_engine_before_it_ends() -> None:
+    """A program that ends right behind its last answer would be aborted now and then."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=6 * WAIT_S,
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["1", "1"]), ended.stderr
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_an_engine_ends_with_its_process(
+    is_busy: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process would end amid a batch, or whoever waits would wait for ever."""
+    monkeypatch.setattr(engine_module, "_threads", weakref.WeakKeyDictionary())  # not of others
+    threads = list[threading.Thread]()
+    ending = threading.Thread(target=engine_module.end_all)
+
+    def compute(asked: Sequence[Any]) -> list[int]:
+        threads.append(threading.current_thread())
+        if is_busy:
+            ending.start()
+            while engine._inbox.empty():
+                ending.join(0.01)
+        return [1] * len(asked)
+
+    engine = Engine(compute, batch_max=1)
+    future = engine.submit(steps(), due_ns=DUE_NS)
+    if is_busy:
+        with pytest.raises(BackendGone):
+            future.result(WAIT_S)
+    else:
+        assert future.result(WAIT_S) == 2
+        ending.start()
+    ending.join(WAIT_S)
+    assert not any(thread.is_alive() for thread in threads)
+    with pytest.raises(BackendGone):
+        engine.submit(steps(), due_ns=DUE_NS).result(WAIT_S)
+    assert not caplog.records

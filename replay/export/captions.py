@@ -1,9 +1,9 @@
 """Captions: what is said, as SubRip (SRT) or WebVTT.
 
 Rules: words with sound are a caption for as long as the sound lasts, one for each unit. Words
-without sound are joined while they are one answer, and stand long enough to be read. Text is one
-line: control characters, line breaks and lone surrogates become spaces. Marks are comments in
-WebVTT; SubRip has none.
+without sound are joined while they are one answer and come without a gap, and stand long enough to
+be read. Text is one line: control characters, line breaks and lone surrogates become spaces. Marks
+are comments in WebVTT; SubRip has none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ CAPTION_NS_MIN: Final = NS_PER_S
 """A shorter one flickers."""
 CHARS_PER_S: Final = 15
 """As fast as most people read along."""
+GAP_NS_MAX: Final = 2 * NS_PER_S
+"""Words that come later than that stand in a caption of their own, and are not shown ahead."""
 CHARS_MAX: Final = 84
 """Two lines of 42, which is what broadcasters show at once."""
 NAMES: Final[dict[Voice, str]] = {"user": "User", "model": "Model"}
@@ -45,7 +47,7 @@ def captions(moments: Iterable[Moment]) -> Iterator[Caption]:
     for moment in moments:
         if not isinstance(moment, Words):
             continue
-        if silent is not None and _goes_on(silent, moment):
+        if silent is not None and _goes_on(silent, last_ns, moment):
             silent = attrs.evolve(silent, text=silent.text + moment.text)
             last_ns = moment.begin_ns
             continue
@@ -101,7 +103,9 @@ def plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _goes_on(words: Words, more: Words) -> bool:
+def _goes_on(words: Words, last_ns: int, more: Words) -> bool:
+    if more.begin_ns - last_ns > GAP_NS_MAX:
+        return False
     is_same = (words.voice, words.response_id) == (more.voice, more.response_id)
     fits = len(words.text) + len(more.text) <= CHARS_MAX
     return is_same and more.end_ns is None and words.voice == "model" and fits

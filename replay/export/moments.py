@@ -58,7 +58,8 @@ class Words:
     Attributes:
         voice: whose.
         at_ns: when it arrived from the user, or was sent to them.
-        begin_ns: when the sound begins that says it; without one, `at_ns`.
+        begin_ns: when the sound begins that says it; without one, `at_ns`, or when the sound
+            that it was written of is over.
         end_ns: when that sound is over; None without one.
         text: as it came, spaces included.
         response_id: the model's turn; pieces of one turn are joined without more.

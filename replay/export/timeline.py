@@ -9,7 +9,8 @@
   `interrupted`; what is left when a turn has ended plays to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
   follows the words, with the sound that comes within `HOLD_NS`. Words without sound stand where
-  they were sent, and so do the words of a user's question, and what is written of an utterance.
+  they were sent, and so do the words of a user's question. What is written of an utterance stands
+  there too, but not before the sound is heard that it is written of.
 
 Rules: what was recorded is told, not what a replay would make of it. Stepping the session only says
 which requests it took; where it parts from its log, each that parses counts as taken. Damage is a
@@ -49,18 +50,20 @@ from protocol.messages import (
     TranscriptDelta,
     TranscriptDone,
 )
+from protocol.model import SAMPLE_BYTES
 from protocol.requests import Append, AppendSound, Ask, See, TextPart
 from protocol.transcription import to_float32
 from recorder.mapping import MappingError, event_of
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
+from ..dictated import Dictated
 from ..logic import Replayer
 from ..placing import SETTLED_NS, Voice
 from ..wire import Wire, requests_taken, was_taken
 from ..words import Step
 from .holding import Holding
-from .moments import Moment, Note, NoteKind, Picture, Words
+from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 
 HOLD_NS: Final = NS_PER_S
 """Words of an answer wait so long for their sound: a voice is made a second at a time."""
@@ -113,6 +116,7 @@ class Timeline:
         self._has_deltas = False
         self._asked_ns: int | None = None
         self._utterances = 0
+        self._dictated: Final = Dictated()
 
     def __iter__(self) -> Iterator[Moment]:
         """Yield the moments in the order in which they begin."""
@@ -180,7 +184,10 @@ class Timeline:
         request = self._wire.request(frame)
         match request:
             case AppendSound() if is_taken:
-                self._hear(to_float32(request.pcm16), self._now_ns, is_captured=True)
+                pcm = to_float32(request.pcm16)
+                sound = self._hear(pcm, self._now_ns, is_captured=True)
+                samples = len(pcm) // SAMPLE_BYTES
+                self._dictated.hear(samples, sound.end_ns, self._replayer.session)
             case Append() if is_taken:
                 if request.force_listen:
                     self._note("force_listen")
@@ -213,9 +220,10 @@ class Timeline:
                         self._hear(content.pcm, self._asked_ns)
                 self._asked_ns = None
 
-    def _hear(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> None:
+    def _hear(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> Sound:
         sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
+        return sound
 
     def _show(self, jpeg: bytes, at_ns: int | None = None) -> None:
         begin_ns = self._now_ns if at_ns is None else at_ns
@@ -231,7 +239,8 @@ class Timeline:
     def _take_message(self, message: ServerMessage) -> None:
         if isinstance(message, TranscriptDelta):
             words = self._words("model", message.text, f"utterance {self._utterances}")
-            self._holding.add(words, self._now_ns)
+            begin_ns = max(self._now_ns, self._dictated.heard_ns)
+            self._holding.add(attrs.evolve(words, begin_ns=begin_ns), begin_ns)
             return
         self._utterances += isinstance(message, TranscriptDone)
         if isinstance(message, Speech | Delta):
@@ -278,6 +287,8 @@ class Timeline:
 
     def _take_effect(self, fields: Fields) -> None:
         match fields.get("type"):
+            case "RunChunk":
+                self._dictated.write(fields.get("chunk"))
             case "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
             case "Close":

@@ -37,12 +37,14 @@ from protocol.messages import (
     TranscriptDelta,
     TranscriptDone,
 )
-from protocol.model import INPUT_RATE_HZ
+from protocol.model import INPUT_RATE_HZ, SAMPLE16_BYTES
 from protocol.requests import Append, AppendSound, Ask, AudioPart, See, TextPart
 from protocol.requests import Part as ReceivedPart
+from protocol.session import Session
 from protocol.transcription import to_float32
 from recorder.records import Record, Value
 
+from ..dictated import Dictated
 from ..placing import Voice
 from .parts import Json, Part, plain
 from .pictures import Pictures
@@ -73,6 +75,7 @@ class Exchange:
         model: the model's.
         pictures: that were shown to it.
         said: words: voice, when they begin and end, the text, the record.
+        dictated: the sound of a transcription that is not written down yet.
         pauses: of the session; the end is None while it has not come.
     """
 
@@ -80,6 +83,7 @@ class Exchange:
         self.user: Final = Track("user")
         self.model: Final = Track("model")
         self.pictures: Final = Pictures()
+        self.dictated: Final = Dictated()
         self.said: list[Json] = []
         self.pauses: list[list[int | None]] = []
         self._held: _Held | None = None
@@ -88,8 +92,10 @@ class Exchange:
         self._sounds: set[str] = set()
         self._asked_ns = 0
 
-    def receive(self, record: Record, dialect: Dialect, mode: Mode) -> list[Part]:
-        """Take a frame of the client's that was accepted."""
+    def receive(
+        self, record: Record, dialect: Dialect, mode: Mode, session: Session | None
+    ) -> list[Part]:
+        """Take a frame of the client's that `session` took."""
         try:
             body = parse_frame(_text(record.fields.get("frame")), FRAME_BYTES_MAX_OF[mode])
             message = dialect.parse(dialect.classify(body), body, Context(mode=mode))
@@ -97,7 +103,9 @@ class Exchange:
             return []
         match message:
             case AppendSound(pcm16=pcm16):
-                return self.user.arrive(record.at_ns, to_float32(pcm16))[1]
+                heard, parts = self.user.arrive(record.at_ns, to_float32(pcm16))
+                self.dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
+                return parts
             case Append(pcm=pcm, frames=frames):
                 _, parts = self.user.arrive(record.at_ns, pcm)
                 return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
@@ -151,7 +159,7 @@ class Exchange:
             case Delta(response_id=turn, text=text, pcm=pcm):
                 return self._speak(record, turn, text, pcm)
             case TranscriptDelta(text=text):
-                return self._speak(record, "", text, b"")
+                self._hold(max(record.at_ns, self.dictated.heard_ns), record.seq, "", text)
             case TranscriptDone():
                 self._let_go()
             case Response(response_id=turn, text=text, pcm=pcm, streaming=was_told):
@@ -170,23 +178,21 @@ class Exchange:
     # -- words ----------------------------------------------------------------------------------
 
     def _speak(self, record: Record, turn: str, text: str, pcm: bytes) -> list[Part]:
-        self._hold(record, turn, text)
+        self._hold(record.at_ns, record.seq, turn, text)
         if not pcm:
             return []
         heard, parts = self.model.queue(record.at_ns, pcm)
         self._let_go(heard)
         return parts
 
-    def _hold(self, record: Record, turn: str, text: str) -> None:
+    def _hold(self, at_ns: int, seq: int, turn: str, text: str) -> None:
         """Keep words until their sound comes, or none does."""
         held = self._held
-        if held is not None and (held.turn != turn or record.at_ns - held.begin_ns >= HOLD_NS):
+        if held is not None and (held.turn != turn or at_ns - held.begin_ns >= HOLD_NS):
             self._let_go()
             held = None
         if held is None:
-            held = _Held(
-                turn=turn, seq=record.seq, begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS
-            )
+            held = _Held(turn=turn, seq=seq, begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
         held.text += text
         self._held = held
 

@@ -174,7 +174,8 @@ class Narrator(Inspector):
             self._drop_seqs.append(record.seq)
         dialect, mode = self._spoken()
         if record.kind == "rx":
-            return self.exchange.receive(record, dialect, mode) if is_taken else []
+            receive = self.exchange.receive
+            return receive(record, dialect, mode, self.session) if is_taken else []
         if record.kind == "tx":
             return self.exchange.send(record, dialect, mode)
         if record.kind == "mark":
@@ -226,6 +227,8 @@ class Narrator(Inspector):
     def _note_effects(self, record: Record) -> None:
         fields, at_ns = record.fields, record.at_ns
         match fields.get("type"):
+            case "RunChunk":
+                self.exchange.dictated.write(fields.get("chunk"))
             case "StartUnit":
                 unit = fields.get("unit")
                 index = unit.get("index") if isinstance(unit, Mapping) else None

@@ -110,10 +110,19 @@ def to_pcm(samples: Samples) -> bytes:
             kind = f"{samples.dtype} of shape {samples.shape}"
             raise LocalProtocolError(f"samples are {kind}, wanted is float32, shape (samples,)")
         array = samples.astype("<f4", copy=False)
-    elif len(data := bytes(samples)) % SAMPLE_BYTES:
+    elif len(data := _bytes_of(samples)) % SAMPLE_BYTES:
         raise LocalProtocolError(f"{len(data)} bytes of audio, wanted are whole float32 samples")
     else:
         array = np.frombuffer(data, "<f4")
     if not np.isfinite(array).all():
         raise LocalProtocolError("samples hold NaN or infinity")
     return array.tobytes()
+
+
+def _bytes_of(samples: bytes | bytearray | memoryview) -> bytes:
+    """The bytes of a buffer; a number is none, though `bytes` makes that many of it."""
+    try:
+        return memoryview(samples).tobytes()
+    except TypeError:
+        kind = type(samples).__name__
+        raise LocalProtocolError(f"samples are a {kind}, wanted is an array, or bytes") from None

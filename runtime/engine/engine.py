@@ -3,10 +3,14 @@
 Whoever wants something done submits a generator of requests and waits for its result; the thread
 takes submissions in between batches and lets the scheduler choose. The thread lives while there is
 work and ends a while after: nobody has to stop it.
+
+At the end of the process it is waited for, for a moment: a thread that Python kills amid the
+model's code, which may be no more than letting go of an answer, takes the process down with it.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -27,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 IDLE_S: Final = 1.0
 """The thread ends after so long without work: more than the pause between two units."""
+EXIT_WAIT_S: Final = 2.0
+"""What is computed at the end of the process takes a second at most, unless it hangs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +74,7 @@ class Engine:
     ) -> None:
         self._scheduler = Scheduler(compute, batch_max=batch_max)
         self._clock = clock
-        self._inbox: queue.SimpleQueue[tuple[Engine, Task]] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = self._is_stopped = False
         self._tasks = self._missed = self._cpu_ns = 0
@@ -113,9 +119,11 @@ class Engine:
         with self._lock:
             if not self._is_running:
                 work = (weakref.ref(self), self._inbox)
-                threading.Thread(
+                thread = threading.Thread(
                     target=_run, args=work, name="antiphon-engine", daemon=True
-                ).start()
+                )
+                _threads[thread] = self._inbox
+                thread.start()
                 self._is_running = True
             self._inbox.put((self, task))
         return future
@@ -137,14 +145,14 @@ class Engine:
             if task is None:
                 return self._is_wanted()
             self._serve(task)
-            return True
+            return not self._is_stopped or self._is_wanted()
         except BaseException as mistake:
             # A bug of ours: whoever waits is told, and the next submission starts a new thread.
             if not self._is_stopped:
                 _log.exception("the engine's thread failed")
             with self._lock:
-                while not self._inbox.empty():
-                    self._scheduler.take(self._inbox.get()[1])
+                while (waiting := self._next()) is not None:
+                    self._scheduler.take(waiting)
                 self._scheduler.abandon(mistake)
                 self._is_running = False
             return False
@@ -169,25 +177,52 @@ class Engine:
 
     def _take_all(self) -> None:
         """Take what was submitted meanwhile."""
-        while True:
-            try:
-                self._scheduler.add(self._inbox.get_nowait()[1])
-            except queue.Empty:
-                return
+        while (task := self._next()) is not None:
+            self._scheduler.add(task)
+
+    def _next(self) -> Task | None:
+        """What was submitted next; None where nothing was, or where the process ends."""
+        try:
+            _, task = self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+        self._is_stopped = self._is_stopped or task is None
+        return task
 
 
-def _run(wanted: weakref.ref[Engine], inbox: queue.SimpleQueue[tuple[Engine, Task]]) -> None:
+Inbox = queue.SimpleQueue[tuple[Engine, Task] | tuple[None, None]]
+"""What was submitted; without an engine it is the end of the process."""
+_threads: Final[weakref.WeakKeyDictionary[threading.Thread, Inbox]] = weakref.WeakKeyDictionary()
+"""The threads of all engines, and what each waits for."""
+
+
+@atexit.register
+def end_all() -> None:
+    """End all engines' threads, and wait for them, so that the process does not end amid work."""
+    running = [(thread, inbox) for thread, inbox in _threads.items() if thread.is_alive()]
+    for _, inbox in running:
+        inbox.put((None, None))
+    until_s = time.monotonic() + EXIT_WAIT_S
+    for thread, _ in running:
+        thread.join(max(0.0, until_s - time.monotonic()))
+
+
+def _run(wanted: weakref.ref[Engine], inbox: Inbox) -> None:
     """The engine's thread. While it waits it does not hold the engine.
 
     Else a model that nobody has any more would be let go of by this thread, and if the process
     ends just then, by a thread that is killed amid it, and the process with it.
     """
     while True:
-        engine, task = None, None
+        engine, task, is_ending = None, None, False
         try:
             engine, task = inbox.get(timeout=IDLE_S)
+            is_ending = engine is None
         except queue.Empty:
-            engine = wanted()
+            pass
+        engine = engine or wanted()
+        if engine is not None and is_ending:
+            engine.stop()
         if engine is None or not engine.work_on(task):
             return
         del engine, task

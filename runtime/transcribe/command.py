@@ -21,23 +21,35 @@ from ..client.errors import AddressError, ClientError
 from ..client.options import key_option, url_option
 from ..client.session import endpoint
 from ..talk.command import UnusableError
-from .dictation import Shown, cut_utterances, dictate
+from .dictation import cut_utterances, dictate
 
 
 class TextTranscript:
     """The words on standard output, a line an utterance, and errors on standard error."""
 
+    def __init__(self) -> None:
+        self._is_amid_line = False
+
     def hears(self, delta: TranscriptDelta) -> None:
         """Write the words."""
+        self._is_amid_line = True
         click.echo(clean(delta.text), nl=False)
 
     def ends(self, _done: TranscriptDone) -> None:
         """End the line."""
+        self._is_amid_line = False
         click.echo()
 
     def fails(self, report: ErrorReport) -> None:
-        """Say what went wrong."""
-        click.echo(f"\nError: {clean(report.message)} ({report.code})", err=True)
+        """Say what went wrong, on a line of its own; the words go on."""
+        if self._is_amid_line:
+            click.echo(err=True)
+        click.echo(f"Error: {clean(report.message)} ({report.code})", err=True)
+
+    def breaks_off(self, _error: Exception) -> None:
+        """End a line that nothing more comes of."""
+        if self._is_amid_line:
+            click.echo()
 
 
 class JsonTranscript:
@@ -54,6 +66,11 @@ class JsonTranscript:
     def fails(self, report: ErrorReport) -> None:
         """Write an error."""
         echo_json({"type": "error", "code": report.code, "message": report.message})
+
+    def breaks_off(self, error: Exception) -> None:
+        """Write what ended it."""
+        code = getattr(error, "code", None)
+        echo_json({"type": "error", "code": code, "message": str(error)})
 
 
 @click.command("transcribe")
@@ -96,14 +113,12 @@ def transcribe_command(
         raise UnusableError(f"--url: {error}") from error
     except AudioFileError as error:
         raise UnusableError(str(error)) from error
-    shown: Shown = JsonTranscript() if as_json else TextTranscript()
+    shown = JsonTranscript() if as_json else TextTranscript()
     run = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
     try:
         whole = anyio.run(run)
     except (ClientError, RemoteProtocolError) as error:
-        if as_json:
-            code = getattr(error, "code", None)
-            echo_json({"type": "error", "code": code, "message": str(error)})
+        shown.breaks_off(error)
         raise click.ClickException(str(error)) from error
     if not whole:
         raise click.ClickException("not all of it was transcribed")
