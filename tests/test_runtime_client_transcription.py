@@ -180,6 +180,19 @@ def test_a_file_is_written_down(url: str, wav: Path) -> None:
     assert result.stdout.endswith("\n")
 
 
+def test_sound_that_is_not_kept_ends_it(tmp_path: Path) -> None:
+    """A transcript with holes would look like one, behind a page of errors."""
+    path = tmp_path / "long.wav"
+    soundfile.write(path, np.sin(np.arange(16_000 * 120) / 20) / 2, 16_000)
+    with live_server("--no-record", "--transcription-buffer-mb", "1") as server:
+        result = transcribe(path, "--url", server.url, "--model", "scripted")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()[-1:]
+    assert "it is not kept" in line
+    assert "--realtime" in line
+    assert result.stderr.count("not kept") == 1
+
+
 def test_json_is_for_programs(url: str, wav: Path) -> None:
     """A script could not read what was said."""
     result = transcribe(wav, "--url", url, "--model", "whisper-1", "--json", "--realtime")
@@ -252,7 +265,7 @@ def is_lost_amid(websocket: ServerConnection) -> None:
     """Complain before anything is written, and leave amid an utterance."""
     greet(websocket)
     hear(websocket)
-    say(websocket, "error", error="too much", code="buffer_full")
+    say(websocket, "error", error="too much", code="inference_error")
     say(websocket, "transcription.delta", delta="so far")
 
 
@@ -261,7 +274,7 @@ def test_what_went_wrong_stands_on_a_line_of_its_own(wav: Path) -> None:
     with peer(is_lost_amid) as address:
         result = transcribe(wav, "--url", address)
     first, words, last = result.output.splitlines()
-    assert (first, words) == ("Error: too much (buffer_full)", "so far")
+    assert (first, words) == ("Error: too much (inference_error)", "so far")
     assert last.startswith("Error: ")
     assert result.stdout == "so far\n"
 

@@ -3,6 +3,9 @@
 A file that is longer than an utterance may be is several: a model's context holds some ten minutes.
 Of these the next is sent while the one before is being heard, and no more, so that the server keeps
 two at most, however long the file is. In real time a second is sent each second.
+
+A server that keeps less says so of each piece that it did not keep. A transcript of the rest would
+have holes, so the first such piece ends it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final, Protocol
 
 import anyio
 
-from protocol.errors import RemoteProtocolError
+from protocol.errors import ErrorCode, RemoteProtocolError
 from protocol.messages import ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.model import UNIT_BYTES
 
@@ -24,6 +27,7 @@ from ..client.transcription import TranscriptionSession
 
 UTTERANCE_S_MAX: Final = 300
 """Half of what a context of 8192 holds, and of two in flight a third of what a server keeps."""
+SLOWER: Final = "--realtime sends no faster than speech"
 UTTERANCES_IN_FLIGHT: Final = 2
 """One that is heard, and one that waits behind it."""
 
@@ -75,7 +79,8 @@ async def dictate(
         Whether all of it was transcribed: no utterance had an error.
 
     Raises:
-        ClientError: the server could not be reached, refused, has no such model, or ended it.
+        ClientError: the server could not be reached, refused, has no such model, or ended it; or it
+            did not keep all of the sound.
         RemoteProtocolError: it said what it may not.
     """
     async with transcribe(url, model=model, key=key) as session:
@@ -136,6 +141,8 @@ async def _show(
                 left -= 1
                 places.release()
             case ErrorReport() as report:
+                if report.code == ErrorCode.BUFFER_FULL:
+                    raise ClientError(f"{report.message}; {SLOWER}")
                 shown.fails(report)
                 whole = False
     return whole
