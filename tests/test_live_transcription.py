@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,17 +39,23 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("recordings")
 
 
-@pytest.fixture(scope="module")
-def server(recordings: Path) -> Iterator[LiveServer]:
+@contextmanager
+def replayed_server(recordings: Path, model: str) -> Iterator[LiveServer]:
     """A server as an operator starts it for clients of 003; all that it served is replayed."""
     options = ("--default-mode", "transcription", "--served-model-name", NAME)
-    with live_server("--record", str(recordings), *options) as server:
+    with live_server("--record", str(recordings), *options, model=model) as server:
         yield server
         assert server.stop() == 0
     logs = sorted(recordings.iterdir())
     assert logs
     for path in logs:
         assert_replays(path)
+
+
+@pytest.fixture(scope="module")
+def server(recordings: Path) -> Iterator[LiveServer]:
+    with replayed_server(recordings, "scripted") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

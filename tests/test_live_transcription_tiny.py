@@ -24,14 +24,14 @@ from runtime.backends.minicpmo.staging import Heldout, known_phrases, read_speec
 from runtime.backends.minicpmo.tokens import Tokens
 from runtime.backends.minicpmo.transcript import opening_ids
 from runtime.server_process import RUN
-from tests.live import LiveServer, live_server
+from tests.live import LiveServer
 from tests.test_live_transcription import (
     NAME,
     Body,
     append,
-    assert_replays,
     done,
     greeted,
+    replayed_server,
     send,
     stream_audio_file,
 )
@@ -53,15 +53,8 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(recordings: Path) -> Iterator[LiveServer]:
-    """A server as an operator starts it for clients of 003; all that it served is replayed."""
-    options = ("--default-mode", "transcription", "--served-model-name", NAME)
-    with live_server("--record", str(recordings), *options, model="tiny") as server:
+    with replayed_server(recordings, "tiny") as server:
         yield server
-        assert server.stop() == 0
-    logs = sorted(recordings.iterdir())
-    assert logs
-    for path in logs:
-        assert_replays(path)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from typing import Any, Final
 import attrs
 import torch
 from torch import Tensor, nn
+from torch._dynamo import config as dynamo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from .attention import KvSlots
@@ -89,7 +90,8 @@ class Aim:
         """Work out what is seen from `slots` and `places`; nothing here waits for the device."""
         base = self.slots * self._capacity
         self._last.copy_(base + self.places)
-        start = self.places * 0 if self._window is None else self.places - (self._window - 1)
+        reach = self._capacity if self._window is None else self._window
+        start = self.places - (reach - 1)
         self._first.copy_(base + start.clamp_min(0))
         first, last = self._first // BLOCK, self._last // BLOCK
         self._count.copy_((last - first + 1)[:, None, None])
@@ -277,8 +279,6 @@ def stepper(decoder: nn.Module, head: Callable[[Tensor], Tensor], store: KvSlots
     Raises:
         Exception: whatever the compiler or the driver raises where a step cannot be made.
     """
-    from torch._dynamo import config as dynamo  # Slow to import, and for GPUs alone.
-
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
     def flex(*args: Any, **options: Any) -> Any:

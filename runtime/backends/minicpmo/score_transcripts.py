@@ -18,7 +18,7 @@ from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES
 from protocol.transcript import Chunk, ChunkResult
 
 from .model import DuplexModel
-from .staging import Heldout, Pcm, known_phrases, read_manifest, read_speech, room
+from .staging import Heldout, Pcm, known_phrases, pause_of, read_manifest, read_speech, room
 from .work import alone
 
 PAUSES: Final = (0.3, 0.7, 1.1, 1.9)
@@ -90,8 +90,7 @@ def transcribe(model: DuplexModel, said: str, pcm: Pcm) -> Written:
 
 def _staged(folder: Path, item: Heldout, place: int) -> Pcm:
     """A rendering behind its pause."""
-    pause = room(place * 7 % 10 * INPUT_RATE_HZ // 10, place)
-    return np.concatenate([pause, read_speech(folder, item)])
+    return np.concatenate([room(pause_of(place), place), read_speech(folder, item)])
 
 
 def _stream(folder: Path, items: Sequence[Heldout]) -> Pcm:

@@ -147,6 +147,11 @@ def read_speech(folder: Path, item: Heldout) -> Pcm:
     return sound
 
 
+def pause_of(place: int) -> int:
+    """Samples of the pause before a rendering, by its place in the list: 0 to 0.9 s."""
+    return place * 7 % 10 * INPUT_RATE_HZ // 10
+
+
 def stage_phrase(
     folder: Path, item: Heldout, place: int, lead_s: float = FORCED
 ) -> tuple[Pcm, int]:
@@ -162,7 +167,7 @@ def stage_phrase(
         The sound, and the sample after the phrase's last.
     """
     speech = read_speech(folder, item)
-    begin = int(lead_s * INPUT_RATE_HZ) + place * 7 % 10 * INPUT_RATE_HZ // 10
+    begin = int(lead_s * INPUT_RATE_HZ) + pause_of(place)
     end = begin + item.end
     units = -(-end // UNIT_SAMPLES) + AFTER
     pcm = room(units * UNIT_SAMPLES, place)
