@@ -23,11 +23,10 @@ from recorder.compact import Compacted, compact, is_compact
 from recorder.disk import LocalDisk
 from recorder.errors import RecorderError
 from recorder.lock import is_held
-from recorder.store import SUFFIX
 
 from .commands import HELP, OutputUnwritableError, complaint, print_json, reason
 from .files import PART_PREFIX, new_file, own_as
-from .folder import find_logs
+from .folder import logs_to_rewrite
 from .progress import Watch, progress, size_of
 from .recordings import show_bytes
 
@@ -37,12 +36,6 @@ Result = Literal["compacted", "kept", "refused", "being written"]
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
 _CONVERTER: Final = Converter()
-
-
-class NothingToCompactError(click.ClickException):
-    """There is no such log or folder, or no log in it."""
-
-    exit_code = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -96,13 +89,7 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
       antiphon compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
       antiphon compact --json recordings | jq .saved_bytes
     """  # noqa: D301 - click takes a backspace to keep the lines
-    if output is not None and (len(logs) > 1 or logs[0].is_dir()):
-        raise click.UsageError("--output is for one LOG")
-    found = find_logs(logs)
-    missing = [log for log in found if not log.is_file()]
-    if missing or not found:
-        text = f"{missing[0]}: no such log" if missing else f"{logs[0]}: no *{SUFFIX} in it"
-        raise NothingToCompactError(text)
+    found = logs_to_rewrite(logs, output)
     with progress(sum(map(size_of, found)), "compact") as watch:
         done = [_try(log, output, watch) for log in found]
     for it in done:

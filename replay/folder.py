@@ -19,11 +19,13 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Final
 
+import click
+
 from recorder.errors import RecorderError
 from recorder.reader import LogReader
 from recorder.store import SUFFIX
 
-from .commands import reason
+from .commands import LogUnusableError, reason
 from .files import PART_PREFIX
 from .full import ModelUnavailableError
 from .logic import replay
@@ -55,6 +57,27 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
         else:
             found[path] = None
     return list(found)
+
+
+def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
+    """Name the logs of which a command makes new ones.
+
+    Args:
+        paths: files, and folders with all logs in and below them; at least one.
+        output: the new log; None gives each log one of its own.
+
+    Raises:
+        click.UsageError: there is one output, and more than one log may be meant.
+        LogUnusableError: a log is missing, or there is none in the folders.
+    """
+    if output is not None and (len(paths) > 1 or paths[0].is_dir()):
+        raise click.UsageError("--output is for one LOG")
+    found = find_logs(paths)
+    missing = [log for log in found if not log.is_file()]
+    if missing or not found:
+        text = f"{missing[0]}: no such log" if missing else f"{paths[0]}: no *{SUFFIX} in it"
+        raise LogUnusableError(text)
+    return found
 
 
 def _is_log(path: Path) -> bool:

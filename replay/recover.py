@@ -19,11 +19,11 @@ from recorder.disk import LocalDisk
 from recorder.errors import LogMisuse, RecorderError
 from recorder.lock import is_held
 from recorder.recover import Survey, recover, survey
-from recorder.store import SUFFIX, Store, recording_id_of
+from recorder.store import Store, recording_id_of
 
 from .commands import HELP, complaint, print_json, reason
 from .files import new_file, own_as
-from .folder import find_logs
+from .folder import logs_to_rewrite
 from .progress import Watch, progress, size_of
 from .recordings import show_bytes
 
@@ -35,12 +35,6 @@ ENDING: Final = "-recovered"
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
 _CONVERTER: Final = Converter()
-
-
-class NothingToRecoverError(click.ClickException):
-    """There is no such log or folder, or no log in it."""
-
-    exit_code = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -112,13 +106,7 @@ def recover_command(
       antiphon recover --salvage --output whole.session.zst rec-1.session.zst
       antiphon recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
     """  # noqa: D301 - click takes a backspace to keep the lines
-    if output is not None and (len(logs) > 1 or logs[0].is_dir()):
-        raise click.UsageError("--output is for one LOG")
-    found = find_logs(logs)
-    missing = [log for log in found if not log.is_file()]
-    if missing or not found:
-        text = f"{missing[0]}: no such log" if missing else f"{logs[0]}: no *{SUFFIX} in it"
-        raise NothingToRecoverError(text)
+    found = logs_to_rewrite(logs, output)
     named = set(logs)
     with progress(2 * sum(map(size_of, found)), "recover") as watch:
         done = [_try(log, output, watch, salvage=salvage, is_named=log in named) for log in found]

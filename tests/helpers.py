@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,18 @@ from runtime.websocket import WebSocketClosed
 from runtime.workers import Load, Workers
 
 Body = dict[str, Any]
+
+
+def numbers(value: object) -> Iterator[float]:
+    """All numbers in a JSON value."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from numbers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def pcm(seconds: float = 1.0, level: float = 0.1) -> bytes:

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from runtime.bench.material import (
 from runtime.bench.recording_formats import JsonLines, Mcap, Wav
 from runtime.bench.recording_session import make_unit
 
-from .helpers import base64
+from .helpers import base64, numbers
 
 ROOT: Final = Path(__file__).parents[1]
 COMMAND: Final = [sys.executable, "-P", "-c", "from runtime.cli import main; main()", "bench"]
@@ -69,18 +68,6 @@ def found() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     body: dict[str, Any] = json.loads(done.stdout)
     return body
-
-
-def numbers(value: object) -> Iterator[float]:
-    """All numbers in a JSON value."""
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from numbers(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from numbers(item)
-    elif isinstance(value, int | float):
-        yield value
 
 
 def test_it_says_what_it_ran_on(found: dict[str, Any]) -> None:

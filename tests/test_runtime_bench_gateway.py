@@ -10,7 +10,6 @@ import math
 import socket
 import statistics
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +61,8 @@ from runtime.bench.gateway_meter import STAGES, Stages
 from runtime.bench.gateway_servers import _read_unit
 from runtime.bench.material import Times
 
+from .helpers import numbers
+
 SMALL: Final = Plan(
     patterns=(
         Pattern(name="flat", sessions=2, units=4, pace="flat"),
@@ -94,18 +95,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> GatewayResult:
 
 
 # -- the whole ----------------------------------------------------------------------------------
-
-
-def numbers(value: object) -> Iterator[float]:
-    """All numbers in a JSON value."""
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from numbers(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from numbers(item)
-    elif isinstance(value, int | float):
-        yield value
 
 
 def test_every_pattern_is_run_against_every_contender_in_every_round(found: GatewayResult) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +52,7 @@ from runtime.cli import main
 from runtime.server_process import served
 
 from . import random_model
+from .helpers import numbers
 
 PHRASES: Final = 2
 SECONDS: Final = 2 * PARTS
@@ -78,18 +78,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 def flat(model: DuplexModel) -> FlatResult:
     """A short stream."""
     return measure_flat(model, load_phrases(5), SECONDS)
-
-
-def numbers(value: object) -> Iterator[float]:
-    """All numbers in a JSON value."""
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from numbers(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from numbers(item)
-    elif isinstance(value, int | float):
-        yield value
 
 
 # -- the whole ----------------------------------------------------------------------------------
