@@ -30,6 +30,7 @@ LLAMA_OMNI: Final = "llama_omni:"
 """Before the URL of a llama.cpp-omni server, `ws://host:port`."""
 DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
+VARIES: Final = "nobody can promise the same bytes again, as --deterministic asks"
 
 
 class ModelUnknownError(ValueError):
@@ -75,7 +76,12 @@ def check_model(name: str) -> None:
 
 
 def load_backend(
-    name: str, slots: int | None = None, *, device: str | None = None, dtype: str | None = None
+    name: str,
+    slots: int | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    deterministic: bool = False,
 ) -> Backend:
     """Load a model.
 
@@ -86,10 +92,11 @@ def load_backend(
         device: one of `DEVICES`; None takes the CPU for `tiny`, and for a folder a GPU where
             there is one.
         dtype: one of `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
+        deterministic: what a session gets is to be bitwise the same alone and among others.
 
     Raises:
         ModelUnknownError: there is none of that name.
-        ModelUnusableError: the folder cannot be served here.
+        ModelUnusableError: the folder cannot be served here, or not as `deterministic` asks.
         ValueError: the device or the format cannot be had here, or the URL is none.
     """
     if name == "scripted":
@@ -99,6 +106,8 @@ def load_backend(
 
         if slots not in {None, 1}:
             raise ValueError("llama_omni serves one session at a time: --slots is 1")
+        if deterministic:
+            raise ModelUnusableError(f"{name}: {VARIES}: it is computed elsewhere")
         return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
     check_model(name)  # Before seconds are spent on importing torch.
     from .backends.minicpmo.model import SLOTS
@@ -107,7 +116,9 @@ def load_backend(
 
     if slots is None and name == "tiny":
         slots = SLOTS
-    model = load_checkpoint(name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype)
+    model = load_checkpoint(
+        name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype, exact=deterministic
+    )
     return EngineBackend(model)
 
 
@@ -135,7 +146,13 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def load_checkpoint(
-    name: str, slots: int | None, *, slots_max: int, device: str | None, dtype: str | None
+    name: str,
+    slots: int | None,
+    *,
+    slots_max: int,
+    device: str | None,
+    dtype: str | None,
+    exact: bool = False,
 ) -> DuplexModel:
     """Load the model of a checkpoint.
 
@@ -145,6 +162,7 @@ def load_checkpoint(
         slots_max: of these, at most.
         device: as of `load_backend`.
         dtype: as of `load_backend`.
+        exact: what a session gets is to be bitwise its own.
 
     Raises:
         ModelUnknownError: there is no such folder.
@@ -165,7 +183,11 @@ def load_checkpoint(
             config = load_config(folder / "config.json")
             needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
             slots = min(slots_max, slots_that_fit(needs, where))
-        return DuplexModel.load(folder, slots=slots, device=where, dtype=what)
+        model = DuplexModel.load(folder, slots=slots, device=where, dtype=what, exact=exact)
+        varying = model.varying if exact else None
+        if varying is not None:
+            raise ValueError(f"{VARIES}: {varying} varies")
+        return model
 
 
 def slots_that_fit(needs: MemoryPlan, device: torch.device) -> int:

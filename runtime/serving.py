@@ -228,7 +228,12 @@ async def _load_workers(settings: Settings, load: Load) -> Workers:
 
 async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
     backend = await anyio.to_thread.run_sync(
-        partial(load, device=settings.device, dtype=settings.dtype),
+        partial(
+            load,
+            device=settings.device,
+            dtype=settings.dtype,
+            deterministic=settings.deterministic,
+        ),
         name,
         settings.slots,
         abandon_on_cancel=True,  # a server that is to end does not wait for a large model

@@ -124,10 +124,16 @@ class Settings:
     )
     dtype: str | None = setting(
         None,
-        "Format of weights and caches. Full replay is promised on cpu only.",
+        "Format of weights and caches.",
         _ADDRESS,
         choices=DTYPES,
         unset="fp32 on cpu, bf16 on cuda",
+    )
+    deterministic: bool = setting(
+        False,
+        "Give a session the same bytes alone and among others, so that its log can be replayed with "
+        "the model, or do not start. On cpu that is so in any case; on cuda fewer are served.",
+        _ADDRESS,
     )
     served_model_names: tuple[str, ...] = setting(
         (),

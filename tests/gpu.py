@@ -1,8 +1,8 @@
 """What to run first on a GPU: `python -m tests.gpu`, from the repository's root.
 
 It makes the published shape with random weights and random keys, and prints, a line each: whether
-the steps of `decode.py` came about, how far they are off rows by themselves, and what steps,
-prefills, sounds, pictures and shortlists take. `--device cpu` tries the same on `tiny`'s shape.
+the steps of `steps.py` came about, how far tokens, prefills and codes are off rows by themselves,
+and what they, sounds, pictures and shortlists take. `--device cpu` tries it on `tiny`'s shape.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from torch import Tensor
 
 from runtime.backends.minicpmo.audio import Hearing
 from runtime.backends.minicpmo.config import load_config
+from runtime.backends.minicpmo.decoder import Decoder, Means
 from runtime.backends.minicpmo.full import full_config, random_model
-from runtime.backends.minicpmo.machine import Decoder, Machine
+from runtime.backends.minicpmo.machine import Machine
 from runtime.backends.minicpmo.work import Feed, Hear, See, Speak
 
 TINY: Final = Path(__file__).parents[1] / "fixtures" / "tiny"
-ROWS: Final = (1, 3, 16, 33, 64)
-PREFILLS: Final = ((1, 13), (16, 13), (64, 13), (64, 2), (16, 79))
-"""Sessions, and the rows of each: a unit's, a finalize's, those of a unit with a picture."""
+SESSIONS: Final = (1, 3, 16, 33, 48, 64)
+LENGTHS: Final = (1, 2, 11, 77)
+"""Rows of a session: a token, what closes a unit, a unit, a unit with a picture."""
 MEL_FRAMES: Final = 104
 GB: Final = 1e9
 
@@ -69,32 +70,27 @@ class Bench:
         """Random rows."""
         return torch.randn(count, width).mul_(0.02).to(self.machine.llm.keys)
 
-    def steps(self, name: str, decoder: Decoder, kind: type[Any], width: int) -> None:
-        """Hold steps to rows by themselves, and time both."""
-        plain, store = attrs.evolve(decoder, steps=None), decoder.store
-        top, slots = min(8000, store.capacity - 1), self.machine.slots
-        for count in (count for count in ROWS if count <= slots):
-            works = [
-                kind(slot=slot, start=(7 * slot + 5) * top // 64 % top, rows=self.rows(1, width))
-                for slot in range(count)
-            ]
-            pairs = zip(plain.run(works), decoder.run(works), strict=True)
-            off = [float((a - b).float().norm() / a.float().norm()) for a, b in pairs]
-            self.say(f"{name}: a step of {count} is off by", [f"{part:.1e}" for part in off])
-            for start in (100, top // 2, top):
-                works = [attrs.evolve(work, start=start) for work in works]
-                self.clock(f"{name}: a step of {count} at {start}", lambda w=works: decoder.run(w))
-        self.clock(f"{name}: a row by itself at {top}", lambda: plain.run(works[:1]))
-
-    def prefills(self, width: int) -> None:
-        """Time blocks of rows, each at a place of its own."""
-        for count, length in ((c, n) for c, n in PREFILLS if c <= self.machine.slots):
-            feeds = [
-                Feed(slot=slot, start=3000 + slot, rows=self.rows(length, width))
-                for slot in range(count)
-            ]
-            what = f"prefill of {length} rows for {count}"
-            self.clock(what, lambda works=feeds: self.machine.compute(works), 3)
+    def decoder(
+        self, name: str, decoder: Decoder, kind: type[Any], width: int, lengths: tuple[int, ...]
+    ) -> None:
+        """Hold rows of many sessions to rows by themselves, and time both."""
+        plain, store = attrs.evolve(decoder, steps=None, means=Means()), decoder.store
+        slots = self.machine.slots
+        for length in lengths:
+            top = min(8000, store.capacity) - length
+            for count in (count for count in SESSIONS if count <= slots):
+                works = [
+                    kind(slot=slot, start=(7 * slot + 5) * top // 64 % top, rows=rows)
+                    for slot, rows in enumerate(self.rows(count * length, width).split(length))
+                ]
+                pairs = zip(plain.run(works), decoder.run(works), strict=True)
+                off = [float((a - b).float().norm() / a.float().norm()) for a, b in pairs]
+                what = f"{name}: {length} for {count}"
+                self.say(f"{what} is off by", [f"{part:.1e}" for part in off])
+                for start in (100, top // 2, top):
+                    works = [attrs.evolve(work, start=start) for work in works]
+                    self.clock(f"{what} at {start}", lambda w=works: decoder.run(w))
+            self.clock(f"{name}: {length} by itself at {top}", lambda w=works: plain.run(w[:1]))
 
     def senses(self) -> None:
         """Time sounds and a picture."""
@@ -118,13 +114,12 @@ def measure(machine: Machine, say: Say) -> None:
         for layer in range(len(store.keys)):  # Among zeros a wrong place gives what is right.
             store.keys[layer].normal_()
             store.values[layer].normal_()
-    bench.steps("tokens", machine._llm, Feed, width)
-    bench.steps("codes", machine._tts, Speak, int(config.tts.llama.hidden_size))
+    bench.decoder("tokens", machine._llm, Feed, width, LENGTHS)
+    bench.decoder("codes", machine._tts, Speak, int(config.tts.llama.hidden_size), LENGTHS[:1])
     shortlists = machine.shortlists
     if shortlists is not None:
         logits = torch.randn(machine.slots, config.llm.vocab_size).to(machine.llm.keys.device)
         bench.clock(f"shortlists of {machine.slots}", lambda: shortlists.rows(logits))
-    bench.prefills(width)
     bench.senses()
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from protocol.model import Cut, DuplexConfig, Opening, Unit, Voice
 from runtime.backends.base import BackendError
 from runtime.backends.minicpmo import window
-from runtime.backends.minicpmo.machine import Decoder
+from runtime.backends.minicpmo.decoder import Decoder
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.session import ModelSession
 from runtime.backends.minicpmo.work import Steps, Work, alone

@@ -7,7 +7,7 @@ the view of it that one forward pass needs: it is handed to the stock models as 
 The attention function is registered under the name `ATTENTION`. With a `SlotCache` it computes each
 row by itself over exactly the positions which that row sees: no padding, no mask over what is not
 there, no keys repeated for the groups. So what a row gets does not depend on its neighbours.
-Another cache may hand the function something else to see (`Seen`); `decode.py` does, for GPUs.
+Another cache may hand the function something else to see (`Seen`); `flash.py` does, for GPUs.
 Without a cache it is plain causal attention over whole sequences, as training needs it.
 """
 
@@ -80,9 +80,12 @@ class KvSlots:
         return 2 * self.keys[:, 0].numel() * self.keys.element_size()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, all slots in a row: (1, heads, slots * capacity, width)."""
+        """A layer's keys and values, all slots in a row: views (slots * capacity, heads, width)."""
         keys, values = self.keys[index], self.values[index]  # (slots, heads, capacity, width)
-        return keys.transpose(0, 1).flatten(1, 2)[None], values.transpose(0, 1).flatten(1, 2)[None]
+        return (
+            keys.transpose(0, 1).flatten(1, 2).transpose(0, 1),
+            values.transpose(0, 1).flatten(1, 2).transpose(0, 1),
+        )
 
     def reach(self, slot: int, end: int) -> None:
         """Make known that a slot is about to be written up to `end`."""
@@ -102,6 +105,12 @@ class KvSlots:
         self.reach(slot, end)
         self.keys[:, slot, :, start:end] = kept.keys
         self.values[:, slot, :, start:end] = kept.values
+
+    def clear(self) -> None:
+        """Zero all slots, whatever was written to them."""
+        self.keys.zero_()
+        self.values.zero_()
+        self._written = [0] * len(self._written)
 
     def wipe(self, slot: int, start: int = 0) -> None:
         """Zero all that was ever written of a slot, from position `start` on."""
@@ -124,6 +133,24 @@ class Seen(Protocol):
 
     def attend(self, query: Tensor, scale: float) -> Tensor:
         """Attention of (B, H, T, D) queries; gives (B, T, H, D)."""
+        ...
+
+
+class Cache(Protocol):
+    """The cache of one forward pass; the stock models ask more of it, which they never use."""
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Seen, None]:
+        """Write a layer's new keys and values, (B, K, T, D); gives what the rows see."""
+        ...
+
+
+class CacheOf(Protocol):
+    """Makes the cache of one forward pass; see `SlotCache`."""
+
+    def __call__(
+        self, store: KvSlots, rows: Sequence[Row], count: int, groups: int, /, *, causal: bool = ...
+    ) -> Cache:
+        """Make known what is about to be written, and give the cache."""
         ...
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .attention import KvSlots, Row, SlotCache
+from .attention import CacheOf, KvSlots, Row, SlotCache
 from .config import UNIT_FRAMES, AudioConfig
 from .mel import CONTEXT
 
@@ -116,12 +116,15 @@ class AudioEncoder(nn.Module):
         x = F.gelu(self.conv2(x)).transpose(1, 2)  # (B, context / 2 + 50 * U + 1, width)
         return x[:, context // 2 : -(CONTEXT // 2)]
 
-    def hear(self, hearings: Sequence[Hearing], store: KvSlots) -> Tensor:
+    def hear(
+        self, hearings: Sequence[Hearing], store: KvSlots, cache_of: CacheOf = SlotCache
+    ) -> Tensor:
         """Encode one unit of each of several sessions.
 
         Args:
             hearings: one for each session.
             store: keys and values; the unit's are written behind the slot's others.
+            cache_of: how they are attended.
 
         Returns:
             (B, 50, width).
@@ -134,11 +137,11 @@ class AudioEncoder(nn.Module):
             rows_of_unit = self.convolve(item.mel[None].to(places), context)[0]  # (50, width)
             frames.append(rows_of_unit + places)
         x = torch.stack(frames)
-        cache = SlotCache(store, rows, UNIT_FRAMES, groups=1, causal=False)
+        cache = cache_of(store, rows, UNIT_FRAMES, 1, causal=False)
         for index, block in enumerate(self.blocks()):
             q, k, v = block.split(x)
-            reaches, _ = cache.update(k, v, index)
-            x = block.join(x, reaches.attend(q, block.self_attn.scale))
+            seen, _ = cache.update(k, v, index)
+            x = block.join(x, seen.attend(q, block.self_attn.scale))
         out: Tensor = self.layer_norm(x)
         return out
 

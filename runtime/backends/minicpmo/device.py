@@ -14,6 +14,8 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 )
 """The formats by the names that the command line takes."""
+CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
+"""Without it cuBLAS may share its workspace among streams, and then choose by what is free."""
 MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -55,6 +57,16 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise DeviceError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def compute_repeatably() -> None:
+    """Have this process's GPU compute the same bits each time; to be called before it computes.
+
+    On a CPU it changes nothing. What is computed together still matters: see `decoder.Means`.
+    """
+    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def device_name(device: torch.device) -> str:

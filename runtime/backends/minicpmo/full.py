@@ -17,6 +17,8 @@ import torch
 
 from .checkpoint import build_parts
 from .config import ModelConfig, read_config
+from .decoder import means_on
+from .device import compute_repeatably
 from .machine import Machine
 from .model import THREADS, DuplexModel
 from .token_logits import shortlists_on
@@ -117,6 +119,7 @@ def random_model(
     slots: int,
     device: torch.device,
     dtype: torch.dtype,
+    exact: bool = False,
 ) -> DuplexModel:
     """A model of any shape with random weights and without a voice of its own.
 
@@ -126,11 +129,15 @@ def random_model(
         slots: sessions at once.
         device: where it computes.
         dtype: of weights, keys and values.
+        exact: as of `DuplexModel.load`.
     """
     torch.set_num_threads(THREADS)
+    if exact:
+        compute_repeatably()
     torch.manual_seed(0)
     parts, tokens = build_parts(config, dtype, device), Tokens(tokenizer)
-    machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens))
+    means = means_on(device, slots, exact=exact)
+    machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens), means=means)
     return DuplexModel.of(machine, tokens, {})
 
 

@@ -1,90 +1,38 @@
 """The model at work: weights, the memory of all slots, and answers to batches of requests.
 
-All memory is made here, once. What a request gets does not depend on what it is computed with:
-
-- attention is computed row by row (`attention.py`), convolutions picture by picture and unit by
-  unit;
-- what is computed for all rows together is matrix products and functions of single rows. A product
-  gives each row the same bits however many others there are, as long as there are at least
-  `ROWS_MIN`: below that the CPU's libraries take other kernels. So smaller batches are padded.
-
-`rows_are_independent` tries just that with the weights at hand.
-
-On a GPU single tokens and codes are decoded in steps of fixed sizes instead (`decode.py`), where
-the steps can be made; all else is as on a CPU.
+All memory is made here, once. On a CPU what a request gets does not depend on what it is computed
+with: decoders see to it (`decoder.py`), and convolutions are computed picture by picture and unit
+by unit. `rows_are_independent` tries what that rests on, with the weights at hand. On a GPU it
+depends, but where the machine is told to be exact (`Means`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
-from .attention import Kept, KvSlots, Row, SlotCache
+from ..base import BackendGone
+from .attention import Kept, KvSlots, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
-from .decode import Stepper, stepper
+from .decoder import ON_CPU, Means, make_decoder
+from .flash import can_attend
 from .parts import Parts
 from .plan import StoreShape, stores
 from .token_logits import Shortlists, rows_on_host
 from .vocoder import Vocoder
 from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
 
-ROWS_MIN: Final = 16
-"""Rows of a matrix product from which on each row's bits are its own; see above."""
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
+LOST: Final = getattr(torch, "AcceleratorError", ())
+"""What torch, from 2.8 on, raises where a GPU failed for good: each call after it fails as well."""
 
 _log = logging.getLogger(__name__)
-
-
-def _padded(rows: Tensor, count: int) -> Tensor:
-    """Rows (B, ...) with zeros behind them, `count` at least."""
-    lacking = max(0, count - len(rows))
-    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, lacking)) if lacking else rows
-
-
-MakeSteps = Callable[[nn.Module, Callable[[Tensor], Tensor], KvSlots], Stepper]
-"""Of a model without its head, its head, and its store."""
-
-
-@attrs.frozen(eq=False)
-class Decoder:
-    """A decoder with its memory.
-
-    Attributes:
-        model: stock, without its head.
-        head: last hidden states to logits, (B, width) -> (B, ids).
-        store: keys and values of all slots.
-        steps: decodes single rows; None decodes them as any others.
-    """
-
-    model: nn.Module
-    head: Callable[[Tensor], Tensor]
-    store: KvSlots
-    steps: Stepper | None
-
-    def run(self, works: Sequence[Feed | Speak]) -> tuple[Tensor, Tensor]:
-        """Run rows of one length; gives their last hidden states (B, width) and logits (B, ids)."""
-        count = len(works[0].rows)
-        if self.steps is not None and count == 1:
-            places = [(work.slot, work.start) for work in works]
-            return self.steps.decode([work.rows[0] for work in works], places)
-        rows = [Row(slot=work.slot, start=work.start) for work in works]
-        x = _padded(torch.stack([work.rows for work in works]), -(-ROWS_MIN // count))
-        starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
-        positions = (starts[:, None] + torch.arange(count)).to(x.device)
-        heads = int(self.model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
-        cache = SlotCache(self.store, rows, count, heads // self.store.keys.shape[2])
-        out = self.model(
-            inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True
-        )
-        hidden: Tensor = out.last_hidden_state[: len(works), -1]
-        return hidden, self.head(_padded(hidden, ROWS_MIN)).float()[: len(works)]
 
 
 class Machine:
@@ -95,9 +43,10 @@ class Machine:
         vocoder: codes to sound; None where the model has no voice.
         slots: sessions at once.
         shortlists: what brings the logits of tokens to the host; None brings all of them.
-        make_steps: makes what decodes single rows; on a GPU `decode.stepper`, elsewhere nothing.
+        means: how it is to compute (`means_on`).
 
     Attributes:
+        means: how it computes.
         llm: keys and values of the language model.
         audio: of the audio encoder.
         tts: of the speech decoder.
@@ -110,7 +59,7 @@ class Machine:
         slots: int,
         shortlists: Shortlists | None = None,
         *,
-        make_steps: MakeSteps | None = None,
+        means: Means = ON_CPU,
     ) -> None:
         # On a Hopper GPU torch would take cuDNN's attention, which makes a plan, in tens of
         # milliseconds, for each length of keys that is new to the thread: here nearly all are.
@@ -121,10 +70,14 @@ class Machine:
         self.llm = self._store(shapes["llm"])
         self.tts = self._store(shapes["tts"])
         self.audio = self._store(shapes["audio"])
-        if make_steps is None and self.llm.keys.is_cuda:
-            make_steps = stepper
-        self._llm = _decoder(parts.llm.model, parts.llm.lm_head, self.llm, make_steps)
-        self._tts = _decoder(parts.tts.model, parts.tts.logits, self.tts, make_steps)
+        if means.cache_of is not SlotCache and not can_attend(self.llm):
+            _log.warning("no flash attention here: rows are attended one by one")
+            means = attrs.evolve(means, cache_of=SlotCache, sizes=())
+        self.means = means
+        # A token; what closes a unit; a unit without pictures.
+        lengths = (1, 2, 1 + UNIT_FRAMES // parts.config.audio.pool)
+        self._llm = make_decoder(parts.llm.model, parts.llm.lm_head, self.llm, means, lengths)
+        self._tts = make_decoder(parts.tts.model, parts.tts.logits, self.tts, means, (1,))
 
     def _store(self, shape: StoreShape) -> KvSlots:
         weight = self.parts.llm.lm_head.weight
@@ -139,12 +92,26 @@ class Machine:
     @property
     def attention(self) -> str:
         """How attention is computed, in words: other ways give other bits."""
-        said = ["sdpa, row by row"]
+        said = ["sdpa, row by row" if self.means.cache_of is SlotCache else "flash"]
         for what, decoder in (("tokens", self._llm), ("codes", self._tts)):
             if decoder.steps is not None:
                 sizes = ", ".join(map(str, decoder.steps.sizes))
-                said.append(f"{what} by flex in steps of {sizes}")
+                said.append(f"{what} in steps of {sizes}")
         return "; ".join(said)
+
+    @property
+    def batch(self) -> str:
+        """What is computed together, in words, likewise."""
+        alone = ", but for steps one session at a time" if self.means.is_alone else ""
+        return f"{self.means.rows_min} rows at least{alone}"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what a session gets is bitwise its own, as far as it can be tried."""
+        if self.means.is_alone:
+            return self._llm.steps is not None and self._tts.steps is not None
+        is_on_cpu = self.llm.keys.device.type == "cpu"
+        return is_on_cpu and not self.means.sizes and rows_are_independent(self.parts)
 
     @property
     def slot_bytes(self) -> int:
@@ -152,20 +119,39 @@ class Machine:
         return sum(store.slot_bytes for store in (self.llm, self.tts, self.audio))
 
     def compute(self, works: Sequence[Work]) -> list[Any]:
-        """Answer requests of one bucket, in their order; answering again gives the same."""
-        with torch.inference_mode():
-            first = works[0]
-            if isinstance(first, Feed):
-                return self._feed([work for work in works if isinstance(work, Feed)])
-            if isinstance(first, Speak):
-                return self._speak([work for work in works if isinstance(work, Speak)])
-            if isinstance(first, Hear):
-                return self._hear([work.hearing for work in works if isinstance(work, Hear)])
-            if isinstance(first, Sound):
-                soundings = [work.sounding for work in works if isinstance(work, Sound)]
-                assert self.vocoder is not None
-                return list(self.vocoder.sound(soundings))
-            return [self._one(work) for work in works]
+        """Answer requests of one bucket, in their order; answering again gives the same.
+
+        Raises:
+            BackendGone: the GPU is lost to this process.
+        """
+        together = [works]
+        if self.means.is_alone and not self._goes_in_a_step(works[0]):
+            together = [[work] for work in works]
+        try:
+            with torch.inference_mode():
+                return [answer for some in together for answer in self._answer(some)]
+        except LOST as error:
+            _log.critical("the GPU failed, and fails until this process is started anew: %s", error)
+            raise BackendGone("the GPU is lost to this process") from error
+
+    def _goes_in_a_step(self, work: Work) -> bool:
+        if isinstance(work, Feed):
+            return self._llm.steps_take(len(work.rows))
+        return isinstance(work, Speak) and self._tts.steps_take(len(work.rows))
+
+    def _answer(self, works: Sequence[Work]) -> list[Any]:
+        first = works[0]
+        if isinstance(first, Feed):
+            return self._feed([work for work in works if isinstance(work, Feed)])
+        if isinstance(first, Speak):
+            return self._speak([work for work in works if isinstance(work, Speak)])
+        if isinstance(first, Hear):
+            return self._hear([work.hearing for work in works if isinstance(work, Hear)])
+        if isinstance(first, Sound):
+            soundings = [work.sounding for work in works if isinstance(work, Sound)]
+            assert self.vocoder is not None
+            return list(self.vocoder.sound(soundings))
+        return [self._one(work) for work in works]
 
     def _one(self, work: Work) -> Tensor:
         if isinstance(work, See):
@@ -180,7 +166,7 @@ class Machine:
         return heard[0]
 
     def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
-        rows = self.parts.apm.hear(hearings, self.audio)  # (B, 50, d_model)
+        rows = self.parts.apm.hear(hearings, self.audio, self.means.cache_of)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:
@@ -199,22 +185,6 @@ class Machine:
         """Wipe a slot: nothing of a session is left for the next one."""
         for store in (self.llm, self.tts, self.audio):
             store.wipe(slot)
-
-
-def _decoder(
-    model: nn.Module, head: Callable[[Tensor], Tensor], store: KvSlots, make: MakeSteps | None
-) -> Decoder:
-    """A decoder, with steps where they can be made; without, it does all the same, and slower."""
-    steps = None
-    if make is not None:
-        try:
-            with torch.inference_mode():
-                steps = make(model, head, store)
-        except Exception:  # Of the compiler, the driver or a library: what, no caller can know.
-            _log.exception("no fixed steps for %s: it decodes row by row", type(model).__name__)
-            if store.keys.is_cuda:
-                torch.cuda.synchronize()  # Raises where the GPU is lost to this process.
-    return Decoder(model, head, store, steps)
 
 
 def rows_are_independent(parts: Parts) -> bool:

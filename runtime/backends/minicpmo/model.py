@@ -28,8 +28,9 @@ from .anchor import Anchor
 from .chat import ChatTurn
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
-from .device import device_name
-from .machine import ROWS_MIN, Machine, rows_are_independent
+from .decoder import means_on
+from .device import compute_repeatably, device_name
+from .machine import Machine
 from .session import ModelSession
 from .token_logits import shortlists_on
 from .tokens import Tokens
@@ -79,7 +80,7 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
         "device": device_name(keys.device),
         "dtype": str(keys.dtype).removeprefix("torch."),
         "attention": machine.attention,
-        "batch": f"{ROWS_MIN} rows at least",
+        "batch": machine.batch,
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
@@ -112,6 +113,14 @@ class DuplexModel:
         self._taken: dict[int, BlockingSession] = {}
 
     @property
+    def varying(self) -> str | None:
+        """What of a session is not proven to be bitwise its own; None where all of it is."""
+        vocoder = self.machine.vocoder
+        if vocoder is not None and not vocoder.is_exact:
+            return "the sound of its vocoder"
+        return None if self._info.deterministic else "what this device computes"
+
+    @property
     def info(self) -> BackendInfo:
         """What it is; `speaks` follows the vocoder, the rest is constant."""
         vocoder = self.machine.vocoder
@@ -125,6 +134,7 @@ class DuplexModel:
         slots: int = SLOTS,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        exact: bool = False,
     ) -> DuplexModel:
         """Load a model.
 
@@ -133,6 +143,7 @@ class DuplexModel:
             slots: sessions at once; the memory of all is made now.
             device: where it computes.
             dtype: of weights, keys and values.
+            exact: what a session gets is to be bitwise its own; whether it is, `varying` says.
 
         Returns:
             The model, ready to open sessions.
@@ -142,14 +153,17 @@ class DuplexModel:
             ValueError: the config, the tokenizer or the weights do not fit each other.
         """
         torch.set_num_threads(THREADS)
+        if exact:
+            compute_repeatably()
         config = load_config(folder / "config.json")
         tokens = load_tokens(folder, config)
         parts = load_parts(config, folder, dtype, device)
         vocoder = load_vocoder(folder / VOCODER, slots=slots)
         if isinstance(vocoder, PieceVocoder) and vocoder.codes < config.tts.eos:
             raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
-        shortlists = shortlists_on(parts.llm.lm_head.weight.device, tokens)
-        machine = Machine(parts, vocoder, slots, shortlists)
+        where = parts.llm.lm_head.weight.device
+        means = means_on(where, slots, exact=exact)
+        machine = Machine(parts, vocoder, slots, shortlists_on(where, tokens), means=means)
         return cls.of(machine, tokens, fingerprint(folder, machine))
 
     @classmethod
@@ -161,8 +175,7 @@ class DuplexModel:
             tokens: the tokenizer.
             facts: its fingerprint.
         """
-        config, device, vocoder = machine.config, machine.llm.keys.device, machine.vocoder
-        is_exact = vocoder is None or vocoder.is_exact
+        config, vocoder = machine.config, machine.vocoder
         info = BackendInfo(
             name=config.name,
             modes=("audio", "video", "chat", *(("transcription",) * config.transcribes)),
@@ -170,7 +183,7 @@ class DuplexModel:
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
             can_rollback=True,
-            deterministic=device.type == "cpu" and is_exact and rows_are_independent(machine.parts),
+            deterministic=machine.is_exact and (vocoder is None or vocoder.is_exact),
             fingerprint=facts,
         )
         return cls(machine, tokens, info)

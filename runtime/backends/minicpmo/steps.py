@@ -1,0 +1,210 @@
+"""Forward passes of fixed sizes, in memory that never moves: for GPUs.
+
+A token is little arithmetic behind many small kernels, and so are the few rows of a unit: on a GPU
+the time goes into launching them one by one. So there what is fed most often goes in steps
+
+- of a fixed size: a few batch sizes (`batches`), for each number of rows that is common; a smaller
+  batch is filled up with copies of its first row, which write the same values to the same places;
+- that attend in one call a layer (`flash.py`);
+- that were captured once as CUDA graphs and are replayed. Going in: the rows, and slots and places
+  through pinned memory. Coming out: hidden states and logits.
+
+All of it but the kernel and the capture runs on any device, and is tested on CPUs. It rounds
+otherwise than rows by themselves do, so CPUs do not use it. It has never run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .attention import KvSlots, Row
+from .flash import SpanCache, Spans
+
+BATCHES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Sessions of a step; each size is captured once for each length, in a second or less."""
+WARM_UPS: Final = 2
+
+Out: TypeAlias = tuple[Tensor, Tensor]
+"""Last hidden states (B, width), and logits (B, ids), float32."""
+
+
+def batches(slots: int) -> tuple[int, ...]:
+    """The sizes of steps for so many sessions, ascending; the last one holds them all."""
+    return (*(size for size in BATCHES if size < slots), slots)
+
+
+class Step:
+    """A forward pass of one size.
+
+    Args:
+        decoder: a stock model without its head.
+        head: last hidden states to logits, (B, width) -> (B, ids).
+        store: its slots.
+        batch: sessions.
+        length: rows that each of them feeds.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        head: Callable[[Tensor], Tensor],
+        store: KvSlots,
+        batch: int,
+        length: int,
+    ) -> None:
+        width, like = int(decoder.config.hidden_size), store.keys  # type: ignore[union-attr, arg-type]
+        self.rows = torch.zeros(batch, length, width, dtype=like.dtype, device=like.device)
+        self.spans = Spans(store, batch, length)
+        self._cache = SpanCache(store, self.spans)
+        self._decoder, self._head = decoder, head
+
+    def compute(self) -> Out:
+        """Feed the rows."""
+        self.spans.take()
+        out = self._decoder(
+            inputs_embeds=self.rows,
+            position_ids=self.spans.places,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state[:, -1]
+        return hidden, self._head(hidden).float()
+
+
+class Replayed:
+    """A step that was captured once: what it computes is replayed, kernel by kernel, as one launch.
+
+    Args:
+        step: of one size; what it writes while it is captured goes to slot 0, from position 0 on.
+        aside: where it is captured; libraries keep memory for each stream, so all steps share one.
+        pool: memory that all steps share: what one of them gives is taken before the next begins.
+    """
+
+    def __init__(self, step: Step, aside: torch.cuda.Stream, pool: Any) -> None:
+        aside.wait_stream(torch.cuda.current_stream())
+        self._graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its stream current: what is around it does not.
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):  # Makes what libraries make at first use.
+                step.compute()
+            with torch.cuda.graph(self._graph, pool=pool, stream=aside):
+                self._out = step.compute()
+        torch.cuda.current_stream().wait_stream(aside)
+
+    def compute(self) -> Out:
+        """See `Step.compute`; the next step to be computed may write over what it gives."""
+        self._graph.replay()
+        return self._out
+
+
+class Stepper:
+    """Feeds a few rows to each of any number of sessions, in steps of fixed sizes.
+
+    Args:
+        decoder: as of `Step`.
+        head: as of `Step`.
+        store: as of `Step`; all slots are empty.
+        sizes: sessions of a step, ascending.
+        lengths: rows that can be fed.
+
+    Attributes:
+        sizes: of the steps.
+        lengths: of the steps.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        head: Callable[[Tensor], Tensor],
+        store: KvSlots,
+        sizes: Sequence[int],
+        lengths: Sequence[int],
+    ) -> None:
+        self._store, self.sizes, self.lengths = store, tuple(sizes), tuple(lengths)
+        # The largest are captured first: the others find room in the memory that these took.
+        shapes = [(size, length) for size in self.sizes[::-1] for length in sorted(lengths)[::-1]]
+        self._steps = {shape: Step(decoder, head, store, *shape) for shape in shapes}
+        self._computed: dict[tuple[int, int], Step | Replayed] = dict(self._steps)
+        if store.keys.is_cuda:
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            pool = torch.cuda.graph_pool_handle()
+            self._computed = {
+                shape: Replayed(step, aside, pool) for shape, step in self._steps.items()
+            }
+            store.keys[:, 0, :, : max(lengths)] = 0
+            store.values[:, 0, :, : max(lengths)] = 0
+
+    def run(self, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
+        """Feed rows to some sessions.
+
+        Args:
+            rows: embeddings, (T, width) each, of one of `lengths`.
+            places: where each goes; no slot twice.
+
+        Returns:
+            Of each session's last row, on the device.
+        """
+        most, length = self.sizes[-1], len(rows[0])
+        for row in places:
+            self._store.reach(row.slot, row.start + length)
+        parts = [
+            self._run(rows[begin : begin + most], places[begin : begin + most])
+            for begin in range(0, len(rows), most)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        hidden, logits = zip(*parts, strict=True)
+        return torch.cat(hidden), torch.cat(logits)
+
+    def _run(self, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
+        count = len(rows)
+        size = next(size for size in self.sizes if size >= count)
+        shape, lacking = (size, len(rows[0])), size - count
+        step = self._steps[shape]
+        step.rows.copy_(torch.stack([*rows, *[rows[0]] * lacking]))
+        step.spans.aim([*places, *[places[0]] * lacking])
+        hidden, logits = self._computed[shape].compute()
+        return hidden[:count].clone(), logits[:count].clone()
+
+    def is_exact(self) -> bool:
+        """Whether what a session gets is its own: bit for bit, whoever else is in the step.
+
+        Tried with random rows behind random keys, in all slots: the same again, in another order,
+        some by themselves, and one in another's slot. The store is overwritten, and empty after.
+        """
+        store = self._store
+        slots, most = store.keys.shape[1], store.capacity - max(self.lengths)
+        starts = [most * (slot + 1) // slots for slot in range(slots)]
+        try:
+            for layer in range(len(store.keys)):
+                store.keys[layer].normal_()
+                store.values[layer].normal_()
+            return all(self._are_their_own(length, starts) for length in self.lengths)
+        finally:
+            store.clear()
+
+    def _are_their_own(self, length: int, starts: Sequence[int]) -> bool:
+        slots, store = len(starts), self._store
+        width = next(iter(self._steps.values())).rows.shape[2]
+        rows = list(torch.randn(slots, length, width).mul(0.02).to(store.keys))
+        places = [Row(slot=slot, start=start) for slot, start in enumerate(starts)]
+        whole = self.run(rows, places)
+
+        def is_equal(which: Sequence[int], where: Sequence[Row]) -> bool:
+            outs = self.run([rows[index] for index in which], where)
+            return all(
+                torch.equal(out, own[list(which)]) for out, own in zip(outs, whole, strict=True)
+            )
+
+        order = list(range(slots))
+        some = sorted({0, slots // 2, slots - 1})
+        if not (is_equal(order, places) and is_equal(order[::-1], places[::-1])):
+            return False
+        if not all(is_equal([slot], [places[slot]]) for slot in some):
+            return False
+        store.put(0, 0, store.take(slots - 1, 0, starts[-1]))
+        return is_equal([slots - 1], [Row(slot=0, start=starts[-1])])
