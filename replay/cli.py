@@ -22,7 +22,6 @@ from recorder.reader import LogReader
 from recorder.store import SUFFIX
 from recorder.verify import verify
 from runtime.backends.base import Backend
-from runtime.models import load_backend
 
 from . import text
 from .commands import (
@@ -34,6 +33,7 @@ from .commands import (
     print_json,
     records_of,
 )
+from .environment import Loading
 from .folder import (
     JOBS_MAX,
     JobLostError,
@@ -181,12 +181,8 @@ def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[O
         raise LogUnusableError(str(error)) from error
 
 
-def _load(name: str) -> Backend:
-    return load_backend(name, 1)
-
-
 def _run_fully(*, model: str | None, anyway: bool, teacher_forced: bool) -> RunFully:
-    load: Callable[[str], Backend] = lru_cache(maxsize=1)(_load)
+    load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
 
     async def run(reader: LogReader, watch: Watch) -> FullReport:
         replaying = partial(replay_fully, model=model, anyway=anyway, teacher_forced=teacher_forced)

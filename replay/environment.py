@@ -8,9 +8,14 @@ compared at all. Which lines there are is the backend's business.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import attrs
 
 from recorder.records import Fields
-from runtime.backends.base import BackendInfo
+from runtime.backends.base import Backend, BackendInfo
+from runtime.models import load_backend
 
 from .report import Mismatch
 
@@ -20,6 +25,63 @@ def model_of(head: Fields) -> str | None:
     config = head.get("config")
     name = config.get("model") if isinstance(config, Mapping) else None
     return name if isinstance(name, str) else None
+
+
+DTYPES: Final = MappingProxyType({"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"})
+"""What `load_backend` calls the formats that a fingerprint names."""
+
+
+@attrs.frozen
+class Loading:
+    """A model and how it is to compute, as `load_backend` takes it."""
+
+    name: str
+    device: str | None = None
+    dtype: str | None = None
+    deterministic: bool = False
+
+    def load(self) -> Backend:
+        """Load it with one slot, which all that is replayed needs.
+
+        Raises:
+            ValueError: it cannot be had here.
+        """
+        return load_backend(
+            self.name,
+            1,
+            device=self.device,
+            dtype=self.dtype,
+            deterministic=self.deterministic,
+        )
+
+
+def loading_of(head: Fields, name: str) -> Loading:
+    """How a model is loaded so that it computes as it did for a log, as far as that is known.
+
+    Args:
+        head: the fields of the log's `session` record.
+        name: the model; where it is not the log's own, nothing is known.
+    """
+    config, fingerprint = head.get("config"), head.get("fingerprint")
+    if name != model_of(head) or not isinstance(fingerprint, Mapping):
+        return Loading(name)
+    device, dtype = fingerprint.get("device"), fingerprint.get("dtype")
+    if not isinstance(device, str) or not isinstance(dtype, str):
+        return Loading(name)  # A model that has neither: a script.
+    is_exact = isinstance(config, Mapping) and config.get("deterministic") is True
+    return Loading(
+        name,
+        device="cpu" if device == "cpu" else _gpu(),
+        dtype=DTYPES.get(dtype),
+        deterministic=is_exact and device != "cpu",
+    )
+
+
+def _gpu() -> str | None:
+    """A GPU where there is one; without it what there is, and the report says that it differs."""
+    import torch  # It costs a second: only a log that was made on a GPU pays it.
+
+    return "cuda" if torch.cuda.is_available() else None
 
 
 def mismatches(head: Fields, info: BackendInfo) -> tuple[Mismatch, ...]:

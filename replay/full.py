@@ -34,7 +34,7 @@ from runtime.backends.base import Backend, BackendSession
 from runtime.backends.forcing import Forced, ForcedResult, Forces
 
 from .difference import Difference
-from .environment import mismatches, model_of
+from .environment import Loading, loading_of, mismatches, model_of
 from .full_chunks import ChunkReplay
 from .full_turns import TurnReplay
 from .held import held_units, hold
@@ -63,7 +63,7 @@ class ModelUnavailableError(Exception):
 async def replay_fully(
     head: Fields,
     items: Iterable[Record | Damage],
-    load: Callable[[str], Backend],
+    load: Callable[[Loading], Backend],
     *,
     model: str | None = None,
     anyway: bool = False,
@@ -74,7 +74,7 @@ async def replay_fully(
     Args:
         head: the fields of the log's `session` record.
         items: its records in order, that one first, and its damage.
-        load: loads a model by name.
+        load: loads a model, as `Loading.load` does.
         model: its name, in place of the one that the log gives.
         anyway: compare although the environment differs.
         teacher_forced: make it decide what was recorded, and say where it would not have.
@@ -88,7 +88,7 @@ async def replay_fully(
     name = model if model is not None else model_of(head)
     if name is None:
         raise ModelUnavailableError("the log does not say which model made it")
-    backend = _load(name, load)
+    backend = _load(loading_of(head, name), load)
     environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
     if environment and not anyway:
         return FullReport(
@@ -105,11 +105,12 @@ async def replay_fully(
     return attrs.evolve(run.report(), model=name, environment=environment, fingerprint=fingerprint)
 
 
-def _load(name: str, load: Callable[[str], Backend]) -> Backend:
+def _load(loading: Loading, load: Callable[[Loading], Backend]) -> Backend:
     try:
-        return load(name)
+        return load(loading)
     except Exception as error:  # whatever it is, there is no model
-        raise ModelUnavailableError(f"the model {name!r} cannot be loaded: {error}") from error
+        text = f"the model {loading.name!r} cannot be loaded: {error}"
+        raise ModelUnavailableError(text) from error
 
 
 class FullReplay:

@@ -131,8 +131,8 @@ class Settings:
     )
     deterministic: bool = setting(
         False,
-        "Give a session the same bytes alone and among others, so that its log can be replayed with "
-        "the model, or do not start. On cpu that is so in any case; on cuda fewer are served.",
+        "Give a session the same bytes alone as among others, or do not start: then its log can be "
+        "replayed with the model. On cpu it is so in any case; on cuda fewer are served.",
         _ADDRESS,
     )
     served_model_names: tuple[str, ...] = setting(

@@ -21,9 +21,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from recorder.reader import LogReader
+from replay.environment import Loading
 from replay.full import replay_fully
 from replay.logic import replay
-from runtime.models import load_backend
 from runtime.routing import NotServedError, route
 from tests.live import LiveServer, live_server
 
@@ -73,7 +73,7 @@ def assert_replays(path: Path) -> None:
     assert report.divergence is None
     assert report.finished
     with LogReader(path) as log:
-        fully = anyio.run(replay_fully, log.head.fields, log, load_backend)
+        fully = anyio.run(replay_fully, log.head.fields, log, Loading.load)
     assert fully.identical
     assert fully.chunks_changed == 0
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from recorder.format import HEADER_BYTES, MARK
 from recorder.records import Record
-from replay import cli
+from replay import environment
 from replay.cli import inspect_command, replay_command, verify_command
 from replay.folder import find_logs, replay_logs, size_of
 from runtime.backends.base import Backend
@@ -154,11 +154,11 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
 
     made = ScriptedBackend(instant)
 
-    def load(name: str, slots: int | None) -> Backend:
+    def load(name: str, slots: int | None, **_: object) -> Backend:
         assert (name, slots) == ("scripted", 1)
         return made
 
-    monkeypatch.setattr(cli, "load_backend", load)
+    monkeypatch.setattr(environment, "load_backend", load)
     return made
 
 
@@ -314,13 +314,13 @@ def test_several_logs_replay_fully(
     (tmp_path / "other").mkdir()
     write_log(tmp_path / "other", [other, *busy_scene().records[1:]])
 
-    def load(name: str, slots: int | None) -> Backend:
+    def load(name: str, slots: int | None, **_: object) -> Backend:
         loaded.append(name)
         if name == "gone":
             raise ValueError("no such model")
         return backend
 
-    monkeypatch.setattr(cli, "load_backend", load)
+    monkeypatch.setattr(environment, "load_backend", load)
     result = call(
         replay_command, log, log.parent, folder / "d-junk.session.zst", "--full", "--json"
     )

@@ -15,7 +15,7 @@ import torch
 
 from protocol.model import Unit
 from recorder.reader import LogReader
-from replay import cli
+from replay import cli, environment
 from replay.full import ModelUnavailableError, replay_fully
 from replay.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.report import FullReport
@@ -183,7 +183,7 @@ def test_rounding_is_told_from_a_regression(logs: list[Path]) -> None:
 def test_the_command_tells_it(logs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A script or a reader could not see how near a decision was."""
     half = DuplexModel.load(tiny_path(), slots=1, dtype=torch.bfloat16)
-    monkeypatch.setattr(cli, "load_backend", lambda *_: EngineBackend(half))
+    monkeypatch.setattr(environment, "load_backend", lambda *_, **__: EngineBackend(half))
     flags = ("--full", "--teacher-forced", "--model", "tiny")
     assert call(cli.replay_command, *logs, *flags).exit_code == 3
     result = call(cli.replay_command, *logs, *flags, "--anyway", "--json")

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from recorder.reader import LogReader
 from recorder.verify import verify
-from replay.fork import command
+from replay import environment
 from replay.fork.command import fork_command
 from replay.fork.make import make_fork
 from replay.fork.values import Change, Forked
@@ -49,11 +49,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def instant(unit: Any, seed: int) -> Step:
         return attrs.evolve(quick(unit, seed), prefill_s=0, generate_s=0, finalize=Step().rollback)
 
-    def load(name: str, slots: int | None) -> Backend:
+    def load(name: str, slots: int | None, **_: object) -> Backend:
         assert (name, slots) == ("scripted", 1)
         return ScriptedBackend(instant)
 
-    monkeypatch.setattr(command, "load_backend", load)
+    monkeypatch.setattr(environment, "load_backend", load)
     return record_session(tmp_path)
 
 

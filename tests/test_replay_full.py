@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 import trio
 from trio.testing import MockClock
 
@@ -19,7 +20,7 @@ from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
-from replay.environment import mismatches, model_of
+from replay.environment import Loading, loading_of, mismatches, model_of
 from replay.full import ModelUnavailableError, replay_fully
 from replay.logic import replay
 from replay.outputs import compare_units, snr_db
@@ -297,14 +298,41 @@ def test_a_model_without_determinism_is_not_compared() -> None:
     assert [line.recorded for line in mismatches(there, INFO)] == ["False"]
 
 
+def made_by(*, device: str, dtype: str, deterministic: bool) -> dict[str, Any]:
+    """The head of a log of a model that computes."""
+    config = {"model": "tiny", "deterministic": deterministic}
+    return {"config": config, "fingerprint": {"device": device, "dtype": dtype}}
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_model_is_loaded_as_it_was_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+    has_gpu: bool,
+) -> None:
+    """A log in another format, or of a GPU, would only ever be said to be of another place."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    half = made_by(device="cpu", dtype="bfloat16", deterministic=True)
+    assert loading_of(half, "tiny") == Loading("tiny", device="cpu", dtype="bf16")
+    assert loading_of(half, "other") == Loading("other")  # Nothing is known of it.
+    exact = made_by(device="NVIDIA H200", dtype="float16", deterministic=True)
+    gpu = "cuda" if has_gpu else None  # Without one it is loaded as it can be, and told apart.
+    assert loading_of(exact, "tiny") == Loading(
+        "tiny", device=gpu, dtype="fp16", deterministic=True
+    )
+    loose = made_by(device="NVIDIA H200", dtype="float8", deterministic=False)
+    assert loading_of(loose, "tiny") == Loading("tiny", device=gpu)
+    for head in ({}, HEAD, {"config": {"model": "tiny"}, "fingerprint": {"device": 1}}):
+        assert loading_of(head, "tiny") == Loading("tiny")
+
+
 def test_names_the_model() -> None:
     """The wrong model would be loaded, or a log without one would end in a traceback."""
     assert model_of(HEAD) == "scripted"
     assert model_of({}) is model_of({"config": {"model": 5}}) is None
     named: list[str] = []
 
-    def load(name: str) -> Any:
-        named.append(name)
+    def load(loading: Loading) -> Any:
+        named.append(loading.name)
         return Echo()
 
     def call(head: dict[str, Any], **options: Any) -> FullReport:

@@ -419,7 +419,19 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
         assert torch.equal(machine.compute([hear])[0], heard)
 
 
-def decoder_unlike(model: DuplexModel, what: str) -> Decoder:
+def test_a_session_is_the_same_with_fewer_slots(model: DuplexModel) -> None:
+    """A replay, which has one slot, would find other bytes than the server made."""
+    parts, vocoder, played = model.machine.parts, model.machine.vocoder, []
+    for slots in (SLOTS, 1):
+        machine = Machine(parts, vocoder, slots, means=EXACT)
+        played.append(play(DuplexModel.of(machine, model.tokens, {})))
+    for one, other in zip(*played, strict=True):
+        assert (one.logits_hash, one.codec_ids) == (other.logits_hash, other.codec_ids)
+        assert one.pcm == other.pcm
+    assert any(result.codec_ids for result in played[0])
+
+
+def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Decoder:
     """A decoder that gives a session a little more, for what is none of its business."""
     parts, times = model.machine.parts, iter(range(1, 10_000))
 
@@ -432,7 +444,7 @@ def decoder_unlike(model: DuplexModel, what: str) -> Decoder:
         }
         return logits + more[what] * 1e-3
 
-    store = Machine(parts, None, SLOTS).llm
+    store = Machine(parts, None, slots).llm
     return make_decoder(parts.llm.model, head, store, EXACT, (1, 2))
 
 
@@ -445,6 +457,15 @@ def test_where_steps_are_not_exact_each_session_has_its_own(
     assert decoder.steps is not None
     assert decoder.steps.sizes == (1,)
     assert "steps of 16 sessions are not exact for Qwen3Model" in caplog.text
+
+
+def test_it_is_found_out_in_a_replay_too(model: DuplexModel) -> None:
+    """It has one slot, and would take steps that the server did not."""
+    machine = Machine(model.machine.parts, None, 1, means=EXACT)
+    assert machine._llm.steps is not None
+    places = machine._llm.steps._spread(UNIT_ROWS)
+    assert len({place.start for place in places}) == len(places) == ROWS_MIN
+    assert decoder_unlike(model, "its neighbours", slots=1).steps.sizes == (1,)  # type: ignore[union-attr]
 
 
 def test_what_differs_from_time_to_time_is_never_exact(model: DuplexModel) -> None:

@@ -18,9 +18,7 @@ from rich.console import Console, RenderableType
 
 from recorder.errors import RecorderError
 from runtime.audio import AudioFileError, read_wav
-from runtime.backends.base import Backend
 from runtime.identity import SystemIdentities
-from runtime.models import load_backend
 
 from .. import text as shared_text
 from ..commands import HELP, LogUnusableError, NotComparableError, complaint, print_json
@@ -28,6 +26,7 @@ from ..diff.command import read_and_compare
 from ..diff.report import DiffReport
 from ..diff.text import diff_lines
 from ..difference import label
+from ..environment import Loading
 from ..progress import count
 from .client import SETTING_NAMES, read_setting
 from .make import make_fork
@@ -111,7 +110,9 @@ def fork_command(
             model=model,
         )
         with count("fork", quiet=as_json) as watch:
-            make = partial(make_fork, log, change, out or log.parent, load=_load, anyway=anyway)
+            make = partial(
+                make_fork, log, change, out or log.parent, load=Loading.load, anyway=anyway
+            )
             identity = SystemIdentities().draw()
             path, forked = anyio.run(partial(make, identity=identity, watch=watch))
     except (ForkRefusedError, AudioFileError) as error:
@@ -125,10 +126,6 @@ def fork_command(
         print_json(_to_json(path, forked, report))
     else:
         shared_text.print_all(Console(), _lines(path, forked, report))
-
-
-def _load(name: str) -> Backend:
-    return load_backend(name, 1)
 
 
 def _to_json(path: Path, forked: Forked, report: DiffReport) -> Mapping[str, object]:

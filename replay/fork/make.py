@@ -28,7 +28,7 @@ from runtime.journal import Journal
 from runtime.server import LOG_SCHEMA
 
 from ..difference import label
-from ..environment import mismatches, model_of
+from ..environment import Loading, loading_of, mismatches, model_of
 from ..files import new_file
 from ..held import FORK, IS_HELD, held_units
 from .run import ForkRun, Watch
@@ -38,8 +38,8 @@ from .values import CannotForkError, Change, Forked
 MISMATCHES_SHOWN: Final = 4
 """Of an environment: one line has to say it."""
 
-Load = Callable[[str], Backend]
-"""Loads a model by name."""
+Load = Callable[[Loading], Backend]
+"""Loads a model, as `Loading.load` does."""
 
 
 async def make_fork(
@@ -59,7 +59,7 @@ async def make_fork(
         change: what is to be otherwise, and from where on.
         folder: where the fork's log goes.
         identity: its name; the seed is the recording's, unless it changes.
-        load: loads a model by name.
+        load: loads a model, as `Loading.load` does.
         anyway: fork although the environment differs, or the model does not come to where the
             recording was.
         watch: told how many units are done, of how many.
@@ -77,7 +77,7 @@ async def make_fork(
         head, timeline = reader.head.fields, survey(reader, change.at)
     watch(0, timeline.units)
     name = change.model if change.model is not None else model_of(head)
-    backend = _load(name, load)
+    backend = _load(head, name, load)
     is_elsewhere = _check(head, timeline, backend.info, change, anyway=anyway)
     connected = _connected(timeline, change, identity, backend.info)
     fields = {
@@ -117,11 +117,11 @@ def _recorder() -> Recorder:
     return Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
 
 
-def _load(name: str | None, load: Load) -> Backend:
+def _load(head: Fields, name: str | None, load: Load) -> Backend:
     if name is None:
         raise CannotForkError("the recording does not say which model made it: --model")
     try:
-        return load(name)
+        return load(loading_of(head, name))
     except Exception as error:  # whatever it is, there is no model
         raise CannotForkError(f"the model {name!r} cannot be loaded: {error}") from error
 

@@ -140,6 +140,7 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
 )
 @click.option("--device", type=click.Choice(DEVICES), help="As of `antiphon serve`.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
+@click.option("--deterministic", is_flag=True, help="As of `antiphon serve`: what it costs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def engine_command(
     *,
@@ -153,6 +154,7 @@ def engine_command(
     clock: Clock,
     device: str | None,
     dtype: str | None,
+    deterministic: bool,
     as_json: bool,
 ) -> None:
     """Measure how many sessions the engine serves: in batches, and one request at a time.
@@ -165,11 +167,12 @@ def engine_command(
         raise click.UsageError("--shape full and --random-weights go together")
     load = Load(speech=load_speech(), seconds=seconds, doing=doing)
     if shape is None:
-        loaded = _load(model, device, dtype)
+        loaded = _load(model, device, dtype, exact=deterministic)
     else:
         from ..backends.minicpmo.full import SPEAKING_TOKENS
 
-        loaded, model = _full(layers_scale, dtype), "full shape, random weights, no vocoder"
+        loaded = _full(layers_scale, dtype, exact=deterministic)
+        model = "full shape, random weights, no vocoder"
         load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
     runs, served = bench(loaded, load, sessions, clock)
     keys = loaded.machine.llm.keys
@@ -189,14 +192,16 @@ def engine_command(
     print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
 
-def _load(name: str, device: str | None, dtype: str | None) -> DuplexModel:
+def _load(name: str, device: str | None, dtype: str | None, *, exact: bool) -> DuplexModel:
     try:
-        return load_checkpoint(name, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype)
+        return load_checkpoint(
+            name, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=exact
+        )
     except (ModelUnknownError, ModelUnusableError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _full(layers_scale: float, dtype: str | None) -> DuplexModel:
+def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
     from ..backends.minicpmo.device import DeviceError, pick_device, pick_dtype
     from ..backends.minicpmo.full import GPU_GIB, full_config, random_model
     from ..backends.minicpmo.plan import plan
@@ -211,7 +216,7 @@ def _full(layers_scale: float, dtype: str | None) -> DuplexModel:
         slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
     except ModelUnusableError as error:
         raise click.ClickException(str(error)) from error
-    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what)
+    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
 
 
 # -- measuring -----------------------------------------------------------------------------------
