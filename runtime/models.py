@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .backends.base import Backend
+from .backends.base import Backend, BackendError
 from .backends.scripted import ScriptedBackend
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def load_backend(
         ModelUnknownError: there is none of that name.
         ModelUnusableError: the folder cannot be served here, or not as `deterministic` asks.
         ValueError: the device or the format cannot be had here, or the URL is none.
+        DeviceLost: the device was lost to this process.
     """
     if name == "scripted":
         return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
@@ -134,6 +135,8 @@ def explained(folder: Path) -> Iterator[None]:
     """
     try:
         yield
+    except BackendError:
+        raise
     except OSError as error:
         what = f"{error.filename or ''}: {error.strerror}" if error.strerror else str(error)
         raise ModelUnusableError(f"{folder}: {what.removeprefix(f'{folder}/')}") from error
@@ -168,13 +171,14 @@ def load_checkpoint(
         ModelUnknownError: there is no such folder.
         ModelUnusableError: it cannot be served here.
         ValueError: the device or the format cannot be had here.
+        DeviceLost: the device was lost to this process.
     """
-    from .backends.minicpmo.device import pick_device, pick_dtype
+    from .backends.minicpmo.device import pick_device, pick_dtype, telling_lost
 
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
     what = pick_dtype(dtype, where)
-    with explained(folder):
+    with explained(folder), telling_lost():
         from .backends.minicpmo.config import load_config
         from .backends.minicpmo.model import VOCODER, DuplexModel
         from .backends.minicpmo.plan import plan, vocoder_bytes

@@ -30,7 +30,7 @@ from recorder.store import Store
 from recorder.writer import Recorder
 
 from .admission import Admission
-from .backends.base import Backend
+from .backends.base import Backend, DeviceLost
 from .calls import Calls
 from .connection import Connection
 from .driver import DecodeMedia, Driver
@@ -320,9 +320,15 @@ class Server:
             await anyio.sleep(REFRESH_S)
             self.admission.refresh()
 
-    async def replace_workers(self) -> None:
-        """Replace workers that are condemned; runs until cancelled."""
-        await self.workers.run(self.admission.review)
+    async def replace_workers(
+        self, on_hopeless: Callable[[DeviceLost], None] = lambda _: None
+    ) -> None:
+        """Replace workers that are condemned; runs until cancelled.
+
+        Args:
+            on_hopeless: told that this process can have none any more.
+        """
+        await self.workers.run(self.admission.review, on_hopeless)
 
     def begin_drain(self, wait_s: int) -> None:
         """Admit nobody any more; what the model is at work for may be finished, all else ends.

@@ -82,7 +82,7 @@ async def run(
 
     Raises:
         CannotServeError: the port, the folder of the logs, the model, the keys or the certificate
-            cannot be had.
+            cannot be had; or the device was lost meanwhile.
     """
     counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
@@ -116,13 +116,16 @@ async def run(
                 telemetry=gateway.sight.hub,
             )
             tasks.start_soon(gateway.server.refresh_estimates)
-            tasks.start_soon(gateway.server.replace_workers)
+            give_up = partial(end.give_up, gateway.server)
+            tasks.start_soon(gateway.server.replace_workers, give_up)
             on_ready()
     finally:
         find_what_was_spared()
         await _close(recorder, gateway)
         if failure is not None:
             raise failure
+    if end.lost is not None:
+        raise CannotServeError(f"{end.lost}: only another process can serve") from end.lost
     return end.cut_by
 
 

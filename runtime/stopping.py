@@ -4,7 +4,7 @@ The first SIGINT, SIGTERM or SIGHUP drains: nobody is admitted, `/ready` is 503,
 is warned and may go on for `drain_s`. Then, or at the second signal, every session gets its
 `session.closed` with `server_shutdown` and every log its `fin`; that takes `shutdown_wait_s` at
 most. The third signal cuts off what is left. While the model loads nobody is served, and the first
-ends all.
+ends all. A device that is lost to the process ends it as a second signal does, but not as wanted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
+from .backends.base import DeviceLost
 from .calls import RELEASE_WAIT_S
 from .connection import CLOSE_FLUSH_S
 from .journal import FIN_WAIT_S
@@ -57,6 +58,7 @@ class End:
     Attributes:
         patience: cancelled when sessions are told to end; from then on a signal waits for nobody.
         cut_by: the signal that cut sessions off, or None.
+        lost: the device that the server ended for, or None.
     """
 
     def __init__(self, settings: Settings, tasks: TaskGroup, on_stopping: OnStopping) -> None:
@@ -64,7 +66,20 @@ class End:
         self.tasks = tasks
         self.patience = anyio.CancelScope()
         self.cut_by: signal.Signals | None = None
+        self.lost: DeviceLost | None = None
         self._on_stopping = on_stopping
+
+    def give_up(self, server: Server, lost: DeviceLost) -> None:
+        """End a server that has nothing left to serve with, and wait for nobody.
+
+        Args:
+            server: it.
+            lost: what it cannot have in this process any more.
+        """
+        _logger.error("%s: ending %d sessions", lost, server.sessions)
+        self.lost = lost
+        self.patience.cancel()
+        self.tasks.start_soon(shut_down, server, self)
 
     def come(self, cut_by: signal.Signals | None = None) -> None:
         """End all that is left.

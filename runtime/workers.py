@@ -12,6 +12,8 @@ Rules:
   memory at once; but it waits for them only so long.
 - Loading is tried until it works, with a growing pause, for whatever was wrong may be put right
   elsewhere. A worker that is condemned again soon after it came is replaced after such a pause too.
+- A device that is lost to this process comes back in another: where no other worker serves, that is
+  told, for whoever runs the server to end it.
 - For `HOPE_S` a replacement counts as on its way, and sessions may wait for it; after that they are
   refused until it is there.
 - Of a backend that was given up nothing is kept once its leases are back. One that `Closes` is told
@@ -34,7 +36,7 @@ from anyio.abc import TaskGroup
 
 from protocol.errors import LocalProtocolError
 
-from .backends.base import Backend, BackendGone, BackendInfo, Closes, Remote
+from .backends.base import Backend, BackendGone, BackendInfo, Closes, DeviceLost, Remote
 from .pool import Lease, Pool
 
 REPLACE_SPARE_S: Final = 10.0
@@ -145,6 +147,7 @@ class Workers:
         self._load = load
         self._replace_wait_s = replace_wait_s
         self._is_running = False
+        self._on_hopeless: Callable[[DeviceLost], None] = lambda _: None
         self._replaced = self._failures = 0
         self._stirred = anyio.Event()
         self.pool = Pool(
@@ -199,13 +202,19 @@ class Workers:
         """The backend that a lease is for; the lease is out."""
         return self._backends[lease.worker]
 
-    async def run(self, on_changed: Callable[[], None]) -> None:
+    async def run(
+        self,
+        on_changed: Callable[[], None],
+        on_hopeless: Callable[[DeviceLost], None] = lambda _: None,
+    ) -> None:
         """Replace what is condemned; runs until cancelled.
 
         Args:
             on_changed: told that a worker came, or is not counted on any more
                 (`Admission.review`).
+            on_hopeless: told that no worker is left and this process cannot have another.
         """
+        self._on_hopeless = on_hopeless
         self._is_running = True
         try:
             async with anyio.create_task_group() as tasks:
@@ -277,6 +286,9 @@ class Workers:
                 self._failures += 1
                 text = str(error) or type(error).__name__
                 _logger.error("worker %d cannot be replaced yet: %s", place.worker, text)
+                is_last = len(list(self._condemned())) == len(self._places)
+                if isinstance(error, DeviceLost) and is_last:
+                    self._on_hopeless(error)
 
     async def _load_for(self, place: _Place) -> Backend:
         """Load a backend and see that it serves.

@@ -37,6 +37,10 @@ class BackendGone(BackendError):  # noqa: N818
     """The backend or its worker is lost, with all the sessions it held."""
 
 
+class DeviceLost(BackendGone):
+    """So is its device, while this process lives: only another process can have it again."""
+
+
 @attrs.frozen(kw_only=True)
 class BackendInfo:
     """What a backend is and can do.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import torch
 
+from ..base import DeviceLost
+
+LOST: Final = getattr(torch, "AcceleratorError", ())
+"""What torch, from 2.8 on, raises where a GPU failed for good: each call after it fails as well."""
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 )
@@ -57,6 +62,20 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise DeviceError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+@contextmanager
+def telling_lost() -> Iterator[None]:
+    """Tell a device that is lost from what else may be wrong.
+
+    Raises:
+        DeviceLost: in place of what torch raised.
+    """
+    try:
+        yield
+    except LOST as error:
+        text = str(error).partition("\n")[0]  # Advice for who debugs kernels follows.
+        raise DeviceLost(f"the GPU is lost to this process ({text})") from error
 
 
 def compute_repeatably() -> None:

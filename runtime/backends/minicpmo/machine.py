@@ -16,11 +16,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from ..base import BackendGone
 from .attention import Kept, KvSlots, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import ON_CPU, Means, make_decoder
+from .device import telling_lost
 from .flash import can_attend
 from .parts import Parts
 from .plan import StoreShape, stores
@@ -29,8 +29,6 @@ from .vocoder import Vocoder
 from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
 
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
-LOST: Final = getattr(torch, "AcceleratorError", ())
-"""What torch, from 2.8 on, raises where a GPU failed for good: each call after it fails as well."""
 
 _log = logging.getLogger(__name__)
 
@@ -122,17 +120,13 @@ class Machine:
         """Answer requests of one bucket, in their order; answering again gives the same.
 
         Raises:
-            BackendGone: the GPU is lost to this process.
+            DeviceLost: the GPU failed for good.
         """
         together = [works]
         if self.means.is_alone and not self._goes_in_a_step(works[0]):
             together = [[work] for work in works]
-        try:
-            with torch.inference_mode():
-                return [answer for some in together for answer in self._answer(some)]
-        except LOST as error:
-            _log.critical("the GPU failed, and fails until this process is started anew: %s", error)
-            raise BackendGone("the GPU is lost to this process") from error
+        with telling_lost(), torch.inference_mode():
+            return [answer for some in together for answer in self._answer(some)]
 
     def _goes_in_a_step(self, work: Work) -> bool:
         if isinstance(work, Feed):
