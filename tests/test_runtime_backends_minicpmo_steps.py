@@ -23,12 +23,13 @@ from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult
 from runtime.backends.base import DeviceLost
 from runtime.backends.minicpmo.attention import KvSlots, Row, SlotCache
 from runtime.backends.minicpmo.audio import Hearing
-from runtime.backends.minicpmo.checkpoint import build_parts
+from runtime.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.backends.minicpmo.config import load_config
 from runtime.backends.minicpmo.decoder import ROWS_MIN, Decoder, Means, make_decoder, means_on
 from runtime.backends.minicpmo.flash import SpanCache
 from runtime.backends.minicpmo.machine import Machine
 from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.parts import fuse_norms
 from runtime.backends.minicpmo.staging import known_phrases, stage_phrase
 from runtime.backends.minicpmo.steps import Step, Stepper, batches
 from runtime.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
@@ -57,7 +58,9 @@ def model() -> DuplexModel:
 @pytest.fixture(scope="module")
 def stepping(model: DuplexModel) -> DuplexModel:
     """The same weights, computed as on a GPU."""
-    machine = Machine(model.machine.parts, model.machine.vocoder, SLOTS, means=MEANS)
+    parts = load_parts(model.machine.config, FIXTURES / "tiny")
+    fuse_norms(parts)
+    machine = Machine(parts, model.machine.vocoder, SLOTS, means=MEANS)
     return DuplexModel.of(machine, model.tokens, {})
 
 
@@ -248,6 +251,7 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: 
     """
     device = torch.device("meta")
     parts = build_parts(load_config(FIXTURES / "tiny" / "config.json"), dtype, device)
+    fuse_norms(parts)
     machine = Machine(parts, None, SLOTS, means=Means(cache_of=cache_of))
     assert machine.means.cache_of is cache_of
     feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
@@ -271,6 +275,21 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: 
         with pytest.raises(IndexError, match="not from 0 to 639"):
             parts.embed(ids)
     assert parts.embed(()).shape == (0, 192)
+
+
+def test_fused_norms_are_the_stock_ones(model: DuplexModel) -> None:
+    """A norm that is left out costs eight launches; one that is another loses the checkpoint."""
+    stock, fused = model.machine.parts, load_parts(model.machine.config, FIXTURES / "tiny")
+    fuse_norms(fused)
+    names = [name for name, part in stock.named_modules() if "RMSNorm" in type(part).__name__]
+    layers = stock.config.llm.num_hidden_layers, stock.config.tts.llama.num_hidden_layers
+    assert len(names) == 4 * layers[0] + 2 * layers[1] + 2
+    for name in names:
+        one, other = stock.get_submodule(name), fused.get_submodule(name)
+        assert type(other) is torch.nn.RMSNorm
+        x = noise(5, int(other.weight.shape[0]), seed=1)
+        torch.testing.assert_close(one(x), other(x), rtol=1e-6, atol=1e-6)
+    assert stock.state_dict().keys() == fused.state_dict().keys()
 
 
 def test_a_released_slot_is_empty(machines: tuple[Machine, Machine]) -> None:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .config import ModelConfig
-from .parts import Parts
+from .parts import Parts, fuse_norms
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -72,6 +72,8 @@ def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """The modules with weights of no meaning, for inference."""
     with _defaults(dtype, device):
         parts = Parts(config)
+    if device.type == "cuda":
+        fuse_norms(parts)
     return parts.requires_grad_(False).eval()
 
 
