@@ -128,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what to run first on a GPU")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--deterministic", action="store_true", help="as of `antiphon serve`")
     options = parser.parse_args()
 
     def say(name: str, found: object) -> None:
@@ -137,10 +138,13 @@ def main() -> None:
     config = full_config() if is_cuda else load_config(TINY / "config.json")
     dtype = torch.bfloat16 if is_cuda else torch.float32
     began = time.perf_counter()
-    model = random_model(config, TINY, slots=options.slots, device=device, dtype=dtype)
+    model = random_model(
+        config, TINY, slots=options.slots, device=device, dtype=dtype, exact=options.deterministic
+    )
     say("torch", (torch.__version__, torch.cuda.get_device_name() if is_cuda else "cpu"))
     say("loaded, s", round(time.perf_counter() - began, 1))
     say("attention", model.machine.attention)
+    say("each session gets its own", model.info.deterministic)
     measure(model.machine, say)
     if is_cuda:
         say("memory, GB at most", round(torch.cuda.max_memory_allocated() / GB, 1))

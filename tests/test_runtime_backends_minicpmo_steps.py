@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -26,6 +27,7 @@ from runtime.backends.minicpmo.audio import Hearing
 from runtime.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.backends.minicpmo.config import load_config
 from runtime.backends.minicpmo.decoder import ROWS_MIN, Decoder, Means, make_decoder, means_on
+from runtime.backends.minicpmo.device import send
 from runtime.backends.minicpmo.flash import SpanCache
 from runtime.backends.minicpmo.machine import Machine
 from runtime.backends.minicpmo.model import DuplexModel
@@ -487,6 +489,22 @@ def test_it_is_found_out_in_a_replay_too(model: DuplexModel) -> None:
     assert decoder_unlike(model, "its neighbours", slots=1).steps.sizes == (1,)  # type: ignore[union-attr]
 
 
+def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
+    """With a slot for each row of a step all would be of one length, and it be let pass."""
+
+    def by_longest(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+        out, *rest = forward(*args, **options)
+        return out + options["seqused_k"].max() * 1e-3, *rest
+
+    means = attrs.evolve(EXACT, sizes=(SLOTS,))
+    with flash_on_cpu(by_longest):
+        machine = Machine(model.machine.parts, None, SLOTS, means=means)
+    assert machine._llm.steps is not None
+    assert machine._llm.steps.sizes == (1,)
+    starts = {place.start for place in machine._llm.steps._spread(1)}
+    assert len(starts) == SLOTS
+
+
 def test_what_differs_from_time_to_time_is_never_exact(model: DuplexModel) -> None:
     """Nothing that is computed so could be replayed."""
     assert decoder_unlike(model, "the time").steps is None
@@ -514,6 +532,20 @@ def test_a_gpu_that_is_lost_is_said_to_be(
         text = "CUDA error: an illegal memory access was encountered\nCompile with ..."
         raise torch.AcceleratorError(text)
 
+    works = [Feed(slot=0, start=0, rows=noise(1, 192, seed=0))]
     monkeypatch.setattr(Decoder, "run", lost)
     with pytest.raises(DeviceLost, match=r"GPU is lost to this process \(CUDA error: an illegal"):
-        machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
+        machine.compute(works)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(torch.AcceleratorError):  # It answers: one call failed, and no other will.
+        machine.compute(works)
+
+
+def test_what_is_sent_arrives(model: DuplexModel) -> None:
+    """Sounds of different lengths would be cut at each other's ends."""
+    rows = [noise(2, 102, seed=1), noise(2, 104, seed=2)]
+    for device in ("cpu", "meta"):
+        like = torch.zeros(1, dtype=torch.bfloat16, device=device)
+        sent = send(rows, like)
+        assert [part.shape for part in sent] == [row.shape for row in rows]
+        assert {(part.dtype, part.device.type) for part in sent} == {(torch.bfloat16, device)}

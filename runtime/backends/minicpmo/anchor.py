@@ -18,7 +18,6 @@ batches, with the same result.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -129,15 +128,14 @@ class Anchor:
             began = time.perf_counter_ns()
             rows, fed_ids = yield from self._rows(looked)
             first = yield from self._feed(rows)
-            first.logits.whole()  # Told of below; on the device they would keep their batch.
+            first.logits.whole()  # On the device they would keep their batch.
             middle = time.perf_counter_ns()
             sampled, reason = yield from self._sample(first, params, emit, len(rows))
             ended = time.perf_counter_ns()
         self._carried = sampled[-1:] if self._anchoring.carry_terminator else ()
         self.chunks += 1
         prefill_us, generate_us = (middle - began) // 1000, (ended - middle) // 1000
-        logits = first.logits.whole().numpy()
-        second, best = np.sort(np.partition(logits, -2)[-2:])
+        trace = first.logits.trace()
         return Extended(
             chunk=self.chunks - 1,
             token_ids=sampled,
@@ -146,8 +144,8 @@ class Anchor:
             kv_length=self.length,
             held=self._stream.held,
             fed_ids=fed_ids,
-            logits_hash=hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest(),
-            margin=float(best - second),
+            logits_hash=trace.digest,
+            margin=trace.margin,
             costs=Costs(
                 prefill_us=prefill_us,
                 generate_us=generate_us,

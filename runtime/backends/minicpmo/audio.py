@@ -134,7 +134,7 @@ class AudioEncoder(nn.Module):
         for item, row in zip(hearings, rows, strict=True):
             context = item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT
             places = self.embed_positions.weight[row.start : row.start + UNIT_FRAMES]
-            rows_of_unit = self.convolve(item.mel[None].to(places), context)[0]  # (50, width)
+            rows_of_unit = self.convolve(item.mel[None], context)[0]  # (50, width)
             frames.append(rows_of_unit + places)
         x = torch.stack(frames)
         cache = cache_of(store, rows, UNIT_FRAMES, 1, causal=False)

@@ -11,12 +11,10 @@ the slot, and the result, are those of an answer that was cut there before it sp
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 
 import attrs
-import numpy as np
 from torch import Tensor
 
 from protocol.model import Costs
@@ -69,7 +67,7 @@ class Answer:
     def run(self, first: Fed) -> Steps[TurnResult]:
         """Answer to the end or the cut; `first` is what the prefill's last row gave."""
         began = time.perf_counter_ns()
-        first.logits.whole()  # The result tells of all; on the device they would keep their batch.
+        first.logits.whole()  # On the device they would keep their batch, for a whole answer.
         config, limit = self.turn.config, self.machine.config.context_limit
         numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
         stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
@@ -178,15 +176,14 @@ class Answer:
 
     def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
         """The result with what was measured."""
-        logits, mouth = first.logits.whole().numpy(), self.mouth
-        second, best = np.sort(np.partition(logits, -2)[-2:])
+        trace, mouth = first.logits.trace(), self.mouth
         wall = (time.perf_counter_ns() - began) // 1000
         tts = 0 if mouth is None else mouth.tts_ns // 1000
         vocoder = 0 if mouth is None else mouth.vocoder_ns // 1000
         return attrs.evolve(
             result,
-            logits_hash=hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest(),
-            margin=float(best - second),
+            logits_hash=trace.digest,
+            margin=trace.margin,
             costs=Costs(
                 generate_us=wall,
                 llm_us=wall - tts - vocoder,

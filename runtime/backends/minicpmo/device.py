@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from ..base import DeviceLost
 
-LOST: Final = getattr(torch, "AcceleratorError", ())
-"""What torch, from 2.8 on, raises where a GPU failed for good: each call after it fails as well."""
+FAILED: Final = getattr(torch, "AcceleratorError", ())
+"""What torch, from 2.8 on, raises where a call to a GPU failed."""
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 )
@@ -66,16 +68,36 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def telling_lost() -> Iterator[None]:
-    """Tell a device that is lost from what else may be wrong.
+    """Tell a device that is lost from a call that failed: a lost one fails the next call too.
 
     Raises:
         DeviceLost: in place of what torch raised.
     """
     try:
         yield
-    except LOST as error:
-        text = str(error).partition("\n")[0]  # Advice for who debugs kernels follows.
-        raise DeviceLost(f"the GPU is lost to this process ({text})") from error
+    except FAILED as error:
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            text = str(error).partition("\n")[0]  # Advice for who debugs kernels follows.
+            raise DeviceLost(f"the GPU is lost to this process ({text})") from error
+        raise
+
+
+def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    """Bring tensors from the host to where `like` is, in its format.
+
+    A GPU gets all of them in one copy, which nobody waits for.
+    """
+    if like.device.type == "cpu":
+        return [row.to(like) for row in rows]
+    packed = torch.cat([row.flatten() for row in rows])
+    if like.is_cuda:
+        packed = packed.pin_memory()
+    parts = (
+        packed.to(like.device, non_blocking=True).to(like.dtype).split([r.numel() for r in rows])
+    )
+    return [part.view(row.shape) for part, row in zip(parts, rows, strict=True)]
 
 
 def compute_repeatably() -> None:
@@ -96,6 +118,8 @@ def device_name(device: torch.device) -> str:
 def free_bytes(device: torch.device) -> int:
     """Memory that can still be had on a device."""
     if device.type == "cuda":
+        gc.collect()  # A model that was given up keeps its memory until then,
+        torch.cuda.empty_cache()  # and torch keeps it for the next one.
         return int(torch.cuda.mem_get_info(device)[0])
     if MEMINFO.exists():
         for line in MEMINFO.read_text(encoding="ascii").splitlines():

@@ -20,7 +20,7 @@ from .attention import Kept, KvSlots, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import ON_CPU, Means, make_decoder
-from .device import telling_lost
+from .device import send, telling_lost
 from .flash import can_attend
 from .parts import Parts
 from .plan import StoreShape, stores
@@ -149,18 +149,20 @@ class Machine:
 
     def _one(self, work: Work) -> Tensor:
         if isinstance(work, See):
-            picture = work.picture.to(self.llm.keys)[None]
+            picture = send([work.picture], self.llm.keys)[0][None]
             patch = self.config.vision.patch_size
             rows, columns = (side // patch for side in picture.shape[2:])
             seen: Tensor = self.parts.resampler(self.parts.vpm(picture), rows, columns)
             return seen[0]
         assert isinstance(work, Recall), work
-        mel = self.parts.front_end.clip(work.pcm).to(self.llm.keys)
+        (mel,) = send([self.parts.front_end.clip(work.pcm)], self.llm.keys)
         heard: Tensor = self.parts.audio_projection_layer(self.parts.apm.reference(mel[None]))
         return heard[0]
 
     def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
-        rows = self.parts.apm.hear(hearings, self.audio, self.means.cache_of)  # (B, 50, d_model)
+        mels = send([hearing.mel for hearing in hearings], self.audio.keys)
+        sent = [attrs.evolve(one, mel=mel) for one, mel in zip(hearings, mels, strict=True)]
+        rows = self.parts.apm.hear(sent, self.audio, self.means.cache_of)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:

@@ -91,7 +91,9 @@ class Replayed:
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):  # Makes what libraries make at first use.
                 step.compute()
-            with torch.cuda.graph(self._graph, pool=pool, stream=aside):
+            # Another thread may serve meanwhile: its calls are none of this capture's business.
+            mode = "thread_local"
+            with torch.cuda.graph(self._graph, pool, aside, capture_error_mode=mode):
                 self._out = step.compute()
         torch.cuda.current_stream().wait_stream(aside)
 
@@ -213,7 +215,7 @@ class Stepper:
         slots, most = self._store.keys.shape[1], self._store.capacity - length
         along = max(1, min(-(-self.sizes[-1] // slots), most // length))
         return [
-            Row(slot=slot, start=most * (place + 1) // along)
+            Row(slot=slot, start=most * (place * slots + slot + 1) // (along * slots))
             for place in range(along)
             for slot in range(slots)
         ]

@@ -11,10 +11,12 @@ A row that lies on the device keeps those of its whole batch there. Who keeps on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import attrs
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -43,6 +45,19 @@ def numbers_of(logits: Tensor) -> NDArray[np.float64]:
     return numbers
 
 
+@attrs.frozen
+class Trace:
+    """What a result tells of the logits that it began with.
+
+    Attributes:
+        digest: blake2b-128 hex of all of them.
+        margin: of the best above the second.
+    """
+
+    digest: str
+    margin: float
+
+
 class TokenLogits:
     """The logits of one row.
 
@@ -66,6 +81,13 @@ class TokenLogits:
         if self._row.device.type != "cpu":
             self._row = self._row.cpu()
         return self._row
+
+    def trace(self) -> Trace:
+        """What a result tells of them."""
+        logits = self.whole().numpy()
+        second, best = np.sort(np.partition(logits, -2)[-2:])
+        digest = hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest()
+        return Trace(digest, float(best - second))
 
     def require_finite(self) -> None:
         """Hold that a choice can be made.

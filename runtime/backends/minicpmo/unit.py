@@ -130,7 +130,7 @@ class UnitRun:
         """Run the unit to its end or its cut."""
         began = time.perf_counter_ns()
         first: Fed = yield from self._prefill()
-        first.logits.whole()  # The result tells of all; on the device they would keep their batch.
+        first.logits.whole()  # On the device they would keep their batch.
         middle = self._spend("prefill", began)
         if self.setting.forces(self.unit):
             is_listen = yield from self._listen_by_force()
@@ -317,8 +317,7 @@ class UnitRun:
         self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
 
     def _result(self, first: Fed, *, is_listen: bool, ended: bool, began: int) -> UnitResult:
-        logits = first.logits.whole().numpy()
-        second, best = np.sort(np.partition(logits, -2)[-2:])
+        trace = first.logits.trace()
         spent = {stage: ns // 1000 for stage, ns in self.spent_ns.items()}
         wall = (time.perf_counter_ns() - began) // 1000
         slices = sum(len(picture) for picture in self.pictures)
@@ -335,8 +334,8 @@ class UnitRun:
             codec_ids=tuple(self.codes),
             cut=self.cut,
             input_hash=input_hash(self.unit),
-            logits_hash=hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest(),
-            margin=float(best - second),
+            logits_hash=trace.digest,
+            margin=trace.margin,
             vision_slices=slices,
             vision_tokens=self.setting.parts.config.vision.queries * slices,
             costs=Costs(
