@@ -94,9 +94,8 @@ def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
     packed = torch.cat([row.flatten() for row in rows])
     if like.is_cuda:
         packed = packed.pin_memory()
-    parts = (
-        packed.to(like.device, non_blocking=True).to(like.dtype).split([r.numel() for r in rows])
-    )
+    sent = packed.to(like.device, non_blocking=True).to(like.dtype)
+    parts = sent.split_with_sizes([row.numel() for row in rows])
     return [part.view(row.shape) for part, row in zip(parts, rows, strict=True)]
 
 
