@@ -101,8 +101,9 @@ class Bench:
                 for slot in range(count)
             ]
             self.clock(f"sound of {count}", lambda works=hears: self.machine.compute(works), 3)
-        picture = See(picture=torch.randn(3, 448, 448))
-        self.clock("a picture", lambda: self.machine.compute([picture]), 3)
+        for count in (1, 16):
+            pictures = [See(picture=torch.randn(3, 448, 448)) for _ in range(count)]
+            self.clock(f"pictures, {count}", lambda works=pictures: self.machine.compute(works), 3)
 
 
 @torch.inference_mode()

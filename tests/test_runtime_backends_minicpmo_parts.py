@@ -290,7 +290,7 @@ def test_a_slice_of_any_shape_is_sixty_four_embeddings(
 
 def test_places_tell_rows_from_columns() -> None:
     """The model could not tell a tall picture from a wide one."""
-    places = places_2d(2, 3, 16)  # (6, 16)
+    places = places_2d(2, 3, torch.zeros(16))  # (6, 16)
     assert places.shape == (6, 16)
     columns, rows = places[:, :8].reshape(2, 3, 8), places[:, 8:].reshape(2, 3, 8)
     assert torch.equal(columns[0], columns[1])

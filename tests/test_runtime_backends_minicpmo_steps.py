@@ -175,6 +175,19 @@ def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> N
             assert_near(one, other)
 
 
+def test_pictures_of_one_shape_are_seen_together(machines: tuple[Machine, Machine]) -> None:
+    """Each session's picture would wait for those of all others."""
+    sizes = ((112, 112), (112, 112), (84, 154))
+    sees = [
+        See(picture=noise(3, *size, seed=place), is_alone=False) for place, size in enumerate(sizes)
+    ]
+    assert sees[0].bucket == sees[1].bucket != sees[2].bucket
+    assert See(picture=sees[0].picture).bucket != See(picture=sees[0].picture).bucket
+    together = machines[1].compute(sees[:2])
+    for see, seen in zip(sees, together, strict=False):
+        assert_near(machines[0].compute([see])[0], seen)
+
+
 def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> None:
     """Where steps are not exact they are of one session; the others would be left out."""
     parts, results = model.machine.parts, []
@@ -338,7 +351,7 @@ def test_what_is_run_first_on_a_gpu_runs(model: DuplexModel) -> None:
     off = [value for name, value in found.items() if name.endswith("off by")]
     assert len(off) == 2 * (4 + 1)  # Four lengths for tokens and one for codes, of 1 and of 3.
     assert all(float(part) < 1e-3 for parts in off for part in parts)  # type: ignore[attr-defined]
-    assert "a picture, ms" in found
+    assert "pictures, 16, ms" in found
 
 
 # -- where it cannot be had ----------------------------------------------------------------------

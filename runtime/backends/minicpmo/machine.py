@@ -139,22 +139,23 @@ class Machine:
             return self._feed([work for work in works if isinstance(work, Feed)])
         if isinstance(first, Speak):
             return self._speak([work for work in works if isinstance(work, Speak)])
+        if isinstance(first, See):
+            return self._see([work.picture for work in works if isinstance(work, See)])
         if isinstance(first, Hear):
             return self._hear([work.hearing for work in works if isinstance(work, Hear)])
         if isinstance(first, Sound):
             soundings = [work.sounding for work in works if isinstance(work, Sound)]
             assert self.vocoder is not None
             return list(self.vocoder.sound(soundings))
-        return [self._one(work) for work in works]
+        return [self._recall(work) for work in works if isinstance(work, Recall)]
 
-    def _one(self, work: Work) -> Tensor:
-        if isinstance(work, See):
-            picture = send([work.picture], self.llm.keys)[0][None]
-            patch = self.config.vision.patch_size
-            rows, columns = (side // patch for side in picture.shape[2:])
-            seen: Tensor = self.parts.resampler(self.parts.vpm(picture), rows, columns)
-            return seen[0]
-        assert isinstance(work, Recall), work
+    def _see(self, pictures: Sequence[Tensor]) -> list[Tensor]:
+        slices = torch.stack(send(pictures, self.llm.keys))  # (B, 3, h, w)
+        patch = self.config.vision.patch_size
+        rows, columns = (side // patch for side in slices.shape[2:])
+        return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
+
+    def _recall(self, work: Recall) -> Tensor:
         (mel,) = send([self.parts.front_end.clip(work.pcm)], self.llm.keys)
         heard: Tensor = self.parts.audio_projection_layer(self.parts.apm.reference(mel[None]))
         return heard[0]

@@ -46,6 +46,12 @@ class Parts(nn.Module):
         self.tts = SpeechDecoder(config.tts)
         self.front_end = MelFrontEnd(config.audio.num_mel_bins)
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Where the weights lie, and all is computed."""
+        device: torch.device = self.llm.lm_head.weight.device
+        return device.type == "cpu"
+
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel.
 

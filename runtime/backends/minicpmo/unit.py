@@ -167,12 +167,13 @@ class UnitRun:
 
     def _prefill(self) -> Steps[Fed]:
         """Feed `<unit>`, the pictures and the sound, in one forward."""
-        ids, embed = self.setting.tokens.ids, self.setting.parts.embed
+        ids, parts = self.setting.tokens.ids, self.setting.parts
+        embed = parts.embed
         rows = [embed((ids.unit,))]
         for slices in self.pictures:
             for index, picture in enumerate(slices):
                 marks = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
-                seen = yield See(picture=picture)  # (64, width)
+                seen = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
                 rows += [embed(marks[:1]), seen, embed(marks[1:])]
         rows.append((yield from self._hear()))
         return (yield from self._feed(torch.cat(rows)))

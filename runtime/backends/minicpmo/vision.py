@@ -79,16 +79,26 @@ class VisionTower(nn.Module):
         return out
 
 
-def places_2d(rows: int, columns: int, width: int) -> Tensor:
-    """Sines and cosines of each patch's column and row, (rows * columns, width)."""
-    quarter = width // 4
-    frequencies = FREQUENCY_BASE ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
-    across = torch.arange(columns, dtype=torch.float32)[:, None] * frequencies  # (columns, D/4)
-    down = torch.arange(rows, dtype=torch.float32)[:, None] * frequencies
-    across = torch.cat((across.sin(), across.cos()), dim=1)  # (columns, D/2)
-    down = torch.cat((down.sin(), down.cos()), dim=1)
+def places_2d(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Sines and cosines of each patch's column and row.
+
+    Args:
+        rows: patches down.
+        columns: patches across.
+        like: its last size is the width; so are the device and the format.
+
+    Returns:
+        (rows * columns, width); what is made on the host, and sent, is a row and a column of it.
+    """
+    width = like.shape[-1]
+    frequencies = FREQUENCY_BASE ** -(torch.arange(width // 4, dtype=torch.float32) / (width // 4))
+
+    def along(count: int) -> Tensor:  # (count, width / 2)
+        angles = torch.arange(count, dtype=torch.float32)[:, None] * frequencies
+        return torch.cat((angles.sin(), angles.cos()), dim=1).to(like)
+
     shape = (rows, columns, width // 2)
-    both = (across[None].expand(shape), down[:, None].expand(shape))
+    both = (along(columns)[None].expand(shape), along(rows)[:, None].expand(shape))
     return torch.cat(both, dim=2).flatten(0, 1)
 
 
@@ -118,7 +128,7 @@ class Resampler(nn.Module):
             (B, queries, width).
         """
         x: Tensor = self.ln_kv(self.kv_proj(patches))  # (B, P, width)
-        places = places_2d(rows, columns, x.shape[2]).to(x)
+        places = places_2d(rows, columns, x)
         query = self.ln_q(self.query).expand(len(x), -1, -1)
         read: Tensor = self.attn(query, x + places, x, need_weights=False)[0]
         out: Tensor = self.ln_post(read) @ self.proj

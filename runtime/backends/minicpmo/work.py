@@ -32,16 +32,18 @@ class See:
 
     Attributes:
         picture: (3, h, w) in [-1, 1].
+        is_alone: it is computed by itself: others would only wait, as it gains nothing by company.
     """
 
     picture: Tensor
+    is_alone: bool = True
 
     stage: ClassVar[int] = 0
 
     @property
     def bucket(self) -> Hashable:
-        """By itself: slices are computed one by one in any case, and others would only wait."""
-        return ("see", id(self))
+        """Slices of one shape, where they may have company."""
+        return ("see", id(self)) if self.is_alone else ("see", *self.picture.shape)
 
 
 @attrs.frozen(kw_only=True, eq=False)
