@@ -99,6 +99,16 @@ def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
     return [part.view(row.shape) for part, row in zip(parts, rows, strict=True)]
 
 
+def fetch(tensor: Tensor) -> Tensor:
+    """Bring a tensor to the host, and wait for it; from a GPU through pinned memory."""
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host
+
+
 def compute_repeatably() -> None:
     """Have this process's GPU compute the same bits each time; to be called before it computes.
 

@@ -20,7 +20,7 @@ from .attention import Kept, KvSlots, SlotCache
 from .audio import Hearing
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import ON_CPU, Means, make_decoder
-from .device import send, telling_lost
+from .device import fetch, send, telling_lost
 from .flash import can_attend
 from .parts import Parts
 from .plan import StoreShape, stores
@@ -172,7 +172,7 @@ class Machine:
         return [Fed(hidden=row, logits=out) for row, out in zip(hidden, rows, strict=True)]
 
     def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
-        return list(self._tts.run(works)[1].cpu())
+        return list(fetch(self._tts.run(works)[1]))
 
     def first_block(self, slot: int) -> Kept:
         """A copy of the first unit in the audio encoder's slot."""

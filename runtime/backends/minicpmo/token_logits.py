@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .candidates import Candidates, Mass, TooShortError
+from .device import fetch
 from .tokens import Tokens
 
 SHORTLIST: Final = 256
@@ -78,8 +79,7 @@ class TokenLogits:
 
     def whole(self) -> Tensor:
         """All of them, float32 on the host, (vocabulary,); fetched once."""
-        if self._row.device.type != "cpu":
-            self._row = self._row.cpu()
+        self._row = fetch(self._row)
         return self._row
 
     def trace(self) -> Trace:
@@ -120,7 +120,7 @@ class TokenLogits:
 
 def rows_on_host(logits: Tensor) -> list[TokenLogits]:
     """All logits of a batch, (B, V), brought to the host."""
-    return [TokenLogits(row) for row in logits.cpu()]
+    return [TokenLogits(row) for row in fetch(logits)]
 
 
 class Shortlists:
@@ -169,7 +169,7 @@ class Shortlists:
         """
         if logits.shape[1] <= self._count:
             return rows_on_host(logits)
-        packed = _to_host(self._pack(logits))  # (B, 2 K + C + 4)
+        packed = fetch(self._pack(logits)).numpy()  # (B, 2 K + C + 4)
         return [
             TokenLogits(row, partial(self._settle, numbers), is_finite=bool(numbers[-1]))
             for row, numbers in zip(logits, packed, strict=True)
@@ -217,13 +217,3 @@ class Shortlists:
 def shortlists_on(device: torch.device | str, tokens: Tokens) -> Shortlists | None:
     """Shortlists for a device; None on a CPU, where all logits are at hand."""
     return None if torch.device(device).type == "cpu" else Shortlists.of(tokens, device)
-
-
-def _to_host(packed: Tensor) -> NDArray[np.float64]:
-    """A tensor as numbers on the host, waited for once."""
-    if packed.device.type != "cuda":
-        return packed.cpu().numpy()
-    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-    host.copy_(packed, non_blocking=True)
-    torch.cuda.current_stream(packed.device).synchronize()
-    return host.numpy()
