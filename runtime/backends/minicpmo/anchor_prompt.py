@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import attrs
-import simplejpeg
 import torch
 from torch import Tensor
 
 from protocol.errors import FieldError
 from protocol.limits import CHAT_TEXT_CHARS_MAX
-from protocol.media import check_jpeg
 from protocol.model import SAMPLE_BYTES, UNIT_BYTES, UNIT_SAMPLES
 from protocol.turn import Picture, Sound, Text
 
@@ -28,6 +26,7 @@ from ..base import BackendRefused, ContextFull
 from ..streams import Part
 from .chat_prompt import slicing
 from .config import ModelConfig
+from .slices import read_jpeg
 from .sound import read_pcm
 from .tokens import Tokens
 
@@ -147,6 +146,10 @@ class Look:
             yield Second(pcm=second)
 
     def _picture(self, place: int, jpeg: bytes) -> Iterator[Piece]:
+        from protocol.media import (
+            check_jpeg,  # Here, as it needs libraries that the model does not.
+        )
+
         path, cutter = f"prompt[{place}].jpeg", slicing(self.config)
         try:
             width, height = check_jpeg(path, jpeg)
@@ -155,7 +158,7 @@ class Look:
         count = cutter.count(width, height, self.slices_max)
         self._take(count * (self.config.vision.queries + 2))
         try:
-            pixels = simplejpeg.decode_jpeg(jpeg, colorspace="RGB")
+            pixels = read_jpeg(jpeg)
         except ValueError as error:
             raise BackendRefused(f"{path} cannot be decoded") from error
         ids = self.tokens.ids

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import simplejpeg
 import torch
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from .chat_prompt import Clip, Prompt, Slice, Words, lay_out, slicing
 from .chat_voice import Mouth
 from .machine import Machine
 from .prompt import BLOCK, EMBEDDED
+from .slices import read_jpeg
 from .sound import read_pcm
 from .tokens import Tokens
 from .work import Fed, Feed, Recall, See, Steps
@@ -117,7 +117,7 @@ class ChatTurn:
         """
         self._require_uncut()
         try:
-            pixels = simplejpeg.decode_jpeg(self._prompt.pictures[place], colorspace="RGB")
+            pixels = read_jpeg(self._prompt.pictures[place])
         except ValueError as error:
             raise BackendError(f"picture {place} cannot be decoded") from error
         return slicing(self._machine.config).cut(pixels, self._turn.max_slice_nums)

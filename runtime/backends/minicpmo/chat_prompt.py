@@ -18,14 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
-import simplejpeg
 
 from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.turn import Content, Language, Message, Picture, Sound, SpeechMode, Text, Turn
 
 from ..base import BackendError
 from .config import UNIT_FRAMES, AudioConfig, ModelConfig
-from .slices import Slicing
+from .slices import Slicing, jpeg_size
 from .tokens import Tokens
 
 CLIP_S_MAX: Final = 30
@@ -267,7 +266,7 @@ def slicing(config: ModelConfig) -> Slicing:
 def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tuple[int, int]:
     """Columns and rows of a picture's slices, from its header; 0 and 0 where it stays whole."""
     try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
+        width, height = jpeg_size(jpeg)
     except ValueError as error:
         raise BackendError(f"picture {place} cannot be decoded") from error
     return slicing(config).grid(width, height, slices_max) or (0, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
         "model": machine.config.name,
         **hashes,
         "voice": "none" if vocoder is None else vocoder.fingerprint,
-        **{name: version(name) for name in LIBRARIES},
+        **{name: _version(name) for name in LIBRARIES},
         "device": device_name(keys.device),
         "dtype": str(keys.dtype).removeprefix("torch."),
         "attention": machine.attention,
@@ -84,6 +84,13 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # A machine that only computes may have no use for it.
+        return "none"
 
 
 def load_tokens(folder: Path, config: ModelConfig) -> Tokens:

@@ -18,7 +18,6 @@ import time
 from typing import Final, Literal
 
 import attrs
-import simplejpeg
 
 from protocol.model import UNIT_BYTES, Cut, Finalized, Opened, Opening, Stage, Unit, UnitResult
 
@@ -27,7 +26,7 @@ from ..forcing import Forced, ForcedResult
 from .decide import fed_max
 from .machine import Machine
 from .prompt import Prefilled, prefill
-from .slices import Slicing
+from .slices import Slicing, read_jpeg
 from .sound import read_pcm
 from .state import SessionState, Span, Speech
 from .teacher import Teacher
@@ -110,7 +109,7 @@ class ModelSession:
             BackendError: a frame cannot be decoded.
         """
         try:
-            pixels = [simplejpeg.decode_jpeg(jpeg, colorspace="RGB") for jpeg in unit.frames]
+            pixels = [read_jpeg(jpeg) for jpeg in unit.frames]
         except ValueError as error:
             raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
         return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]

@@ -90,6 +90,30 @@ class Slicing:
         return [scale(pixels, self._fit(width, height, upscale=False)), *cells]
 
 
+def read_jpeg(data: bytes) -> Pixels:
+    """Decode a JPEG.
+
+    Raises:
+        ValueError: it is none.
+    """
+    import simplejpeg  # Here, so that the model can be had where it is not installed.
+
+    pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+    return pixels
+
+
+def jpeg_size(data: bytes) -> tuple[int, int]:
+    """Width and height of a JPEG, from its header.
+
+    Raises:
+        ValueError: it is none.
+    """
+    import simplejpeg
+
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    return int(width), int(height)
+
+
 def scale(pixels: Pixels, size: tuple[int, int]) -> Tensor:
     """Scale by bicubic interpolation to whole colour values.
 
