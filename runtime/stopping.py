@@ -68,18 +68,25 @@ class End:
         self.cut_by: signal.Signals | None = None
         self.lost: DeviceLost | None = None
         self._on_stopping = on_stopping
+        self._has_begun = False
+
+    def begin(self, server: Server) -> None:
+        """Have a server shut down; once more does nothing."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.tasks.start_soon(shut_down, server, self)
 
     def give_up(self, server: Server, lost: DeviceLost) -> None:
         """End a server that has nothing left to serve with, and wait for nobody.
 
         Args:
-            server: it.
+            server: it; it may be ending already.
             lost: what it cannot have in this process any more.
         """
         _logger.error("%s: ending %d sessions", lost, server.sessions)
         self.lost = lost
         self.patience.cancel()
-        self.tasks.start_soon(shut_down, server, self)
+        self.begin(server)
 
     def come(self, cut_by: signal.Signals | None = None) -> None:
         """End all that is left.
@@ -116,7 +123,7 @@ async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
                 told = logging.WARNING if serving.sessions and drain_s else logging.INFO
                 text = "%s: %d sessions have %d s to finish"
                 _logger.log(told, text, number.name, serving.sessions, drain_s)
-                end.tasks.start_soon(shut_down, serving, end)
+                end.begin(serving)
 
 
 def _heeded() -> list[signal.Signals]:
@@ -133,7 +140,7 @@ async def shut_down(server: Server, end: End) -> None:
         end: of it; its patience may be cancelled meanwhile.
     """
     drain_s = end.settings.drain_s
-    if drain_s:
+    if drain_s and not end.patience.cancel_called:
         server.begin_drain(drain_s)
         end.patience.deadline = anyio.current_time() + drain_s
         with end.patience:

@@ -289,6 +289,7 @@ class Workers:
                 is_last = len(list(self._condemned())) == len(self._places)
                 if isinstance(error, DeviceLost) and is_last:
                     self._on_hopeless(error)
+                    await anyio.sleep_forever()
 
     async def _load_for(self, place: _Place) -> Backend:
         """Load a backend and see that it serves.

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -18,8 +18,10 @@ from runtime.backends.scripted import ScriptedBackend, Step
 from runtime.client.errors import SessionClosedError
 from runtime.client.websocket import open_socket
 from runtime.listener import Address
+from runtime.server import Server
 from runtime.serving import CannotServeError, _reload, run
 from runtime.settings import Settings
+from runtime.stopping import End
 from runtime.workers import REPLACE_WAIT_S, Workers
 from tests.helpers import append_frame, init_frame, on_virtual_time
 from tests.test_runtime_workers import lend
@@ -63,45 +65,121 @@ async def test_a_model_that_is_replaced_can_be_collected() -> None:
         gc.unfreeze()
 
 
-async def lose(address: Address) -> list[Any]:
-    """Talk until the model is lost; gives what was heard."""
-    heard = []
+LOST = DeviceLost("the GPU is lost to this process (CUDA error)")
+
+
+async def lose(address: Address, *, drain: bool = False, signal_after: bool = False) -> list[Any]:
+    """Talk until the model is lost; gives what was heard.
+
+    Args:
+        address: the server's.
+        drain: have the server drain before it is lost.
+        signal_after: send it a signal once the session is over.
+    """
+    heard: list[Any] = []
+    cue = "session.going_away" if drain else "session.created"
     url = f"ws://127.0.0.1:{address.port}/v1/realtime?mode=audio"
     async with open_socket(url, frame_bytes_max=1 << 20) as socket:
         await socket.send(init_frame())
-        await socket.send(append_frame())
         with suppress(SessionClosedError):
             while True:
                 heard.append(json.loads(await socket.receive()))
+                if drain and heard[-1]["type"] == "session.created":
+                    signal.raise_signal(signal.SIGTERM)
+                if heard[-1]["type"] == cue:
+                    await socket.send(append_frame())
+        if signal_after:
+            signal.raise_signal(signal.SIGTERM)
     return heard
 
 
 @pytest.mark.anyio
-async def test_a_lost_device_ends_the_process() -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("moment", ["", "drain", "signal_after"])
+async def test_a_lost_device_ends_the_process(workers: int, moment: str) -> None:
     """It would try to load the model again for ever, in a process where no model can be loaded."""
-    lost = DeviceLost("the GPU is lost to this process (CUDA error)")
-    made: Iterator[Backend] = iter([ScriptedBackend(lambda *_: Step(fault="gone"))])
+    made: Iterator[Backend] = iter(
+        [ScriptedBackend(lambda *_: Step(fault="gone"), slots=1) for _ in range(workers)]
+    )
 
     def load(*_: object, **__: object) -> Backend:
         for backend in made:
             return backend
-        raise lost
+        raise LOST
 
-    heard: list[Any] = []
+    heard: list[list[Any]] = []
+    ended: list[CannotServeError] = []
 
     async def talk(addresses: tuple[Address, ...]) -> None:
-        heard.extend(await lose(addresses[0]))
+        heard.append(await lose(addresses[0], **({moment: True} if moment else {})))
 
-    serve = partial(run, Settings(port=0, model="scripted", drain_s=3600), load=load)
+    further = ("scripted",) * (workers - 1)
+    settings = Settings(port=0, model="scripted", workers=further, drain_s=3600)
     bound: list[tuple[Address, ...]] = []
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
-            with pytest.raises(CannotServeError, match="only another process can serve") as caught:
-                await serve(
-                    on_bound=bound.append, on_ready=lambda: tasks.start_soon(talk, bound[0])
-                )
-    assert caught.value.__cause__ is lost
-    assert (heard[-1]["type"], heard[-1]["reason"]) == ("session.closed", "backend_error")
+
+            def ready() -> None:
+                for _ in range(workers):
+                    tasks.start_soon(talk, bound[0])
+
+            try:
+                await run(settings, load=load, on_bound=bound.append, on_ready=ready)
+            except CannotServeError as error:
+                ended.append(error)
+    assert ended or moment  # Told to end, it may be empty before it gives up.
+    for error in ended:
+        assert "only another process can serve" in str(error)
+        assert error.__cause__ is LOST
+    assert len(heard) == workers
+    for session in heard:
+        assert session[-1]["type"] == "session.closed"
+        if not moment:
+            assert "session.going_away" not in {event["type"] for event in session}
+            assert session[-1]["reason"] == "backend_error"
+
+
+class Drained:
+    """A server with a session that ends when it is drained."""
+
+    sessions = 1
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._empty = anyio.Event()
+
+    def begin_drain(self, _: int) -> None:
+        """See `Server`."""
+        self.told.append("going away")
+
+    def drain(self) -> None:
+        """See `Server`."""
+        self.told.append("over")
+        self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """See `Server`."""
+        await self._empty.wait()
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_server_is_given_up_once(is_draining: bool) -> None:
+    """Two workers lose the one device, or a signal comes beside: it would end in a traceback."""
+
+    async def body() -> None:
+        server = Drained()
+        async with anyio.create_task_group() as tasks:
+            end = End(Settings(drain_s=3600), tasks, lambda _: None)
+            if is_draining:
+                end.begin(cast("Server", server))
+                await anyio.sleep(1)
+            for _ in range(2):
+                end.give_up(cast("Server", server), LOST)
+            end.begin(cast("Server", server))
+        assert end.lost is LOST
+        assert server.told == ["going away"] * is_draining + ["over"]
+
+    on_virtual_time(body)
 
 
 @pytest.mark.anyio
@@ -109,7 +187,7 @@ async def test_a_device_that_is_lost_while_the_model_loads_is_said_to_be() -> No
     """The first thing that one would see of it were a traceback."""
 
     def load(*_: object, **__: object) -> Backend:
-        raise DeviceLost("the GPU is lost to this process (CUDA error)")
+        raise LOST
 
     with anyio.fail_after(20), pytest.raises(CannotServeError, match="the GPU is lost"):
         await run(Settings(port=0, model="scripted"), load=load)
