@@ -56,24 +56,22 @@ class Loading:
 
 
 def loading_of(head: Fields, name: str) -> Loading:
-    """How a model is loaded so that it computes as it did for a log, as far as that is known.
+    """How a model is loaded so that it computes as one did for a log, as far as that is known.
 
     Args:
         head: the fields of the log's `session` record.
-        name: the model; where it is not the log's own, nothing is known.
+        name: the model; it may be the log's own in another place.
     """
     config, fingerprint = head.get("config"), head.get("fingerprint")
-    if name != model_of(head) or not isinstance(fingerprint, Mapping):
+    if not isinstance(fingerprint, Mapping):
         return Loading(name)
     device, dtype = fingerprint.get("device"), fingerprint.get("dtype")
     if not isinstance(device, str) or not isinstance(dtype, str):
         return Loading(name)  # A model that has neither: a script.
     is_exact = isinstance(config, Mapping) and config.get("deterministic") is True
+    where = "cpu" if device == "cpu" else _gpu()
     return Loading(
-        name,
-        device="cpu" if device == "cpu" else _gpu(),
-        dtype=DTYPES.get(dtype),
-        deterministic=is_exact and device != "cpu",
+        name, device=where, dtype=DTYPES.get(dtype), deterministic=is_exact and where == "cuda"
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .backends.base import Backend, BackendError
+from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ LLAMA_OMNI: Final = "llama_omni:"
 """Before the URL of a llama.cpp-omni server, `ws://host:port`."""
 DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
-VARIES: Final = "nobody can promise the same bytes again, as --deterministic asks"
 
 
 class ModelUnknownError(ValueError):
@@ -75,6 +74,19 @@ def check_model(name: str) -> None:
         model_folder(name)
 
 
+def require_deterministic(name: str, info: BackendInfo) -> None:
+    """Hold a model that was loaded to what an operator asked for.
+
+    Raises:
+        ModelUnusableError: it does not give each session the same bytes again.
+    """
+    if not info.deterministic:
+        raise ModelUnusableError(
+            f"{name}: nobody can promise the same bytes again, as --deterministic asks: "
+            f"{info.varies} varies"
+        )
+
+
 def load_backend(
     name: str,
     slots: int | None = None,
@@ -92,11 +104,12 @@ def load_backend(
         device: one of `DEVICES`; None takes the CPU for `tiny`, and for a folder a GPU where
             there is one.
         dtype: one of `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
-        deterministic: what a session gets is to be bitwise the same alone and among others.
+        deterministic: what a session gets is to be bitwise the same alone and among others; whether
+            it is, its `info` says (`require_deterministic`).
 
     Raises:
         ModelUnknownError: there is none of that name.
-        ModelUnusableError: the folder cannot be served here, or not as `deterministic` asks.
+        ModelUnusableError: the folder cannot be served here.
         ValueError: the device or the format cannot be had here, or the URL is none.
         DeviceLost: the device was lost to this process.
     """
@@ -107,8 +120,6 @@ def load_backend(
 
         if slots not in {None, 1}:
             raise ValueError("llama_omni serves one session at a time: --slots is 1")
-        if deterministic:
-            raise ModelUnusableError(f"{name}: {VARIES}: it is computed elsewhere")
         return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
     check_model(name)  # Before seconds are spent on importing torch.
     from .backends.minicpmo.model import SLOTS
@@ -187,11 +198,7 @@ def load_checkpoint(
             config = load_config(folder / "config.json")
             needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
             slots = min(slots_max, slots_that_fit(needs, where))
-        model = DuplexModel.load(folder, slots=slots, device=where, dtype=what, exact=exact)
-        varying = model.varying if exact else None
-        if varying is not None:
-            raise ValueError(f"{VARIES}: {varying} varies")
-        return model
+        return DuplexModel.load(folder, slots=slots, device=where, dtype=what, exact=exact)
 
 
 def slots_that_fit(needs: MemoryPlan, device: torch.device) -> int:

@@ -73,7 +73,8 @@ def serve_command(
     \b
     Exit codes
       0  ended; what ran had its time
-      1  the port, the model, or what else it needs cannot be had; or a call hung in the model
+      1  the port, the model, or what else it needs cannot be had; the GPU was lost; or a call
+         hung in the model
       2  a setting is wrong; nothing was started
       129, 130, 143  cut off by the third signal: SIGHUP, SIGINT or SIGTERM
 

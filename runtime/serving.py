@@ -32,7 +32,7 @@ from .identity import SystemIdentities
 from .listener import Address
 from .media.decoder import MediaDecoder
 from .memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
-from .models import load_backend
+from .models import load_backend, require_deterministic
 from .server import Server
 from .settings import Settings
 from .stopping import End, OnStopping, watch_signals
@@ -241,6 +241,8 @@ async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
         settings.slots,
         abandon_on_cancel=True,  # a server that is to end does not wait for a large model
     )
+    if settings.deterministic:
+        require_deterministic(name, backend.info)
     if isinstance(backend, Remote):
         await backend.check()
     return backend

@@ -20,6 +20,7 @@ from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
+from replay import environment
 from replay.environment import Loading, loading_of, mismatches, model_of
 from replay.full import ModelUnavailableError, replay_fully
 from replay.logic import replay
@@ -313,16 +314,22 @@ def test_a_model_is_loaded_as_it_was_recorded(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     half = made_by(device="cpu", dtype="bfloat16", deterministic=True)
     assert loading_of(half, "tiny") == Loading("tiny", device="cpu", dtype="bf16")
-    assert loading_of(half, "other") == Loading("other")  # Nothing is known of it.
+    elsewhere = Loading("/models/tiny", device="cpu", dtype="bf16")
+    assert loading_of(half, "/models/tiny") == elsewhere
     exact = made_by(device="NVIDIA H200", dtype="float16", deterministic=True)
     gpu = "cuda" if has_gpu else None  # Without one it is loaded as it can be, and told apart.
     assert loading_of(exact, "tiny") == Loading(
-        "tiny", device=gpu, dtype="fp16", deterministic=True
+        "tiny", device=gpu, dtype="fp16", deterministic=has_gpu
     )
     loose = made_by(device="NVIDIA H200", dtype="float8", deterministic=False)
     assert loading_of(loose, "tiny") == Loading("tiny", device=gpu)
     for head in ({}, HEAD, {"config": {"model": "tiny"}, "fingerprint": {"device": 1}}):
         assert loading_of(head, "tiny") == Loading("tiny")
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(environment, "load_backend", lambda *args, **how: asked.append((args, how)))
+    Loading("tiny", device="cuda", dtype="fp16", deterministic=True).load()
+    how = {"device": "cuda", "dtype": "fp16", "deterministic": True}
+    assert asked == [(("tiny", 1), how)]
 
 
 def test_names_the_model() -> None:

@@ -56,6 +56,7 @@ class BackendInfo:
         deterministic: the same inputs and seed give the same bytes in the same environment.
         fingerprint: what a full replay must find equal: weights, versions, device, threads.
         speaks: it gives speech; else text alone. The one thing here that may change while it runs.
+        varies: what is not proven to be the same bytes; empty where it is `deterministic`.
     """
 
     name: str
@@ -67,6 +68,7 @@ class BackendInfo:
     deterministic: bool
     fingerprint: Mapping[str, str]
     speaks: bool = True
+    varies: str = ""
 
 
 class BackendSession(Protocol):

@@ -89,6 +89,7 @@ class LlamaOmniBackend:
             can_rollback=False,
             deterministic=False,
             fingerprint={"backend": "llama_omni"},
+            varies="what is computed elsewhere",
         )
         self._address = Address.parse(url)
         self._held: LlamaOmniSession | None = None

@@ -14,12 +14,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ..backends.base import BackendError
 from ..models import (
     DEVICES,
     DTYPES,
     ModelUnknownError,
     ModelUnusableError,
     load_checkpoint,
+    require_deterministic,
     slots_that_fit,
     tiny_path,
 )
@@ -174,6 +176,8 @@ def engine_command(
         loaded = _full(layers_scale, dtype, exact=deterministic)
         model = "full shape, random weights, no vocoder"
         load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
+    if deterministic:
+        _hold(model, loaded)
     runs, served = bench(loaded, load, sessions, clock)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
@@ -197,7 +201,14 @@ def _load(name: str, device: str | None, dtype: str | None, *, exact: bool) -> D
         return load_checkpoint(
             name, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=exact
         )
-    except (ModelUnknownError, ModelUnusableError) as error:
+    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _hold(name: str, model: DuplexModel) -> None:
+    try:
+        require_deterministic(name, model.info)
+    except ModelUnusableError as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -17,6 +17,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ..backends.base import BackendError
 from ..models import ModelUnknownError, ModelUnusableError, load_checkpoint
 from ..server_process import served
 from .material import machine_facts
@@ -118,7 +119,7 @@ def _measure_flat(name: str, phrases: Sequence[Phrase], seconds: int) -> FlatRes
 
     try:
         model = load_checkpoint(name, 1, slots_max=1, device=None, dtype=None)
-    except (ModelUnknownError, ModelUnusableError) as error:
+    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
         raise StreamingBenchError(str(error)) from error
     if "transcription" not in model.info.modes:
         text = 'does not transcribe: its config.json has no "transcribes": true'

@@ -72,7 +72,7 @@ def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """The modules with weights of no meaning, for inference."""
     with _defaults(dtype, device):
         parts = Parts(config)
-    if device.type == "cuda":
+    if device.type != "cpu":
         fuse_norms(parts)
     return parts.requires_grad_(False).eval()
 

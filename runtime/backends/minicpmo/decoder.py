@@ -146,7 +146,7 @@ def make_decoder(
                 if not means.is_alone or steps.is_exact():
                     return Decoder(model, head, store, means, steps)
         except Exception:  # Of the driver or a library: what, no caller can know.
-            _log.exception("no fixed steps for %s: its launches are single", name)
+            _log.exception("no fixed steps for %s: all is launched kernel by kernel", name)
             if store.keys.is_cuda:
                 torch.cuda.synchronize()  # Raises where the GPU is lost to this process.
             break

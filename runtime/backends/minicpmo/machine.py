@@ -150,7 +150,8 @@ class Machine:
         return [self._recall(work) for work in works if isinstance(work, Recall)]
 
     def _see(self, pictures: Sequence[Tensor]) -> list[Tensor]:
-        slices = torch.stack(send(pictures, self.llm.keys))  # (B, 3, h, w)
+        sent = send(pictures, self.llm.keys)
+        slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))

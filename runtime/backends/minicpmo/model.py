@@ -120,14 +120,6 @@ class DuplexModel:
         self._taken: dict[int, BlockingSession] = {}
 
     @property
-    def varying(self) -> str | None:
-        """What of a session is not proven to be bitwise its own; None where all of it is."""
-        vocoder = self.machine.vocoder
-        if vocoder is not None and not vocoder.is_exact:
-            return "the sound of its vocoder"
-        return None if self._info.deterministic else "what this device computes"
-
-    @property
     def info(self) -> BackendInfo:
         """What it is; `speaks` follows the vocoder, the rest is constant."""
         vocoder = self.machine.vocoder
@@ -150,7 +142,7 @@ class DuplexModel:
             slots: sessions at once; the memory of all is made now.
             device: where it computes.
             dtype: of weights, keys and values.
-            exact: what a session gets is to be bitwise its own; whether it is, `varying` says.
+            exact: what a session gets is to be bitwise its own; whether it is, `info` says.
 
         Returns:
             The model, ready to open sessions.
@@ -182,7 +174,11 @@ class DuplexModel:
             tokens: the tokenizer.
             facts: its fingerprint.
         """
-        config, vocoder = machine.config, machine.vocoder
+        config, vocoder, varies = machine.config, machine.vocoder, ""
+        if not machine.is_exact:
+            varies = "what this device computes for several sessions"
+        elif vocoder is not None and not vocoder.is_exact:
+            varies = "the sound of its vocoder"
         info = BackendInfo(
             name=config.name,
             modes=("audio", "video", "chat", *(("transcription",) * config.transcribes)),
@@ -190,8 +186,9 @@ class DuplexModel:
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
             can_rollback=True,
-            deterministic=machine.is_exact and (vocoder is None or vocoder.is_exact),
+            deterministic=not varies,
             fingerprint=facts,
+            varies=varies,
         )
         return cls(machine, tokens, info)
 
