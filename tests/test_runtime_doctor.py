@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
-from runtime.backends.minicpmo import device
+from runtime.backends.minicpmo import device, machine, voices
 from runtime.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.cli import main
@@ -126,6 +126,36 @@ def test_a_gpu_that_is_not_there_is_a_problem(
     """An operator would look for the fault in the model."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert torch.__version__ in problem(checkpoint, "device", device="cuda")
+
+
+def replayed(folder: Path, **question: Any) -> Finding:
+    """What is said of full replay."""
+    (finding,) = of(examine(Question(model=str(folder), **question)), "full replay")
+    return finding
+
+
+def test_what_cannot_be_replayed_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model would be loaded, and refused for --deterministic only then."""
+    for asked in (False, True):
+        assert replayed(checkpoint, deterministic=asked).state == "ok"
+    monkeypatch.setattr(machine, "rows_are_independent", lambda _: False)
+    assert "depend on the batch; logic replay" in replayed(checkpoint).says
+    assert "depend on the batch" in problem(checkpoint, "full replay", deterministic=True)
+    monkeypatch.setattr(voices, "lacking", lambda _: ())
+    monkeypatch.setattr(voices, "PIECES", "none.safetensors")
+    assert "vocoder" in replayed(checkpoint).says
+    assert "vocoder" in problem(checkpoint, "full replay", deterministic=True)
+
+
+def test_what_a_gpu_may_replay_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operator would believe that --deterministic holds in any format, or nowhere."""
+    monkeypatch.setattr(device, "pick_device", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(device, "device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(device, "free_bytes", lambda _: 10**11)
+    assert "on a GPU" in replayed(checkpoint).says
+    assert "tried when the model is loaded" in replayed(checkpoint, deterministic=True).says
+    exact = {"deterministic": True, "dtype": "fp32"}
+    assert "no exact steps in this format" in problem(checkpoint, "full replay", **exact)
 
 
 def test_a_script_needs_nothing() -> None:

@@ -27,9 +27,16 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 @click.option("--device", type=click.Choice(DEVICES), help="As of `antiphon serve`.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
 @click.option("--slots", type=click.IntRange(1, 1024), help="Sessions that must fit at once.")
+@click.option("--deterministic", is_flag=True, help="As of `antiphon serve`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(
-    *, model: str, device: str | None, dtype: str | None, slots: int | None, as_json: bool
+    *,
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    slots: int | None,
+    deterministic: bool,
+    as_json: bool,
 ) -> None:
     """Say what would happen if a model were served here, without loading it.
 
@@ -41,7 +48,10 @@ def doctor_command(
       0  it would be served
       1  it would not; each problem says what to do
     """  # noqa: D301 - click takes a backspace to keep the lines
-    found = examine(Question(model=model, device=device, dtype=dtype, slots=slots))
+    question = Question(
+        model=model, device=device, dtype=dtype, slots=slots, deterministic=deterministic
+    )
+    found = examine(question)
     if as_json:
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)

@@ -28,6 +28,8 @@ LIBRARIES: Final = ("antiphon", "torch", "transformers", "tokenizers", "safetens
 NVIDIA: Final = Path("/proc/driver/nvidia/version")
 PROBE_BYTES_MAX: Final = 2_000_000_000
 """Weights up to which the batch is tried: larger ones would take minutes on a CPU."""
+HALF_BYTES: Final = 2
+"""Of a number in bf16 or fp16, which alone the exact steps of a GPU take."""
 LAYOUT: Final = "the folder must hold a checkpoint in the published layout, whole and unchanged"
 OPTIONS: Final = "see `antiphon serve --help`"
 
@@ -115,12 +117,14 @@ class Question:
         device: None for the default.
         dtype: None for the default.
         slots: None for as many as fit.
+        deterministic: it is not to be served where full replay is not promised.
     """
 
     model: str
     device: str | None = None
     dtype: str | None = None
     slots: int | None = None
+    deterministic: bool = False
 
 
 def examine(question: Question) -> Diagnosis:
@@ -301,24 +305,41 @@ class _Visit:
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
         """Say whether what a session gets depends on what is computed beside it."""
+        from ..backends.minicpmo.model import VOCODER
+        from ..backends.minicpmo.voices import PIECES, lacking
+
+        check, assets, varies = "full replay", self._folder / VOCODER, ""
+        do = "serve it without --deterministic"
+        if not (assets / PIECES).exists() and not lacking(assets):
+            varies = "nobody has proven that its vocoder gives the same sound again"
+        elif device.type == "cpu":
+            if self.memory is None or self.memory.weight_bytes > PROBE_BYTES_MAX:
+                says = "not tried, the model is too large for it; serving it tries"
+                return Finding(check=check, state="note", says=says)
+            if not self._is_independent(config, device, dtype):
+                varies = "on this machine results depend on the batch"
+        elif not self.question.deterministic:
+            varies = "on a GPU what is computed together may change the last bits"
+        elif dtype.itemsize > HALF_BYTES:
+            varies, do = "a GPU has no exact steps in this format", "take --dtype bf16 or fp16"
+        else:
+            says = "whether this GPU's steps are exact is tried when the model is loaded"
+            return Finding(check=check, state="note", says=says)
+        if not varies:
+            says = "results are bitwise independent of the batch on this machine"
+            return Finding(check=check, state="ok", says=says)
+        if self.question.deterministic:
+            return Finding(check=check, state="problem", says=varies, do=do)
+        return Finding(check=check, state="note", says=f"{varies}; logic replay works")
+
+    def _is_independent(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    ) -> bool:
         from ..backends.minicpmo.checkpoint import build_parts
         from ..backends.minicpmo.machine import rows_are_independent
 
-        assert self.memory is not None
-        check = "full replay"
-        if device.type != "cpu":
-            says = "not promised on a GPU: batches may change the last bits; logic replay works"
-            return Finding(check=check, state="note", says=says)
-        if self.memory.weight_bytes > PROBE_BYTES_MAX:
-            says = "not tried, the model is too large for it; serving it tries"
-            return Finding(check=check, state="note", says=says)
         with explained(self._folder):
-            independent = rows_are_independent(build_parts(config, dtype, device))
-        if independent:
-            says = "results are bitwise independent of the batch on this machine"
-            return Finding(check=check, state="ok", says=says)
-        says = "on this machine results depend on the batch; logic replay works"
-        return Finding(check=check, state="note", says=says)
+            return rows_are_independent(build_parts(config, dtype, device))
 
 
 def _memory(needs: MemoryPlan, free: int, device: torch.device) -> Memory:
