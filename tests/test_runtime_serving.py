@@ -167,7 +167,7 @@ def test_a_server_is_given_up_once(is_draining: bool) -> None:
     """Two workers lose the one device, or a signal comes beside: it would end in a traceback."""
 
     async def body() -> None:
-        server = Drained()
+        server, began = Drained(), anyio.current_time()
         async with anyio.create_task_group() as tasks:
             end = End(Settings(drain_s=3600), tasks, lambda _: None)
             if is_draining:
@@ -177,6 +177,7 @@ def test_a_server_is_given_up_once(is_draining: bool) -> None:
                 end.give_up(cast("Server", server), LOST)
             end.begin(cast("Server", server))
         assert end.lost is LOST
+        assert anyio.current_time() - began < 5  # Nobody is waited for.
         assert server.told == ["going away"] * is_draining + ["over"]
 
     on_virtual_time(body)
@@ -211,6 +212,8 @@ def test_a_lost_device_is_told_where_no_other_worker_serves() -> None:
             workers.pool.give_back(lend(workers), condemned=True)
             await anyio.sleep(REPLACE_WAIT_S + 1)
             assert str(told[0]) == "gone for good"
+            await anyio.sleep(400)
+            assert len(told) == 2  # Once of each: no other try would help.
             tasks.cancel_scope.cancel()
 
     on_virtual_time(body)
