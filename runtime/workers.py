@@ -147,7 +147,6 @@ class Workers:
         self._load = load
         self._replace_wait_s = replace_wait_s
         self._is_running = False
-        self._on_hopeless: Callable[[DeviceLost], None] = lambda _: None
         self._replaced = self._failures = 0
         self._stirred = anyio.Event()
         self.pool = Pool(
@@ -214,7 +213,6 @@ class Workers:
                 (`Admission.review`).
             on_hopeless: told that no worker is left and this process cannot have another.
         """
-        self._on_hopeless = on_hopeless
         self._is_running = True
         try:
             async with anyio.create_task_group() as tasks:
@@ -223,7 +221,7 @@ class Workers:
                     for place in self._condemned():
                         if self.can_replace and not place.is_attended:
                             place.is_attended = True
-                            tasks.start_soon(self._attend, place, tasks, on_changed)
+                            tasks.start_soon(self._attend, place, tasks, on_changed, on_hopeless)
                     await stirred.wait()
         finally:
             self._is_running = False
@@ -238,7 +236,11 @@ class Workers:
         stirred.set()
 
     async def _attend(
-        self, place: _Place, tasks: TaskGroup, on_changed: Callable[[], None]
+        self,
+        place: _Place,
+        tasks: TaskGroup,
+        on_changed: Callable[[], None],
+        on_hopeless: Callable[[DeviceLost], None],
     ) -> None:
         """Replace one worker, however long it takes."""
         _logger.error("worker %d is condemned and will be replaced", place.worker)
@@ -250,7 +252,7 @@ class Workers:
             tasks.start_soon(self._retire, place.worker, retired)
             with anyio.move_on_after(self._replace_wait_s):
                 await retired.wait()
-            backend = await self._keep_loading(place)
+            backend = await self._keep_loading(place, on_hopeless)
             hoping.cancel_scope.cancel()
         self.pool.remove(place.worker)
         place.worker = self.pool.add(backend.info.slots)
@@ -275,7 +277,9 @@ class Workers:
         await _close(self._backends.pop(worker))
         retired.set()
 
-    async def _keep_loading(self, place: _Place) -> Backend:
+    async def _keep_loading(
+        self, place: _Place, on_hopeless: Callable[[DeviceLost], None]
+    ) -> Backend:
         while True:
             pause_s = RETRY_S * 2.0 ** min(place.tries - 1, 16) if place.tries else 0.0
             await anyio.sleep(min(pause_s, RETRY_S_MAX))
@@ -288,7 +292,7 @@ class Workers:
                 _logger.error("worker %d cannot be replaced yet: %s", place.worker, text)
                 is_last = len(list(self._condemned())) == len(self._places)
                 if isinstance(error, DeviceLost) and is_last:
-                    self._on_hopeless(error)
+                    on_hopeless(error)
                     await anyio.sleep_forever()
 
     async def _load_for(self, place: _Place) -> Backend:

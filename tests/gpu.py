@@ -112,9 +112,7 @@ def measure(machine: Machine, say: Say) -> None:
     bench, config = Bench(machine, say), machine.config
     width = int(config.llm.hidden_size)
     for store in (machine.llm, machine.tts, machine.audio):
-        for layer in range(len(store.keys)):  # Among zeros a wrong place gives what is right.
-            store.keys[layer].normal_()
-            store.values[layer].normal_()
+        store.scramble()
     bench.decoder("tokens", machine._llm, Feed, width, LENGTHS)
     bench.decoder("codes", machine._tts, Speak, int(config.tts.llama.hidden_size), LENGTHS[:1])
     shortlists = machine.shortlists

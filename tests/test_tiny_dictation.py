@@ -13,7 +13,6 @@ from fixtures.tiny.recipe.dictation import PATIENCE, Dictation, compose, word_en
 from fixtures.tiny.recipe.dictation_batches import grouped, lay, stack
 from fixtures.tiny.recipe.layout import AUDIO, IGNORE
 from fixtures.tiny.recipe.phrases import PHRASES
-from fixtures.tiny.recipe.render import Rendering
 from fixtures.tiny.recipe.sounds import noise_pool
 from fixtures.tiny.recipe.timeline import RATE, World
 from protocol.model import UNIT_SAMPLES
@@ -21,6 +20,8 @@ from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.prompt import EMBEDDED
 from runtime.backends.minicpmo.score_transcripts import Written, word_error, write_down
 from runtime.backends.minicpmo.staging import known_phrases, read_speech
+
+from .test_tiny_recipe import noisy
 
 ROOT = Path(__file__).parents[1]
 HELDOUT = ROOT / "fixtures" / "speech" / "heldout"
@@ -34,18 +35,13 @@ def model() -> DuplexModel:
 @pytest.fixture(scope="module")
 def world() -> World:
     rng = np.random.default_rng(1)
-
-    def rendering(text: str) -> Rendering:
-        pcm = rng.uniform(-1, 1, 14_000).astype(np.float32)
-        return Rendering(text=text, voice="", speed=1, pitch=1, pcm=pcm)
-
-    known = {phrase: [rendering(phrase)] for phrase in PHRASES}
+    known = {phrase: [noisy(phrase, rng)] for phrase in PHRASES}
     marks = {}
     for text in (*PHRASES, "no"):
         count = len(text.split())
         marks[text] = tuple((place + 1) / count for place in range(count))
     return World(
-        known=known, unknown=[rendering("no")], noises=noise_pool(3), units={}, marks=marks
+        known=known, unknown=[noisy("no", rng)], noises=noise_pool(3), units={}, marks=marks
     )
 
 

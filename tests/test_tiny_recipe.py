@@ -211,17 +211,18 @@ def test_sessions_are_a_function_of_the_generator() -> None:
     assert np.abs(one.pcm).max() <= 1.0
 
 
+def noisy(text: str, rng: np.random.Generator) -> Rendering:
+    """A rendering that is noise."""
+    pcm = rng.uniform(-1, 1, 14_000).astype(np.float32)
+    return Rendering(text=text, voice="", speed=1, pitch=1, pcm=pcm)
+
+
 @pytest.fixture(scope="module")
 def world() -> World:
     rng = np.random.default_rng(1)
-
-    def rendering(text: str) -> Rendering:
-        pcm = rng.uniform(-1, 1, 14_000).astype(np.float32)
-        return Rendering(text=text, voice="", speed=1, pitch=1, pcm=pcm)
-
     return World(
-        known={phrase: [rendering(phrase)] for phrase in PHRASES},
-        unknown=[rendering("no")],
+        known={phrase: [noisy(phrase, rng)] for phrase in PHRASES},
+        unknown=[noisy("no", rng)],
         noises=noise_pool(3),
         units=dict.fromkeys(all_texts(), 3),
         sights=tuple(SIGHTS),

@@ -168,16 +168,26 @@ def engine_command(
     if (shape is not None) != random_weights:
         raise click.UsageError("--shape full and --random-weights go together")
     load = Load(speech=load_speech(), seconds=seconds, doing=doing)
-    if shape is None:
-        loaded = _load(model, device, dtype, exact=deterministic)
-    else:
-        from ..backends.minicpmo.full import SPEAKING_TOKENS
+    try:
+        if shape is None:
+            loaded = load_checkpoint(
+                model,
+                None,
+                slots_max=SESSIONS_MAX,
+                device=device,
+                dtype=dtype,
+                exact=deterministic,
+            )
+        else:
+            from ..backends.minicpmo.full import SPEAKING_TOKENS
 
-        loaded = _full(layers_scale, dtype, exact=deterministic)
-        model = "full shape, random weights, no vocoder"
-        load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
-    if deterministic:
-        _hold(model, loaded)
+            loaded = _full(layers_scale, dtype, exact=deterministic)
+            model = "full shape, random weights, no vocoder"
+            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
+        if deterministic:
+            require_deterministic(model, loaded.info)
+    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
+        raise click.ClickException(str(error)) from error
     runs, served = bench(loaded, load, sessions, clock)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
@@ -196,22 +206,6 @@ def engine_command(
     print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
 
-def _load(name: str, device: str | None, dtype: str | None, *, exact: bool) -> DuplexModel:
-    try:
-        return load_checkpoint(
-            name, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=exact
-        )
-    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _hold(name: str, model: DuplexModel) -> None:
-    try:
-        require_deterministic(name, model.info)
-    except ModelUnusableError as error:
-        raise click.ClickException(str(error)) from error
-
-
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
     from ..backends.minicpmo.device import DeviceError, pick_device, pick_dtype
     from ..backends.minicpmo.full import GPU_GIB, full_config, random_model
@@ -223,10 +217,7 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
         raise click.ClickException(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
-    try:
-        slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
-    except ModelUnusableError as error:
-        raise click.ClickException(str(error)) from error
+    slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
     return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
 
 

@@ -87,6 +87,25 @@ class KvSlots:
             values.transpose(0, 1).flatten(1, 2).transpose(0, 1),
         )
 
+    def write(self, index: int, slots: Tensor, places: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write a layer's new keys and values.
+
+        Args:
+            index: which layer.
+            slots: of each row, (B, 1).
+            places: positions of each row, (B, T); `reach` was told of them.
+            key: (B, K, T, D), rotated.
+            value: as `key`.
+        """
+        self.keys[index][slots, :, places] = key.transpose(1, 2)  # (B, T, K, D)
+        self.values[index][slots, :, places] = value.transpose(1, 2)
+
+    def scramble(self) -> None:
+        """Random keys and values everywhere: among zeros a wrong place gives what is right."""
+        for layer in range(len(self.keys)):  # In one go torch may take as much memory again.
+            self.keys[layer].normal_()
+            self.values[layer].normal_()
+
     def reach(self, slot: int, end: int) -> None:
         """Make known that a slot is about to be written up to `end`."""
         assert end <= self.capacity, (end, self.capacity)
@@ -252,10 +271,9 @@ class SlotCache:
         Returns:
             What each real row sees, in place of keys; and None in place of values.
         """
-        keys, values = self._store.keys[layer_idx], self._store.values[layer_idx]
         real = len(self._rows)
-        keys[self._slots, :, self._places] = key[:real].transpose(1, 2)  # (B, T, K, D)
-        values[self._slots, :, self._places] = value[:real].transpose(1, 2)
+        self._store.write(layer_idx, self._slots, self._places, key[:real], value[:real])
+        keys, values = self._store.keys[layer_idx], self._store.values[layer_idx]
         reaches = [
             Reach(keys[row.slot, :, low:end], values[row.slot, :, low:end], mask)
             for row, (low, end, mask) in zip(self._rows, self._spans, strict=True)

@@ -143,11 +143,10 @@ class SpanCache:
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[Spanned, None]:
         """Write a layer's new keys and values, (B, K, T, D); gives what the rows see."""
-        slots, places = self._spans.slots[:, None], self._spans.places  # (B, 1), (B, T)
-        self._store.keys[layer_idx][slots, :, places] = key.transpose(1, 2)  # (B, T, K, D)
-        self._store.values[layer_idx][slots, :, places] = value.transpose(1, 2)
+        spans = self._spans
+        self._store.write(layer_idx, spans.slots[:, None], spans.places, key, value)
         keys, values = self._store.layer(layer_idx)
-        return Spanned(keys, values, self._spans), None
+        return Spanned(keys, values, spans), None
 
 
 def can_attend(store: KvSlots) -> bool:

@@ -178,14 +178,11 @@ class Stepper:
         Tried with random rows behind random keys: the same again, in another order, some by
         themselves, and one in another's slot. The store is overwritten, and empty after.
         """
-        store = self._store
         try:
-            for layer in range(len(store.keys)):
-                store.keys[layer].normal_()
-                store.values[layer].normal_()
+            self._store.scramble()
             return all(map(self._are_their_own, self.lengths))
         finally:
-            store.clear()
+            self._store.clear()
 
     def _are_their_own(self, length: int) -> bool:
         store, width = self._store, next(iter(self._steps.values())).rows.shape[2]
