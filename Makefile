@@ -53,6 +53,8 @@ soak: $(INSTALLED)
 	@$(BIN)/python -m tests.soak $(ARGS)
 	@$(BIN)/python -m tests.soak_server
 	@$(BIN)/python -m tests.soak_crash
+	@$(BIN)/python -m tests.soak_forged
+	@$(BIN)/python -m tests.law
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'

@@ -5,7 +5,7 @@
         await session.append(pcm)              # any amount of float32, 16 kHz mono
         async for event in session:
             if isinstance(event, antiphon.Speech):
-                play(event.pcm)
+                play(event.samples)            # float32, 24 kHz mono
 
     async with antiphon.connect(url, mode="chat") as session:
         async for piece in await session.ask("Good morning!"):
@@ -13,12 +13,14 @@
 
     async with antiphon.transcribe(url, model="tiny") as session:
         await session.append(pcm)
-        await session.finish()
+        await session.finish()                 # that was the utterance
         async for event in session:
+            if isinstance(event, antiphon.TranscriptDone):
+                break                          # the session would wait for another one
             print(event.text if isinstance(event, antiphon.TranscriptDelta) else "", end="")
 
-It runs on asyncio and on trio. One task sends and one receives. What can go wrong is an
-`antiphon.ClientError`, or a `LocalProtocolError` where the calling code is at fault.
+It runs on asyncio and on trio. One task sends and one receives. All that can go wrong is an
+`antiphon.ClientError`.
 
 This package holds nothing: the packages behind it (`protocol`, `runtime`) bear names that anyone
 might have chosen, and the name that was installed is the one that is looked for. It is a package
@@ -27,7 +29,10 @@ and no single module, because only a package can tell type checkers that it is t
 
 from __future__ import annotations
 
-from protocol.errors import ErrorCode, LocalProtocolError, ProtocolError, RemoteProtocolError
+from importlib.metadata import version
+from typing import Final
+
+from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import (
     Closed,
     Created,
@@ -67,6 +72,8 @@ from runtime.client.errors import (
     CannotConnectError,
     ClientError,
     HandshakeRejectedError,
+    LocalProtocolError,
+    RemoteProtocolError,
     ReportedError,
     SessionClosedError,
     SessionRefusedError,
@@ -75,6 +82,8 @@ from runtime.client.sdk import connect, transcribe
 from runtime.client.session import ClientSession
 from runtime.client.session import connect as connect_raw
 from runtime.client.transcription import TranscriptEvent, TranscriptionSession
+
+__version__: Final = version("antiphon")
 
 __all__ = [
     "AddressError",
@@ -123,6 +132,7 @@ __all__ = [
     "TranscriptionSession",
     "VideoPart",
     "VoiceName",
+    "__version__",
     "connect",
     "connect_raw",
     "message",

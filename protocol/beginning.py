@@ -11,6 +11,7 @@ import attrs
 
 from . import effects as ef
 from . import events as ev
+from .chat import Chat
 from .core import Core
 from .duplex import Duplex
 from .errors import ErrorCode
@@ -26,20 +27,26 @@ class Beginning:
 
     Attributes:
         core: the session's state and voice.
-        duplex: what the init is for.
+        duplex: what the init is for, but in a chat.
+        chat: what it is for there.
         pending: the init that was accepted; None before, and once the model is open.
     """
 
     core: Core
     duplex: Duplex
+    chat: Chat
     pending: PendingInit | None = None
 
     def begin(self, init: Init) -> None:
         """Take an init."""
         core = self.core
         core.fields_ignored += len(init.ignored)
+        core.wants_notices = init.notices
+        if not init.record:
+            core.forget_recording()
         core.cancel_timer("init")
         if core.course is Course.CHAT:
+            self.chat.instructions = init.instructions
             core.set_timer("idle", core.opened.limits.idle_s)
             self._create(prompt_length=0)
             return
@@ -91,6 +98,7 @@ class Beginning:
         if core.is_closed:
             core.release()
         else:
+            self.duplex.opened(event.opened.prompt_length)
             self._create(prompt_length=event.opened.prompt_length)
 
     def backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
@@ -113,7 +121,8 @@ class Beginning:
                 session_id=core.session_id,
                 prompt_length=prompt_length,
                 recording=core.recording,
-                recording_id=core.opened.recording_id if core.recording == "on" else "",
+                recording_id=core.recording_id,
+                recording_notice=core.recording_notice,
                 is_chat=core.course is Course.CHAT,
             )
         )

@@ -18,12 +18,13 @@ import attrs
 
 from . import effects as ef
 from . import events as ev
+from .behaviour import LAST_PIECE
 from .core import Core
 from .digest import derive_id
 from .errors import CLOSE_INTERNAL_ERROR, ErrorCode
 from .messages import Delta, Metrics, Prefilled, QueueDone, Response
 from .pending_turn import PendingTurn
-from .requests import Ask
+from .requests import Ask, ChatMessage, TextPart
 from .state import Course, State
 from .turn import Prefill, StopReason, TurnChunk, TurnResult
 
@@ -74,12 +75,14 @@ class Chat:
         media: the number of the next thing to be decoded.
         turns: turns asked for so far.
         turn: the one under way; None between turns.
+        instructions: the system message of turns that bring none; empty where there is none.
     """
 
     core: Core = attrs.field(eq=False)
     media: int = 0
     turns: int = 0
     turn: ActiveTurn | None = None
+    instructions: str = ""
 
     # -- in -------------------------------------------------------------------------------------
 
@@ -87,9 +90,11 @@ class Chat:
         """Take a question; there is no turn under way."""
         core, recording_id = self.core, self.core.opened.recording_id
         core.fields_ignored += len(ask.ignored)
+        if not ask.record:
+            core.forget_recording()
         core.cancel_timer("idle")
         core.cancel_timer("init")
-        pending, decodes = PendingTurn.of(ask, self.media)
+        pending, decodes = PendingTurn.of(self._instructed(ask), self.media)
         self.media += len(decodes)
         self.turn = ActiveTurn(
             pending=pending,
@@ -101,6 +106,13 @@ class Chat:
         for decode in decodes:
             core.do(decode)
         self._queue_if_due()
+
+    def _instructed(self, ask: Ask) -> Ask:
+        """Put the session's system message before a conversation that has none."""
+        if not self.instructions or ask.messages[0].role == "system":
+            return ask
+        prompt = ChatMessage(role="system", content=(TextPart(text=self.instructions),))
+        return attrs.evolve(ask, messages=(prompt, *ask.messages))
 
     @property
     def is_answering(self) -> bool:
@@ -168,7 +180,7 @@ class Chat:
 
     def progressed(self, chunk: TurnChunk) -> None:
         """Tell a piece of the answer, or keep it until all of it is there."""
-        core, turn = self.core, self._running(chunk.index)
+        turn = self._running(chunk.index)
         if turn is None:
             return
         turn.text += chunk.text
@@ -177,15 +189,7 @@ class Chat:
         if not turn.pending.ask.streaming:
             turn.pcm.append(chunk.pcm)
         elif chunk.text or chunk.pcm:
-            core.say(
-                Delta(
-                    session_id=core.session_id,
-                    response_id=turn.response_id,
-                    input_id=turn.input_id,
-                    text=chunk.text,
-                    pcm=chunk.pcm,
-                )
-            )
+            self._say_piece(turn, chunk.text, chunk.pcm)
 
     def done(self, result: TurnResult) -> None:
         """Tell the end of the answer, and give the slot back."""
@@ -198,11 +202,25 @@ class Chat:
         turn.tokens = result.generated_tokens
         turn.codes += len(result.codec_ids)
         turn.text = result.text
-        turn.pcm.append(result.pcm)
+        if not (turn.pending.ask.streaming and core.behaves(LAST_PIECE)):
+            turn.pcm.append(result.pcm)
+        elif result.pcm:
+            self._say_piece(turn, "", result.pcm)
         core.say(self._response(turn, result.reason, result))
         self._go_on()
 
-    def failed(self, index: int, *, context_full: bool) -> None:
+    def _say_piece(self, turn: ActiveTurn, text: str, pcm: bytes) -> None:
+        self.core.say(
+            Delta(
+                session_id=self.core.session_id,
+                response_id=turn.response_id,
+                input_id=turn.input_id,
+                text=text,
+                pcm=pcm,
+            )
+        )
+
+    def failed(self, index: int, *, context_full: bool, refused: str = "") -> None:
         """There is no answer, or no more of it: the turn ends, the chat goes on."""
         core, turn = self.core, self._running(index)
         if core.running_turn == index:
@@ -213,6 +231,8 @@ class Chat:
         if context_full:
             text = "the conversation does not fit the model's context"
             self._give_up(ErrorCode.INVALID_PAYLOAD, text)
+        elif refused:
+            self._give_up(ErrorCode.INVALID_PAYLOAD, refused)
         elif core.course is Course.REQUEST:
             core.refuse(
                 ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR
@@ -263,7 +283,7 @@ class Chat:
             streaming=streaming,
             input_tokens=0 if turn.prefill is None else turn.prefill.input_tokens,
             generated_tokens=turn.tokens,
-            recording_id=core.opened.recording_id if core.recording == "on" else "",
+            recording_id=core.recording_id,
             metrics=self._metrics(turn, result),
         )
 

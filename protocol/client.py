@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import attrs
+
 from .codec import parse_frame
 from .dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX
 from .errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
@@ -105,6 +107,7 @@ class ClientConnection:
         self._gate = gate_of(self._course, self._state)
         self._close_sent = False
         self._is_answered = False
+        self._is_streamed: bool | None = None
         self._closed_with: tuple[int, str] | None = None
 
     @property
@@ -178,6 +181,7 @@ class ClientConnection:
         is_first = self._course is Course.REQUEST
         frame = self._frame(Request.INIT if is_first else Request.APPEND, ask)
         self._gate = Gate.TURN
+        self._is_streamed = ask.streaming
         return frame
 
     def choose(self, model: str) -> str:
@@ -309,7 +313,13 @@ class ClientConnection:
         messages = self._dialect.decode(
             parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode]), self._mode
         )
-        return tuple(message for message in messages if self._take(message))
+        return tuple(self._as_asked(message) for message in messages if self._take(message))
+
+    def _as_asked(self, message: ServerMessage) -> ServerMessage:
+        """Fill in of an answer what only its question says."""
+        if isinstance(message, Response):
+            return attrs.evolve(message, streaming=self._is_streamed)
+        return message
 
     def _take(self, message: ServerMessage) -> bool:
         """Follow a message; False for the `stopped` after the `error` that ended it (002)."""

@@ -92,12 +92,13 @@ def encode_base64(data: bytes) -> str:
     return pybase64.b64encode_as_string(data)
 
 
-def decode_base64(path: str, text: str) -> bytes:
+def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
     """Read strict base64: standard alphabet, correct padding, no white space.
 
     Args:
         path: where the text stands, for the error.
         text: the base64.
+        line_breaks: CR and LF may stand in it, wherever they do (RFC 2045, 6.8).
 
     Returns:
         The bytes.
@@ -105,8 +106,9 @@ def decode_base64(path: str, text: str) -> bytes:
     Raises:
         FieldError: it is no base64.
     """
+    joined = text.replace("\r", "").replace("\n", "") if line_breaks else text
     try:
-        return pybase64.b64decode(text, validate=True)
+        return pybase64.b64decode(joined, validate=True)
     except ValueError:
         raise invalid(path, f"{kind_of(text)} that is not base64") from None
 
@@ -130,7 +132,8 @@ def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> byte
         raise invalid(path, f"{len(pcm)} bytes, a multiple of {SAMPLE_BYTES} is needed (float32)")
     samples = len(pcm) // SAMPLE_BYTES
     if samples < samples_min:
-        raise invalid(path, f"{samples} samples, at least {samples_min} are needed")
+        are = "is" if samples_min == 1 else "are"
+        raise invalid(path, f"{samples} samples, at least {samples_min} {are} needed")
     if samples > samples_max:
         raise invalid(path, f"{samples} samples, at most {samples_max} are allowed")
     finite = np.isfinite(np.frombuffer(pcm, dtype="<f4"))
@@ -223,9 +226,9 @@ class Value:
             Value(path=f"{self.path}[{index}]", value=item) for index, item in enumerate(self.value)
         )
 
-    def binary(self) -> bytes:
-        """Read base64."""
-        return decode_base64(self.path, self.text())
+    def binary(self, *, line_breaks: bool = False) -> bytes:
+        """Read base64, strict but for line breaks where these are taken."""
+        return decode_base64(self.path, self.text(), line_breaks=line_breaks)
 
     def pcm(
         self, samples_min: int = APPEND_SAMPLES_MIN, samples_max: int = APPEND_SAMPLES_MAX
@@ -233,9 +236,9 @@ class Value:
         """Read base64 of float32 LE samples; the bounds are an append's unless others are given."""
         return check_pcm(self.path, self.binary(), samples_min, samples_max)
 
-    def pcm16(self) -> bytes:
+    def pcm16(self, *, line_breaks: bool = False) -> bytes:
         """Read base64 of signed 16-bit LE samples, one at least."""
-        pcm16 = self.binary()
+        pcm16 = self.binary(line_breaks=line_breaks)
         if not pcm16:
             raise invalid(self.path, "no samples, at least 1 is needed")
         if len(pcm16) % SAMPLE16_BYTES:

@@ -18,12 +18,14 @@ import attrs
 
 from . import effects as ef
 from . import events as ev
+from .behaviour import EARLY_INIT, NOTICES, SESSION_NAMED
 from .dialects.base import Dialect
 from .dialects.opening import OPENING
-from .digest import added, derive_id
+from .digest import derive_id, session_id_of
 from .errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_NORMAL,
+    CLOSE_POLICY,
     CLOSE_RESTART,
     CLOSE_TRY_LATER,
     ErrorCode,
@@ -33,14 +35,20 @@ from .messages import Closed, EndReason, ErrorReport, RecordingState, ServerMess
 from .state import ConnectionEnded, Course, Role, State, Trigger, course_of, next_state
 from .timers import Timers
 from .unit_loop import UnitLoop
+from .utf8 import Frame, Refused
 
 CLOSE_CODES: Final[Mapping[EndReason, int]] = {
     "backend_error": CLOSE_INTERNAL_ERROR,
     "server_shutdown": CLOSE_RESTART,
+    "flooded": CLOSE_POLICY,
 }
 """The WebSocket close code of each end; the others close normally (the wire decisions)."""
 
-CLOSE_WORDS: Final[Mapping[EndReason, str]] = {"client": "stopped", "pause_timeout": "timeout"}
+CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
+    "client": "stopped",
+    "pause_timeout": "timeout",
+    "flooded": "more was sent than can be recorded",
+}
 """The reason of the WebSocket close, where it is not the end's own name."""
 
 ENDED_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
@@ -69,7 +77,9 @@ class Core:
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
-        dialect: the wire protocol in use; hashed by its name alone.
+        dialect: the wire protocol in use.
+        early: the opening message that came while queued.
+        wants_notices: the client asked to be told of what is not an answer to it.
         effects: what the event being handled asks for, in order.
         farewell: says what is still to be said before a session that is ACTIVE ends.
     """
@@ -87,13 +97,32 @@ class Core:
     timers: Timers = attrs.Factory(Timers)
     frames_sent: int = 0
     fields_ignored: int = 0
-    dialect: Dialect = attrs.field(default=OPENING, eq=lambda dialect: dialect.name)
+    dialect: Dialect = OPENING
     effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
     farewell: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
-    running_turn: int | None = added(None)
-    alive_ns: int | None = added(None)
-    is_draining: bool = added(False)
-    running_chunk: tuple[int, int] | None = added(None)
+    running_turn: int | None = None
+    alive_ns: int | None = None
+    is_draining: bool = False
+    running_chunk: tuple[int, int] | None = None
+    early: Frame = None
+    wants_notices: bool = False
+
+    def behaves(self, change: int) -> bool:
+        """Whether the session's course has a change (`behaviour`)."""
+        return self.opened.behaviour >= change
+
+    @property
+    def hears_notices(self) -> bool:
+        """Whether the client is told of what is not an answer to it."""
+        is_told = self.wants_notices or not self.behaves(NOTICES)
+        return is_told and self.course in {Course.DUPLEX, Course.CHAT}
+
+    @property
+    def early_bytes(self) -> int | None:
+        """Of the opening message that is kept; 0 where one may come, None where it may not."""
+        has_opening = self.course in {Course.DUPLEX, Course.CHAT} and self.behaves(EARLY_INIT)
+        is_waiting = has_opening and self.state is State.QUEUED
+        return len(self.early or b"") if is_waiting else None
 
     @property
     def course(self) -> Course:
@@ -110,10 +139,35 @@ class Core:
     def session_id(self) -> str:
         """What the client knows the session by; it depends on the dialect."""
         if self.opened.endpoint == "duplex":
-            return self.opened.label
+            return self.opened.label or derive_id("duplex", self.opened.recording_id, 0)
         if self.dialect.name == "duplex-v1":
             return f"rt_{self.opened.created_ms}"
-        return derive_id("sess", self.opened.recording_id, 0)
+        return session_id_of(self.opened.recording_id)
+
+    @property
+    def recording_id(self) -> str:
+        """What a client is told of its recording's name; empty where there is none."""
+        was_told = self.opened.endpoint != "realtime"
+        is_told = self.recording == "on" and (was_told or self.behaves(SESSION_NAMED))
+        return self.opened.recording_id if is_told else ""
+
+    @property
+    def recording_notice(self) -> str:
+        """What a client is told about its recording; empty where there is none."""
+        return self.opened.recording_notice if self.recording == "on" else ""
+
+    def forget_recording(self) -> None:
+        """Record no more, and keep nothing of what was: the client asked for it."""
+        if self.recording != "off":
+            self.recording = "off"
+            self.do(ef.ForgetRecording())
+
+    def lose_recording(self) -> None:
+        """The log failed; a client that is not recorded by its own wish is not concerned."""
+        if self.recording != "off":
+            self.recording = "failed"
+            if self.opened.limits.close_on_recording_failure:
+                self.end("backend_error")
 
     # -- saying ---------------------------------------------------------------------------------
 
@@ -124,6 +178,8 @@ class Core:
     def say(self, message: ServerMessage) -> None:
         """Send a message; the table says whether it may be sent and where it leads."""
         self.state = next_state(Role.SERVER, self.course, self.state, type(message))
+        if self.behaves(SESSION_NAMED):
+            message = _named(message, session_id_of(self.opened.recording_id))
         for frame in self.dialect.encode(message):
             self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
             self.frames_sent += 1
@@ -137,6 +193,11 @@ class Core:
         self.say(ErrorReport(code=code, message=message))
         if self.course is Course.REQUEST:
             self.end("rejected")
+
+    def turn_down(self, refused: Refused) -> None:
+        """Refuse a message that is right by itself, or was refused so when it was recorded."""
+        self.fields_ignored += refused.ignored
+        self.complain(refused.code, refused.message)
 
     def set_timer(self, name: ev.TimerName, seconds: float) -> None:
         """Set a timer, in seconds from now."""
@@ -162,6 +223,7 @@ class Core:
         close_code: int | None = None,
         words: str | None = None,
         client_reason: str | None = None,
+        told: str | None = None,
     ) -> None:
         """End the session from our side; without effect once it is CLOSED.
 
@@ -170,12 +232,16 @@ class Core:
             close_code: the WebSocket close code, where it is not the reason's own.
             words: the WebSocket close reason, likewise.
             client_reason: the client's own words.
+            told: as in `Closed`.
         """
         if self.is_closed:
             return
         if self._says_goodbye:
             self.farewell()
-            self.say(Closed(session_id=self.session_id, reason=reason, client_reason=client_reason))
+            session_id = self.session_id
+            self.say(
+                Closed(session_id=session_id, reason=reason, client_reason=client_reason, told=told)
+            )
         else:
             self.move(ConnectionEnded)
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
@@ -204,6 +270,7 @@ class Core:
     def _clean_up(self, reason: EndReason) -> None:
         """Leave the queue, cut what runs, and see that the slot goes back."""
         self.end_reason = reason
+        self.early = None
         for timer in ENDED_TIMERS:
             self.cancel_timer(timer)
         if self.waits_for_slot:
@@ -231,3 +298,13 @@ class Core:
             self.releasing = True
             self.cancel_timer("cleanup")
             self.do(ef.Release(lease=self.lease, condemn=condemn))
+
+
+def _named(message: ServerMessage, session_id: str) -> ServerMessage:
+    """Have what tells of an error name the session."""
+    match message:
+        case ErrorReport():
+            return attrs.evolve(message, session_id=session_id)
+        case Closed():
+            return attrs.evolve(message, named=session_id)
+    return message

@@ -47,6 +47,11 @@ def derive_id(prefix: str, recording_id: str, counter: int) -> str:
     return f"{prefix}_{hashlib.blake2b(text, digest_size=6).hexdigest()}"
 
 
+def session_id_of(recording_id: str) -> str:
+    """Give the name by which a session is spoken of, in every dialect and by the server."""
+    return derive_id("sess", recording_id, 0)
+
+
 def digest(value: object) -> str:
     """Name a value by blake2b-128, in hex.
 

@@ -8,18 +8,27 @@ Queueing, opening and the client's frames are the `session`'s; sending and endin
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from . import effects as ef
+from .behaviour import DROPPED_MEDIA, LISTEN_TURN, LOCKSTEP, SHORT_APPENDS
 from .core import Core
-from .digest import added, derive_id
+from .digest import derive_id
 from .errors import ErrorCode
-from .limits import FRAMES_MAX, NS_PER_MS, UNIT_FAILURES_MAX
-from .messages import Interrupted, Listen, Metrics, Paused, Resumed, Speech
+from .limits import FRAMES_MAX, NS_PER_MS, UNIT_FAILURES_MAX, UNIT_FRAMES_MAX
+from .lockstep import Lockstep
+from .messages import Interrupted, Listen, Metrics, Paused, Pending, Resumed, Speech
 from .model import UnitResult
 from .requests import Append, Init, Pause, See
+from .state import State
 from .unit_loop import Phase
-from .units import Assembler, Attachments, Frame, WaitingUnits
+from .units import Assembler, Attachments, Frame, PendingUnit, WaitingUnits
+from .utf8 import Refused
+
+_EARLY: Final = f"a frame before any audio, {FRAMES_MAX} of them wait already"
+_TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAMES_MAX} at most"
 
 
 @attrs.define
@@ -32,11 +41,13 @@ class Duplex:
         undecided_media: frames whose decoding is under way.
         held: an outcome that waits for its finalize, where that is not deferred (B2).
         response_id: the turn being spoken; None while none is.
+        ended_id: a turn that came to its end, and that no listen has followed.
         responses: turns spoken so far.
         appends: appends taken so far.
         units_dropped: waiting units lost to newer input (B7).
         seen: frames that came by themselves and go with the next audio (002).
         is_paused: no unit starts until the client goes on (002).
+        lockstep: the results that chunks are owed, where each is owed one (002).
     """
 
     core: Core = attrs.field(eq=False)
@@ -51,8 +62,15 @@ class Duplex:
     units_dropped: int = 0
     max_slice_nums: int = 1
     deferred_finalize: bool = True
-    seen: tuple[Frame, ...] = added(())
-    is_paused: bool = added(False)
+    seen: tuple[Frame, ...] = ()
+    is_paused: bool = False
+    ended_id: str | None = None
+    lockstep: Lockstep | None = None
+
+    def opened(self, prompt_length: int) -> None:
+        """The model holds the prompt."""
+        if self.core.opened.endpoint == "duplex" and self.core.behaves(LOCKSTEP):
+            self.lockstep = Lockstep(kv_length=prompt_length)
 
     def configure(self, init: Init) -> None:
         """Take the settings of an init."""
@@ -71,35 +89,63 @@ class Duplex:
             self._force_listen()
         attached = Attachments(
             input_id=input_id,
-            frames=self.seen + tuple(self._decode(jpeg) for jpeg in message.frames),
+            frames=self.seen + self._decode_all(message),
             force_listen=message.force_listen,
             max_slice_nums=message.max_slice_nums,
         )
         self.seen = ()
-        for unit in self.assembler.add(message.pcm, attached):
+        units = self.assembler.add(message.pcm, attached)
+        for unit in units:
             dropped = self.waiting.push(unit)
+            if self.lockstep is not None:
+                self.lockstep.owe(unit.ordinal, self.appends)
             if dropped is not None:
-                self.units_dropped += 1
-                core.do(
-                    ef.DropUnit(
-                        ordinal=dropped.ordinal,
-                        input_id=dropped.attached.input_id,
-                        force_listen_passed=dropped.attached.force_listen,
-                    )
-                )
+                self._drop(dropped)
+                if self.lockstep is not None:
+                    self._say_pending(self.lockstep.drop(dropped.ordinal))
             self._start_if_due()
+        if self.lockstep is not None and not units:
+            self._say_pending(self.lockstep.wait())
+
+    def _drop(self, unit: PendingUnit) -> None:
+        """Tell of a unit that is lost, and forget its frames (B7)."""
+        core = self.core
+        self.units_dropped += 1
+        core.do(
+            ef.DropUnit(
+                ordinal=unit.ordinal,
+                input_id=unit.attached.input_id,
+                force_listen_passed=unit.attached.force_listen,
+            )
+        )
+        for frame in unit.attached.frames if core.behaves(DROPPED_MEDIA) else ():
+            if frame.media in self.undecided_media:
+                self.undecided_media.discard(frame.media)
+                core.do(ef.CancelDecode(media=frame.media))
 
     def see(self, message: See) -> None:
         """Keep a frame for the next audio (002, video_frame)."""
-        core = self.core
+        core, refused = self.core, self.refused(message)
+        if refused is not None:
+            core.turn_down(refused)
+            return
         core.fields_ignored += len(message.ignored)
-        if core.opened.mode == "audio":
-            return  # nothing is seen there, and the dialect has counted it
-        if len(self.seen) >= FRAMES_MAX:
-            text = f"a frame before any audio, {FRAMES_MAX} of them wait already"
-            core.complain(ErrorCode.INVALID_PAYLOAD, text)
-        else:
+        if core.opened.mode != "audio":  # nothing is seen there, and the dialect has counted it
             self.seen += (self._decode(message.jpeg),)
+
+    def refused(self, message: See) -> Refused | None:
+        """Say how a frame is refused; None: there is room for it."""
+        is_early = len(self.seen) >= FRAMES_MAX
+        if self.core.opened.mode == "audio" or not (is_early or self._is_seen_out):
+            return None
+        text, ignored = _EARLY if is_early else _TOO_MANY_FRAMES, len(message.ignored)
+        return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
+
+    @property
+    def _is_seen_out(self) -> bool:
+        """The second of input under way has as many frames as it may."""
+        frames = len(self.seen) + len(self.assembler.attached.frames)
+        return self.core.behaves(SHORT_APPENDS) and frames >= UNIT_FRAMES_MAX
 
     def interrupt(self) -> None:
         """Have the unit in flight listen, else the next one (002, interrupt)."""
@@ -141,7 +187,16 @@ class Duplex:
                 session_id=self.held.session_id,
                 input_id=self.held.input_id,
                 metrics=self.held.metrics,
+                response_id=self.held.response_id if self.core.behaves(LISTEN_TURN) else "",
             )
+
+    def _decode_all(self, message: Append) -> tuple[Frame, ...]:
+        """Have an append's frames decoded, as many as its second may still have."""
+        frames, before = message.frames, len(self.seen) + self.assembler.frames_before(message.pcm)
+        if self.core.behaves(SHORT_APPENDS) and before + len(frames) > UNIT_FRAMES_MAX:
+            self.core.complain(ErrorCode.INVALID_PAYLOAD, _TOO_MANY_FRAMES)
+            frames = frames[: max(UNIT_FRAMES_MAX - before, 0)]
+        return tuple(self._decode(jpeg) for jpeg in frames)
 
     def _decode(self, jpeg: bytes) -> Frame:
         frame = Frame(media=self.media, jpeg=jpeg)
@@ -191,20 +246,38 @@ class Duplex:
             core.end("context_full")
             return
         if self.deferred_finalize:
-            core.say(outcome)
+            self._say_outcome(outcome)
         else:
             self.held = outcome
         core.do(core.loop.finalize(result))
+
+    def _say_outcome(self, outcome: Listen | Speech) -> None:
+        """Tell a unit's outcome, and what chunks after it are owed."""
+        self.core.say(outcome)
+        if self.lockstep is not None:
+            self.lockstep.kv_length = outcome.metrics.kv_cache_length
+            self._say_pending(self.lockstep.answer())
+
+    def _say_pending(self, count: int) -> None:
+        """Tell that the sound of so many chunks waits for more."""
+        for _ in range(count):
+            assert self.lockstep is not None
+            metrics = self._timed(Metrics(kv_cache_length=self.lockstep.kv_length))
+            self.core.say(Pending(is_speaking=self.response_id is not None, metrics=metrics))
 
     def _outcome(self, result: UnitResult) -> Listen | Speech:
         """Turn a result into what the client is told of it (B9)."""
         core = self.core
         metrics = self._metrics(result)
         if result.is_listen or core.loop.is_withheld(result):
-            self.response_id = None
-            return Listen(session_id=core.session_id, input_id=core.loop.input_id, metrics=metrics)
+            return Listen(
+                session_id=core.session_id,
+                input_id=core.loop.input_id,
+                metrics=metrics,
+                response_id=self._listened(),
+            )
         if self.response_id is None:
-            self.response_id = derive_id("resp", core.opened.recording_id, self.responses)
+            self.response_id = self._next_response_id
             self.responses += 1
         speech = Speech(
             session_id=core.session_id,
@@ -215,15 +288,25 @@ class Duplex:
             end_of_turn=result.end_of_turn,
             metrics=metrics,
         )
+        self.ended_id = None
         if result.end_of_turn:
+            self.ended_id = self.response_id if core.behaves(LISTEN_TURN) else None
             self.response_id = None
         return speech
 
+    @property
+    def _next_response_id(self) -> str:
+        return derive_id("resp", self.core.opened.recording_id, self.responses)
+
+    def _listened(self) -> str:
+        """End the turn that is spoken; say which turn the listen ends, else which it precedes."""
+        ended = self.response_id or self.ended_id or self._next_response_id
+        self.response_id = self.ended_id = None
+        return ended if self.core.behaves(LISTEN_TURN) else ""
+
     def _metrics(self, result: UnitResult) -> Metrics:
-        costs, core = result.costs, self.core
-        # Only 002 tells when it says something.
-        told_ms = core.now_ns / NS_PER_MS if core.opened.endpoint == "duplex" else 0.0
-        return Metrics(
+        costs = result.costs
+        metrics = Metrics(
             kv_cache_length=result.kv_length,
             prefill_ms=costs.prefill_us / 1000,
             generate_ms=costs.generate_us / 1000,
@@ -235,6 +318,16 @@ class Duplex:
             n_tts_tokens=len(result.codec_ids),
             vision_slices=result.vision_slices,
             vision_tokens=result.vision_tokens,
+            recording="off",
+        )
+        return self._timed(metrics)
+
+    def _timed(self, metrics: Metrics) -> Metrics:
+        """Add what is known beside a unit's costs; only 002 tells when it says something."""
+        core = self.core
+        told_ms = core.now_ns / NS_PER_MS if core.opened.endpoint == "duplex" else 0.0
+        return attrs.evolve(
+            metrics,
             dropped_units=self.units_dropped,
             recording=core.recording,
             session_ms=told_ms,
@@ -245,7 +338,7 @@ class Duplex:
         """The barrier opens (B1)."""
         if self.core.loop.awaits(Phase.FINALIZING, index):
             if self.held is not None and not self.core.is_closed:
-                self.core.say(self.held)
+                self._say_outcome(self.held)
             self.held = None
             self._settle()
 
@@ -271,6 +364,8 @@ class Duplex:
         else:
             self.response_id = None
             core.complain(ErrorCode.INFERENCE_ERROR, f"unit {index} failed and was undone")
+            if self.lockstep is not None:
+                self._say_pending(self.lockstep.answer())
             core.do(core.loop.rollback())
 
     def call_broke(self, phase: Phase, index: int) -> None:
@@ -282,6 +377,18 @@ class Duplex:
             self.core.release()
         else:
             self.core.end("backend_error")
+
+    def backend_lost(self) -> None:
+        """The model is gone, and the session with it."""
+        core = self.core
+        core.loop.settle()
+        core.opening_backend = False
+        if core.is_closed:
+            core.release()
+        elif core.state is State.CONNECTED:
+            core.refuse(ErrorCode.WORKER_CONNECT_FAILED, "the model was lost")
+        else:
+            core.end("backend_error")
 
     def _settle(self) -> None:
         """A model call is over: go on to the next unit, or give the slot back."""

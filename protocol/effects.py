@@ -119,6 +119,11 @@ class Rollback:
 
 
 @attrs.frozen(kw_only=True)
+class ForgetRecording:
+    """Remove the session's log, and record no more: its client asked not to be recorded."""
+
+
+@attrs.frozen(kw_only=True)
 class DropUnit:
     """A waiting unit is lost to newer input (B7): nobody has to do anything, but it is told.
 
@@ -195,6 +200,7 @@ Effect = (
     | StartFinalize
     | Rollback
     | DropUnit
+    | ForgetRecording
     | StartTurn
     | CutTurn
     | RunChunk

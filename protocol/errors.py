@@ -94,7 +94,8 @@ ADMISSION_ERRORS: Final = frozenset(
 MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
     {
         ErrorCode.NOT_READY: "Sent too early: while the session still waits in the queue, or "
-        "before it is set up. The message is not kept; send it again later.",
+        "before it is set up. The message is not kept; send it again later. While queued the first "
+        "message that sets the session up is kept, and answered at its turn.",
         ErrorCode.UNKNOWN_EVENT: "The message's type names no event of the protocol.",
         ErrorCode.INVALID_EVENT: "The event is known, but has no place here: not now, not in this "
         "mode, or not in this dialect. Nothing changes.",
@@ -121,22 +122,25 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.BUFFER_FULL: "More sound, or more utterances, than may wait for the model. The "
         "message is refused whole; send it again later.",
         ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. What was heard of it "
-        "so far is its text, the rest is discarded, and the next utterance begins afresh.",
+        "so far is its text, the rest is discarded, and the next commit begins a new one.",
     }
 )
 """What each code means, in the words of the protocol reference."""
 
 CLOSE_NORMAL: Final = 1000
 CLOSE_INVALID_FRAME: Final = 1003
+CLOSE_POLICY: Final = 1008
 CLOSE_TOO_BIG: Final = 1009
 CLOSE_INTERNAL_ERROR: Final = 1011
 CLOSE_RESTART: Final = 1012
 CLOSE_TRY_LATER: Final = 1013
 CLOSE_MEANINGS: Final[Mapping[int, str]] = MappingProxyType(
     {
-        CLOSE_NORMAL: "The session is over, as it was asked for, or as its limits say.",
+        CLOSE_NORMAL: "The session is over, as it was asked for, or as its limits say; or its "
+        "client can never be right, as an `error` before says.",
         CLOSE_INVALID_FRAME: "A frame is beyond repair: binary, not JSON, no object, or with a key "
         "twice.",
+        CLOSE_POLICY: "The client sent large messages faster than the server can record them.",
         CLOSE_TOO_BIG: "A frame is longer than the connection allows.",
         CLOSE_INTERNAL_ERROR: "The model was lost, or the server failed.",
         CLOSE_RESTART: "The server is shutting down; connect again later.",

@@ -16,50 +16,17 @@ import attrs
 
 from .digest import added
 from .errors import ErrorCode
-from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX
 from .messages import Mode, QueuePlace
-from .model import Finalized, Opened, SlidingWindow, UnitResult
+from .model import Finalized, Opened, UnitResult
+from .session_limits import SessionLimits as SessionLimits  # noqa: PLC0414 - a part of events
 from .transcript import ChunkResult
 from .turn import Prefill, TurnChunk, TurnResult
-from .utf8 import Frame
+from .utf8 import Frame, Shortened
 
 Endpoint = Literal["realtime", "duplex", "chat"]
 """Where a client connected: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
 
 TimerName = Literal["session", "init", "cleanup", "idle", "pause", "call"]
-
-
-@attrs.frozen(kw_only=True)
-class SessionLimits:
-    """The settings that bound one session, as resolved at its start.
-
-    Attributes:
-        session_s: total time, queueing and idling included.
-        init_wait_s: time for the init once a slot is assigned.
-        cleanup_wait_s: time for the calls in flight once the session ended.
-        context_tokens: the backend's context limit.
-        sliding_windows: the window policies that the backend honours.
-        can_rollback: whether the backend can undo a failed unit.
-        close_on_recording_failure: end the session when its log fails; else go on and say so.
-        idle_s: time between two turns of chat; silence of a client that has something transcribed.
-        pause_s: longest pause.
-        call_wait_s: how long a model call may show no sign of life; 0 waits for ever.
-        models: the names by which a transcription's model may be chosen.
-        sound_bytes: PCM16 of a transcription that may wait for the model.
-    """
-
-    session_s: int
-    init_wait_s: int
-    cleanup_wait_s: int
-    context_tokens: int
-    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
-    can_rollback: bool = True
-    close_on_recording_failure: bool = False
-    idle_s: int = added(IDLE_S)
-    pause_s: int = added(PAUSE_S)
-    call_wait_s: int = added(0)
-    models: tuple[str, ...] = added(())
-    sound_bytes: int = added(SOUND_BYTES_MAX)
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +43,10 @@ class ConnectionOpened:
         recording: whether it is recorded.
         endpoint: where it connected.
         label: the client's own name for the session, 64 characters at most; it may repeat (002).
+        behaviour: which server's course it takes (`behaviour`).
+        quiet: nothing is told of the queue where a slot is free (002, the worker's own address).
+        must_record: a client that asks not to be recorded is refused.
+        recording_notice: what a client that is recorded is told about it, in the operator's words.
     """
 
     at_ns: int = 0
@@ -87,14 +58,37 @@ class ConnectionOpened:
     recording: Literal["on", "off"]
     endpoint: Endpoint = added("realtime")
     label: str = added("")
+    behaviour: int = added(0)
+    quiet: bool = added(False)
+    must_record: bool = added(False)
+    recording_notice: str = added("")
 
 
 @attrs.frozen(kw_only=True)
 class FrameReceived:
-    """A WebSocket message, verbatim; None where it was longer than the connection allows."""
+    """A WebSocket message.
+
+    Attributes:
+        at_ns: when.
+        frame: verbatim; None where it was longer than the connection allows.
+        has_room: whether there is memory to keep it, if it comes early.
+        shortened: what it was, where `frame` is only what was read of it: it is refused.
+    """
 
     at_ns: int
     frame: Frame
+    has_room: bool = added(True)
+    shortened: Shortened | None = added(None)
+
+
+@attrs.frozen(kw_only=True)
+class Flooded:
+    """The client sent a large message on top of more than its log may hold back.
+
+    That message is not read, and nothing after it.
+    """
+
+    at_ns: int
 
 
 @attrs.frozen(kw_only=True)
@@ -279,11 +273,20 @@ class TurnDone:
 
 @attrs.frozen(kw_only=True)
 class TurnFailed:
-    """There is no answer, or no more of it; `context_full`: the turn does not fit the context."""
+    """There is no answer, or no more of it.
+
+    Attributes:
+        at_ns: when.
+        index: the turn's.
+        context_full: the turn does not fit the context.
+        refused: what the model cannot do that the turn asks for, in words for the client; empty:
+            it failed.
+    """
 
     at_ns: int
     index: int
     context_full: bool = False
+    refused: str = added("")
 
 
 @attrs.frozen(kw_only=True)
@@ -387,6 +390,7 @@ Event = (
     | BackendReleased
     | TimerFired
     | RecordingFailed
+    | Flooded
     | DrainBegan
     | Draining
 )

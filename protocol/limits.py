@@ -79,6 +79,8 @@ WAV_BYTES_MAX: Final = 12 * 1024 * 1024
 
 FRAMES_MAX: Final = 4
 """Frames an append: what a camera needs is one a second."""
+UNIT_FRAMES_MAX: Final = 16
+"""Frames a second of input, however many appends it comes in: four appends of the most."""
 FRAME_JPEG_BYTES_MAX: Final = 4 * 1024 * 1024
 """A 20 megapixel JPEG of good quality."""
 FRAME_PIXELS_MAX: Final = 20_000_000

@@ -5,7 +5,8 @@ is allocated for it. Nothing is decoded here: whether a body is sound is found o
 the event loop, and comes back as an event. Every refusal is a `FieldError` (`invalid_payload`).
 
 Of a video only its size and the head of its container are looked at: what it holds is for the
-decoder to find out. WAV files have a file of their own, `protocol.wav`.
+decoder to find out. WAV files and WebP pictures have files of their own, `protocol.wav` and
+`protocol.webp`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .limits import (
 from .model import INPUT_RATE_HZ, SAMPLE_BYTES
 from .requests import AudioPart, ReferenceAudio
 from .wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, check_bytes, check_wav, read_wav
+from .webp import is_webp, read_webp
 
 JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
@@ -45,25 +47,31 @@ Container = Literal["mp4", "matroska"]
 # -- images -------------------------------------------------------------------------------------
 
 
-def check_image(path: str, data: bytes) -> tuple[int, int]:
-    """Check the header and the bounds of a conversation's image, JPEG or PNG.
+def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]:
+    """Check the header and the bounds of a conversation's image: JPEG, PNG or WebP.
 
     Args:
         path: where it stands in the message, for the error.
         data: the file.
+        webp: a WebP is taken (`behaviour.WEBP`).
 
     Returns:
         Width and height in pixels.
 
     Raises:
-        FieldError: it is neither, or a bigger one than an image may be.
+        FieldError: it is none of these, or a bigger one than an image may be.
     """
     check_bytes(path, data, IMAGE_BYTES_MAX)
     if data.startswith(PNG_SIGNATURE):
         return _check_sides(path, "PNG", *_png_size(path, data))
     if data.startswith(_SOI):
         return _check_sides(path, "JPEG", *_frame_size(path, data))
-    raise invalid(path, f"{len(data)} bytes that are neither a JPEG nor a PNG")
+    if not webp:
+        raise invalid(path, f"{len(data)} bytes that are neither a JPEG nor a PNG")
+    if is_webp(data):
+        header = read_webp(path, data)
+        return _check_sides(path, "WebP", header.width, header.height)
+    raise invalid(path, f"{len(data)} bytes that are no JPEG, PNG or WebP")
 
 
 def _check_sides(path: str, kind: str, width: int, height: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 A dialect (`protocol.dialects`) turns wire frames into these and back. They are values without
 behaviour. What a client says stands in `requests`.
 
-Audio is float32 LE, 24 kHz mono.
+Audio is float32 LE, 24 kHz mono: `pcm` as bytes, `samples` the same as an array.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from .digest import added
 from .errors import ErrorCode
@@ -20,6 +22,10 @@ Mode = Literal["video", "audio", "chat", "transcription"]
 """What a session carries."""
 
 RecordingState = Literal["on", "off", "failed"]
+
+
+def _samples(pcm: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(pcm, "<f4").astype(np.float32, copy=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +72,8 @@ class Created:
         session_id: opaque to clients; `rt_{timestamp_ms}` in `duplex-v1`.
         prompt_length: tokens in the KV cache after the prompt.
         recording: whether the session is being recorded.
-        recording_id: the recording's name; empty where there is none, or the dialect has no field.
+        recording_id: the recording's name; empty where the session is not recorded.
+        recording_notice: what the operator says about it; empty where there is nothing to say.
         is_chat: turns are asked for one by one; else sound flows in (001, `turn_based`).
         created_s: when the session began, Unix time in whole seconds (003, `created`).
     """
@@ -75,6 +82,7 @@ class Created:
     prompt_length: int
     recording: RecordingState
     recording_id: str = ""
+    recording_notice: str = ""
     is_chat: bool = False
     created_s: int = 0
 
@@ -120,11 +128,20 @@ class Metrics:
 
 @attrs.frozen(kw_only=True)
 class Listen:
-    """The unit's outcome: the model listens; the client stops what it still plays."""
+    """The unit's outcome: the model listens; the client stops what it still plays.
+
+    Attributes:
+        session_id: the session.
+        input_id: the append that completed the unit.
+        metrics: of this unit.
+        response_id: the speaking turn that it ends, else the one that it precedes; empty where that
+            is not told.
+    """
 
     session_id: str
     input_id: str
     metrics: Metrics
+    response_id: str = added("")
 
 
 @attrs.frozen(kw_only=True)
@@ -147,6 +164,24 @@ class Speech:
     text: str
     pcm: bytes
     end_of_turn: bool
+    metrics: Metrics
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
+        return _samples(self.pcm)
+
+
+@attrs.frozen(kw_only=True)
+class Pending:
+    """A chunk completed no unit: its sound waits for more (002).
+
+    Attributes:
+        is_speaking: the model speaks, and goes on with its turn.
+        metrics: without costs.
+    """
+
+    is_speaking: bool
     metrics: Metrics
 
 
@@ -211,6 +246,11 @@ class Delta:
     text: str = ""
     pcm: bytes = b""
 
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
+        return _samples(self.pcm)
+
 
 @attrs.frozen(kw_only=True)
 class Response:
@@ -221,10 +261,10 @@ class Response:
         response_id: the turn.
         input_id: what asked for it.
         text: the whole answer.
-        pcm: not streaming: all of its speech; streaming: the last of it, after that of the deltas.
-            float32 LE, 24 kHz mono; may be empty.
+        pcm: not streaming: all of its speech; streaming: empty, its deltas have it all (other
+            servers say the last of it here). float32 LE, 24 kHz mono; may be empty.
         reason: why it ended.
-        streaming: as it was asked for.
+        streaming: as it was asked for; None where it was read of a frame, which does not say.
         input_tokens: tokens prefilled.
         generated_tokens: tokens generated.
         recording_id: the recording's name; empty where there is none.
@@ -237,11 +277,16 @@ class Response:
     text: str
     pcm: bytes
     reason: StopReason
-    streaming: bool
+    streaming: bool | None
     input_tokens: int
     generated_tokens: int
     recording_id: str
     metrics: Metrics
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
+        return _samples(self.pcm)
 
 
 @attrs.frozen(kw_only=True)
@@ -277,10 +322,13 @@ class ErrorReport:
     Attributes:
         code: what went wrong, for programs; it also says whose mistake it is.
         message: what went wrong, for people; it names path, kind of value and limit.
+        session_id: the session's one id, by which the server's log and the list of recordings know
+            it; empty where there is no session, and of older servers.
     """
 
     code: ErrorCode
     message: str
+    session_id: str = ""
 
 
 EndReason = Literal[
@@ -294,6 +342,7 @@ EndReason = Literal[
     "server_shutdown",
     "cancelled",
     "invalid_frame",
+    "flooded",
     "idle",
     "refused",
     "peer_gone",
@@ -301,8 +350,9 @@ EndReason = Literal[
 """Why a session ended. Each dialect has its own words for them.
 
 `answered` and `rejected` are the ends of a connection that carries one request (004): its answer,
-and the client's mistake; `idle` is a transcription's, whose client is silent. The last two are
-never said, but for a chat that is refused amid its life.
+and the client's mistake; `flooded` is that of a client that sends more than can be recorded; `idle`
+is a transcription's, whose client is silent. The last two are never said, but for a chat that is
+refused amid its life.
 """
 
 
@@ -314,11 +364,15 @@ class Closed:
         session_id: the session.
         reason: why it ended.
         client_reason: the client's own words, where it ended the session and gave any.
+        told: why in words, where the reason's own do not say it; only a transcription says it.
+        named: the session's one id, for an error that tells the end, as in `ErrorReport`.
     """
 
     session_id: str
     reason: EndReason
     client_reason: str | None = None
+    told: str | None = None
+    named: str = ""
 
 
 ServerMessage = (
@@ -328,6 +382,7 @@ ServerMessage = (
     | Created
     | Listen
     | Speech
+    | Pending
     | Paused
     | Resumed
     | Interrupted

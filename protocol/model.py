@@ -35,7 +35,8 @@ class DuplexConfig:
         generate_audio: whether speaking units carry PCM.
         force_listen_count: how many units at the start must listen, 0-100.
         max_new_speak_tokens_per_chunk: tokens a unit may decide, 2-20; the last one ends it.
-        temperature: sampling temperature, 0-2; 0 takes the most likely token.
+        temperature: sampling temperature, 0-2; 0 takes the most likely token, as a `decode_mode` of
+            `greedy` says.
         top_k: candidates kept, 1-1000.
         top_p: probability mass kept, above 0 and up to 1.
         listen_prob_scale: factor on the probability of listening, 0-10.

@@ -144,11 +144,15 @@ class PendingTurn:
             use_image_id=ask.use_image_id,
             omni=ask.omni,
             thinking=ask.thinking,
+            tts_template=ask.tts_template,
             seed=seed,
         )
 
     def _speech(self, asked: SpeechRequest) -> SpeechConfig:
-        return SpeechConfig(mode=asked.mode, language=asked.language, voice_pcm=self.voice_pcm)
+        pcm = self.voice_pcm
+        if asked.voice_ms_max is not None:
+            pcm = pcm[: asked.voice_ms_max * SECOND_BYTES // 1000]
+        return SpeechConfig(mode=asked.mode, language=asked.language, voice_pcm=pcm)
 
 
 def _contents(event: MediaDecoded) -> Iterator[Content]:

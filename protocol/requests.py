@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import attrs
 
+from .digest import added
 from .model import DuplexConfig
 from .turn import ChatConfig, Language, Role, SpeechMode
 
@@ -58,11 +59,13 @@ class Init:
     """Sets up the session: prompt, voices, settings.
 
     Attributes:
-        instructions: the system prompt; empty in chat, where each turn has its own.
+        instructions: the system prompt; in chat that of turns that bring no system message.
         ref_audio: the voice the model hears in its prompt.
         tts_ref_audio: the voice it speaks with; the one it hears where there is none (000).
         max_slice_nums: slices a frame may be cut into, 1-9, for appends that do not say.
         config: inference settings.
+        notices: the client wants to be told when the server is about to shut down.
+        record: false: the session is not to be recorded, and what was of it is removed.
         ignored: paths of fields that the dialect does not know, for counting.
     """
 
@@ -71,6 +74,8 @@ class Init:
     tts_ref_audio: Voice | None = None
     max_slice_nums: int = 1
     config: DuplexConfig = DuplexConfig()
+    notices: bool = added(False)
+    record: bool = added(True)
     ignored: tuple[str, ...] = ()
 
 
@@ -79,7 +84,7 @@ class Append:
     """Audio, and what was seen with it.
 
     Attributes:
-        pcm: float32 LE, 16 kHz mono, finite; 4000 samples to 10 s.
+        pcm: float32 LE, 16 kHz mono, finite; one sample (duplex-v1: 4000) to 10 s.
         frames: JPEG files whose headers have been checked; 4 MiB and 20 megapixels at most.
         force_listen: stop speaking, at once (B6).
         max_slice_nums: slices each of these frames may be cut into, 1-9; the session's otherwise.
@@ -162,7 +167,7 @@ class ImagePart:
     """An image.
 
     Attributes:
-        data: a JPEG or PNG whose header has been checked; 16 MiB and 20 megapixels at most.
+        data: a JPEG, PNG or WebP whose header has been checked; 16 MiB and 20 megapixels at most.
     """
 
     data: bytes
@@ -222,11 +227,13 @@ class SpeechRequest:
             voice stands in it: `default` leaves it out.
         language: of that message.
         voice: whose voice it is to be; the model's own where there is none.
+        voice_ms_max: so much of the reference audio is used, in ms; 1000 at least.
     """
 
     mode: SpeechMode = "default"
     language: Language = "en"
     voice: Voice | None = None
+    voice_ms_max: int | None = added(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -242,6 +249,9 @@ class Ask:
         use_image_id: pictures are numbered where there are several.
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
         thinking: the model may think aloud before it answers.
+        tts_template: the model is asked for an answer that could be spoken, spoken or not; where
+            sound comes or speech is asked for, it always is.
+        record: false: it is not to be recorded, and what was of it is removed (004).
         input_id: the client's name for this turn, if it gave one.
         ignored: paths of fields that were ignored, for counting.
     """
@@ -254,6 +264,8 @@ class Ask:
     use_image_id: bool = True
     omni: bool = False
     thinking: bool = False
+    tts_template: bool = added(False)
+    record: bool = added(True)
     input_id: str | None = None
     ignored: tuple[str, ...] = ()
 
@@ -264,10 +276,12 @@ class ChooseModel:
 
     Attributes:
         model: its name, of any length: who asks for one that is not served is told so.
+        record: false: the session is not to be recorded, and what was of it is removed.
         ignored: paths of fields that were ignored, for counting.
     """
 
     model: str
+    record: bool = added(True)
     ignored: tuple[str, ...] = ()
 
 
@@ -290,10 +304,12 @@ class Commit:
 
     Attributes:
         final: no more sound of this utterance comes; what is appended next is the next one's.
+        begins: its text is asked for: it may be transcribed.
         ignored: as in `ChooseModel`.
     """
 
     final: bool = False
+    begins: bool = True
     ignored: tuple[str, ...] = ()
 
 

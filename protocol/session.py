@@ -1,13 +1,11 @@
 """The session: a pure state machine, `Session.step(event) -> effects`.
 
 It consumes every fact as an event and answers with the effects it wants performed, in order. It
-owns no clock, id, randomness or socket, so the same events always give the same effects: that is
-what makes a recording replayable.
+owns no clock, id, randomness or socket: the same events give the same effects, and so it replays.
 
-This file hands each fact to whom it concerns: `core` says how a session speaks and ends,
-`waiting` what is told of the queue, `beginning` how it is set up, `duplex` what becomes of audio,
-`chat` what becomes of a question, `transcription` what is written of sound, `reception` how a frame
-is judged.
+Each fact is handed to whom it concerns: `core` says how a session speaks and ends, `waiting` what
+is told of the queue, `beginning` how it is set up, `duplex` what becomes of audio, `chat` what
+becomes of a question, `transcription` what is written of sound, `reception` how a frame is judged.
 """
 
 from __future__ import annotations
@@ -19,17 +17,16 @@ from . import effects as ef
 from . import events as ev
 from . import overdue
 from .beginning import Beginning
+from .behaviour import NEWEST
 from .chat import Chat
 from .core import Core
-from .dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME, TRANSCRIPTION
-from .dialects.base import Dialect
-from .dialects.opening import OPENING
+from .dialects import first_dialect
 from .digest import digest
 from .duplex import Duplex
 from .errors import REFUSALS, ErrorCode, LocalProtocolError
 from .limits import STATE_HASH_UNITS
 from .messages import EndReason, GoingAway, QueueDone
-from .reception import read_frame
+from .reception import Reception
 from .requests import (
     Append,
     AppendSound,
@@ -45,45 +42,42 @@ from .requests import (
     Resume,
     See,
 )
+from .snapshot import snapshot_of
 from .state import BEGINNINGS, Course, Gate, State, gate_of
 from .transcription import Transcription
 from .unit_loop import Phase
 from .waiting import Waiting
 
 
-def _dialect_of(opened: ev.ConnectionOpened) -> Dialect:
-    """The dialect that a connection begins with; on `/v1/realtime` the client's init picks it."""
-    if opened.mode == "transcription":
-        return TRANSCRIPTION
-    if opened.endpoint == "realtime":
-        return REALTIME if opened.mode == "chat" else OPENING
-    return LEGACY_CHAT if opened.endpoint == "chat" else LEGACY_DUPLEX
-
-
 class Session:
     """One client's session, from its connection to the return of its slot.
-
-    Args:
-        opened: the first event; the effects it asks for are the first of `step`.
 
     A session is made by `Session.open(event)` and then fed by `step`.
     """
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
-        self._core = core = Core(
-            opened=opened, recording=opened.recording, dialect=_dialect_of(opened)
-        )
+        dialect = first_dialect(opened.mode, opened.endpoint)
+        self._core = core = Core(opened=opened, recording=opened.recording, dialect=dialect)
         core.state = BEGINNINGS[core.course]
         self._duplex = Duplex(core)
         self._chat = Chat(core)
         self._transcription = Transcription(core)
         core.farewell = self._chat.break_off
-        self._beginning = Beginning(core, self._duplex)
+        self._beginning = Beginning(core, self._duplex, self._chat)
         self._waiting = Waiting(core)
+        self._reception = Reception(
+            core, {See: self._duplex.refused, **self._transcription.refused}
+        )
 
     @classmethod
     def open(cls, event: ev.ConnectionOpened) -> tuple[Session, tuple[ef.Effect, ...]]:
-        """Begin a session with its first event; returns it and that event's effects."""
+        """Begin a session with its first event; returns it and that event's effects.
+
+        Raises:
+            LocalProtocolError: its behaviour is newer than any that this machine knows.
+        """
+        if event.behaviour > NEWEST:
+            raise LocalProtocolError(f"behaviour {event.behaviour}, known are 0 to {NEWEST}")
         session = cls(event)
         core = session._core
         match core.course:
@@ -154,6 +148,11 @@ class Session:
         return self._core.loop.phase
 
     @property
+    def early_bytes(self) -> int | None:
+        """Of the opening message that is kept; 0 where one may come, None where it may not."""
+        return self._core.early_bytes
+
+    @property
     def units_waiting(self) -> int:
         """Full seconds of input that wait for the model."""
         return len(self._duplex.waiting)
@@ -171,15 +170,19 @@ class Session:
             "fields_ignored": self._core.fields_ignored,
         }
 
+    def snapshot(self) -> dict[str, object]:
+        """Say what it holds, under keys that recordings know (`snapshot`)."""
+        courses = (self._duplex, self._chat, self._transcription)
+        return snapshot_of(self._core, self._waiting, self._beginning.pending, courses)
+
     def digest(self) -> str:
         """Hash the whole state: equal states have equal digests, in any process."""
-        init = self._beginning.pending
-        parts = (self._core, self._duplex, init, self._waiting.place, self._waiting.told_ns)
-        own = {Course.DUPLEX: (), Course.TRANSCRIPTION: (self._transcription,)}
-        return digest((*parts, *own.get(self._core.course, (self._chat,))))
+        return digest(self.snapshot())
 
     def is_hash_due(self, event: ev.Event) -> bool:
         """Whether the digest is to be logged after an event that was stepped."""
+        if isinstance(event, ev.TurnDone | ev.TurnFailed):
+            return True
         if isinstance(event, ev.FinalizeDone):
             return self.counts["units"] % STATE_HASH_UNITS == 0
         return isinstance(event, ev.ChunkDone) and self.counts["chunks"] % STATE_HASH_UNITS == 0
@@ -212,8 +215,15 @@ class Session:
             self._chat.slot_leased(event.lease)
 
     def _queue_done(self) -> None:
-        self._core.say(QueueDone())
-        self._core.set_timer("init", self._core.opened.limits.init_wait_s)
+        core = self._core
+        early, core.early = core.early, None
+        if core.opened.quiet and self._waiting.place is None:
+            core.move(QueueDone)
+        else:
+            core.say(QueueDone())
+        core.set_timer("init", core.opened.limits.init_wait_s)
+        if early is not None:
+            self._read(ev.FrameReceived(at_ns=core.now_ns, frame=early))
 
     def _peer_gone(self, _event: ev.PeerGone | ev.SendFailed) -> None:
         self._core.lose_peer()
@@ -225,15 +235,10 @@ class Session:
             self._core.release(condemn=True)
         elif event.name == "call":
             overdue.look(self._core)
-        elif event.name == "idle" and self._core.course is Course.TRANSCRIPTION:
-            self._transcription.look_at_idle()
+        elif event.name in {"init", "idle"} and self._core.course is Course.TRANSCRIPTION:
+            self._transcription.has_waited(for_model=event.name == "init")
         else:
             self._core.end("pause_timeout" if event.name == "pause" else "timeout")
-
-    def _recording_failed(self, _event: ev.RecordingFailed) -> None:
-        self._core.recording = "failed"
-        if self._core.opened.limits.close_on_recording_failure:
-            self._core.end("backend_error")
 
     def _drain_began(self, event: ev.DrainBegan) -> None:
         """Warn those whose model is at work for them; the others are served nothing new here."""
@@ -249,11 +254,8 @@ class Session:
             is_served = self._chat.is_answering
         if not is_served:
             self._end_by_shutdown()
-        elif core.course in {Course.DUPLEX, Course.CHAT}:
+        elif core.hears_notices:
             core.say(GoingAway(seconds_left=event.wait_s))
-
-    def _draining(self, _event: ev.Draining) -> None:
-        self._end_by_shutdown()
 
     def _end_by_shutdown(self) -> None:
         if self._core.course is Course.REQUEST:
@@ -274,14 +276,23 @@ class Session:
             return Gate.OPENING
         if self._duplex.is_paused:
             return Gate.PAUSED
+        if self.early_bytes is not None:
+            return Gate.KEPT if self.early_bytes else Gate.WAITING
         return gate_of(self._core.course, self.state)
+
+    def shortened(self, event: ev.FrameReceived) -> ev.FrameReceived:
+        """Give the frame that is stepped next as it is recorded: `Reception.shortened`."""
+        return event if self._core.is_closed else self._reception.shortened(self._gate, event)
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
         if self._core.is_closed:
             return
         if self._core.course is Course.TRANSCRIPTION:
             self._transcription.heard()
-        message = read_frame(self._core, self._gate, event.frame)
+        self._read(event)
+
+    def _read(self, event: ev.FrameReceived) -> None:
+        message = self._reception.read(self._gate, event)
         if message is not None:
             self._take(message)
 
@@ -332,21 +343,11 @@ class Session:
     # -- the slot -------------------------------------------------------------------------------
 
     def _backend_lost(self, event: ev.BackendLost) -> None:
-        core = self._core
-        if event.lease != core.lease:
-            return
-        if core.course is not Course.DUPLEX:
-            is_sound = core.course is Course.TRANSCRIPTION
-            (self._transcription if is_sound else self._chat).backend_lost()
-            return
-        core.loop.settle()
-        core.opening_backend = False
-        if core.is_closed:
-            core.release()
-        elif core.state is State.CONNECTED:
-            core.refuse(ErrorCode.WORKER_CONNECT_FAILED, "the model was lost")
-        else:
-            core.end("backend_error")
+        if event.lease == self._core.lease:
+            is_sound = self._core.course is Course.TRANSCRIPTION
+            is_duplex = self._core.course is Course.DUPLEX
+            course = self._transcription if is_sound else self._duplex if is_duplex else self._chat
+            course.backend_lost()
 
     def _backend_released(self, event: ev.BackendReleased) -> None:
         if event.lease == self._core.lease:
@@ -381,7 +382,7 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.TurnProgress: lambda self, event: self._chat.progressed(event.chunk),
     ev.TurnDone: lambda self, event: self._chat.done(event.result),
     ev.TurnFailed: lambda self, event: self._chat.failed(
-        event.index, context_full=event.context_full
+        event.index, context_full=event.context_full, refused=event.refused
     ),
     ev.ChunkDone: lambda self, event: self._transcription.chunk_done(event.result),
     ev.ChunkFailed: lambda self, event: self._transcription.chunk_failed(
@@ -390,8 +391,9 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.BackendLost: Session._backend_lost,
     ev.BackendReleased: Session._backend_released,
     ev.TimerFired: Session._timer_fired,
-    ev.RecordingFailed: Session._recording_failed,
+    ev.RecordingFailed: lambda self, _: self._core.lose_recording(),
+    ev.Flooded: lambda self, _: self._core.end("flooded"),
     ev.DrainBegan: Session._drain_began,
-    ev.Draining: Session._draining,
+    ev.Draining: lambda self, _: self._end_by_shutdown(),
 }
 """Whom each fact concerns."""

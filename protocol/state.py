@@ -39,6 +39,7 @@ from .messages import (
     Listen,
     Mode,
     Paused,
+    Pending,
     Prefilled,
     Queued,
     QueueDone,
@@ -109,6 +110,7 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
             State.ACTIVE: {
                 Listen: State.ACTIVE,
                 Speech: State.ACTIVE,
+                Pending: State.ACTIVE,
                 Paused: State.ACTIVE,
                 Resumed: State.ACTIVE,
                 Interrupted: State.ACTIVE,
@@ -229,6 +231,10 @@ class Gate(StrEnum):
     """What a client's messages are judged by: the state, split where what is under way matters."""
 
     QUEUED = "QUEUED"
+    WAITING = "QUEUED without an opening message"
+    """QUEUED, and an opening message is kept."""
+    KEPT = "QUEUED with an opening message"
+    """QUEUED, with an opening message that is taken at `queue_done`."""
     CONNECTED = "CONNECTED"
     OPENING = "OPENING"
     """CONNECTED, with an init accepted and the model being opened."""
@@ -245,9 +251,10 @@ class Gate(StrEnum):
 
 
 ACCEPT: Final = "accept"
+KEEP: Final = "keep"
 IGNORE: Final = "ignore"
 Verdict = str
-"""`ACCEPT`, `IGNORE`, or the `ErrorCode` that answers the message."""
+"""`ACCEPT`, `KEEP`, `IGNORE`, or the `ErrorCode` that answers the message."""
 
 _OUT_OF_PLACE: Final = (
     Request.PAUSE,
@@ -262,6 +269,16 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
     {
         Gate.QUEUED: {
             **dict.fromkeys(Request, ErrorCode.NOT_READY),
+            Request.CLOSE: ACCEPT,
+        },
+        Gate.WAITING: {
+            **dict.fromkeys(Request, ErrorCode.NOT_READY),
+            Request.INIT: KEEP,
+            Request.CLOSE: ACCEPT,
+        },
+        Gate.KEPT: {
+            **dict.fromkeys(Request, ErrorCode.NOT_READY),
+            Request.INIT: ErrorCode.INVALID_EVENT,
             Request.CLOSE: ACCEPT,
         },
         Gate.CONNECTED: {
@@ -321,6 +338,10 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
 )
 """`ACCEPT` on UNKNOWN means that its own parsing says what is wrong (state first, then type)."""
 
+OPENAI_GATES: Final = frozenset({Gate.QUEUED, Gate.WAITING, Gate.CONNECTED, Gate.UNCHOSEN})
+"""Where a `session.update` of OpenAI's API ends the connection: its client can never be right. In
+a session that is set up, or is being set up, it is refused like any second init."""
+
 
 def gate_of(course: Course, state: State) -> Gate:
     """Say what a client's messages are judged by where nothing finer is under way."""
@@ -335,7 +356,7 @@ _TRANSCRIPTION_GATES: Final[Mapping[State, Gate]] = MappingProxyType(
 
 
 def judge(gate: Gate, request: Request) -> Verdict:
-    """Say what becomes of a client's message: `ACCEPT`, `IGNORE`, or an error code."""
+    """Say what becomes of a client's message: `ACCEPT`, `KEEP`, `IGNORE`, or an error code."""
     return RECEPTION[gate][request]
 
 

@@ -2,14 +2,16 @@
 
 appended -> committed -> chunk, chunk, ... -> answered
 
-- Sound belongs to the utterance that is open: the one after the last final commit. It is kept from
-  the first append on, and heard once the utterance is committed.
+- Sound belongs to the utterance that is open: the one after the last that was closed. It is kept
+  from the first append on, and heard once the utterance's text is asked for. Closing and asking may
+  be one message or two, in either order; what is asked for first is the oldest.
 - One chunk at a time is with the model, a second of the oldest utterance; the rest waits here,
   bounded in bytes. So cleanup knows what to wait for (B4), and utterances are answered in order.
 - At the end of an utterance what is left is filled up with silence to a whole second, and a second
   of silence follows, for the words at the very end. One without any sound needs no model.
 - An utterance that the model fails at, or that outgrows its context, is answered by an error and by
-  what there is of its text. What still comes of it is discarded; the next begins afresh.
+  what there is of its text, and is over: the rest of its sound is discarded, and what is appended
+  from then on belongs to the next one, which the next commit begins, final or not.
 - A client that is silent is let go (`idle`), but not while it waits for the model.
 
 What was said is never taken back. Sound is cut here alone: how it was split into appends makes no
@@ -19,12 +21,14 @@ difference to what the model is given.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 import numpy as np
 
 from . import effects as ef
+from .behaviour import COMMIT_BEGINS_ANEW, NO_MODEL_TOLD, TWO_SIGNALS
 from .core import Core
 from .errors import ErrorCode
 from .limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
@@ -33,7 +37,9 @@ from .model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
 from .requests import AppendSound, ChooseModel, Commit
 from .state import ModelChosen
 from .transcript import Chunk, ChunkResult
+from .utf8 import Refused
 
+_TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
 """Of a second of PCM16."""
 PCM16_SCALE: Final = 32_768
@@ -53,10 +59,11 @@ class Utterance:
 
     Attributes:
         index: which of the session's it is, from 0.
-        sound: PCM16 that waits; hashed by its length alone, for its bytes stand in the log.
+        sound: PCM16 that waits.
         is_begun: committed: it may be heard.
         is_final: all of its sound is here.
-        is_answered: its end was told before it was final: what comes of it is discarded.
+        is_answered: the model failed at it, and its end was told. In sessions without
+            `COMMIT_BEGINS_ANEW` what is appended to it later is discarded.
         chunks: chunks given to the model so far.
         is_heard_out: the last of them was the one that ends it.
         texts: what the model wrote, chunk by chunk.
@@ -65,7 +72,7 @@ class Utterance:
     """
 
     index: int
-    sound: bytearray = attrs.field(factory=bytearray, eq=len)
+    sound: bytearray = attrs.Factory(bytearray)
     is_begun: bool = False
     is_final: bool = False
     is_answered: bool = False
@@ -74,6 +81,11 @@ class Utterance:
     texts: list[str] = attrs.Factory(list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it was closed before any sound of it came, and nothing is asked of it yet."""
+        return self.is_final and not self.is_begun and not self.sound
 
     @property
     def has_chunk(self) -> bool:
@@ -111,6 +123,8 @@ class Transcription:
         appends: appends taken so far.
         chunks: chunks that the model has heard.
         waiting_bytes: PCM16 that waits, of all utterances.
+        owes_commit: the model failed at an utterance before it was closed: the commit that closes
+            it is still to come, and has heard what came since.
         active_ns: when the client last said something, or the model answered it.
     """
 
@@ -122,6 +136,7 @@ class Transcription:
     chunks: int = 0
     waiting_bytes: int = 0
     active_ns: int = 0
+    owes_commit: bool = False
 
     # -- beginning ------------------------------------------------------------------------------
 
@@ -134,6 +149,8 @@ class Transcription:
                 session_id=core.session_id,
                 prompt_length=0,
                 recording=core.recording,
+                recording_id=core.recording_id,
+                recording_notice=core.recording_notice,
                 created_s=created_s,
             )
         )
@@ -144,52 +161,102 @@ class Transcription:
     def choose(self, message: ChooseModel) -> None:
         """Take a model by its name, which is the one there is, or refuse the name."""
         core = self.core
-        core.fields_ignored += len(message.ignored)
-        if message.model not in core.opened.limits.models:
-            name = message.model[:MODEL_CHARS_SHOWN]
-            core.complain(ErrorCode.MODEL_NOT_FOUND, f"$.model: there is no model {name!r} here")
+        refused = self.choice_refused(message)
+        if refused is not None:
+            core.turn_down(refused)
             return
+        core.fields_ignored += len(message.ignored)
+        if not message.record:
+            core.forget_recording()
         self.model = message.model
         core.cancel_timer("init")
         core.move(ModelChosen)
+
+    @property
+    def refused(self) -> Mapping[type, Callable[[Any], Refused | None]]:
+        """Say by its class how a message is refused."""
+        return {ChooseModel: self.choice_refused, AppendSound: self.sound_refused}
+
+    def choice_refused(self, message: ChooseModel) -> Refused | None:
+        """Say how the choice of a model is refused; None: it is there."""
+        if message.model in self.core.opened.limits.models:
+            return None
+        name = message.model[:MODEL_CHARS_SHOWN]
+        text = f"$.model: there is no model {name!r} here"
+        code, ignored = ErrorCode.MODEL_NOT_FOUND, len(message.ignored)
+        return Refused(code=code, message=text, ignored=ignored)
+
+    def has_waited(self, *, for_model: bool) -> None:
+        """A timer fired: the client chose no model in time, or may be silent."""
+        if not for_model:
+            self._look_at_idle()
+            return
+        wait_s = self.core.opened.limits.init_wait_s
+        told = f"the session is over: no model was chosen within {wait_s:g} s"
+        self.core.end("timeout", told=told if self.core.behaves(NO_MODEL_TOLD) else None)
 
     # -- in -------------------------------------------------------------------------------------
 
     def append(self, message: AppendSound) -> None:
         """Keep sound for the utterance that is open, and have heard what may be."""
-        core = self.core
-        core.fields_ignored += len(message.ignored)
-        limit = core.opened.limits.sound_bytes
-        if self.waiting_bytes + len(message.pcm16) > limit:
-            text = f"{self.waiting_bytes} bytes of sound wait, at most {limit} may: it is not kept"
-            core.complain(ErrorCode.BUFFER_FULL, text)
+        refused = self.sound_refused(message)
+        if refused is not None:
+            self.core.turn_down(refused)
             return
+        self.core.fields_ignored += len(message.ignored)
         utterance = self._open_utterance()
-        if utterance is None:
-            return
+        assert utterance is not None, "a sound without room for it is refused"
         self.appends += 1
         if not utterance.is_answered:
             utterance.sound += message.pcm16
             self.waiting_bytes += len(message.pcm16)
         self._go_on()
 
+    def sound_refused(self, message: AppendSound) -> Refused | None:
+        """Say how sound is refused; None: there is room for it."""
+        limit = self.core.opened.limits.sound_bytes
+        if self.waiting_bytes + len(message.pcm16) > limit:
+            text = f"{self.waiting_bytes} bytes of sound wait, at most {limit} may: it is not kept"
+        elif self._is_full:
+            text = _TOO_MANY_UTTERANCES
+        else:
+            return None
+        code, ignored = ErrorCode.BUFFER_FULL, len(message.ignored)
+        return Refused(code=code, message=text, ignored=ignored)
+
     def commit(self, message: Commit) -> None:
-        """Have the open utterance heard; final, close it."""
+        """Close the open utterance, have the oldest heard that waits for that, or both."""
         self.core.fields_ignored += len(message.ignored)
-        utterance = self._open_utterance()
+        begins, self.owes_commit = message.begins or self.owes_commit, False
+        unasked = [utterance for utterance in self.pending if not utterance.is_begun]
+        utterance = self._open_utterance() if message.final or not unasked else unasked[0]
         if utterance is None:
             return
-        utterance.is_begun = True
-        utterance.is_final = message.final
+        utterance.is_final = utterance.is_final or message.final
+        if begins:
+            utterance.is_begun = True
+            for earlier in unasked if message.final else ():
+                earlier.is_begun = True
         self._go_on()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the last utterance is spoken still; one that is void is spoken again."""
+        last = self.pending[-1] if self.pending else None
+        return last is not None and (not last.is_final or last.is_void)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no further utterance may begin, and none is open."""
+        return not self._is_open and len(self.pending) >= UTTERANCES_PENDING_MAX
 
     def _open_utterance(self) -> Utterance | None:
         """The utterance that is spoken now; None where too many wait, and the client is told."""
-        if self.pending and not self.pending[-1].is_final:
+        if self._is_open:
+            self.pending[-1].is_final = False
             return self.pending[-1]
-        if len(self.pending) >= UTTERANCES_PENDING_MAX:
-            text = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
-            self.core.complain(ErrorCode.BUFFER_FULL, text)
+        if self._is_full:
+            self.core.complain(ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES)
             return None
         utterance = Utterance(index=self.utterances)
         self.utterances += 1
@@ -200,8 +267,8 @@ class Transcription:
         """The client said something, whatever it was."""
         self.active_ns = self.core.now_ns
 
-    def look_at_idle(self) -> None:
-        """The timer fired: end a silent session; for one that is not, set it anew.
+    def _look_at_idle(self) -> None:
+        """End a silent session; for one that is not, set its timer anew.
 
         So it is set once in a while, and not with every frame.
         """
@@ -276,6 +343,8 @@ class Transcription:
             self.core.complain(ErrorCode.INFERENCE_ERROR, text)
         self._answer(utterance)
         utterance.is_answered = utterance.is_heard_out = True
+        self.owes_commit = not utterance.is_final and self.core.behaves(TWO_SIGNALS)
+        utterance.is_final = utterance.is_final or self.core.behaves(COMMIT_BEGINS_ANEW)
         self.waiting_bytes -= len(utterance.sound)
         utterance.sound.clear()
         self._end_if_due()

@@ -8,10 +8,13 @@ PCM is little-endian float32, mono: 16 kHz towards the model, 24 kHz from it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
+from .digest import added
 from .model import Costs
 
 Role = Literal["system", "user", "assistant"]
@@ -35,11 +38,28 @@ class Picture:
     jpeg: bytes
 
 
+def _pcm(samples: bytes | bytearray | memoryview | NDArray[np.floating[Any]]) -> bytes:
+    """Samples as float32 LE.
+
+    Raises:
+        TypeError: they are neither bytes nor one channel of floats.
+    """
+    if isinstance(samples, bytes | bytearray | memoryview):
+        return bytes(samples)
+    if not isinstance(samples, np.ndarray):
+        raise TypeError(f"pcm is a {type(samples).__name__}: neither bytes nor an array of floats")
+    if not np.issubdtype(samples.dtype, np.floating):
+        raise TypeError(f"pcm is an array of {samples.dtype}, not of floats in [-1, 1]")
+    if samples.ndim != 1:
+        raise TypeError(f"pcm has {samples.ndim} dimensions, not 1")
+    return samples.astype("<f4").tobytes()
+
+
 @attrs.frozen(kw_only=True)
 class Sound:
-    """Sound, float32 LE, 16 kHz mono, at least one sample."""
+    """Sound, float32 LE, 16 kHz mono, at least one sample; an array of floats is made into it."""
 
-    pcm: bytes
+    pcm: bytes = attrs.field(converter=_pcm)
 
 
 Content = Text | Picture | Sound
@@ -59,11 +79,13 @@ class ChatConfig:
 
     Attributes:
         max_new_tokens: most tokens generated, 1-8192.
-        temperature: sampling temperature, 0-2; 0 takes the most likely token.
+        temperature: sampling temperature, 0-2; 0 takes the most likely token, as `do_sample: false`
+            says.
         top_p: probability mass kept, above 0 and up to 1.
         top_k: candidates kept, 1-1000.
         repetition_penalty: divisor on the logits of tokens that were generated, 1-2.
         length_penalty: factor against ending, 0.1-10; more makes answers longer.
+        min_new_tokens: fewest tokens generated before the answer may end by itself, 0-8192.
     """
 
     max_new_tokens: int = 512
@@ -72,6 +94,7 @@ class ChatConfig:
     top_k: int = 100
     repetition_penalty: float = 1.02
     length_penalty: float = 1.0
+    min_new_tokens: int = added(0)
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +127,7 @@ class Turn:
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
         thinking: the model may think aloud before it answers.
         seed: the session's.
+        tts_template: the prompt asks for an answer that could be spoken, spoken or not.
     """
 
     index: int
@@ -115,6 +139,7 @@ class Turn:
     omni: bool
     thinking: bool
     seed: int
+    tts_template: bool = added(False)
 
 
 @attrs.frozen(kw_only=True)

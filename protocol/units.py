@@ -85,6 +85,11 @@ class Assembler:
             self.attached = self._merge(attached, whole=True)
         return units
 
+    def frames_before(self, pcm: bytes) -> int:
+        """Count the frames of the unit in which the last sample of an append would fall."""
+        is_same = len(self.remainder) + len(pcm) <= UNIT_BYTES
+        return len(self.attached.frames) if is_same else 0
+
     def force_listen(self) -> None:
         """Force the unit that is to come to listen."""
         self.attached = attrs.evolve(self.attached, force_listen=True)

@@ -87,12 +87,12 @@ def pack_flac(packed: Piece) -> Packed | None:
     Args:
         packed: as codec 2 stores it.
     """
-    data = _unpack_exact(packed)
+    data = _unpack_exact(packed, 2 * (len(packed) - 1))
     values = None if data is None else _as_sixteen_bit(data, _DIVISORS[packed[0]])
     if values is None:
         return None
     stored = bytes([packed[0]]) + encode_flac(values)
-    return Packed(FLAC, stored) if _unpack_flac(stored) == data else None
+    return Packed(FLAC, stored) if _unpack_flac(stored, 4 * len(values)) == data else None
 
 
 def cut_of(codec: int, stored_len: int) -> int:
@@ -114,7 +114,7 @@ def unpack(codec: int, stored: Piece, length: int) -> bytes:
         FormatError: the codec is unknown or the lengths do not fit it.
     """
     unpacker = _UNPACKERS.get(codec)
-    data = unpacker(stored) if unpacker is not None else None
+    data = unpacker(stored, length) if unpacker is not None else None
     if data is None or len(data) != length:
         raise FormatError(f"a blob of {length} bytes is not what codec {codec} stored")
     return data
@@ -176,8 +176,12 @@ def _shuffle(data: bytes, width: int) -> Piece:
     return planes.reshape(-1).data
 
 
-def _unpack_shuffled(stored: Piece) -> bytes | None:
-    if not len(stored) or len(stored) % 4:
+def _unpack_raw(stored: Piece, length: int) -> bytes | None:
+    return bytes(stored) if len(stored) == length else None
+
+
+def _unpack_shuffled(stored: Piece, length: int) -> bytes | None:
+    if not length or length % 4 or len(stored) != length:
         return None
     quarters = np.frombuffer(stored, np.uint8).reshape(4, -1)
     words = _join_halves(quarters[2], quarters[3]).astype("<u4")
@@ -186,18 +190,18 @@ def _unpack_shuffled(stored: Piece) -> bytes | None:
     return words.tobytes()
 
 
-def _unpack_exact(stored: Piece) -> bytes | None:
-    if len(stored) < 3 or not len(stored) % 2 or stored[0] >= len(_DIVISORS):
+def _unpack_exact(stored: Piece, length: int) -> bytes | None:
+    if not length or length % 4 or 2 * (len(stored) - 1) != length or stored[0] >= len(_DIVISORS):
         return None
     low, high = np.frombuffer(stored[1:], np.uint8).reshape(2, -1)
     deltas = _join_halves(low, high).view("<i2")
     return _as_float(np.cumsum(deltas, dtype="<i2"), _DIVISORS[stored[0]])
 
 
-def _unpack_flac(stored: Piece) -> bytes | None:
-    if len(stored) < 2 or stored[0] >= len(_DIVISORS):
+def _unpack_flac(stored: Piece, length: int) -> bytes | None:
+    if length % 4 or len(stored) < 2 or stored[0] >= len(_DIVISORS):
         return None
-    values = decode_flac(bytes(stored[1:]))
+    values = decode_flac(bytes(stored[1:]), length // 4)
     return None if values is None else _as_float(values, _DIVISORS[stored[0]])
 
 
@@ -209,8 +213,8 @@ def _join_halves(low: _Bytes, high: _Bytes) -> npt.NDArray[np.uint16]:
     return words
 
 
-_UNPACKERS: Final[dict[int, Callable[[Piece], bytes | None]]] = {
-    RAW: bytes,
+_UNPACKERS: Final[dict[int, Callable[[Piece, int], bytes | None]]] = {
+    RAW: _unpack_raw,
     SHUFFLE_4: _unpack_shuffled,
     EXACT_16: _unpack_exact,
     FLAC: _unpack_flac,

@@ -26,7 +26,8 @@ from .blobs import EXACT_16, RAW, cut_of, pack_flac
 from .chain import FIN_FIELDS
 from .compression import LEVEL, Compressor
 from .decoding import StoredRecord, decode, parse
-from .errors import FormatError, LogUnsound, RecorderError
+from .errors import LogUnsound, RecorderError
+from .expansion import Expansion
 from .format import (
     COMPACT_VERSION,
     HEADER_BYTES,
@@ -37,9 +38,9 @@ from .format import (
     unpack_header,
 )
 from .lock import is_held
-from .reader import LogReader
+from .reader import LogReader, no_record
 from .records import Fields, Framed, Record, to_json
-from .rewrite import Entry, Rewriter
+from .rewrite import Entry, Rewriter, StoredCosts
 from .scan import Block, Damage, FileSource, Scanner
 from .verify import verify
 
@@ -110,12 +111,13 @@ def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compac
         ) as writer:
             packer = _Packer()
             end = 0
-            for block in _blocks(file):
+            expansion = Expansion(file.size)
+            for block in _blocks(file, expansion):
                 for stored in _records(block):
                     if stored.record.kind != "fin":
                         writer.put(packer.repack(stored))
                         continue
-                    fin = _fin_fields(stored, before_bytes)
+                    fin = _fin_fields(stored, before_bytes, expansion)
                     writer.finish(fin, stored.record.at_ns)
                 _tell(watch, block.end - end)
                 end = block.end
@@ -150,8 +152,8 @@ def _tell(watch: Watch | None, count: int) -> None:
         watch(count)
 
 
-def _blocks(file: FileSource) -> Iterator[Block]:
-    for item in Scanner(file):
+def _blocks(file: FileSource, expansion: Expansion) -> Iterator[Block]:
+    for item in Scanner(file, expansion):
         if not isinstance(item, Block):
             raise LogUnsound("the log changed while it was compacted")
         yield item
@@ -163,15 +165,11 @@ def _records(block: Block) -> Iterator[StoredRecord]:
         yield parse(*parts)
 
 
-def _fin_fields(stored: StoredRecord, file_bytes: int) -> Fields:
-    said = decode(stored, _no_blob).fields
+def _fin_fields(stored: StoredRecord, file_bytes: int, expansion: Expansion) -> Fields:
+    said = decode(stored, no_record, expansion).fields
     before = {name: said[name] for name in sorted(FIN_FIELDS - {"counts"})}
     kept = {name: value for name, value in said.items() if name not in FIN_FIELDS}
     return {**kept, COMPACTED: {"file_bytes": file_bytes, **before}}
-
-
-def _no_blob(seq: int, index: int) -> bytes:
-    raise FormatError(f"fin names blob {index} of record {seq}")
 
 
 class _Packer:
@@ -183,6 +181,7 @@ class _Packer:
 
     def __init__(self) -> None:
         self.flac_blobs = 0
+        self._costs: Final = StoredCosts()
         self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
 
     def repack(self, stored: StoredRecord) -> Entry:
@@ -206,10 +205,12 @@ class _Packer:
             "version": stored.version,
         }
         area_bytes = sum(len(blob) for _, blob in blobs)
-        head = frame_record(to_json(header), area_bytes)
+        json_header = to_json(header)
+        head = frame_record(json_header, area_bytes)
         framed = Framed(
             pieces=[head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))],
             framed_bytes=len(head) + area_bytes,
+            cost=self._costs.of(stored, json_header),
             has_samples=any(codec != RAW for codec, _ in blobs),
         )
         return Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed)

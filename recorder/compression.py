@@ -2,22 +2,25 @@
 
 Rules: a payload comes in pieces. Where one of them is packed PCM, each large piece is compressed in
 zstd blocks of its own: sign and exponent of samples shrink to a third, their noise and a JPEG not
-at all, and what is mixed shares one code. A frame never holds the mark that starts a block. Before
-it there is room for the block's header, so that nothing is copied to be written with it.
+at all, and what is mixed shares one code. A frame never holds the mark that starts a block, and is
+never so short that a reader would take its block for a bomb. Before it there is room for the
+block's header, so that nothing is copied to be written with it. A large payload is compressed in
+steps, between which other payloads may be: `steps`.
 
 It knows neither records nor files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Final
 
 import attrs
 import zstandard
 
 from .errors import RecordInvalid
-from .format import HEADER_BYTES, MARK, Piece, stuff
+from .expansion import frame_bytes_min
+from .format import HEADER_BYTES, MARK, MIB, Piece, stuff
 
 _ROOM: Final = bytes(HEADER_BYTES)
 LEVEL: Final = 3
@@ -28,6 +31,10 @@ LEVEL_KEPT: Final = 19
 """For logs that are compacted: thirty times as slow, and worth a few hundredths of a log."""
 APART_BYTES_MIN: Final = 4 << 10
 """A shorter piece shares a zstd block with its neighbours: what it would save, a block costs."""
+ZSTD_BLOCK_BYTES_MIN: Final = 4
+"""Three bytes of a header, and one that is repeated."""
+STEP_BYTES: Final = MIB
+"""So much of a larger payload is compressed at a time: 5 ms at most, and others have a turn."""
 _SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, hash_log=10, min_match=7, write_content_size=True
 )
@@ -64,31 +71,61 @@ class Compressor:
 
     def __init__(self, *, is_live: bool = True) -> None:
         self._text: Final = _zstd(LEVEL if is_live else LEVEL_KEPT)
-        samples = zstandard.ZstdCompressor(compression_params=_SAMPLES)
+        samples = _for_samples()
         # Level 19 sees repeats in noise that are none, and then its frame is the larger one.
         self._samples: Final = (samples,) if is_live else (samples, self._text)
+        self._is_live: Final = is_live
 
-    def compress(self, pieces: Iterable[Piece], *, has_samples: bool) -> Frame:
-        """Compress a payload.
+    def compress(self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0) -> Frame:
+        """Compress a payload in one go; see `steps`."""
+        steps = self.steps(pieces, has_samples=has_samples, cost=cost)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                frame: Frame = stop.value
+                return frame
+
+    def steps(
+        self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0
+    ) -> Generator[int, None, Frame]:
+        """Compress a payload; other payloads may be compressed between two steps of it.
 
         Args:
             pieces: of the payload, split where the kind of bytes changes.
             has_samples: some of them are packed PCM.
+            cost: of reading its records, without their bytes: the frame is made so long that a
+                reader takes it (`recorder.expansion`).
+
+        Yields:
+            The bytes that a step took, 1 MiB at most; of a smaller payload nothing.
+
+        Returns:
+            The frame.
 
         Raises:
             RecordInvalid: no level of zstd gives a frame without the mark.
         """
         runs = list(_join_short(pieces)) if has_samples else [b"".join(pieces)]
         size = sum(map(len, runs))
-        if has_samples:
+        if size > STEP_BYTES and self._is_live:  # a zstd object has one stream at a time
+            large = _for_samples() if has_samples else _zstd(LEVEL)
+            block = yield from _compress_in_steps(large, runs, size, is_apart=has_samples)
+        elif has_samples:
             block = min((_compress_apart(it, runs, size) for it in self._samples), key=len)
         else:
             block = _with_room([self._text.compress(runs[0])])
+        if len(block) - HEADER_BYTES < frame_bytes_min(size + cost):
+            block = _compress_long(self._text, b"".join(runs), cost)
         if not _has_mark(block):
             return Frame(block, size, is_stuffed=False)
         stuffed = stuff(b"".join(runs))
         for level in (LEVEL, *LEVELS_INSTEAD):
-            block = _with_room([_zstd(level).compress(stuffed)])
+            block = yield from _compress_in_steps(
+                _zstd(level), [stuffed], len(stuffed), is_apart=False
+            )
+            if len(block) - HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
+                block = _compress_long(_zstd(level), stuffed, cost)
             if not _has_mark(block):
                 return Frame(block, len(stuffed), is_stuffed=True)
         raise RecordInvalid("no level of zstd gives a frame without the block mark")
@@ -107,12 +144,41 @@ def _compress_apart(
     return _with_room(chunks)
 
 
+def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: int) -> bytearray:
+    """Compress a payload that would become too short, in as many zstd blocks as make it longer."""
+    blocks = -(-frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
+    step = max(1, len(payload) // blocks)
+    runs = (payload[at : at + step] for at in range(0, len(payload), step))
+    return _compress_apart(compressor, runs, len(payload))
+
+
+def _compress_in_steps(
+    compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int, *, is_apart: bool
+) -> Generator[int, None, bytearray]:
+    """Compress a large payload step by step, with a zstd block for each run where it `is_apart`."""
+    stream = compressor.compressobj(size=size)
+    chunks = []
+    for run in runs:
+        for start in range(0, len(run), STEP_BYTES):
+            step = run[start : start + STEP_BYTES]
+            chunks.append(stream.compress(step))
+            yield len(step)
+        if is_apart:
+            chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
+    return _with_room(chunks)
+
+
 def _with_room(chunks: list[bytes]) -> bytearray:
     return bytearray().join([_ROOM, *chunks])
 
 
 def _has_mark(block: bytearray) -> bool:
     return block.rfind(MARK, HEADER_BYTES) >= 0  # half the cost of `in`
+
+
+def _for_samples() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(compression_params=_SAMPLES)
 
 
 def _zstd(level: int) -> zstandard.ZstdCompressor:

@@ -2,8 +2,8 @@
 
 Rules: everything is checked, since sound checksums do not make a sound writer; whatever is not
 exactly what `RecordEncoder` writes raises `FormatError` and nothing else. What an older version
-wrote is upcast. Blobs are unpacked only when asked for; a blob that another record holds is asked
-of the caller.
+wrote is upcast. Blobs are unpacked only when asked for, and no more than the log may expand to; a
+record whose blob is named is asked of the caller. Messages show values shortened.
 
 It does not look for records in a file.
 """
@@ -11,6 +11,7 @@ It does not look for records in a file.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn, TypeAlias
 
@@ -18,13 +19,16 @@ import attrs
 
 from .blobs import unpack
 from .errors import FormatError, RecorderError
-from .format import UNPACKED_BYTES_MAX
+from .expansion import Expansion, check_values
+from .format import RECORD_BYTES_MAX, UNPACKED_BYTES_MAX
 from .records import BLOB, NESTING_MAX, RESERVED, TEXT, WTF8, Record, Value
 from .spans import restore
 from .upcast import check_version, upcast
 
-Resolve: TypeAlias = Callable[[int, int], bytes]
-"""Gives the blob that `[seq, index]` of an earlier record names, or raises `FormatError`."""
+Resolve: TypeAlias = Callable[[int], "StoredRecord"]
+"""Gives an earlier record, one of whose blobs is named, or raises `FormatError`."""
+Charge: TypeAlias = Callable[[int], None]
+"""Takes the length of a blob before it is unpacked, or raises `FormatError`."""
 
 _KEYS: Final = frozenset({"at_ns", "blobs", "fields", "kind", "seq", "version"})
 
@@ -47,15 +51,17 @@ class StoredRecord:
     area: memoryview
     starts: tuple[int, ...]
 
-    def blob(self, index: int) -> bytes:
+    def blob(self, index: int, charge: Charge) -> bytes:
         """Unpack a blob that this record itself holds.
 
         Raises:
-            FormatError: it holds no such blob, or the bytes do not fit the codec.
+            FormatError: it holds no such blob, `charge` refuses it, or the bytes do not fit the
+                codec.
         """
         if not 0 <= index < len(self.table) or len(self.table[index]) != 3:
             raise FormatError(f"record {self.record.seq} does not hold blob {index}")
         codec, length, stored_len = self.table[index]
+        charge(length)
         start = self.starts[index]
         return unpack(codec, self.area[start : start + stored_len], length)
 
@@ -67,6 +73,7 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
         VersionUnknown: a newer version wrote it.
         FormatError: it is not what a writer wrote.
     """
+    check_values(header)
     try:
         found = json.loads(header.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -75,7 +82,7 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
         raise FormatError("a record's header has other keys")
     kind, version = found["kind"], found["version"]
     if not isinstance(kind, str) or not _is_count(version):
-        raise FormatError(f"record {kind!r} of version {version!r} is none")
+        raise FormatError(f"record {reprlib.repr(kind)} of version {reprlib.repr(version)} is none")
     check_version(kind, version)
     if not isinstance(found["fields"], dict):
         raise FormatError("a record's fields are no object")
@@ -88,17 +95,19 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     return StoredRecord(record=record, version=version, table=table, area=area, starts=starts)
 
 
-def decode(stored: StoredRecord, resolve: Resolve) -> Record:
+def decode(stored: StoredRecord, resolve: Resolve, expansion: Expansion) -> Record:
     """Put the blobs back into a record's fields, and those into the form of today.
 
     Args:
         stored: from `parse`.
-        resolve: gives blobs that earlier records hold.
+        resolve: gives earlier records, whose blobs it may name.
+        expansion: what may be made of the log.
 
     Raises:
         FormatError: a blob is lost or wrong, or the fields are not what a writer wrote.
     """
-    fields = _Unpacker(stored=stored, resolve=resolve).unpack_mapping(stored.record.fields, 0)
+    unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion)
+    fields = unpacker.unpack_mapping(stored.record.fields, 0)
     fields_now = upcast(stored.record.kind, stored.version, fields)
     return attrs.evolve(stored.record, fields=fields_now)
 
@@ -142,14 +151,16 @@ def _find_blobs(table: tuple[tuple[int, ...], ...], area: memoryview) -> tuple[i
 class _Unpacker:
     stored: StoredRecord
     resolve: Resolve
+    expansion: Expansion
     unpacked_bytes: int = 0
+    text_bytes: int = 0
 
     def unpack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, Value]:
         unpacked: dict[str, Value] = {}
         for key, item in value.items():
             if key.startswith(RESERVED):
                 if not key.startswith(RESERVED, 1):
-                    raise FormatError(f"the key {key!r} is not ours")
+                    raise FormatError(f"the key {reprlib.repr(key)} is not ours")
                 unpacked[key[1:]] = self._unpack(item, depth + 1)
             else:
                 unpacked[key] = self._unpack(item, depth + 1)
@@ -165,7 +176,7 @@ class _Unpacker:
             if key == TEXT:
                 return self._text(item)
             if key == WTF8:
-                return _to_text(self._blob(item))
+                return self._utf8(item)
         if depth > NESTING_MAX:
             raise FormatError(f"fields nest deeper than {NESTING_MAX}")
         if isinstance(value, dict):
@@ -181,29 +192,36 @@ class _Unpacker:
         if isinstance(piece, str):
             return piece
         if isinstance(piece, list) and len(piece) == 1:
-            return _to_text(self._blob(piece[0]))
+            return self._utf8(piece[0])
         return self._blob(piece)
 
-    def _blob(self, index: object) -> bytes:
-        """Unpack a blob; one that is named again takes its room again."""
-        blob = self._find(index)
-        self.unpacked_bytes += len(blob)
+    def _utf8(self, index: object) -> str:
+        data = self._blob(index)
+        self.text_bytes += len(data)
+        if self.text_bytes > RECORD_BYTES_MAX:
+            own = self.stored.record.seq
+            raise FormatError(f"record {own} has text of more than {RECORD_BYTES_MAX} bytes")
+        return _to_text(data)
+
+    def _charge(self, length: int) -> None:
+        """Count a blob; one that is named again takes its room again."""
+        self.unpacked_bytes += length
         if self.unpacked_bytes > UNPACKED_BYTES_MAX:
             own = self.stored.record.seq
             raise FormatError(f"record {own} unpacks to more than {UNPACKED_BYTES_MAX} bytes")
-        return blob
+        self.expansion.charge(length)
 
-    def _find(self, index: object) -> bytes:
+    def _blob(self, index: object) -> bytes:
         table = self.stored.table
         if type(index) is not int or not 0 <= index < len(table):
-            raise FormatError(f"blob {index!r} is not in the record's table")
+            raise FormatError(f"blob {reprlib.repr(index)} is not in the record's table")
         if len(table[index]) == 3:
-            return self.stored.blob(index)
+            return self.stored.blob(index, self._charge)
         seq, other = table[index]
         own = self.stored.record.seq
         if seq > own or (seq == own and other >= index):
             raise FormatError(f"blob {index} of record {own} names a later one")
-        return self.stored.blob(other) if seq == own else self.resolve(seq, other)
+        return (self.stored if seq == own else self.resolve(seq)).blob(other, self._charge)
 
 
 def _to_text(data: bytes) -> str:

@@ -7,6 +7,8 @@ Nothing here retries, buffers or hides an error.
 from __future__ import annotations
 
 import os
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -29,6 +31,14 @@ class Disk(Protocol):
 
     def sync(self, descriptor: int) -> None:
         """Return once the file's bytes are on the device."""
+        ...
+
+    def is_there(self, path: Path, descriptor: int) -> bool:
+        """Say whether `path` still names the open file."""
+        ...
+
+    def remove(self, path: Path, descriptor: int | None) -> None:
+        """Empty a file of ours, where it is open still, and remove its name where it has it."""
         ...
 
     def sync_directory(self, path: Path) -> None:
@@ -58,6 +68,22 @@ class LocalDisk:
         """Return once the file's bytes are on the device."""
         os.fdatasync(descriptor)
 
+    def is_there(self, path: Path, descriptor: int) -> bool:
+        """Say whether `path` still names the open file: nobody removed it, or moved its folder."""
+        held = os.fstat(descriptor)
+        try:
+            named = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return held.st_nlink > 0 and os.path.samestat(held, named)
+
+    def remove(self, path: Path, descriptor: int | None) -> None:
+        """Empty a file of ours, where it is open still, and remove its name where it has it."""
+        if descriptor is not None:
+            os.ftruncate(descriptor, 0)  # whatever other names it has, and who reads it now
+        if descriptor is None or self.is_there(path, descriptor):
+            path.unlink(missing_ok=True)
+
     def sync_directory(self, path: Path) -> None:
         """Return once the names in directory `path` are on the device."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -69,3 +95,38 @@ class LocalDisk:
     def close(self, descriptor: int) -> None:
         """Close the file."""
         os.close(descriptor)
+
+
+class Directories:
+    """Gets the names of new files onto the device: one sync serves all that came before it.
+
+    Args:
+        disk: of the files.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk: Final = disk
+        self._lock: Final = threading.Lock()
+        self._created: Final[Counter[Path]] = Counter()
+        self._synced: Final[Counter[Path]] = Counter()
+
+    def add(self, path: Path) -> int:
+        """Take note of a file that was created; return its number in its directory."""
+        with self._lock:
+            self._created[path.parent] += 1
+            return self._created[path.parent]
+
+    def sync(self, path: Path, number: int) -> None:
+        """Return once the name of file `number` is on the device; two may sync at a time.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        directory = path.parent
+        with self._lock:
+            created = self._created[directory]
+            if self._synced[directory] >= number:
+                return
+        self._disk.sync_directory(directory)
+        with self._lock:
+            self._synced[directory] = max(self._synced[directory], created)

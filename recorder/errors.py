@@ -10,6 +10,7 @@
           │    └── VersionUnknown  it may be: a newer version wrote it
           ├── LogDamaged    a reader was told to stop at the first damage
           └── Unreadable    nothing can be read: both session records are lost
+               └── TooNew   a newer version wrote it
 
 Messages name what happened, the value and the limit. None is meant for a client's eyes.
 """
@@ -55,3 +56,7 @@ class LogDamaged(LogUnsound):
 
 class Unreadable(LogUnsound):
     """Both session records are lost, or were never written."""
+
+
+class TooNew(Unreadable):
+    """A newer version wrote the log."""

@@ -37,16 +37,21 @@ def encode_flac(samples: Samples) -> bytes:
     return file.getvalue()
 
 
-def decode_flac(data: bytes) -> Samples | None:
-    """Decode a file; None where it is not one of ours."""
+def decode_flac(data: bytes, samples: int) -> Samples | None:
+    """Decode a file; None where it is not one of ours.
+
+    Args:
+        data: the file.
+        samples: how many it must claim, before any is decoded.
+    """
     import soundfile
 
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
             kind = (file.format, file.subtype, file.channels)
-            if kind != ("FLAC", "PCM_16", 1) or not 1 <= file.frames <= SAMPLES_MAX:
+            if kind != ("FLAC", "PCM_16", 1) or not file.frames == samples <= SAMPLES_MAX:
                 return None
-            samples: Samples = file.read(file.frames, dtype="int16")
-            return samples if len(samples) == file.frames else None
+            found: Samples = file.read(samples, dtype="int16")
+            return found if len(found) == samples > 0 else None
     except (soundfile.SoundFileError, OSError, ValueError):
         return None

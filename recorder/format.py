@@ -49,6 +49,16 @@ UNPACKED_BYTES_MAX: Final = 2 * RECORD_BYTES_MAX
 a picture that comes again in none; but one blob named a thousand times must not fill memory."""
 HEAD_BYTES_MAX: Final = 4 * MIB
 """The session record is written twice and held in memory; a resolved config is some kilobytes."""
+HEADER_BYTES_MAX: Final = 4 * MIB
+"""Of a record's JSON. The largest that a session's limits allow is that of a turn of 16384 short
+texts, under 2 MiB; what is longer in a frame is in blobs."""
+HEADER_VALUES_MAX: Final = 1 << 19
+"""JSON values of a header, twice those of such a turn; each may take 200 bytes of memory."""
+RECORDS_MAX: Final = 1 << 14
+"""A block. A record takes 73 bytes at least, so a block of several never holds as many."""
+SHARED_BYTES_MAX: Final = 2 * MIB
+"""Of a block of several records, besides a copy of the head: compacted ones close at 1 MiB, and are
+a twelfth longer where they are stuffed. All their headers are in memory together."""
 PAYLOAD_BYTES_MAX: Final = HEAD_BYTES_MAX + RECORD_BYTES_MAX
 """What a reader is ready to allocate for one block, whatever its header says."""
 COMPRESSED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 256 + 1024
@@ -190,8 +200,11 @@ def _check_limits(header: BlockHeader) -> None:
         raise FormatError(f"compressed length {header.compressed_len} is out of range")
     if header.uncompressed_len > PAYLOAD_BYTES_MAX:
         raise FormatError(f"payload length {header.uncompressed_len} is out of range")
-    if not 1 <= header.n_records <= header.uncompressed_len // _FRAMING.size:
+    if not 1 <= header.n_records <= min(RECORDS_MAX, header.uncompressed_len // _FRAMING.size):
         raise FormatError(f"{header.n_records} records cannot fit the payload")
+    shared_bytes = header.uncompressed_len - HEAD_BYTES_MAX * header.has_head_copy
+    if shared_bytes > SHARED_BYTES_MAX and header.n_records - header.has_head_copy > 1:
+        raise FormatError(f"{header.n_records} records share {header.uncompressed_len} bytes")
     if header.next_seq > _SEQ_MAX or header.next_seq == header.first_seq:
         raise FormatError(f"seq {header.first_seq} with {header.n_records} records is out of range")
 
@@ -224,6 +237,8 @@ def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memor
             raise FormatError("the payload ends inside a record's framing")
         header_len, blob_len = _FRAMING.unpack_from(payload, at)
         at += _FRAMING.size
+        if header_len > HEADER_BYTES_MAX:
+            raise FormatError(f"a header of {header_len} bytes, at most {HEADER_BYTES_MAX}")
         end = at + header_len + blob_len
         if end > len(payload):
             raise FormatError("a record runs past the payload")

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 INDEX_NAME: Final = ".index.sqlite"
 """Hidden, and no name of a log."""
-INDEX_VERSION: Final = 2
+INDEX_VERSION: Final = 3
 """Of its table and of what a summary holds; another one is thrown away."""
 BUSY_WAIT_S: Final = 1.0
 """Another process writes its changes in a part of that; who waits longer goes without."""

@@ -36,6 +36,7 @@ class Wanted:
         owner: the name of a key; empty: those that came without one.
         state: of the log.
         reason: why the session ended.
+        session: the id of a session, or of its recording.
     """
 
     since_ms: int | None = None
@@ -43,6 +44,7 @@ class Wanted:
     owner: str | None = None
     state: State | None = None
     reason: str | None = None
+    session: str | None = None
 
     def takes(self, summary: Summary) -> bool:
         """Whether a log is one of them."""
@@ -52,6 +54,7 @@ class Wanted:
             and self.owner in {None, summary.owner}
             and self.state in {None, summary.state}
             and self.reason in {None, summary.reason}
+            and (self.session is None or summary.is_named(self.session))
         )
 
 

@@ -3,7 +3,8 @@
 Rules: one thread appends to a log; the recorder's thread takes, advances, releases and fails it.
 All of it is bookkeeping under one short lock: no work, IO or waiting is done while holding it. The
 waits are cancellable and lose nothing: what was appended is written all the same. The bound of all
-logs together asks their drivers to wait; only a log's own bound, and a record beyond it, refuses.
+logs together asks those drivers to wait whose log holds more than its share of it; only a log's own
+bound, and a record beyond it, refuses.
 
 It does not encode or write; see `recorder.logfile`.
 """
@@ -47,11 +48,14 @@ class Shared:
 
     Attributes:
         session_bytes_max: backlog at which one log is full.
-        total_bytes_max: backlog of all logs at which every log is full.
+        total_bytes_max: backlog of all logs at which each is full that holds more than its share.
         serve_here: serves logs in the calling thread, for a recorder without one.
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
         backlog_bytes: of all logs.
+        logs: that are open.
+        steps: of work that were done for any log, since the start: it stands still where the disk
+            hangs.
         failures: logs that failed.
         is_closing: nothing is taken any more.
     """
@@ -65,6 +69,8 @@ class Shared:
     )
     called_up: deque[SessionLog] = attrs.field(factory=deque)
     backlog_bytes: int = 0
+    logs: int = 0
+    steps: int = 0
     failures: int = 0
     is_closing: bool = False
     room_waiters: list[_Waiter] = attrs.field(factory=list)
@@ -85,6 +91,7 @@ class SessionLog:
         path: the file.
         written_seq: `seq` of the last record that write(2) took, -1 before the first.
         failure: why the log failed, or None.
+        is_unwanted: it was discarded.
     """
 
     def __init__(self, shared: Shared, file: LogFile, on_failure: OnFailure | None) -> None:
@@ -95,12 +102,17 @@ class SessionLog:
         self._shared: Final = shared
         self._on_failure: Final = on_failure
         self._home: Final = shared.bells.here()
-        self._queue: list[Record] = []
+        self._queue: deque[tuple[Record, int]] = deque()
         self._backlog_bytes = 0
         self._next_seq = 0
-        self._is_called_up = False
+        self._due_seq = -1
+        self._is_due = False
+        self._is_in_line = False
         self._is_ended = False
         self._waiters: list[_Waiter] = []
+        self.is_unwanted = False
+        self._is_gone = False
+        self._leavers: list[_Waiter] = []
 
     @property
     def next_seq(self) -> int:
@@ -116,12 +128,19 @@ class SessionLog:
     def is_full(self) -> bool:
         """Whether the driver should wait in `room` before it appends more."""
         shared = self._shared
-        return self.is_over_its_bound or shared.backlog_bytes >= shared.total_bytes_max
+        if shared.backlog_bytes < shared.total_bytes_max:
+            return self.is_over_its_bound
+        return self._backlog_bytes > shared.total_bytes_max // max(1, shared.logs)
 
     @property
     def is_over_its_bound(self) -> bool:
         """Whether the log is full by its own backlog, whatever other logs hold."""
         return self._backlog_bytes >= self._shared.session_bytes_max
+
+    @property
+    def steps_of_all(self) -> int:
+        """Steps of work that the recorder has done for any log: none where the disk hangs."""
+        return self._shared.steps
 
     @property
     def lost_records(self) -> int:
@@ -191,6 +210,26 @@ class SessionLog:
         self.fail(LogFailed(reason), tell=False)
         self._shared.serve_here()
 
+    def discard(self) -> None:
+        """Have the file removed: nothing of it may stay. It counts as no failure."""
+        with self._shared.changed:
+            self.is_unwanted = True
+            if self.failure is None:
+                self._give_up(LogFailed(f"{self.path.name} is not wanted"))
+            else:
+                self._call_up()
+        self._shared.serve_here()
+
+    async def gone(self) -> None:
+        """Wait until the file of a discarded log is removed."""
+        await self._wait(self._leavers, lambda: self._is_gone, despite_failure=True)
+
+    def leave(self) -> None:
+        """Note that the file of a discarded log is removed; for the recorder."""
+        with self._shared.changed:
+            self._is_gone = True
+            _wake(self._leavers)
+
     def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
         """Take any records; for the recorder. See `append`."""
         sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
@@ -202,19 +241,29 @@ class SessionLog:
                 self._is_ended = is_last
                 if self.failure is not None:
                     continue  # it is lost, and counted by its seq
-                self._queue.append(record)
+                self._queue.append((record, size))
                 self._backlog_bytes += size
                 shared.backlog_bytes += size
             if self._queue and (urgent or self._backlog_bytes >= CALL_UP_BYTES):
                 self._call_up()
         shared.serve_here()
 
-    def take(self) -> tuple[list[Record], int]:
-        """Give what is queued, and its bytes; for the recorder's thread."""
+    def take(self, bytes_max: int) -> tuple[list[Record], int]:
+        """Give what is queued, and its bytes; for the recorder's thread.
+
+        Args:
+            bytes_max: of all of them, unless it is one; of a log that failed, all that there is.
+        """
         with self._shared.changed:
-            records, self._queue = self._queue, []
-            self._is_called_up = False
-            return records, self._backlog_bytes
+            records, size, queue = list[Record](), 0, self._queue
+            while queue and (
+                not records or size + queue[0][1] <= bytes_max or self.failure is not None
+            ):
+                record, record_bytes = queue.popleft()
+                records.append(record)
+                size += record_bytes
+            self._is_due = bool(queue) and queue[0][0].seq <= self._due_seq
+            return records, size
 
     def advance(self, seq: int) -> None:
         """Note that write(2) took everything up to `seq`; for the recorder's thread."""
@@ -222,12 +271,18 @@ class SessionLog:
             self.written_seq = seq
             _wake(self._waiters)
 
-    def release(self, size: int) -> None:
-        """Note that `size` bytes are no longer held; for the recorder's thread."""
+    def release(self, size: int) -> bool:
+        """Note that `size` bytes are no longer held; for the recorder's thread.
+
+        Returns:
+            Whether there is more to be served now; else the log has left the line.
+        """
         with self._shared.changed:
             self._backlog_bytes -= size
             self._shared.backlog_bytes -= size
+            self._is_in_line = self._is_due
             _wake(self._shared.room_waiters)
+            return self._is_due
 
     def call_up_if_queued(self) -> None:
         """Have the log served in this round if it holds records; for the recorder's thread."""
@@ -240,13 +295,17 @@ class SessionLog:
         with self._shared.changed:
             if self.failure is not None:
                 return
-            self.failure = failure
             self._shared.failures += 1
-            self._call_up()
-            _wake(self._waiters, all_of_them=True)
-            _wake(self._shared.room_waiters)
+            self._give_up(failure)
         if tell and self._on_failure is not None:
             self._tell(self._on_failure, failure)
+
+    def _give_up(self, failure: LogFailed) -> None:
+        """Take no more, and have who waits wait no longer; the lock is held."""
+        self.failure = failure
+        self._call_up()
+        _wake(self._waiters, all_of_them=True)
+        _wake(self._shared.room_waiters)
 
     def _tell(self, on_failure: OnFailure, failure: LogFailed) -> None:
         if self._home is None:
@@ -265,14 +324,21 @@ class SessionLog:
             raise LogFull(f"{self.path.name} holds {self._backlog_bytes} bytes back already")
 
     def _call_up(self) -> None:
-        """Have the log served at once; the lock is held."""
-        if not self._is_called_up:
-            self._is_called_up = True
+        """Have all that is queued served at once; the lock is held."""
+        self._due_seq, self._is_due = self._next_seq - 1, True
+        if not self._is_in_line:
+            self._is_in_line = True
             self._shared.called_up.append(self)
             self._shared.changed.notify()
 
-    async def _wait(self, waiters: list[_Waiter], is_done: Callable[[], bool]) -> None:
-        waiter = self._enlist(waiters, is_done)
+    async def _wait(
+        self,
+        waiters: list[_Waiter],
+        is_done: Callable[[], bool],
+        *,
+        despite_failure: bool = False,
+    ) -> None:
+        waiter = self._enlist(waiters, is_done, despite_failure=despite_failure)
         self._shared.serve_here()
         if waiter is None:
             await anyio.lowlevel.checkpoint()
@@ -290,11 +356,13 @@ class SessionLog:
         if self.failure is not None:
             raise LogFailed(str(self.failure)) from self.failure
 
-    def _enlist(self, waiters: list[_Waiter], is_done: Callable[[], bool]) -> _Waiter | None:
+    def _enlist(
+        self, waiters: list[_Waiter], is_done: Callable[[], bool], *, despite_failure: bool
+    ) -> _Waiter | None:
         bell = self._shared.bells.here()
         assert bell is not None, "only a task can wait"
         with self._shared.changed:
-            if is_done() or self.failure is not None:
+            if is_done() or (self.failure is not None and not despite_failure):
                 return None
             waiter = _Waiter(is_done=is_done, event=anyio.Event(), bell=bell)
             waiters.append(waiter)

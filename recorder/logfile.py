@@ -3,25 +3,27 @@
 Rules: the session record is a block of its own, and its bytes are repeated at the start of the
 second block; `fin` is a block of its own too, so that it can name the chain of the block before,
 and the seek table goes with it; a block is handed to write(2) whole or the log has failed. After an
-exception the file is only closed.
+exception the file is only closed. A large record takes many steps, and other logs are served
+between them: `steps`.
 
 It has no queue, no clock and no thread; see `recorder.writer`.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from .chain import Chain
-from .compression import Compressor
-from .disk import Disk
+from .compression import STEP_BYTES, Compressor
+from .disk import Directories, Disk
 from .errors import LogMisuse, RecordInvalid
 from .format import (
     BLOCK_BYTES,
@@ -33,6 +35,8 @@ from .format import (
 from .records import Framed, Record, RecordEncoder
 
 _ALONE: Final = frozenset({"session", "fin"})
+WRITE_BYTES_MAX: Final = BLOCK_BYTES
+"""Of one write(2): a slow disk has all logs wait for what it was given last."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +63,7 @@ class _Batch:
     has_samples: bool = False
     kinds: set[str] = attrs.field(factory=set)
     payload_bytes: int = 0
+    cost: int = 0
     records: int = 0
     last_seq: int = 0
 
@@ -67,6 +72,7 @@ class _Batch:
         self.has_samples |= framed.has_samples
         self.kinds.add(record.kind)
         self.payload_bytes += framed.framed_bytes
+        self.cost += framed.cost
         self.records += 1
         self.last_seq = record.seq
 
@@ -79,17 +85,27 @@ class LogFile:
         is_dirty: something was written since the last sync.
     """
 
-    def __init__(self, path: Path, *, disk: Disk, compressor: Compressor) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        disk: Disk,
+        compressor: Compressor,
+        directories: Directories | None = None,
+    ) -> None:
         self.path: Final = path
         self.is_dirty = False
         self._disk: Final = disk
         self._compressor: Final = compressor
         self._encoder: Final = RecordEncoder()
         self._descriptor: int | None = None
+        self._is_created = False
         self._closing: Final = threading.Lock()
-        self._directory_synced = False
+        self._directories: Final = directories or Directories(disk)
+        self._number = 0
         self._chain: Final = Chain()
         self._head = b""
+        self._head_cost = 0
         self._counts: Counter[str] = Counter()
 
     def create(self) -> None:
@@ -99,6 +115,8 @@ class LogFile:
             OSError: it exists, or the disk refused.
         """
         self._descriptor = self._disk.create(self.path)
+        self._is_created = True
+        self._number = self._directories.add(self.path)
 
     def write(self, records: Iterable[Record]) -> Iterator[Written]:
         """Encode records into blocks and write them, all of them by the end.
@@ -113,23 +131,40 @@ class LogFile:
             RecordInvalid: a record cannot be stored.
             OSError: the disk refused.
         """
+        for step in self.steps(records):
+            if isinstance(step, Written):
+                yield step
+
+    def steps(self, records: Iterable[Record]) -> Iterator[int | Written]:
+        """Write records as `write` does, in steps that take a bounded time.
+
+        Yields:
+            Each block, and between two the bytes of each step of a large one; encoding a record is
+            one step, however large the record is.
+
+        Raises:
+            RecordInvalid: a record cannot be stored.
+            OSError: the disk refused.
+        """
         batch: _Batch | None = None
         for record in records:
             if batch is not None and record.kind in _ALONE:
-                yield self._write_batch(batch)
+                yield from self._write_batch(batch)
                 batch = None
             framed = self._encode(record)
+            if framed.framed_bytes > STEP_BYTES:
+                yield framed.framed_bytes
             if batch is not None and batch.payload_bytes + framed.framed_bytes > BLOCK_BYTES:
-                yield self._write_batch(batch)
+                yield from self._write_batch(batch)
                 batch, framed = None, self._encoder.encode(record)  # it may name blobs left behind
             if batch is None:
                 batch = _Batch(first=record)
             batch.add(record, framed)
             if record.kind in _ALONE:
-                yield self._write_batch(batch)
+                yield from self._write_batch(batch)
                 batch = None
         if batch is not None:
-            yield self._write_batch(batch)
+            yield from self._write_batch(batch)
 
     def sync(self) -> None:
         """Return once everything written is on the device, the file's name included.
@@ -138,15 +173,18 @@ class LogFile:
 
         Raises:
             OSError: the disk refused; what was written may be lost.
+            FileNotFoundError: the file was removed, or its folder moved: what is written is lost.
         """
         with self._closing:
             if self._descriptor is None:
                 return
             self.is_dirty = False
             self._disk.sync(self._descriptor)
-            if not self._directory_synced:
-                self._disk.sync_directory(self.path.parent)
-                self._directory_synced = True
+            if not self._disk.is_there(self.path, self._descriptor):
+                raise FileNotFoundError(
+                    errno.ENOENT, "the log was removed or moved", str(self.path)
+                )
+            self._directories.sync(self.path, self._number)
 
     def close(self) -> None:
         """Close the file; without effect when it is not open.
@@ -158,6 +196,25 @@ class LogFile:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
                 self._disk.close(descriptor)
+
+    def remove(self) -> None:
+        """Remove the file, from the device too, and close it; one never created is left alone.
+
+        Raises:
+            OSError: the disk refused; the file is closed all the same.
+        """
+        with self._closing:
+            if not self._is_created:
+                return
+            try:
+                self._disk.remove(self.path, self._descriptor)
+                if self._descriptor is not None:
+                    self._disk.sync(self._descriptor)
+                self._disk.sync_directory(self.path.parent)
+            finally:
+                descriptor, self._descriptor = self._descriptor, None
+                if descriptor is not None:
+                    self._disk.close(descriptor)
 
     def _opened(self) -> int:
         if self._descriptor is None:
@@ -175,20 +232,23 @@ class LogFile:
                 raise RecordInvalid(
                     f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}"
                 )
-            self._head = b"".join(framed.pieces)
+            self._head, self._head_cost = b"".join(framed.pieces), framed.cost
         return framed
 
-    def _write_batch(self, batch: _Batch) -> Written:
+    def _write_batch(self, batch: _Batch) -> Iterator[int | Written]:
         has_copy = self._chain.blocks == 1
         if has_copy:
             batch.pieces.insert(0, self._head)
+            batch.cost += self._head_cost
             self._head = b""
-        file_bytes = self._write_block(batch, has_copy)
+        file_bytes = yield from self._write_block(batch, has_copy)
         self._encoder.forget()  # so that a lost block costs no record of another
-        return Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
+        yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
 
-    def _write_block(self, batch: _Batch, has_copy: bool) -> int:
-        frame = self._compressor.compress(batch.pieces, has_samples=batch.has_samples)
+    def _write_block(self, batch: _Batch, has_copy: bool) -> Generator[int, None, int]:
+        frame = yield from self._compressor.steps(
+            batch.pieces, has_samples=batch.has_samples, cost=batch.cost
+        )
         data = frame.data
         if frame.payload_bytes > PAYLOAD_BYTES_MAX:
             raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
@@ -205,16 +265,19 @@ class LogFile:
         block = self._chain.link(header, frame)
         if "fin" in batch.kinds:
             block = block + self._chain.table()
-        self._write_bytes(block)
+        yield from self._write_bytes(block)
         return len(block)
 
-    def _write_bytes(self, block: bytearray) -> None:
+    def _write_bytes(self, block: bytearray) -> Iterator[int]:
         rest = memoryview(block)
         descriptor = self._opened()
         self.is_dirty = True
         while rest:
-            count = self._disk.write(descriptor, rest)
-            if not 1 <= count <= len(rest):
-                raise OSError(f"write(2) took {count} of {len(rest)} bytes")
+            given = rest[:WRITE_BYTES_MAX]
+            count = self._disk.write(descriptor, given)
+            if not 1 <= count <= len(given):
+                raise OSError(f"write(2) took {count} of {len(given)} bytes")
             rest = rest[count:]
+            if rest:
+                yield count
         self.is_dirty = True  # again: a sync meanwhile knew of a part of it at most

@@ -33,6 +33,7 @@ from cattrs.gen import make_dict_unstructure_fn, override
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import SNAPSHOT
 from protocol.digest import ADDED, digest
 from protocol.errors import ErrorCode
 from protocol.utf8 import Frame, Utf8Text
@@ -64,6 +65,11 @@ EFFECT_KINDS: Final = frozenset({"tx", "effect"})
 EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
 
 
+MACHINE_SCHEMA: Final = 1
+"""The version of the events and effects in a log, as its head says; a log of a newer one is not
+comparable here."""
+SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPSHOT}
+"""What the head of a new log says of its records."""
 HASHES_KEPT: Final = 3
 """A second of sound and a picture or two: what comes between decoding a picture and its unit."""
 HASHED_BYTES_MAX: Final = 256 << 10

@@ -19,6 +19,7 @@ import attrs
 
 from .decoding import parse
 from .errors import FormatError
+from .expansion import Expansion, header_cost
 from .format import HEADER_BYTES, BlockHeader, split_records, unpack_header
 from .records import Record
 from .scan import Block, Source, find_mark, load_block
@@ -59,9 +60,17 @@ def end_of_blocks(source: Source) -> int:
     return size
 
 
-def find_seq(source: Source, seq: int) -> Place | None:
-    """Find the block that holds a record, or the last one before it; None where there is none."""
-    return _find(source, lambda header: header.first_seq, seq)
+def find_seq(source: Source, seq: int, offsets: Sequence[int] | None = None) -> Place | None:
+    """Find the block that holds a record, or the last one before it; None where there is none.
+
+    Args:
+        source: the log.
+        seq: of the record.
+        offsets: where blocks start, for those who ask often.
+    """
+    if offsets is None:
+        return _find(source, lambda header: header.first_seq, seq)
+    return _bisect(source, offsets, lambda header: header.first_seq, seq)
 
 
 def seq_at_time(source: Source, at_ns: int) -> int:
@@ -86,31 +95,40 @@ def seq_of_unit(source: Source, index: int) -> int | None:
     Returns:
         Its `seq`, None where no result of this unit or a later one stands in the log.
     """
-    offsets = list(_hop(source))
-    units = _Units(source, offsets)
+    offsets = array("Q", hop(source))
+    units = _Units(source, offsets, Expansion(source.size))
     if units.next_from(0) == BEYOND:
         return None
     at = bisect_right(range(len(offsets)), index, key=units.next_from)
     for number in range(max(0, at - 1), len(offsets)):
-        for record in _records(source, offsets[number]):
-            found = unit_index(record)
-            if found is not None and found >= index:
-                return record.seq
+        for found, seq in units.of(number):
+            if found >= index:
+                return seq
     return None
 
 
 @attrs.frozen
 class _Units:
+    """The units of a log's blocks; a block is decompressed once."""
+
     source: Source
     offsets: Sequence[int]
+    expansion: Expansion
+    _known: dict[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict, init=False)
+
+    def of(self, number: int) -> tuple[tuple[int, int], ...]:
+        """Give each unit whose result stands in a block, and the `seq` of its record."""
+        if number not in self._known:
+            found = _records(self.source, self.offsets[number], self.expansion)
+            units = ((unit_index(record), record.seq) for record in found)
+            self._known[number] = tuple((it, seq) for it, seq in units if it is not None)
+        return self._known[number]
 
     def next_from(self, number: int) -> int:
         """Give the first unit whose result stands in a block or after it."""
         for later in range(number, len(self.offsets)):
-            for record in _records(self.source, self.offsets[later]):
-                index = unit_index(record)
-                if index is not None:
-                    return index
+            if units := self.of(later):
+                return units[0][0]
         return BEYOND
 
 
@@ -122,7 +140,7 @@ def _find(source: Source, key: Callable[[BlockHeader], int], wanted: int) -> Pla
             return _bisect(source, table, key, wanted)
         except FormatError:
             pass  # it is not that of this log, or the log is damaged there
-    return _bisect(source, array("Q", _hop(source)), key, wanted)
+    return _bisect(source, array("Q", hop(source)), key, wanted)
 
 
 def _bisect(
@@ -149,7 +167,7 @@ def _table_of(source: Source) -> Sequence[int] | None:
     return None if offsets is None else offsets[:-1]
 
 
-def _hop(source: Source) -> Iterator[int]:
+def hop(source: Source) -> Iterator[int]:
     """Yield where blocks with sound headers start, in order."""
     at: int | None = 0
     size = source.size()
@@ -169,21 +187,21 @@ def _hop(source: Source) -> Iterator[int]:
 def _first(source: Source, place: Place, is_wanted: Callable[[Record], bool]) -> int:
     """Find the first record of a block that is wanted; where none is, what follows the block."""
     next_seq = place.first_seq
-    for record in _records(source, place.offset):
+    for record in _records(source, place.offset, Expansion(source.size)):
         if is_wanted(record):
             return record.seq
         next_seq = record.seq + 1
     return next_seq
 
 
-def _records(source: Source, offset: int) -> Iterator[Record]:
+def _records(source: Source, offset: int, expansion: Expansion) -> Iterator[Record]:
     try:
-        yield from records_of(load_block(source, offset))
+        yield from records_of(load_block(source, offset, expansion), expansion)
     except FormatError:
         return
 
 
-def records_of(block: Block) -> Iterator[Record]:
+def records_of(block: Block, expansion: Expansion) -> Iterator[Record]:
     """Yield the records of a block that can be parsed, without their blobs; no copy of the head."""
     try:
         framed = list(split_records(block.payload, block.header.n_records))
@@ -191,6 +209,7 @@ def records_of(block: Block) -> Iterator[Record]:
         return
     for parts in framed[block.header.has_head_copy :]:
         try:
+            expansion.charge(header_cost(parts[0]))
             yield parse(*parts).record
         except FormatError:
             continue

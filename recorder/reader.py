@@ -10,14 +10,18 @@ Reading can begin anywhere (`at`): what comes before is not read, so its damage 
 is a chain or a seek table judged that hangs on it.
 
 Memory is bounded: one block, some blocks kept for the blobs that later records name, and some bytes
-a block to find those again. Reading never writes.
+a block to find those again. What is made of a log, in time and in memory, is bounded by its size,
+see `recorder.expansion`: a block, a record or a blob that is too much is damage. Reading never
+writes.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -25,14 +29,16 @@ from typing import Final, Literal, Self
 import attrs
 
 from .decoding import StoredRecord, decode, parse
-from .errors import FormatError, LogDamaged, Unreadable, VersionUnknown
+from .errors import FormatError, LogDamaged, TooNew, Unreadable, VersionUnknown
+from .expansion import Expansion, header_cost
 from .format import MIB, split_records
-from .places import find_seq, seq_at_time, seq_of_unit
+from .places import find_seq, hop, seq_at_time, seq_of_unit
 from .records import Record
-from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, load_block
+from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, Source, load_block
 
 KEPT_BYTES_MAX: Final = 16 * MIB
-"""Payloads kept for blobs that later records name: far more than a writer remembers."""
+"""Cost of the blocks kept for blobs that later records name: far more than a writer remembers. What
+costs so much by itself is not kept longer than it is read."""
 
 HeadSource = Literal["first", "second"]
 
@@ -64,7 +70,7 @@ class _Parsed:
 
     records: list[StoredRecord | FormatError]
     head: StoredRecord | FormatError | None
-    payload_bytes: int
+    cost: int
 
 
 class LogReader:
@@ -90,16 +96,18 @@ class LogReader:
             OSError: there is no such file, or it cannot be read.
         """
         self._source = BytesSource(log) if isinstance(log, bytes) else FileSource(log)
-        self._scanner: Final = Scanner(self._source)
+        self._expansion: Final = Expansion(self._source.size)
+        self._scanner: Final = Scanner(self._source, self._expansion)
         self._first_seqs: list[int] = []
         self._offsets: list[int] = []
         self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
         self._kept_bytes = 0
+        self._hopped: array[int] | None = None  # where blocks start, before where reading began
         self._is_finished = False
         self._from_seq = 0
         self.blocks = 0
         try:
-            self.head, self.head_source = self._find_head()
+            self.head, self.head_source = find_head(self._source, self._expansion)
         except BaseException:
             self._source.close()
             raise
@@ -126,6 +134,9 @@ class LogReader:
                 yield item
             else:
                 yield from self._read_block(item)
+                if self._kept_bytes > KEPT_BYTES_MAX:
+                    self._forget()
+            del item  # else it is held while the next one is read
 
     def at(self, seq: int) -> Iterator[Record | Damage]:
         """Go to a record, and read on from there; or from what follows it where it is lost.
@@ -140,6 +151,7 @@ class LogReader:
             self._scanner.jump(place.offset, place.first_seq)
         self._first_seqs.clear()
         self._offsets.clear()
+        self._expansion.restart()
         self._is_finished = False
         self._from_seq = seq
         return iter(self)
@@ -186,33 +198,12 @@ class LogReader:
         """Bytes of an incomplete block at the end, as of now."""
         return self._source.size() - self._scanner.offset
 
-    def _find_head(self) -> tuple[Record, HeadSource]:
-        """Take the head from the first sound block: it holds the record or its copy, or neither."""
-        block, newer = None, None
-        for item in Scanner(self._source):
-            if isinstance(item, Block):
-                block = item
-                break
-            newer = newer or (item.detail if item.reason == "version" else None)
-        if block is None:
-            raise Unreadable(newer or "no block of the log can be read, or none is complete yet")
-        source: HeadSource = "second" if block.header.first_seq else "first"
-        try:
-            stored = _parse_block(block).head
-            if isinstance(stored, VersionUnknown):
-                raise Unreadable(str(stored))
-            if not isinstance(stored, StoredRecord):
-                raise Unreadable("both session records of the log are lost")
-            return decode(stored, self._resolve), source
-        except FormatError as error:
-            raise Unreadable(f"the log's session record is not sound: {error}") from error
-
     def _read_block(self, block: Block) -> Iterator[Record | Damage]:
         if self._is_finished:
             yield _lose_block(block, "fin", "a block follows the log's end")
             return
         try:
-            parsed = _parse_block(block)
+            parsed = _parse_block(block, self._expansion)
         except FormatError as error:
             yield _lose_block(block, "record", str(error))
             return
@@ -237,7 +228,7 @@ class LogReader:
             return
         try:
             stored = _sound(parsed.head)
-            is_same = stored is not None and decode(stored, self._resolve) == self.head
+            is_same = stored is not None and self._decode(stored) == self.head
         except FormatError:
             is_same = False
         if not is_same:
@@ -252,43 +243,53 @@ class LogReader:
             yield _damage(block, reason, str(stored), seq)
             return
         try:
-            record = decode(stored, self._resolve)
+            record = self._decode(stored)
         except FormatError as error:
             yield _damage(block, "blob", str(error), seq)
             return
         self._is_finished = self._is_finished or record.kind == "fin"
         yield record
 
+    def _decode(self, stored: StoredRecord) -> Record:
+        return decode(stored, self._resolve, self._expansion)
+
     def _keep(self, offset: int, parsed: _Parsed) -> None:
         self._kept[offset] = parsed
-        self._kept_bytes += parsed.payload_bytes
+        self._kept_bytes += parsed.cost
         while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= dropped.payload_bytes
+            self._kept_bytes -= dropped.cost
 
-    def _resolve(self, seq: int, index: int) -> bytes:
-        """Give a blob that an earlier record holds; from the file again if it was not kept."""
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def _resolve(self, seq: int) -> StoredRecord:
+        """Give an earlier record, whose blob is named; from the file again if it was not kept."""
         offset, first_seq = self._find_block(seq)
         parsed = self._kept.get(offset)
         if parsed is None:
-            parsed = _parse_block(load_block(self._source, offset))
+            block = load_block(self._source, offset, self._expansion)
+            parsed = _parse_block(block, self._expansion)
             self._keep(offset, parsed)
         self._kept.move_to_end(offset)
         head = _sound(parsed.head)
         if seq == 0 and head is not None:
-            return head.blob(index)
+            return head
         place = seq - first_seq
         stored = _sound(parsed.records[place]) if place < len(parsed.records) else None
         if stored is None:
             raise FormatError(f"record {seq}, which holds a blob, is lost")
-        return stored.blob(index)
+        return stored
 
     def _find_block(self, seq: int) -> tuple[int, int]:
         """Say where the block starts that a record is in, and with which record."""
         at = bisect_right(self._first_seqs, seq) - 1
         if at >= 0:
             return self._offsets[at], self._first_seqs[at]
-        place = find_seq(self._source, seq) if self._from_seq else None
+        if self._from_seq and self._hopped is None:
+            self._hopped = array("Q", hop(self._source))
+        place = None if self._hopped is None else find_seq(self._source, seq, self._hopped)
         if place is None:
             raise FormatError(f"record {seq}, which holds a blob, is lost")
         return place.offset, place.first_seq
@@ -316,34 +317,79 @@ def _lose_block(block: Block, reason: Reason, detail: str) -> Damage:
     return _damage(block, reason, detail, header.first_seq, header.next_seq - header.first_seq)
 
 
-def _parse_block(block: Block) -> _Parsed:
+def find_head(
+    source: Source, expansion: Expansion, *, tries_max: int | None = None
+) -> tuple[Record, HeadSource]:
+    """Take the head from the first sound block: it holds the record or its copy, or neither.
+
+    Args:
+        source: the log.
+        expansion: what may be made of it.
+        tries_max: so many damages are passed by at most; None passes all.
+
+    Raises:
+        TooNew: a newer version wrote it.
+        Unreadable: it is in neither block, or none was written yet.
+    """
+    block, newer = None, None
+    for item in islice(Scanner(source, expansion), tries_max):
+        if isinstance(item, Block):
+            block = item
+            break
+        newer = newer or (item.detail if item.reason == "version" else None)
+    if block is None:
+        if newer is not None:
+            raise TooNew(newer)
+        raise Unreadable("no block of the log can be read, or none is complete yet")
+    header = block.header
+    if header.first_seq and not header.has_head_copy:
+        raise Unreadable("both session records of the log are lost")
+    try:
+        framed = list(split_records(block.payload, header.n_records))
+        stored = _parse_record(*framed[0], 0, expansion)
+        if isinstance(stored, VersionUnknown):
+            raise TooNew(str(stored))
+        if isinstance(stored, FormatError):
+            raise Unreadable("both session records of the log are lost")
+        head = decode(stored, no_record, expansion)
+    except FormatError as error:
+        raise Unreadable(f"the log's session record is not sound: {error}") from error
+    return head, "second" if header.first_seq else "first"
+
+
+def no_record(seq: int) -> StoredRecord:
+    """Refuse to look for a record; for those that may only name blobs of their own."""
+    raise FormatError(f"it names a blob of record {seq}")
+
+
+def _parse_block(block: Block, expansion: Expansion) -> _Parsed:
     """Parse a block's records.
 
     Raises:
         FormatError: they are not framed as the header says.
     """
     header = block.header
+    before = expansion.spent
     framed = list(split_records(block.payload, header.n_records))
     copies = 1 if header.has_head_copy else 0
-    copy = _parse_record(*framed[0], 0) if copies else None
+    copy = _parse_record(*framed[0], 0, expansion) if copies else None
     records = [
-        _parse_record(*parts, header.first_seq + index)
+        _parse_record(*parts, header.first_seq + index, expansion)
         for index, parts in enumerate(framed[copies:])
     ]
-    head = records[0] if header.first_seq == 0 else copy
-    return _Parsed(
-        records=records,
-        head=head,
-        payload_bytes=len(block.payload),
-    )
+    cost = len(block.payload) + expansion.spent - before
+    return _Parsed(records=records, head=records[0] if header.first_seq == 0 else copy, cost=cost)
 
 
-def _parse_record(header: bytes, area: memoryview, seq: int) -> StoredRecord | FormatError:
+def _parse_record(
+    header: bytes, area: memoryview, seq: int, expansion: Expansion
+) -> StoredRecord | FormatError:
     """Parse one record, or give its error: the others of the block are sound all the same."""
     try:
+        expansion.charge(header_cost(header))
         stored = parse(header, area)
     except FormatError as error:
-        return error
+        return type(error)(str(error))  # without its traceback, which holds all that led there
     record = stored.record
     if record.seq != seq or (record.kind == "session") != (seq == 0):
         return FormatError(f"{record.kind} {record.seq} stands where record {seq} should")

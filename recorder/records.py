@@ -12,7 +12,8 @@ caller's key that starts with `$` gets a second one, so nothing of a caller's is
     {"$text": [...]} text taken apart: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
     {"$wtf8": i}     text with lone surrogates, which JSON in UTF-8 cannot hold
 
-Only `frame` of `rx` and `tx` is taken apart. This module knows no kind's fields beyond that.
+Only `frame` of `rx` and `tx` is taken apart; any long text is a blob, so that no header is longer
+than a reader takes. This module knows no kind's fields beyond that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -30,7 +32,16 @@ from protocol.utf8 import UTF8_BYTES_MAX, Utf8Text
 
 from .blobs import RAW, pack
 from .errors import RecordInvalid
-from .format import MIB, RECORD_BYTES_MAX, UNPACKED_BYTES_MAX, Piece, frame_record
+from .expansion import count_values, header_cost
+from .format import (
+    HEADER_BYTES_MAX,
+    HEADER_VALUES_MAX,
+    MIB,
+    RECORD_BYTES_MAX,
+    UNPACKED_BYTES_MAX,
+    Piece,
+    frame_record,
+)
 from .memory import BlobMemory
 from .spans import extract
 
@@ -69,7 +80,9 @@ FRAME_CUT: Final = "frame_cut"
 NESTING_MAX: Final = 64
 """Deeper values are refused: reading them back must not exhaust the stack."""
 TEXT_CHARS_INLINE: Final = 4096
-"""Longer text of a frame goes into a blob, where JSON's escapes cannot make it six times longer."""
+"""Longer text goes into a blob, where JSON's escapes cannot make it six times longer."""
+FRAME_CHARS_INLINE: Final = 64 << 10
+"""Of all pieces of a frame's text together; beyond it short pieces go into blobs, too."""
 RECORD_OVERHEAD_BYTES: Final = 200
 """What a small record holds in memory beside its fields, for the backlog's sum."""
 
@@ -85,7 +98,8 @@ _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | 
 
 def _is_count(_instance: object, attribute: attrs.Attribute[int], value: int) -> None:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise RecordInvalid(f"{attribute.name} {value!r} is no count of up to 63 bits")
+        shown = reprlib.repr(value)
+        raise RecordInvalid(f"{attribute.name} {shown} is no count of up to 63 bits")
 
 
 def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
@@ -117,11 +131,13 @@ class Framed:
     Attributes:
         pieces: its bytes, split where their kind changes; see `recorder.compression`.
         framed_bytes: how many there are.
+        cost: of reading it, without its bytes; see `recorder.expansion`.
         has_samples: some of them are packed PCM.
     """
 
     pieces: list[Piece]
     framed_bytes: int
+    cost: int
     has_samples: bool
 
 
@@ -192,7 +208,9 @@ class RecordEncoder:
             "seq": record.seq,
             "version": RECORD_VERSIONS[record.kind],
         }
-        start = frame_record(to_json(header), packer.area_bytes)
+        json_header = to_json(header)
+        _check_header(record, json_header)
+        start = frame_record(json_header, packer.area_bytes)
         framed_bytes = len(start) + packer.area_bytes
         if framed_bytes > RECORD_BYTES_MAX:
             raise RecordInvalid(
@@ -206,6 +224,7 @@ class RecordEncoder:
         return Framed(
             pieces=[start, *packer.area],
             framed_bytes=framed_bytes,
+            cost=header_cost(json_header) + packer.unpacked_bytes,
             has_samples=packer.has_samples,
         )
 
@@ -227,6 +246,14 @@ def to_json(header: Mapping[str, object]) -> bytes:
         return text.encode()
     except ValueError as error:  # an int of thousands of digits, a surrogate in a key
         raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
+
+
+def _check_header(record: Record, header: bytes) -> None:
+    if len(header) > HEADER_BYTES_MAX or count_values(header) > HEADER_VALUES_MAX:
+        raise RecordInvalid(
+            f"{record.kind} {record.seq} has a header of {len(header)} bytes and"
+            f" {count_values(header)} values, at most {HEADER_BYTES_MAX} and {HEADER_VALUES_MAX}"
+        )
 
 
 def _cut_frame(
@@ -257,6 +284,7 @@ class _Packer:
     area_bytes: int = 0
     unpacked_bytes: int = 0
     has_samples: bool = False
+    _inline_left: int = FRAME_CHARS_INLINE
 
     def pack_frame(self, frame: str | bytes | Utf8Text) -> _Json:
         if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
@@ -271,7 +299,10 @@ class _Packer:
         if isinstance(piece, bytes):
             return self._add(piece)
         short = _short_text(piece)
-        return [self._add(_utf8_of(piece))] if short is None else short
+        if short is None or len(short) > self._inline_left:
+            return [self._add(_utf8_of(piece))]
+        self._inline_left -= len(short)
+        return short
 
     def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
         packed: dict[str, _Json] = {}
@@ -287,6 +318,8 @@ class _Packer:
 
     def _pack(self, value: Value, depth: int) -> _Json:
         if isinstance(value, str):
+            if len(value) > TEXT_CHARS_INLINE:
+                return {TEXT: [[self._add(_utf8_of(value))]]}
             return value if _is_utf8(value) else {WTF8: self._add(_utf8_of(value))}
         if value is None or isinstance(value, int):
             return value

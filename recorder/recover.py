@@ -33,7 +33,7 @@ from .lock import is_held
 from .places import unit_index
 from .reader import LogReader
 from .records import Fields, Framed, Record, Value
-from .rewrite import Entry, Rewriter, entry_of
+from .rewrite import Entry, Rewriter, StoredCosts, entry_of
 from .scan import Block, Damage, FileSource, Scanner
 from .verify import verify
 
@@ -42,7 +42,8 @@ RECOVERED: Final = "recovered"
 LOST: Final[Fields] = {"by": "recover", "what": "lost"}
 """The fields of a mark that stands for a record that is lost."""
 LOST_MAX: Final = 1 << 20
-"""So many marks are made at most: a header can claim any number, and a long session has as many."""
+"""So many marks are made at most, and one for each byte of the file: a header can claim any number,
+and a long session has as many."""
 
 Parts: TypeAlias = tuple[bytes, memoryview]
 """A record's JSON header, and its blobs."""
@@ -267,6 +268,7 @@ class _Copier:
     writer: Rewriter
     marks: int = 0
     _head: bytes | None = None
+    _costs: StoredCosts = attrs.field(factory=StoredCosts, init=False)
 
     def take(self, block: Block) -> None:
         """Write what is kept of a block."""
@@ -311,6 +313,7 @@ class _Copier:
         framed = Framed(
             pieces=[start, area],
             framed_bytes=len(start) + len(area),
+            cost=self._costs.of(stored, header),
             has_samples=any(len(entry) == 3 and entry[0] != RAW for entry in stored.table),
         )
         self.writer.put(Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed))
@@ -318,7 +321,7 @@ class _Copier:
     def _fill(self, next_seq: int) -> None:
         """Write marks for the records that are lost before one."""
         lost = next_seq - self.writer.next_seq
-        if lost > LOST_MAX:
+        if lost > min(LOST_MAX, self.source.size()):
             raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged of it")
         for seq in range(self.writer.next_seq, next_seq):
             mark = Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST)

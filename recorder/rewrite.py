@@ -22,12 +22,16 @@ import attrs
 
 from .chain import Chain
 from .compression import Compressor, Frame
+from .decoding import StoredRecord
 from .disk import LocalDisk
 from .errors import RecordInvalid
+from .expansion import header_cost
 from .format import FORMAT_VERSION, HEADER_BYTES, PAYLOAD_BYTES_MAX, BlockHeader, Piece
 from .records import Fields, Framed, Record, RecordEncoder
 
 _ROOM: Final = bytes(HEADER_BYTES)
+LENGTHS_MAX: Final = 1 << 16
+"""Blobs whose lengths are known, to know what it costs to name them again, which is done soon."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +49,29 @@ class Entry:
     seq: int
     at_ns: int
     framed: Framed
+
+
+class StoredCosts:
+    """What it costs to read the stored records of a log, one after the other."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[tuple[int, ...], int] = {}
+
+    def of(self, stored: StoredRecord, header: bytes) -> int:
+        """Say what the next record costs, without its bytes; its writer names each blob once.
+
+        Args:
+            stored: the record.
+            header: its JSON, as it is to be written.
+        """
+        if len(self._lengths) > LENGTHS_MAX:
+            self._lengths.clear()
+        cost = header_cost(header)
+        for index, entry in enumerate(stored.table):
+            length = entry[1] if len(entry) == 3 else self._lengths.get(entry, 0)
+            self._lengths[stored.record.seq, index] = length
+            cost += length
+        return cost
 
 
 def entry_of(record: Record) -> Entry:
@@ -88,6 +115,7 @@ class Rewriter:
         self._chain: Final = Chain()
         self._counts: Final[Counter[str]] = Counter()
         self._head: list[Piece] = []
+        self._head_cost = 0
         self._waiting: list[Entry] = []
         self._waiting_bytes = 0
         self._descriptor: Final = self._disk.create(path)
@@ -128,7 +156,7 @@ class Rewriter:
         self._waiting_bytes += size
         self._note((entry.kind,), entry.seq + 1, entry.at_ns)
         if entry.kind == "session":
-            self._head = entry.framed.pieces
+            self._head, self._head_cost = entry.framed.pieces, entry.framed.cost
             self._flush()
 
     def copy(
@@ -184,7 +212,8 @@ class Rewriter:
         for entry in entries:
             pieces += entry.framed.pieces
         has_samples = any(entry.framed.has_samples for entry in entries)
-        frame = self._compressor.compress(pieces, has_samples=has_samples)
+        cost = sum(entry.framed.cost for entry in entries) + self._head_cost * has_copy
+        frame = self._compressor.compress(pieces, has_samples=has_samples, cost=cost)
         if frame.payload_bytes > PAYLOAD_BYTES_MAX:
             raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
         header = BlockHeader(

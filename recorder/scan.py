@@ -8,7 +8,8 @@ reported. An incomplete block at the end is a log still open, or a writer that d
 seek table must be that of the blocks before it, as far as they are undamaged.
 
 Scanning can go on when the file has grown. It reads one block at a time and never allocates more
-than a block's limit. It does not look into records.
+than a block's limit, nor more than the file allows (`recorder.expansion`); each byte of the file is
+read a bounded number of times, whatever headers claim. It does not look into records.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import attrs
 import zstandard
 
 from .errors import FormatError, VersionUnknown
+from .expansion import Expansion
 from .format import (
     CHAIN_START,
     HEADER_BYTES,
@@ -37,7 +39,9 @@ from .format import (
 from .seektable import PREAMBLE_BYTES, TABLE_START, BlockSizes, table_bytes
 
 SEARCH_BYTES: Final = MIB
-"""What is read at a time while looking for a mark."""
+"""What is read at a time while looking for a mark, at most."""
+SEARCH_BYTES_MIN: Final = 4 << 10
+"""And at first: where marks are dense, little is read that is read again."""
 
 Reason = Literal[
     "header",
@@ -148,20 +152,41 @@ class BytesSource:
         """Do nothing."""
 
 
-def load_block(source: Source, offset: int) -> Block:
+def load_block(source: Source, offset: int, expansion: Expansion) -> Block:
     """Read and check one block.
 
     Raises:
-        FormatError: no sound block is there.
+        FormatError: no sound block is there, or one that is too much for the log.
     """
     header = unpack_header(source.read(offset, HEADER_BYTES))
-    compressed = source.read(offset + HEADER_BYTES, header.compressed_len)
-    return Block(offset=offset, header=header, payload=_decompress(header, compressed))
+    compressed = _read_frame(source, offset, header)
+    return Block(offset=offset, header=header, payload=_decompress(header, compressed, expansion))
 
 
-def _decompress(header: BlockHeader, compressed: bytes) -> bytes:
+def _read_frame(source: Source, offset: int, header: BlockHeader) -> bytearray:
+    """Read a block's zstd frame; less of it where a mark shows that bytes are missing.
+
+    So bytes that many false headers claim are read for the first of them only.
+    """
+    start = offset + HEADER_BYTES
+    data = bytearray()
+    count = SEARCH_BYTES_MIN
+    while len(data) < header.compressed_len:
+        more = source.read(start + len(data), min(count, header.compressed_len - len(data)))
+        if not more:
+            break
+        seen = max(0, len(data) - len(MARK) + 1)
+        data += more
+        if data.find(MARK, seen) >= 0:
+            break
+        count *= 2
+    return data
+
+
+def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion) -> bytes:
     if len(compressed) != header.compressed_len or zlib.crc32(compressed) != header.payload_crc:
         raise FormatError("the payload's crc does not hold")
+    expansion.charge(header.uncompressed_len)
     try:
         # The frame's own claim decides what zstd allocates, so it is compared first.
         if zstandard.frame_content_size(compressed) != header.uncompressed_len:
@@ -184,12 +209,14 @@ def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
         end: where to look no more; None looks through all there is.
     """
     end = source.size() if end is None else end
+    step = SEARCH_BYTES_MIN
     while start < end:
-        count = min(SEARCH_BYTES, end - start) + len(MARK) - 1
+        count = min(step, end - start) + len(MARK) - 1
         found = source.read(start, count).find(MARK)
         if found >= 0:
             return start + found
-        start += SEARCH_BYTES
+        start += step
+        step = min(2 * step, SEARCH_BYTES)
     return None
 
 
@@ -201,14 +228,19 @@ class Scanner:
         chain: of the last block, None after one whose header was lost.
         next_seq: the `seq` that the next block must start with.
         has_table: a seek table was passed; it was right unless damage was reported.
+
+    Args:
+        source: the log.
+        expansion: what may be made of it; None allows what any log may.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, expansion: Expansion | None = None) -> None:
         self.offset = 0
         self.chain: bytes | None = CHAIN_START
         self.next_seq = 0
         self.has_table = False
         self._source: Final = source
+        self._expansion: Final = Expansion(source.size) if expansion is None else expansion
         self._sizes: BlockSizes | None = BlockSizes()  # of all blocks, until one is lost
 
     def __iter__(self) -> Iterator[Block | Damage]:
@@ -219,6 +251,7 @@ class Scanner:
             elif self._sizes is not None:
                 self._sizes.add(item.header.compressed_len, item.header.uncompressed_len)
             yield item
+            del item  # else it is held while the next one is read
 
     def jump(self, offset: int, next_seq: int) -> None:
         """Go on elsewhere.
@@ -310,9 +343,9 @@ class Scanner:
 
     def _take(self, header: BlockHeader) -> Iterator[Block | Damage]:
         start = self.offset
-        compressed = self._source.read(start + HEADER_BYTES, header.compressed_len)
+        compressed = _read_frame(self._source, start, header)
         try:
-            payload = _decompress(header, compressed)
+            payload = _decompress(header, compressed, self._expansion)
         except FormatError as error:
             yield from self._skip_payload(header, str(error))
             return
@@ -323,7 +356,9 @@ class Scanner:
             yield Damage(offset=start, length=span, reason="order", detail=detail)
             return
         before, self.chain = self.chain, header.chain
-        if before is not None and chain_of(before, header, compressed) != header.chain:
+        follows = before is None or chain_of(before, header, memoryview(compressed)) == header.chain
+        del compressed  # else it is held as long as what is made of the block
+        if not follows:
             detail = "the block does not follow the one before it"
             yield Damage(offset=start, length=0, reason="chain", detail=detail)
         yield from self._note_gap(start, header)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -34,7 +33,6 @@ _ENTRY: Final = struct.Struct("<II")
 _FOOTER: Final = struct.Struct("<IBI")
 PREAMBLE_BYTES: Final = _PREAMBLE.size
 FOOTER_BYTES: Final = _FOOTER.size
-_BLOCK: Final = struct.Struct("<IIII")
 TABLE_START: Final = SEEK_TABLE_MAGIC.to_bytes(4, "little")
 
 
@@ -96,10 +94,10 @@ def offsets_in(table: bytes, table_offset: int) -> array[int] | None:
         table
     ):
         return None
+    blocks = np.frombuffer(table[PREAMBLE_BYTES:-FOOTER_BYTES], "<u4").reshape(-1, 4)
+    if (blocks[:, 0] != HEADER_BYTES).any() or blocks[:, 1].any():
+        return None
+    ends = np.cumsum(blocks[:, 2].astype(np.uint64) + np.uint64(HEADER_BYTES))
     offsets = array("Q", (0,))
-    blocks: Iterable[tuple[int, ...]] = _BLOCK.iter_unpack(table[PREAMBLE_BYTES:-FOOTER_BYTES])
-    for header_len, nothing, compressed_len, _ in blocks:
-        if header_len != HEADER_BYTES or nothing:
-            return None
-        offsets.append(offsets[-1] + HEADER_BYTES + compressed_len)
+    offsets.frombytes(ends.tobytes())
     return offsets if offsets[-1] == table_offset else None

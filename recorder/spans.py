@@ -23,6 +23,9 @@ SPAN_CHARS_MIN: Final = 64
 """Shorter strings are ids and words; naming a blob would cost what it saves."""
 QUOTES_MAX: Final = 1 << 16
 """Quotes looked at in one frame: a frame of nothing but quotes must not hold up the recorder."""
+SPANS_MAX: Final = 4096
+"""Taken out of one frame: no more media are in a conversation by far, and each makes the record's
+header longer, which a reader bounds."""
 _GROUP_CHARS: Final = 4
 _GROUP_BYTES: Final = 3
 """Of base64: all but the last group stand for just as many bytes, and each for its own."""
@@ -64,6 +67,8 @@ def _split(data: bytes, text_of: Callable[[bytes], Piece]) -> list[Piece]:
         if blob is not None:
             pieces += (text_of(data[text_start:start]), blob)
             text_start = end
+            if len(pieces) == 2 * SPANS_MAX:
+                break
     if text_start < len(data):
         pieces.append(text_of(data[text_start:]))
     return pieces

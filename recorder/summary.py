@@ -5,29 +5,40 @@ Rules: a log with `fin` at its end is `finished`, however much is damaged before
 session record is `unreadable`. The duration of a log without `fin` is that of its last record, and
 its units are counted by the last one that is found in its tail.
 
-What stands in a log is not believed to be of the right type. It writes and keeps nothing.
+What stands in a log is not believed to be of the right type, and costs no more than
+`ENDS_COST_MAX`, whatever the file holds: what is beyond that counts as damaged. It writes and keeps
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Final, Literal
 
 import attrs
 
+from protocol.digest import derive_id, session_id_of
+
 from .errors import FormatError, RecorderError
-from .format import BLOCK_BYTES, HEADER_BYTES, MARK, MIB, unpack_header
+from .expansion import Expansion
+from .format import BLOCK_BYTES, HEAD_BYTES_MAX, HEADER_BYTES, MARK, MIB, unpack_header
 from .lock import is_held
 from .places import end_of_blocks, records_of, unit_index
-from .reader import LogReader
+from .reader import find_head
 from .records import Fields, Record, Value
-from .scan import Block, FileSource, Source, load_block
+from .scan import FileSource, Source, load_block
 from .store import LogInfo
 
 State = Literal["open", "finished", "crashed", "unreadable"]
 """`open`: it is being written; `crashed`: its writer died, or its disk failed, before its end."""
 
+START_BYTES: Final = HEAD_BYTES_MAX + BLOCK_BYTES
+"""The first block, and mostly the second: where the session record and its copy are."""
+ENDS_COST_MAX: Final = 16 * MIB
+"""What may be made of either end, see `recorder.expansion`: a tenth of a second of work, and four
+times what the largest session record takes."""
+TRIES_MAX: Final = 64
+"""Blocks that are no blocks, at either end: a crash damages one or two, a bad disk some."""
 FIN_BYTES: Final = 8 << 10
 """`fin` and its header take some hundred bytes."""
 TAIL_BYTES: Final = 2 * BLOCK_BYTES
@@ -45,6 +56,7 @@ class Summary:
 
     Attributes:
         recording_id: its name.
+        session_id: of the session that is recorded, as its client and the server's log know it.
         state: in one word.
         began_ms: Unix milliseconds of the session's start.
         duration_ms: from there to its last record.
@@ -61,6 +73,7 @@ class Summary:
     """
 
     recording_id: str
+    session_id: str | None = None
     state: State
     began_ms: int | None = None
     duration_ms: int | None = None
@@ -74,6 +87,15 @@ class Summary:
     chunks: int | None = None
     file_bytes: int
     modified_ms: int
+
+    def is_named(self, name: str) -> bool:
+        """Whether a session or its recording goes by a name; `rt_` and its start in 000.
+
+        The name that a client of 002 gave itself is not known here.
+        """
+        started = None if self.began_ms is None else f"rt_{self.began_ms}"
+        duplex = derive_id("duplex", self.recording_id, 0)
+        return name in {self.recording_id, self.session_id, started, duplex}
 
     @property
     def listed_ms(self) -> int:
@@ -93,20 +115,15 @@ def summarize(info: LogInfo) -> Summary:
         file_bytes=info.file_bytes,
         modified_ms=info.modified_ns // _NS_PER_MS,
     )
-    try:
-        with LogReader(info.path) as reader:
-            known = _with_head(known, reader.head.fields)
-    except RecorderError:
-        return known
     source = FileSource(info.path)
     try:
-        fin = _fin(source)
-        if fin is not None:
-            return _with_fin(known, fin)
-        tail = _tail(source)
-        if tail and tail[-1].kind == "fin":  # before a seek table that is not whole
-            return _with_fin(known, tail[-1])
-        return _with_tail(known, tail)
+        head, _ = find_head(_Start(source), _ends_expansion(), tries_max=TRIES_MAX)
+        known = _with_head(known, head.fields)
+        ends = _ends_expansion()
+        fin = _fin(source, ends)
+        return _with_tail(known, source, ends) if fin is None else _with_fin(known, fin)
+    except RecorderError:
+        return known
     finally:
         source.close()
 
@@ -151,7 +168,24 @@ def whole_bytes(source: Source) -> int:
     return 0
 
 
+def _ends_expansion() -> Expansion:
+    return Expansion(int, allowance=ENDS_COST_MAX)
+
+
 # -- the head -----------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Start:
+    """The start of a log."""
+
+    log: Source
+
+    def size(self) -> int:
+        return min(self.log.size(), START_BYTES)
+
+    def read(self, offset: int, count: int) -> bytes:
+        return self.log.read(offset, min(count, max(0, START_BYTES - offset)))
 
 
 def _with_head(known: Summary, fields: Fields) -> Summary:
@@ -161,10 +195,22 @@ def _with_head(known: Summary, fields: Fields) -> Summary:
     return attrs.evolve(
         known,
         began_ms=began_ms if began_ms is not None and began_ms <= WALL_MS_MAX else None,
+        session_id=session_id_in(fields),
         mode=_text(said.get("mode")),
         owner=_text(said.get("owner")) or "",
         model=_text(said.get("model")),
     )
+
+
+def session_id_in(head: Fields) -> str | None:
+    """Read which session a head is of; of old ones it is made of the recording's id.
+
+    Args:
+        head: the fields of the log's `session` record.
+    """
+    recording_id = _text(head.get("recording_id"))
+    derived = None if recording_id is None else session_id_of(recording_id)
+    return _text(head.get("session_id")) or derived
 
 
 def _text(value: Value) -> str | None:
@@ -182,29 +228,31 @@ def _count(value: Value) -> int | None:
 # -- the tail -----------------------------------------------------------------------------------
 
 
-def _fin(source: Source) -> Record | None:
+def _fin(source: Source, expansion: Expansion) -> Record | None:
     """Find `fin`: it has the last block to itself."""
-    for block in _last_blocks(source, FIN_BYTES):
-        for record in records_of(block):
-            return record if record.kind == "fin" else None
+    for records in _last_blocks(source, FIN_BYTES, expansion):
+        return records[0] if records[0].kind == "fin" else None
     return None
 
 
-def _tail(source: Source) -> list[Record]:
-    """Read the records in the tail of a log, in order; without their blobs."""
-    blocks = list(_last_blocks(source, TAIL_BYTES))
-    return [record for block in reversed(blocks) for record in records_of(block)]
+def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Iterator[list[Record]]:
+    """Yield the records of the blocks that start within the last bytes of a log, last block first.
 
-
-def _last_blocks(source: Source, window_bytes: int) -> Iterator[Block]:
-    """Yield the sound blocks that start within the last bytes of a log, the last one first."""
+    They are without their blobs; blocks without a sound record are passed by.
+    """
     end = end_of_blocks(source)
     start = max(0, end - window_bytes)
     data = source.read(start, end - start)
-    found = data.rfind(MARK)
-    while found >= 0:
-        with suppress(FormatError):  # damaged, or not whole yet
-            yield load_block(source, start + found)
+    found, tries = data.rfind(MARK), 0
+    while found >= 0 and tries < TRIES_MAX:
+        try:
+            records = list(records_of(load_block(source, start + found, expansion), expansion))
+        except FormatError:  # damaged, or not whole yet
+            records = []
+        if records:
+            yield records
+        else:
+            tries += 1
         found = data.rfind(MARK, 0, found)
 
 
@@ -222,13 +270,16 @@ def _with_fin(known: Summary, fin: Record) -> Summary:
     )
 
 
-def _with_tail(known: Summary, tail: list[Record]) -> Summary:
-    if not tail:
-        return attrs.evolve(known, state="crashed")
-    units = [unit for record in tail if (unit := unit_index(record)) is not None]
-    return attrs.evolve(
-        known,
-        state="crashed",
-        duration_ms=tail[-1].at_ns // _NS_PER_MS,
-        units=units[-1] + 1 if units else None,
-    )
+def _with_tail(known: Summary, source: Source, expansion: Expansion) -> Summary:
+    """Say what the last records of a log say; no more is read than up to the last unit."""
+    known = attrs.evolve(known, state="crashed")
+    for records in _last_blocks(source, TAIL_BYTES, expansion):
+        last = records[-1]
+        if known.duration_ms is None:
+            if last.kind == "fin":  # before a seek table that is not whole
+                return _with_fin(known, last)
+            known = attrs.evolve(known, duration_ms=last.at_ns // _NS_PER_MS)
+        units = [unit for record in records if (unit := unit_index(record)) is not None]
+        if units:
+            return attrs.evolve(known, units=units[-1] + 1)
+    return known

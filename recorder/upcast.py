@@ -13,6 +13,7 @@ new ones is entered here.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
@@ -35,7 +36,7 @@ def check_version(kind: str, version: int) -> None:
     """
     newest = RECORD_VERSIONS.get(kind)
     if newest is None:
-        raise VersionUnknown(f"a record of kind {kind!r} is not known to this reader")
+        raise VersionUnknown(f"a record of kind {reprlib.repr(kind)} is not known to this reader")
     if version > newest:
         raise VersionUnknown(
             f"{kind} record of version {version}: this reader knows versions 1 to {newest}"

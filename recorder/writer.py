@@ -7,14 +7,19 @@ Rules:
 - `append` never blocks, and costs the caller next to nothing; all the work is the thread's.
 - Records of a log that are ready together share one block. An urgent record, or somebody who waits
   in `written`, has its log served at once; other records at most `block_age_s` later.
+- Logs are served in turn, by bytes (deficit round robin): in a turn a log has `QUANTUM_BYTES` of
+  work done. One that has just come in line has its first turn before those that have had theirs.
+  So a log with little to write waits for a step of the work at hand, and a turn of each log that
+  came in line before it, however much others hold back.
 - `written` returns after write(2) took the block, under durability `unit` after fdatasync too.
 - A sync at an interval or at `fin` runs in the syncer's thread, so that a slow device holds up no
   other session. Under durability `unit` each waits in turn: that is what was asked for.
 - A failed create, write or sync fails that log for good: it is never retried, its backlog is
   dropped and counted, its opener is told. Other logs go on.
 - The backlog is bounded in bytes, a log and in all. The recorder says when it is full; what a
-  session does then is the driver's decision. Where drivers go on although all logs together are
-  full, each log's own bound holds: that many bytes a log, and one record.
+  session does then is the driver's decision. While all logs together are full, a log that holds
+  less than its share of that bound (the bound by the number of logs) is not. Where drivers go on
+  all the same, each log's own bound holds: that many bytes a log, and one record.
 
 It does not read logs, and decides nothing about a session.
 """
@@ -22,9 +27,11 @@ It does not read logs, and decides nothing about a session.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +41,7 @@ import attrs
 from anyio import to_thread
 
 from .compression import Compressor
-from .disk import Disk, LocalDisk
+from .disk import Directories, Disk, LocalDisk
 from .errors import LogFailed, LogMisuse
 from .format import MIB
 from .log import OnFailure, SessionLog, Shared
@@ -42,6 +49,10 @@ from .logfile import LogFile
 from .records import Fields, Record
 from .store import recording_id_of
 from .syncer import Syncer
+
+_LOG: Final = logging.getLogger("antiphon.recorder")
+QUANTUM_BYTES: Final = MIB
+"""Of a log's work in one turn, some 10 ms: more than a second of a session is."""
 
 Durability = Literal["none", "interval", "unit"]
 """When fdatasync runs, but at `fin`: never, once an interval, or also after a block with a unit."""
@@ -56,7 +67,7 @@ class RecorderPolicy:
         sync_interval_s: but under `none`, what a power cut may cost, and a `block_age_s` more.
         block_age_s: how long a record that nobody waits for may wait for others.
         session_backlog_bytes_max: a log is full at this many bytes; some 40 seconds of speech.
-        total_backlog_bytes_max: every log is full at this many bytes in all.
+        total_backlog_bytes_max: at this many bytes in all, each log is full that holds its share.
     """
 
     durability: Durability = "interval"
@@ -85,6 +96,21 @@ class RecorderStatistics:
     failures: int
 
 
+@attrs.define(eq=False)
+class _Work:
+    """A log's work under way.
+
+    Attributes:
+        credit_bytes: that may be done in this turn; below zero, later turns pay for it.
+        steps: of the records that were taken; None where the next are to be taken.
+        size_bytes: of those records.
+    """
+
+    credit_bytes: int = 0
+    steps: Iterator[int] | None = None
+    size_bytes: int = 0
+
+
 class Recorder:
     """Writes any number of logs from one thread; use it as a context manager, or call `close`."""
 
@@ -107,11 +133,14 @@ class Recorder:
         """
         self._policy: Final = policy if policy is not None else RecorderPolicy()
         self._disk: Final = disk if disk is not None else LocalDisk()
+        self._directories: Final = Directories(self._disk)
         self._clock: Final = clock
         self._compressor: Final = Compressor()
         self._logs: dict[SessionLog, float] = {}  # to when it was last synced
         self._syncer: Final = Syncer(inline=inline)
         self._syncing: Final[set[SessionLog]] = set()
+        self._under_way: Final[dict[SessionLog, _Work]] = {}
+        self._had_a_turn: Final[deque[SessionLog]] = deque()
         self._blocks = self._file_bytes = 0
         self._shared: Final = Shared(
             session_bytes_max=self._policy.session_backlog_bytes_max,
@@ -136,12 +165,15 @@ class Recorder:
             LogMisuse: the recorder is closed, or the name is not one of a recording.
         """
         recording_id_of(path)
-        file = LogFile(path, disk=self._disk, compressor=self._compressor)
+        file = LogFile(
+            path, disk=self._disk, compressor=self._compressor, directories=self._directories
+        )
         log = SessionLog(self._shared, file, on_failure)
         with self._shared.changed:
             if self._shared.is_closing:
                 raise LogMisuse(f"the recorder is closed, {path.name} cannot be opened")
             self._logs[log] = self._clock()
+            self._shared.logs = len(self._logs)
         log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
         return log
 
@@ -196,7 +228,7 @@ class Recorder:
             tick = self._clock()
             while not self._shared.is_closing:
                 self._wait_until(tick)
-                self._serve_called_up()
+                self._serve_a_round()
                 if self._clock() >= tick:
                     self._serve_aged()
                     tick = self._clock() + self._policy.block_age_s
@@ -212,7 +244,7 @@ class Recorder:
     def _wait_until(self, tick: float) -> None:
         shared = self._shared
         with shared.changed:
-            while not (shared.called_up or shared.is_closing):
+            while not (shared.called_up or self._had_a_turn or shared.is_closing):
                 wait_s = tick - self._clock() if self._logs else None
                 if wait_s is not None and wait_s <= 0:
                     return
@@ -221,41 +253,72 @@ class Recorder:
     def _serve_aged(self) -> None:
         for log in tuple(self._logs):
             log.call_up_if_queued()
-        self._serve_called_up()
+        self._serve_a_round()
+        self._shared.serve_here()
         if self._policy.durability != "none":  # chats, and the words after a unit, have no other
             self._sync_due()
 
     def _serve_called_up(self) -> None:
-        """Serve each log that is called up now, once; those called up meanwhile come next round."""
+        """Serve logs until none is called up."""
+        while self._shared.called_up or self._had_a_turn:
+            self._serve_a_round()
+
+    def _serve_a_round(self) -> None:
+        """Give each log a turn that has come in line, and one that has had a turn another."""
         called_up = self._shared.called_up
         for _ in range(len(called_up)):
             self._serve(called_up.popleft())
+        if self._had_a_turn:
+            self._serve(self._had_a_turn.popleft())
 
     def _serve(self, log: SessionLog) -> None:
-        records, size = log.take()
-        try:
-            if log.failure is None:
-                self._write(log, records)
-            else:  # in the syncer's turn: it may be syncing just this file
-                self._syncer.ask(partial(self._drop_failed, log))
-        except Exception as error:  # whatever it is, it must not reach other logs
-            self._fail(log, error)
-        finally:
-            log.release(size)
-
-    def _write(self, log: SessionLog, records: list[Record]) -> None:
-        file = log.file
-        if records and records[0].kind == "session":
-            file.create()
-        for written in file.write(records):
-            self._blocks += 1
-            self._file_bytes += written.file_bytes
-            if "fin" in written.kinds:
-                self._syncer.ask(partial(self._sync_fin, log, written.last_seq))
+        """Give a log its turn; it stays in line while there is more to be done for it."""
+        work = self._under_way.setdefault(log, _Work())
+        work.credit_bytes += QUANTUM_BYTES
+        while work.credit_bytes > 0:
+            if work.steps is None:
+                records, work.size_bytes = log.take(QUANTUM_BYTES)
+                work.steps = self._write(log, records)
+            try:
+                step_bytes = next(work.steps, None)
+            except Exception as error:  # whatever it is, it must not reach other logs
+                self._fail(log, error)
+                step_bytes = None
+            self._shared.steps += 1
+            if step_bytes is not None:
+                work.credit_bytes -= step_bytes
+                continue
+            work.steps = None
+            if not log.release(work.size_bytes):
+                del self._under_way[log]
                 return
-            if self._policy.durability == "unit" and "unit" in written.kinds:
+        self._had_a_turn.append(log)
+
+    def _write(self, log: SessionLog, records: list[Record]) -> Iterator[int]:
+        """Write records of a log step by step; yields what each step took, in bytes.
+
+        A block that is begun is written to its end, also of a log that is given up meanwhile.
+        """
+        file = log.file
+        if records and records[0].kind == "session" and log.failure is None:
+            file.create()
+        for step in file.steps(records) if log.failure is None else ():
+            if isinstance(step, int):
+                yield step
+                continue
+            self._blocks += 1
+            self._file_bytes += step.file_bytes
+            if log.failure is not None:
+                break
+            if "fin" in step.kinds:
+                self._syncer.ask(partial(self._sync_fin, log, step.last_seq))
+                return
+            if self._policy.durability == "unit" and "unit" in step.kinds:
                 file.sync()
-            log.advance(written.last_seq)
+            log.advance(step.last_seq)
+            yield step.file_bytes
+        if log.failure is not None:  # in the syncer's turn: it may be syncing just this file
+            self._syncer.ask(partial(self._drop_failed, log))
 
     def _sync_fin(self, log: SessionLog, last_seq: int) -> None:
         """Sync and close a log that is finished; in the syncer's thread."""
@@ -293,12 +356,20 @@ class Recorder:
         log.fail(failure, tell=True)
 
     def _drop_failed(self, log: SessionLog) -> None:
+        if log.is_unwanted:
+            try:
+                log.file.remove()
+            except OSError as error:
+                _LOG.error("%s is not wanted, and could not be removed: %s", log.path, error)
         with contextlib.suppress(OSError):  # it has failed already
             self._drop(log)
+        if log.is_unwanted:
+            log.leave()
 
     def _drop(self, log: SessionLog) -> None:
         with self._shared.changed:
             self._logs.pop(log, None)
+            self._shared.logs = len(self._logs)
         log.file.close()
 
     def _close_logs(self) -> None:

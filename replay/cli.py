@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-import anyio
 import click
 from cattrs import Converter
 from rich.console import Console, RenderableType
@@ -22,6 +21,7 @@ from recorder.reader import LogReader
 from recorder.store import SUFFIX
 from recorder.verify import verify
 from runtime.backends.base import Backend
+from runtime.interrupts import run
 
 from . import text
 from .commands import (
@@ -47,7 +47,7 @@ from .inspect import inspect
 from .inspection import to_json
 from .outcome import Outcome, exit_code_of
 from .outcome import to_json as outcome_json
-from .progress import Watch, progress, size_of, watched
+from .progress import Watch, calls_of, progress, size_of
 from .report import FullReport
 from .summary import summary_lines
 
@@ -105,7 +105,7 @@ def replay_command(
       0  identical (an unfinished log: as far as it goes)
       1  it came out otherwise: the first divergence is explained
       2  the log cannot be read, or is damaged; replay stops at damage unless --go-on
-      3  --full: the environment differs, so that nothing can be compared, or there is no model
+      3  a newer version recorded it; --full: the environment differs, or there is no model
 
     \b
     Examples:
@@ -123,11 +123,12 @@ def replay_command(
     if not found:
         raise LogUnusableError(f"{logs[0]}: no *{SUFFIX} in it")
     began, outcomes = time.perf_counter(), list[Outcome]()
-    with progress(sum(map(size_of, found))) as watch:
-        if full:
-            run = _run_fully(model=model, anyway=anyway, teacher_forced=teacher_forced)
-            outcomes += anyio.run(_replay_fully, found, watch, run)
-        else:
+    if full:
+        with progress(sum(map(calls_of, found)), of_calls=True) as watch:
+            one = _run_fully(model=model, anyway=anyway, teacher_forced=teacher_forced)
+            outcomes += run(_replay_fully, found, watch, one)
+    else:
+        with progress(sum(map(size_of, found))) as watch:
             outcomes += _replay(found, watch, go_on=go_on, jobs=jobs)
     if len(logs) == 1 and not logs[0].is_dir():
         _tell_one(outcomes[0], as_json=as_json)
@@ -184,15 +185,15 @@ def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[O
 def _run_fully(*, model: str | None, anyway: bool, teacher_forced: bool) -> RunFully:
     load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
 
-    async def run(reader: LogReader, watch: Watch) -> FullReport:
+    async def one(reader: LogReader, watch: Watch) -> FullReport:
         replaying = partial(replay_fully, model=model, anyway=anyway, teacher_forced=teacher_forced)
-        return await replaying(reader.head.fields, watched(reader, watch), load)
+        return await replaying(reader.head.fields, reader, load, watch=watch)
 
-    return run
+    return one
 
 
-async def _replay_fully(logs: list[Path], watch: Watch, run: RunFully) -> list[Outcome]:
-    return [outcome async for outcome in replay_logs_fully(logs, watch, run)]
+async def _replay_fully(logs: list[Path], watch: Watch, one: RunFully) -> list[Outcome]:
+    return [outcome async for outcome in replay_logs_fully(logs, watch, one)]
 
 
 def _tell_one(outcome: Outcome, *, as_json: bool) -> NoReturn:

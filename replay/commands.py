@@ -111,6 +111,13 @@ def reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
+def unwritable(error: Exception, output: Path) -> OutputUnwritableError:
+    """Say why a file cannot be written by a command that has `--force`."""
+    is_there = isinstance(error, FileExistsError) and output.is_file()
+    hint = ": --force replaces it" if is_there else ""
+    return OutputUnwritableError(f"{output}: {reason(error)}{hint}")
+
+
 def print_json(body: object) -> None:
     """Print a value for scripts; in ASCII, as a log can hold lone surrogates."""
     click.echo(json.dumps(body, indent=2))

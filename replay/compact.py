@@ -122,7 +122,7 @@ def _try(log: Path, output: Path | None, watch: Watch) -> Done:
 
 
 def _write(log: Path, output: Path, watch: Watch) -> Compacted:
-    with new_file(output) as part:
+    with new_file(output, like=log) as part:
         made = compact(log, part, watch=watch)
     LocalDisk().sync_directory(output.parent)
     return made

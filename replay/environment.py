@@ -2,7 +2,8 @@
 
 Rules: the recorded fingerprint and the backend's own must be equal, line by line; a line that only
 one of them has differs. A backend that says of itself that it is not deterministic cannot be
-compared at all. Which lines there are is the backend's business.
+compared at all. Which lines there are is the backend's business; a log without the line `numerics`
+was made by the first version of a backend's own arithmetic.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def model_of(head: Fields) -> str | None:
 
 DTYPES: Final = MappingProxyType({"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"})
 """What `load_backend` calls the formats that a fingerprint names."""
+
+
+NUMERICS: Final = "numerics"
+FIRST_NUMERICS: Final = "1"
+"""The version of the arithmetic behind logs that do not say one."""
 
 
 @attrs.frozen
@@ -92,6 +98,8 @@ def mismatches(head: Fields, info: BackendInfo) -> tuple[Mismatch, ...]:
     said = head.get("fingerprint")
     there = {name: str(line) for name, line in said.items()} if isinstance(said, Mapping) else {}
     here = {name: str(line) for name, line in info.fingerprint.items()}
+    if NUMERICS in here:
+        there.setdefault(NUMERICS, FIRST_NUMERICS)
     found = [
         Mismatch(name=name, recorded=there.get(name), here=here.get(name))
         for name in sorted(there.keys() | here.keys())

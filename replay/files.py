@@ -13,6 +13,8 @@ from typing import Final
 
 PART_PREFIX: Final = ".antiphon-"
 """Of the folder, beside a file's own, in which it is written."""
+NOT_EXECUTABLE: Final = 0o666
+"""What of a log's mode a file has that is made of it."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What a file system says that has no hard links."""
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -20,12 +22,13 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextmanager
-def new_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
+def new_file(path: Path, *, like: Path | None = None, replaces: bool = False) -> Iterator[Path]:
     """Give the place where a file is to be written; it gets its own when all went well.
 
     Args:
         path: the file.
-        replaces: one that is there is replaced then.
+        like: the log that it is made of: the same people may read and write it.
+        replaces: a regular file that is there is replaced then.
 
     Raises:
         FileExistsError: there is a file of that name, or there was when this one was whole; it is
@@ -37,10 +40,24 @@ def new_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
     with _folder_beside(path) as folder:
         part = folder / path.name
         yield part
-        if replaces:
+        if like is not None:
+            _share_as(part, like)
+        if replaces and path.is_file():
             part.replace(path)
         else:
             _give_name(part, path)
+
+
+def _share_as(path: Path, like: Path) -> None:
+    """Let the group of another file read a file, or nobody's group where that cannot be."""
+    found = like.stat()
+    mode = stat.S_IMODE(found.st_mode) & NOT_EXECUTABLE
+    if path.stat().st_gid != found.st_gid:
+        try:
+            os.chown(path, -1, found.st_gid)
+        except PermissionError:
+            mode &= ~stat.S_IRWXG
+    path.chmod(mode)
 
 
 def check_new_file(path: Path) -> None:

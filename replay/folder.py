@@ -14,14 +14,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Final
 
 import click
 
-from recorder.errors import RecorderError
+from recorder.errors import RecorderError, TooNew
 from recorder.reader import LogReader
 from recorder.store import SUFFIX
 
@@ -29,7 +31,7 @@ from .commands import LogUnusableError, reason
 from .files import PART_PREFIX
 from .full import ModelUnavailableError
 from .logic import replay
-from .outcome import Outcome, full_result, logic_result
+from .outcome import Outcome, Result, full_result, logic_result
 from .progress import Watch, size_of, unwatched, watched
 from .report import FullReport
 
@@ -129,21 +131,36 @@ def replay_logs(
     )
     with executor:
         try:
-            outcomes = executor.map(partial(_tried, watch=unwatched, go_on=go_on), logs)
+            with _uninterrupted():
+                outcomes = executor.map(partial(_tried, watch=unwatched, go_on=go_on), logs)
             for log, outcome in zip(logs, outcomes, strict=True):
                 watch(size_of(log))
                 yield outcome
         except BrokenProcessPool as error:
             raise JobLostError("a process was killed; fewer --jobs take less memory") from error
         except BaseException:
-            executor.shutdown(cancel_futures=True)
+            executor.shutdown(wait=False, cancel_futures=True)
+            for job in active_children():
+                job.kill()  # it may have minutes to go, and writes nothing
             raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Start processes that no interrupt reaches, not even while they begin: they inherit the mask.
+
+    An interrupt goes to all processes of a terminal; the first one hears it and stops the others.
+    """
+    ensure_running()  # of multiprocessing's own process, whose start would lift the mask
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _begin_job() -> None:
     """Make a process one that ends when this one does, and not before."""
-    # An interrupt reaches all processes; the first one hears it and stops the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -162,7 +179,7 @@ async def replay_logs_fully(
 
     Args:
         logs: the files.
-        watch: told how far it is.
+        watch: told of each call of a model that was made again.
         run: replays one of them.
     """
     for log in logs:
@@ -171,7 +188,6 @@ async def replay_logs_fully(
             with LogReader(log) as reader:
                 report = await run(reader, watch)
         except (OSError, RecorderError) as error:
-            watch(size_of(log))
             yield _failed(log, began, error)
         except ModelUnavailableError as error:
             yield Outcome(
@@ -200,4 +216,5 @@ def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:
 
 def _failed(log: Path, began: float, error: OSError | RecorderError) -> Outcome:
     elapsed_s = time.perf_counter() - began
-    return Outcome(log=str(log), result="unreadable", elapsed_s=elapsed_s, error=reason(error))
+    result: Result = "not_comparable" if isinstance(error, TooNew) else "unreadable"
+    return Outcome(log=str(log), result=result, elapsed_s=elapsed_s, error=reason(error))

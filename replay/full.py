@@ -46,6 +46,7 @@ from .outputs import (
     logits_differ,
     snr_db,
 )
+from .progress import Watch, unwatched
 from .report import FullReport
 from .verdicts import Finding, Verdicts
 from .words import Step
@@ -68,6 +69,7 @@ async def replay_fully(
     model: str | None = None,
     anyway: bool = False,
     teacher_forced: bool = False,
+    watch: Watch = unwatched,
 ) -> FullReport:
     """Run a log's model again and compare what it makes with what was recorded.
 
@@ -78,6 +80,7 @@ async def replay_fully(
         model: its name, in place of the one that the log gives.
         anyway: compare although the environment differs.
         teacher_forced: make it decide what was recorded, and say where it would not have.
+        watch: told 0 when the model is loaded, then how many of its calls were made again.
 
     Returns:
         What was compared, and the first difference.
@@ -89,6 +92,7 @@ async def replay_fully(
     if name is None:
         raise ModelUnavailableError("the log does not say which model made it")
     backend = _load(loading_of(head, name), load)
+    watch(0)
     environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
     if environment and not anyway:
         return FullReport(
@@ -97,7 +101,10 @@ async def replay_fully(
     run = FullReplay(backend, teacher_forced=teacher_forced, held_units=held_units(head))
     try:
         for item in items:
+            calls = run.calls
             await run.feed(item)
+            if run.calls > calls:
+                watch(run.calls - calls)
             if run.is_stopped:
                 break
     finally:
@@ -143,6 +150,11 @@ class FullReplay:
         self._heard: Final = ChunkReplay(backend)
         self._units = self._units_held = 0
         self._logits_changed: int | None = None
+
+    @property
+    def calls(self) -> int:
+        """How many units, turns and chunks were made again."""
+        return self._units + self._chat.turns + self._heard.chunks
 
     async def feed(self, item: Record | Damage) -> None:
         """Take the next record; run the model where it holds an output of the model's."""

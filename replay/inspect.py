@@ -25,14 +25,24 @@ from protocol.state import State
 from recorder.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
-from recorder.summary import WALL_MS_MAX
+from recorder.summary import WALL_MS_MAX, session_id_in
 
 from .environment import model_of
-from .inspection import Drop, End, ErrorSent, Inspection, Mark, StateSpan, TurnStory, UnitStory
+from .inspection import (
+    Drop,
+    End,
+    ErrorSent,
+    Inspection,
+    Mark,
+    ShortenedFrame,
+    StateSpan,
+    TurnStory,
+    UnitStory,
+)
 from .logic import Replayer
 from .report import ReplayReport
 from .utterances import Utterances
-from .words import Step
+from .words import Step, shortened_in, show_shortened
 
 ERROR_CHARS_MAX: Final = 4096
 """A longer frame is audio, and no `error`: it is not parsed to find that out."""
@@ -68,6 +78,7 @@ class Inspector:
         self._utterances: Final = Utterances()
         self.drops: list[Drop] = []
         self.errors: list[ErrorSent] = []
+        self._shortened: list[ShortenedFrame] = []
         self._marks: list[Mark] = []
         self.opened: ev.ConnectionOpened | None = None
         self._end = End()
@@ -122,6 +133,7 @@ class Inspector:
         )
         return Inspection(
             recording_id=recording_id if isinstance(recording_id, str) else None,
+            session_id=session_id_in(head),
             model=model_of(head),
             mode=opened.mode if opened is not None else None,
             dialect=session.dialect_name if session is not None else None,
@@ -130,6 +142,7 @@ class Inspector:
             duration_ns=self._duration_ns,
             states=tuple(self._states),
             frames_received=self._received,
+            shortened=tuple(self._shortened),
             frames_sent=self._sent,
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
             units=tuple(self._units.values()),
@@ -165,8 +178,8 @@ class Inspector:
     # -- events ---------------------------------------------------------------------------------
 
     def _note_event(self, record: Record, *, was_closed: bool) -> None:
-        self._received += record.kind == "rx"
         if record.kind == "rx":
+            self._note_received(record)
             return
         try:
             event = event_of(record.fields, record.at_ns)
@@ -185,6 +198,18 @@ class Inspector:
             case _:
                 self._note_turn(event)
                 self._utterances.note_event(event)
+
+    def _note_received(self, record: Record) -> None:
+        self._received += 1
+        short = shortened_in(record)
+        if short is not None:
+            frame = ShortenedFrame(
+                at_ns=record.at_ns,
+                size_bytes=short.size_bytes,
+                blake2b=short.blake2b,
+                told=show_shortened(short),
+            )
+            self._shortened.append(frame)
 
     def _note_turn(self, event: ev.Event) -> None:
         match event:

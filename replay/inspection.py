@@ -152,6 +152,23 @@ class ErrorSent:
 
 
 @attrs.frozen(kw_only=True)
+class ShortenedFrame:
+    """A refused message of which the log keeps length, hash and start.
+
+    Attributes:
+        at_ns: when it came.
+        size_bytes: of the whole message.
+        blake2b: of those bytes, 128 bits in hex.
+        told: the same and what is kept, in words.
+    """
+
+    at_ns: int
+    size_bytes: int
+    blake2b: str
+    told: str
+
+
+@attrs.frozen(kw_only=True)
 class Mark:
     """What somebody said of the session while it ran; `by` is the name of their key."""
 
@@ -183,6 +200,7 @@ class Inspection:
 
     Attributes:
         recording_id: its name.
+        session_id: of the session, as its client and the server's log know it.
         model: the model's name; None where the log does not say.
         mode: what the session carried; None where its first event is lost.
         dialect: the wire protocol.
@@ -191,6 +209,7 @@ class Inspection:
         duration_ns: from its start to its last record.
         states: in order, from QUEUED on.
         frames_received: from the client.
+        shortened: those from the client that were refused and are kept shortened, in order.
         frames_sent: to the client.
         fields_ignored: fields that the client sent and that mean nothing in its dialect.
         units: in order.
@@ -206,6 +225,7 @@ class Inspection:
     """
 
     recording_id: str | None
+    session_id: str | None
     model: str | None
     mode: str | None
     dialect: str | None
@@ -214,6 +234,7 @@ class Inspection:
     duration_ns: int
     states: tuple[StateSpan, ...]
     frames_received: int
+    shortened: tuple[ShortenedFrame, ...]
     frames_sent: int
     fields_ignored: int
     units: tuple[UnitStory, ...]

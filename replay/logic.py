@@ -16,32 +16,40 @@ It runs no model, opens no file and measures no time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from typing import Final
+
+import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST, SNAPSHOT
 from protocol.errors import LocalProtocolError
 from protocol.session import Session
 from recorder.mapping import (
     EFFECT_KINDS,
     EVENT_KINDS,
+    MACHINE_SCHEMA,
     MappingError,
     effect_record,
     event_of,
 )
-from recorder.records import Record, Value
+from recorder.records import Fields, Record, Value
 from recorder.recover import RECOVERED, is_lost
 from recorder.scan import Damage
+from runtime.journal import fin_fields
 
 from .difference import Difference, first_difference, show
-from .report import Divergence, Kind, ReplayReport
+from .report import Divergence, Kind, Maker, ReplayReport
 from .words import Step, cause_of, describe, name_of, show_effect
 
 DAMAGE_KEPT: Final = 100
 """Damages reported one by one; a file of nothing but damage is counted beyond that."""
 LOSSLESS: Final = frozenset({"chain", "head", "order", "fin", "seek"})
 """Damage by which no record is lost: what follows it can be compared as it is."""
+HERE: Final = Maker(software=version("antiphon"), schema=MACHINE_SCHEMA, behaviour=NEWEST)
+"""What replays."""
 BROKEN_OFF: Final = "broken_off"
 """What `fin` says of a session that was cut off from outside: the machine has no reason then."""
 
@@ -100,6 +108,9 @@ class Replayer:
         self._span_ns = 0
         self._finished = False
         self._lost_track = False
+        self._recorded_by = Maker()
+        self._head: Record | None = None
+        self._has_our_states = False
 
     def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> Step | None:
         """Take the next record, or damage between records.
@@ -126,11 +137,14 @@ class Replayer:
         """Say what was found so far; what is due and not recorded yet counts as truncated."""
         counts = self._counts
         return ReplayReport(
+            recorded_by=self._recorded_by,
+            replayed_by=HERE,
             records=counts["records"],
             events=counts["events"],
             effects=counts["effects"],
             frames=counts["frames"],
             states=counts["states"],
+            states_of_old=counts["states_of_old"],
             units=self.session.counts["units"] if self.session is not None else 0,
             span_ns=self._span_ns,
             finished=self._finished,
@@ -157,6 +171,8 @@ class Replayer:
             self._take_effect(record)
         elif record.kind == "state":
             self._take_state(record)
+        elif record.kind == "session":
+            self._take_head(record)
         elif record.kind == "fin":
             self._take_fin(record)
         elif is_lost(record):
@@ -168,12 +184,36 @@ class Replayer:
             self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
             return None
         self._lost_track = False
+        if self.session is None and self._is_newer(record):
+            return None
         try:
             event = instead if instead is not None else event_of(record.fields, record.at_ns)
         except MappingError as error:
             self._diverge("unmapped", record, "", show(record.fields), str(error))
             return None
         return self._step(record, event)
+
+    def _take_head(self, record: Record) -> None:
+        self._head = record
+        software, schema = record.fields.get("software"), record.fields.get("schema")
+        made = software.get("antiphon") if isinstance(software, Mapping) else None
+        machine = schema.get("machine") if isinstance(schema, Mapping) else None
+        self._recorded_by = Maker(
+            software=made if isinstance(made, str) else "",
+            schema=machine if isinstance(machine, int) else HERE.schema,
+        )
+        snapshot = schema.get("snapshot") if isinstance(schema, Mapping) else None
+        self._has_our_states = snapshot == SNAPSHOT
+
+    def _is_newer(self, record: Record) -> bool:
+        """Note which behaviour the session has, and stop where this machine does not know it."""
+        behaviour = record.fields.get("behaviour", 0)
+        if isinstance(behaviour, int):
+            self._recorded_by = attrs.evolve(self._recorded_by, behaviour=behaviour)
+        made = self._recorded_by
+        is_newer = made.schema > HERE.schema or made.behaviour > HERE.behaviour
+        self.is_stopped = is_newer
+        return is_newer
 
     def _step(self, record: Record, event: ev.Event) -> Step | None:
         try:
@@ -186,7 +226,23 @@ class Replayer:
         self._counts["events"] += 1
         self._due = deque(effects)
         self._last = Step(record=record, event=event, effects=effects)
+        if isinstance(event, ev.ConnectionOpened) and self._head is not None:
+            self._compare_head(self._head, event)
         return self._last
+
+    def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
+        """See that the log is of the session that begins."""
+        config = head.fields.get("config")
+        said = {**(config if isinstance(config, Mapping) else {}), **head.fields}
+        came_out: dict[str, Value] = {
+            "recording_id": opened.recording_id,
+            "seed": opened.seed,
+            "wall_ms": opened.created_ms,
+            "mode": opened.mode,
+        }
+        found = _first_of(said, came_out, [name for name in came_out if name in said])
+        if found is not None:
+            self._diverge("head", head, found.path, found.recorded, found.came_out)
 
     def _take_effect(self, record: Record) -> None:
         if self._lost_track:
@@ -199,6 +255,9 @@ class Replayer:
         found = first_difference(record.fields, fields)
         if found is None and kind != record.kind:
             found = Difference(path="kind", recorded=record.kind, came_out=kind)
+        due_ns = record.at_ns if self._last is None else self._last.record.at_ns
+        if found is None and record.at_ns != due_ns:
+            found = Difference(path="at_ns", recorded=str(record.at_ns), came_out=str(due_ns))
         if found is not None and found.path.startswith("type"):
             found = Difference(path="", recorded=describe(record), came_out=show_effect(effect))
         if found is not None:
@@ -210,12 +269,15 @@ class Replayer:
     def _take_state(self, record: Record) -> None:
         if self._lost_track:
             return
+        if not self._has_our_states:
+            self._counts["states_of_old"] += 1
+            return
         came_out = None if self.session is None else self.session.digest()
         recorded = record.fields.get("digest")
-        if recorded == came_out:
-            self._counts["states"] += 1
-        else:
+        if recorded != came_out:
             self._diverge("state", record, "digest", show(recorded), show(came_out))
+        else:
+            self._counts["states"] += 1
 
     def _take_fin(self, record: Record) -> None:
         self._finished = True
@@ -228,17 +290,20 @@ class Replayer:
 
     def _compare_end(self, record: Record, session: Session) -> None:
         """Compare what `fin` says of the session; what it says of the log is `verify`'s."""
-        ended: dict[str, Value] = {
-            "reason": session.end_reason,
-            "dialect": session.dialect_name,
-            **session.counts,
-        }
-        said = {name: record.fields[name] for name in ended if name in record.fields}
-        if said.get("reason") == BROKEN_OFF:
-            del said["reason"]
-        found = first_difference(said, {name: ended[name] for name in said})
+        said = record.fields
+        is_broken_off = said.get("reason") == BROKEN_OFF
+        if not (session.is_finished or is_broken_off):
+            self._diverge("fin", record, "", show(said), "a session that goes on")
+            return
+        ended = fin_fields(session, BROKEN_OFF if is_broken_off else session.end_reason)
+        names = list(ended)
+        if not self._has_our_states:
+            names = [name for name in ended if name in said and name != "digest"]
+        found = _first_of(said, ended, names)
         if found is not None:
             self._diverge("fin", record, found.path, found.recorded, found.came_out)
+        else:
+            self._counts["states"] += "digest" in names
 
     # -- what is wrong --------------------------------------------------------------------------
 
@@ -292,3 +357,11 @@ class Replayer:
             came_out=new,
             cause=None if self._last is None else cause_of(self._last),
         )
+
+
+def _first_of(said: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
+    """Compare some fields by their names."""
+    names = sorted(names)
+    return first_difference(
+        {name: said.get(name) for name in names}, {name: came_out[name] for name in names}
+    )

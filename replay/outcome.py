@@ -69,6 +69,8 @@ class Outcome:
 
 def logic_result(report: ReplayReport) -> Result:
     """Judge a logic replay."""
+    if report.is_newer or any(damage.reason == "version" for damage in report.damage):
+        return "not_comparable"
     if report.damage_count:
         return "damaged"
     return "identical" if report.identical else "diverged"

@@ -1,23 +1,28 @@
-"""How far work on logs is: a bar on stderr, where somebody looks."""
+"""How far work on logs is: a bar on stderr, where a terminal shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
+from recorder.store import LogInfo
+from recorder.summary import summarize
 
 Watch = Callable[[int], None]
-"""Told how many bytes of a log were read since it was told last."""
+"""Told how much was done since it was told last: bytes of a log read, or calls of a model made."""
 
 
 Count = Callable[[int, int], None]
 """Told how many are done, of how many."""
+
+LOADING: Final = "loading model"
 
 
 def unwatched(_: int) -> None:
@@ -25,26 +30,33 @@ def unwatched(_: int) -> None:
 
 
 @contextmanager
-def progress(total_bytes: int, what: str = "replay") -> Iterator[Watch]:
-    """Show a bar over the bytes of all logs, until the block ends.
+def progress(total: int, what: str = "replay", *, of_calls: bool = False) -> Iterator[Watch]:
+    """Show a bar over all logs, until the block ends.
 
     Args:
-        total_bytes: of all that is to be read.
+        total: bytes that are to be read, or calls that are to be made.
         what: is done.
+        of_calls: of a model, which is loaded first: the bar says so until it is told of calls.
 
     Yields:
-        What is told of bytes that were read; it does nothing where stderr is no terminal.
+        What is told how much was done; it does nothing where stderr is no terminal.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield unwatched
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich import progress as rich
 
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total_bytes)
-        yield lambda read_bytes: bar.advance(task, read_bytes)
+    amount = rich.MofNCompleteColumn() if of_calls else rich.DownloadColumn()
+    said = rich.TextColumn("{task.description}")
+    columns = (said, rich.BarColumn(), amount, rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(LOADING if of_calls else what, total=total)
+
+        def watch(done: int) -> None:
+            bar.update(task, advance=done, description=what)
+
+        yield watch
 
 
 @contextmanager
@@ -82,6 +94,23 @@ def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
             yield item
     finally:
         watch(left_bytes)
+
+
+def calls_of(log: Path) -> int:
+    """How many calls of its model a log says that it holds; 0 where it does not say."""
+    try:
+        status = log.stat()
+        info = LogInfo(
+            recording_id=log.name,
+            path=log,
+            inode=status.st_ino,
+            file_bytes=status.st_size,
+            modified_ns=status.st_mtime_ns,
+        )
+        summary = summarize(info)
+    except OSError:
+        return 0
+    return sum(count or 0 for count in (summary.units, summary.turns, summary.chunks))
 
 
 def size_of(log: Path) -> int:

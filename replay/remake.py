@@ -27,7 +27,7 @@ from protocol.session import Session
 from recorder.compression import Compressor
 from recorder.disk import LocalDisk
 from recorder.logfile import LogFile
-from recorder.mapping import Hashes, event_record
+from recorder.mapping import SCHEMA, Hashes, event_record
 from recorder.records import Fields, Record
 from runtime.journal import fin_fields, step_records
 
@@ -105,6 +105,11 @@ class Remaker:
         return Record(kind=kind, seq=seq, at_ns=self._at_ns, fields=fields)
 
 
+def head_record(fields: Fields) -> Record:
+    """Make the `session` record of a log whose other records are made here."""
+    return Record(kind="session", seq=0, at_ns=0, fields={**fields, "schema": SCHEMA})
+
+
 def remake(
     path: Path,
     head: Fields,
@@ -133,7 +138,7 @@ def remake(
     remaker = Remaker()
 
     def records() -> Iterator[Record]:
-        yield Record(kind="session", seq=0, at_ns=0, fields=head)
+        yield head_record(head)
         for event in events:
             yield from remaker.step(event).records
         if not is_open:

@@ -18,6 +18,7 @@ Kind = Literal[
     "missing",
     "left_over",
     "state",
+    "head",
     "refused",
     "unmapped",
     "fin",
@@ -34,7 +35,8 @@ Kind = Literal[
 | `state` | a state's hash | another state |
 | `refused` | an event | a machine that refuses it |
 | `unmapped` | a record | no event that it could stand for |
-| `fin` | counts and a reason of the end | others |
+| `fin` | a session's end, counts and state | others, or a session that goes on |
+| `head` | what the session is | a session that begins as another |
 | `model` | the model's output | another output (full replay) |
 | `model_failed` | the model's output | a model that failed (full replay) |
 """
@@ -92,15 +94,33 @@ class Divergence:
 
 
 @attrs.frozen(kw_only=True)
+class Maker:
+    """What recorded a session, or replays it.
+
+    Attributes:
+        software: the version of Antiphon; empty where the log does not say.
+        schema: the version of events and effects.
+        behaviour: the session's number (`protocol.behaviour`); of a replay the newest it knows.
+    """
+
+    software: str = ""
+    schema: int = 1
+    behaviour: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class ReplayReport:
     """What logic replay found.
 
     Attributes:
+        recorded_by: what recorded the session.
+        replayed_by: what replayed it.
         records: records read, whatever their kind.
         events: events the machine took.
         effects: effects that came out as recorded, frames among them.
         frames: sent frames that came out byte for byte.
         states: state hashes that came out as recorded.
+        states_of_old: of another snapshot's keys, and so not compared.
         units: units started.
         span_ns: the session's time from its start to the last record.
         finished: `fin` was reached; a log without it ends where its server was killed, or it is
@@ -111,11 +131,14 @@ class ReplayReport:
         damage_count: all of it.
     """
 
+    recorded_by: Maker
+    replayed_by: Maker
     records: int
     events: int
     effects: int
     frames: int
     states: int
+    states_of_old: int
     units: int
     span_ns: int
     finished: bool
@@ -123,6 +146,12 @@ class ReplayReport:
     divergence: Divergence | None
     damage: tuple[Damage, ...]
     damage_count: int
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether the session was recorded by what this software does not know."""
+        there, here = self.recorded_by, self.replayed_by
+        return there.schema > here.schema or there.behaviour > here.behaviour
 
     @property
     def identical(self) -> bool:

@@ -36,8 +36,23 @@ from .recordings import (
 ROWS_MAX: Final = 50
 """Of the table, unless more are asked for; JSON has all."""
 LINE_CHARS: Final = 240
-"""A row is one line, for `grep`, also where a terminal must fold it; the widest has room."""
-COLUMNS: Final = ("recording", "began (UTC)", "took", "mode", "dialect", "key", "units", "size")
+"""Where it is not for a terminal, a row is one line, for `grep`; the widest has room."""
+COLUMNS: Final = (
+    "recording",
+    "session",
+    "began (UTC)",
+    "took",
+    "mode",
+    "dialect",
+    "key",
+    "units",
+    "size",
+    "end",
+)
+DISPENSABLE: Final = (
+    *("key", "dialect", "units", "mode", "size", "took", "session", "began (UTC)", "end"),
+)
+"""In this order columns are left out of a terminal that is too narrow for them."""
 CELL_CHARS_MAX: Final = 20
 """Of a column but the first: what a log says of itself must not push out the name of another."""
 
@@ -49,6 +64,7 @@ CELL_CHARS_MAX: Final = 20
 @click.option("--owner", metavar="KEY", help="Of the key of this name alone; '' is of none.")
 @click.option("--state", type=click.Choice(get_args(State)), help="In this state alone.")
 @click.option("--reason", help="Ended for this reason alone, such as client or context_full.")
+@click.option("--find", metavar="ID", help="Of this session id, or recording id, alone.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sessions_command(
@@ -59,6 +75,7 @@ def sessions_command(
     owner: str | None,
     state: State | None,
     reason: str | None,
+    find: str | None,
     limit: int | None,
     as_json: bool,
 ) -> None:
@@ -74,6 +91,7 @@ def sessions_command(
     Examples:
       antiphon sessions recordings --since 1d --state crashed
       antiphon sessions recordings --owner anna --json | jq '.logs[].recording_id'
+      antiphon sessions recordings --find sess_5f1d0c6a9b27
 
     \b
     Exit codes:
@@ -86,6 +104,7 @@ def sessions_command(
         owner=owner,
         state=state,
         reason=reason,
+        session=find,
     )
     found = [it for it in _listed(directory) if wanted.takes(it)]
     if as_json:
@@ -114,27 +133,46 @@ def _body(directory: Path, found: Sequence[Summary], limit: int | None) -> dict[
 
 
 def _print(found: Sequence[Summary], limit: int) -> None:
-    console = Console(width=max(Console().width, LINE_CHARS))
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=LINE_CHARS)
+    left_out: list[str] = []
     if found:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in (*COLUMNS, "end"):
-            right = name in {"took", "units", "size"}
-            chars_max = None if name == COLUMNS[0] else CELL_CHARS_MAX
-            justify: Literal["left", "right"] = "right" if right else "left"
-            table.add_column(name, justify=justify, no_wrap=True, max_width=chars_max)
-        for summary in found[:limit]:
-            table.add_row(*map(Text, _row(summary)))
+        rows = [_row(summary) for summary in found[:limit]]
+        unbounded = console.options.update(max_width=LINE_CHARS)
+        table = _table(rows, left_out)
+        while console.measure(table, options=unbounded).maximum > console.width:
+            if len(left_out) == len(DISPENSABLE):
+                break
+            left_out.append(DISPENSABLE[len(left_out)])
+            table = _table(rows, left_out)
         console.print(table)
+    if left_out:
+        console.print(f"no room for {', '.join(left_out)}: --json has all", highlight=False)
     more = len(found) - limit
     shown = f", {more} of them not shown: --limit, --json" if more > 0 else ""
     total = show_bytes(sum(it.file_bytes for it in found))
     console.print(f"{len(found)} sessions, {total}{shown}", highlight=False)
 
 
+def _table(rows: Sequence[tuple[str, ...]], left_out: Sequence[str]) -> Table:
+    """Make the table, without some of its columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    kept = [at for at, name in enumerate(COLUMNS) if name not in left_out]
+    for name in (COLUMNS[at] for at in kept):
+        right = name in {"took", "units", "size"}
+        chars_max = None if name == COLUMNS[0] else CELL_CHARS_MAX
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(name, justify=justify, no_wrap=True, max_width=chars_max)
+    for row in rows:
+        table.add_row(*(Text(row[at]) for at in kept))
+    return table
+
+
 def _row(summary: Summary) -> tuple[str, ...]:
     took = summary.duration_ms
     return (
         summary.recording_id,
+        summary.session_id or "",
         "" if summary.began_ms is None else show_moment(summary.began_ms),
         "" if took is None else show_span(took),
         summary.mode or "",

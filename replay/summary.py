@@ -75,6 +75,8 @@ def _where(outcome: Outcome) -> str:
     logic = outcome.logic
     if logic is None:
         return ""
+    if logic.is_newer:
+        return f"recorded by antiphon {label(logic.recorded_by.software)}, which is newer"
     if logic.damage_count:
         return f"byte {logic.damage[0].offset}: {logic.damage[0].reason}"
     return "" if logic.finished else "no fin: as far as it goes"

@@ -20,7 +20,7 @@ from recorder.verify import Report
 from .difference import NOTHING, label, show
 from .inspection import Inspection, TurnStory, UnitStory, UtteranceStory
 from .recordings import show_ms, show_seconds
-from .report import Divergence, FullReport, ReplayReport, UnitDifference
+from .report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
 
 SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
@@ -47,19 +47,33 @@ def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
 def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:
     """Tell what logic replay found."""
     lines: list[RenderableType] = [_verdict(report)]
+    old = f", {report.states_of_old} of an older kind not compared" if report.states_of_old else ""
     lines.append(
         f"{report.records} records, {report.events} events, {report.units} units; as recorded:"
-        f" {report.effects} effects ({report.frames} frames byte for byte), {report.states} states"
+        f" {report.effects} effects ({report.frames} frames byte for byte),"
+        f" {report.states} states{old}"
     )
     lines.append(
         f"{show_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}"
     )
     if report.divergence is not None:
-        lines += divergence_lines(report.divergence)
+        lines += [*divergence_lines(report.divergence), makers_line(report)]
     return lines + _damage_lines(report.damage, report.damage_count)
 
 
+def makers_line(report: ReplayReport) -> str:
+    """Name the software and the behaviour of both sides."""
+    return f"  {_made('recorded', report.recorded_by)}; {_made('replayed', report.replayed_by)}"
+
+
+def _made(how: str, maker: Maker) -> str:
+    software = label(maker.software) if maker.software else "another version"
+    return f"{how} by antiphon {software}, behaviour {maker.behaviour}, schema {maker.schema}"
+
+
 def _verdict(report: ReplayReport) -> str:
+    if report.is_newer:
+        return "not comparable: a newer version recorded it\n" + makers_line(report)
     if report.divergence is not None:
         return f"diverged at record {report.divergence.seq}"
     if report.damage_count:
@@ -75,6 +89,8 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     lines = _environment_lines(report)
     if not report.compared or report.recorded is None:
         return [*lines, "to compare all the same: --anyway, best with --teacher-forced"]
+    if report.recorded.is_newer:
+        return [*lines, _verdict(report.recorded)]
     first, span_ns = report.first_divergence, report.recorded.span_ns
     lines.append(_full_verdict(report, report.recorded))
     turns = f", {report.turns} turns answered again" if report.turns else ""
@@ -92,7 +108,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     if report.logits_changed is not None:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
-        lines += divergence_lines(first)
+        lines += [*divergence_lines(first), makers_line(report.recorded)]
     lines += _forced_lines(report)
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
@@ -221,7 +237,8 @@ def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
 def inspect_lines(told: Inspection) -> list[RenderableType]:
     """Tell a session on one screen."""
     lines: list[RenderableType] = [
-        f"{label(told.recording_id)}: {show_seconds(told.duration_ns)}, mode {told.mode},"
+        f"{label(told.recording_id)}: session {label(told.session_id)},"
+        f" {show_seconds(told.duration_ns)}, mode {told.mode},"
         f" dialect {told.dialect}, model {label(told.model)}, seed {told.seed}",
         "states    "
         + " > ".join(f"{span.state} {show_seconds(span.at_ns)}" for span in told.states)
@@ -242,6 +259,7 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
         "error    ",
         [f"{show_seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in told.errors],
     )
+    lines += _first("shortened", [f"{show_seconds(it.at_ns)} {it.told}" for it in told.shortened])
     lines += _first(
         "dropped  ",
         [f"{show_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops],

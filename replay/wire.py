@@ -15,6 +15,7 @@ from typing import Final
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from protocol.codec import parse_frame
 from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX, TRANSCRIPTION
 from protocol.dialects.base import Context, Dialect, Json
@@ -56,6 +57,8 @@ class Wire:
         is_transcription = self.mode == "transcription"
         self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
         self._bytes_max: Final = FRAME_BYTES_MAX_OF[self.mode]
+        behaviour = NEWEST if opened is None else opened.behaviour
+        self._context: Final = Context(mode=self.mode, behaviour=behaviour)
 
     def kind(self, frame: Frame) -> str:
         """Name the kind of a client's frame: a value of `requests.Request`, or `INVALID`."""
@@ -69,7 +72,7 @@ class Wire:
             return None
         dialect = self._dialect_for(body)
         try:
-            return dialect.parse(dialect.classify(body), body, Context(mode=self.mode))
+            return dialect.parse(dialect.classify(body), body, self._context)
         except RemoteProtocolError:
             return None
 

@@ -8,10 +8,12 @@ import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
-from recorder.mapping import effect_record, event_record
+from protocol.utf8 import Shortened
+from recorder.mapping import MappingError, effect_record, event_of, event_record
 from recorder.records import Fields, Record, Value
 
 from .difference import label, show
+from .recordings import show_bytes
 from .report import Cause
 
 
@@ -49,6 +51,24 @@ def cause_of(step: Step) -> Cause:
         kind=type(step.event).__name__,
         summary=show(_without_type(fields)),
     )
+
+
+def shortened_in(record: Record) -> Shortened | None:
+    """Read what was left of a refused message; None where the record holds it whole."""
+    if record.kind != "rx" or "shortened" not in record.fields:
+        return None
+    try:
+        event = event_of(record.fields, record.at_ns)
+    except MappingError:
+        return None
+    return event.shortened if isinstance(event, ev.FrameReceived) else None
+
+
+def show_shortened(short: Shortened) -> str:
+    """Say what a refused message was, and what is left of it."""
+    is_kept = bool(short.head or short.unreadable)
+    kept = "first 1 KiB kept" if is_kept else "its start left out"
+    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}"
 
 
 def _without_type(fields: Fields) -> Mapping[str, Value]:

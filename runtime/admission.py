@@ -89,6 +89,23 @@ class TicketStatus:
     waited_s: int
 
 
+@attrs.frozen(kw_only=True)
+class RunningTask:
+    """A slot that is held.
+
+    Attributes:
+        lease: the slot.
+        mode: what its session carries.
+        held_s: whole seconds so far.
+        left_s: seconds until it comes back, as estimated.
+    """
+
+    lease: Lease
+    mode: Mode
+    held_s: int
+    left_s: int
+
+
 @attrs.define(kw_only=True)
 class _Waiting:
     """A ticket in the queue, since when, whom to tell, and what it was told last."""
@@ -113,6 +130,7 @@ class Admission:
         state: `loading` refuses everybody until `open` is called.
         more_to_come: whether a worker is on its way in place of one that was condemned; whenever
             that changes, or a worker came, `review` is called.
+        limit_s: how many seconds a session of a mode may last in all, for estimates; 0: no limit.
     """
 
     def __init__(
@@ -124,6 +142,7 @@ class Admission:
         queue_max: int = QUEUE_MAX,
         state: AdmissionState = "open",
         more_to_come: Callable[[], bool] = lambda: False,
+        limit_s: Callable[[Mode], int] = lambda _: 0,
     ) -> None:
         self._pool = pool
         self._more_to_come = more_to_come
@@ -133,7 +152,7 @@ class Admission:
         self._state: AdmissionState = state
         self._waiting: dict[str, _Waiting] = {}
         self._held: dict[Lease, tuple[Mode, int]] = {}
-        self._durations = Durations()
+        self._durations = Durations(limit_s)
         self._untold: deque[Callable[[], None]] = deque()
         self._telling = False
 
@@ -293,6 +312,19 @@ class Admission:
             if owner in (None, waiting.ticket.owner)
         )
 
+    def running(self) -> tuple[RunningTask, ...]:
+        """Say who holds a slot, in the order in which they got it."""
+        now_ns = self._clock_ns()
+        return tuple(
+            RunningTask(
+                lease=lease,
+                mode=mode,
+                held_s=(now_ns - since_ns) // NS_PER_S,
+                left_s=-(-self._durations.mean_left_ns(mode, now_ns - since_ns) // NS_PER_S),
+            )
+            for lease, (mode, since_ns) in self._held.items()
+        )
+
     # -- inside ---------------------------------------------------------------------------------
 
     def _refuse_where_full(self) -> None:
@@ -345,10 +377,10 @@ class Admission:
             for lease, (mode, since_ns) in self._held.items()
             if not self._pool.is_condemned(lease.worker)
         ]
-        modes = [waiting.ticket.mode for waiting in self._waiting.values()]
+        waiting = [(each.ticket.mode, now_ns - each.since_ns) for each in self._waiting.values()]
         return [
             max(ESTIMATE_S_MIN, -(-wait_ns // NS_PER_S))
-            for wait_ns in waits_ns(self._durations, held, modes)
+            for wait_ns in waits_ns(self._durations, held, waiting)
         ]
 
 

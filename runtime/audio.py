@@ -1,13 +1,19 @@
 """Sound files for the command line, and the conversion to what the model hears.
 
 It reads files that their owner chose: it says clearly what is wrong with them, but is no defence
-against hostile ones (`runtime.media` is). Files are read and written in one go, blocking.
+against hostile ones (`runtime.media` is). Files are read and written in one go, blocking; one that
+is replaced is replaced when the new one is whole.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import soundfile
@@ -20,6 +26,8 @@ from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 FILE_S_MAX: Final = 3_600
 """As long as the longest session; a longer file was surely not meant, and would fill the memory."""
 PCM16_MAX: Final = 32_767
+PART_PREFIX: Final = ".antiphon-"
+"""Of the name, beside a file's own, under which it is written."""
 
 
 class AudioFileError(Exception):
@@ -80,7 +88,7 @@ def write_wav(path: Path, pcm: bytes) -> None:
     """Write the model's speech as a 16-bit WAV file; what is louder than full scale is clipped.
 
     Args:
-        path: replaced where it exists.
+        path: replaced where it exists; a pipe or a device is written to.
         pcm: float32 LE, 24 kHz mono, finite; may be empty.
 
     Raises:
@@ -93,8 +101,36 @@ def write_wav(path: Path, pcm: bytes) -> None:
     if not np.isfinite(samples).all():
         raise LocalProtocolError("the PCM holds values that are not finite")
     pcm16 = np.rint(samples.clip(-1, 1) * PCM16_MAX).astype(np.int16)
+    whole = io.BytesIO()  # libsndfile would say of a full disk only that it wrote less
+    soundfile.write(whole, pcm16, OUTPUT_RATE_HZ, subtype="PCM_16", format="WAV")
     try:
-        with path.open("wb") as raw:
-            soundfile.write(raw, pcm16, OUTPUT_RATE_HZ, subtype="PCM_16", format="WAV")
+        with _replacing(path) as raw:
+            raw.write(whole.getbuffer())
     except OSError as error:
         raise AudioFileError(f"{path}: {error.strerror or 'cannot be written'}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file for its owner alone, until it is whole."""
+    return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open what takes a file's place when it is whole; of a link, the place of what it names."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as raw:
+            yield raw
+        return
+    real = Path(os.path.realpath(path))
+    part = real.parent / f"{PART_PREFIX}{secrets.token_hex(8)}"
+    try:
+        mode = real.stat().st_mode & 0o777 if real.exists() else None
+        opener = None if mode is None else _private
+        with open(part, "xb", opener=opener) as raw:
+            yield raw
+        if mode is not None:
+            part.chmod(mode)
+        part.replace(real)
+    finally:
+        part.unlink(missing_ok=True)

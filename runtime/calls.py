@@ -40,6 +40,7 @@ from .backends.base import (
     Backend,
     BackendError,
     BackendGone,
+    BackendRefused,
     BackendSession,
     Chats,
     ContextFull,
@@ -78,8 +79,7 @@ class _Tenure:
         lease: the slot.
         backend: whose slot it is.
         held: what the backend holds for the session; None before it is opened.
-        turn: likewise for a turn of chat.
-        transcript: likewise for a transcription.
+        turn, transcript: likewise for a turn of chat, and for a transcription.
         is_cut: the turn is not wanted any more, be it begun or not.
         is_lost: the backend said that it is gone.
         is_releasing: asked for already.
@@ -245,8 +245,7 @@ class Calls:
     async def _open(self, tenure: _Tenure, effect: ef.OpenBackend) -> None:
         lease = tenure.lease
         try:
-            opening = effect.opening
-            held = await try_to_open(tenure.backend, opening, lease.slot, tenure.is_over)
+            held = await try_to_open(tenure.backend, effect.opening, lease.slot, tenure.is_over)
         except BackendError as error:
             tenure.is_lost = isinstance(error, BackendGone)
             full = isinstance(error, ContextFull)
@@ -321,8 +320,9 @@ class Calls:
         except BackendError as error:
             level = logging.INFO if tenure.is_cut else logging.WARNING
             _logger.log(level, "turn %d failed: %s", turn.index, error)
-            full = isinstance(error, ContextFull)
-            self._tell(tenure, ev.TurnFailed, index=turn.index, context_full=full)
+            failed = {"index": turn.index, "context_full": isinstance(error, ContextFull)}
+            is_refused = isinstance(error, BackendRefused) and tenure.turn is None
+            self._tell(tenure, ev.TurnFailed, **failed, refused=str(error) if is_refused else "")
         else:
             self._tell(tenure, ev.TurnDone, result=result)
 

@@ -19,52 +19,127 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
 import click
+from click.shell_completion import CompletionItem
+
+from .interrupts import is_interrupt
 
 if TYPE_CHECKING:
-    from .api.recordings import Viewer
+    from .api.views import Viewer
 
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
     {
-        "serve": ("runtime.serve_command:serve_command", "Serve a model over WebSockets."),
-        "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
-        "talk": (
-            "runtime.talk.command:talk_command",
-            "Stream a WAV file to a server, hear its reply.",
-        ),
-        "chat": ("runtime.chat.command:chat_command", "Ask a server in words, read its answer."),
-        "transcribe": (
-            "runtime.transcribe.command:transcribe_command",
-            "Have a server write down a WAV file.",
-        ),
-        "demo": ("runtime.demo:demo_command", "Serve, talk, record and replay, in one go."),
-        "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
-        "verify": ("replay.cli:verify_command", "Check a log's integrity."),
-        "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
-        "recover": ("replay.recover:recover_command", "Make a damaged log sound again."),
-        "compact": ("replay.compact:compact_command", "Make finished logs smaller, to keep them."),
-        "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
-        "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),
-        "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),
-        "export": ("replay.export.command:export_command", "Write a session as WAV, MP4, MCAP..."),
-        "play": ("replay.play.command:play_command", "Serve a recording to clients under test."),
-        "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
-        "redact": ("replay.redact.command:redact_command", "Take out what was said and shown."),
-        "sessions": ("replay.sessions:sessions_command", "List recorded sessions."),
-        "prune": ("replay.prune:prune_command", "Remove old recordings."),
-        "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
-        "bench": ("runtime.bench.command:bench_command", "Measure units, replay and recording."),
-        "doctor": ("runtime.doctor.command:doctor_command", "Say whether a model would be served."),
-        "schema": ("runtime.schema.command:schema_command", "Describe the wire protocols."),
-        "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
+        "Serve": {
+            "serve": ("runtime.serve_command:serve_command", "Serve a model over WebSockets."),
+            "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
+            "doctor": (
+                "runtime.doctor.command:doctor_command",
+                "Say whether a model would be served.",
+            ),
+            "demo": ("runtime.demo:demo_command", "Serve, talk, record and replay, in one go."),
+        },
+        "Talk to a server": {
+            "talk": (
+                "runtime.talk.command:talk_command",
+                "Stream a WAV file to a server, hear its reply.",
+            ),
+            "chat": (
+                "runtime.chat.command:chat_command",
+                "Ask a server in words, read its answer.",
+            ),
+            "transcribe": (
+                "runtime.transcribe.command:transcribe_command",
+                "Have a server write down a WAV file.",
+            ),
+        },
+        "Look at recordings": {
+            "sessions": ("replay.sessions:sessions_command", "List recorded sessions."),
+            "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+            "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
+            "export": (
+                "replay.export.command:export_command",
+                "Write a session as WAV, MP4, MCAP...",
+            ),
+            "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),
+        },
+        "Run recordings again": {
+            "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
+            "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),
+            "play": (
+                "replay.play.command:play_command",
+                "Serve a recording to clients under test.",
+            ),
+            "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
+        },
+        "Keep recordings": {
+            "verify": ("replay.cli:verify_command", "Check a log's integrity."),
+            "recover": ("replay.recover:recover_command", "Make a damaged log sound again."),
+            "compact": (
+                "replay.compact:compact_command",
+                "Make finished logs smaller, to keep them.",
+            ),
+            "redact": ("replay.redact.command:redact_command", "Take out what was said and shown."),
+            "prune": ("replay.prune:prune_command", "Remove old recordings."),
+        },
+        "Test and measure": {
+            "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
+            "bench": (
+                "runtime.bench.command:bench_command",
+                "Measure units, replay and recording.",
+            ),
+            "schema": ("runtime.schema.command:schema_command", "Describe the wire protocols."),
+            "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
+        },
     }
 )
-"""Each command's import string and its line in the help."""
+"""Each command's import string and its line in the help, under the help's headings."""
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {name: found for group in GROUPS.values() for name, found in group.items()}
+)
+"""All of them, in the order of the help."""
 EXIT_BY_SIGNAL: Final = 128
 """What a shell adds to the number of a signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Of a stdout that takes nothing more; what befalls a file is said by who writes it."""
 VIEWER: Final = "replay.view.document"
 """What shows a recording as a page: its `page_of`, and its `PAGE_CSP`."""
+
+
+class NotTextError(click.ClickException):
+    """An argument is to be text, and its bytes are not UTF-8."""
+
+    exit_code = 2
+
+
+class Text(click.types.StringParamType):
+    """Text. What the shell gives is bytes, and what of them is not UTF-8 no message could carry."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Read an argument.
+
+        Raises:
+            NotTextError: it is not UTF-8.
+        """
+        text = super().convert(value, param, ctx)
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            name = "the text" if param is None else param.get_error_hint(ctx)
+            raise NotTextError(f"{name}: not UTF-8")
+        return text
+
+
+TEXT: Final = Text()
+
+
+class Choice(click.Choice[str]):
+    """One of some words; of a wrong one the nearest is named."""
+
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
+        """Say what is wrong."""
+        from .config.values import nearest
+
+        text = super().get_invalid_choice_message(value, ctx)
+        return text.removesuffix(".") + nearest(str(value), self.choices)
 
 
 class UntoldError(click.ClickException):
@@ -85,7 +160,9 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        return cast("click.Command", getattr(import_module(module), attribute))
+        command = cast("click.Command", getattr(import_module(module), attribute))
+        _refine(command)
+        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the flags before the command, which may ask for the help."""
@@ -101,8 +178,42 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+        for heading, group in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, help_text) for name, (_, help_text) in group.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is meant; of one that is not there, name the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=COMMANDS, ctx=ctx
+            ) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing all of them."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=help_text)
+            for name, (_, help_text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
+
+def _refine(command: click.Command) -> None:
+    """Hold a command, and those within it, to UTF-8 where text is taken, and to `Choice`."""
+    for param in command.params:
+        if param.type is click.STRING:  # a path may be any bytes
+            param.type = TEXT
+        elif type(param.type) is click.Choice:
+            param.type = Choice(param.type.choices, case_sensitive=param.type.case_sensitive)
+    if isinstance(command, click.Group):
+        for within in command.commands.values():
+            _refine(within)
 
 
 @contextmanager
@@ -120,7 +231,7 @@ def _broken_off() -> Iterator[None]:
             if sys.__stdout__ is not None:  # it may have been closed before the process began
                 sys.stdout.flush()
     except BaseException as error:
-        if _is_interrupt(error):
+        if is_interrupt(error):
             click.echo("\ninterrupted", err=True)
             sys.exit(EXIT_BY_SIGNAL + signal.SIGINT)
         lost = _lost_stdout(error)
@@ -130,13 +241,6 @@ def _broken_off() -> Iterator[None]:
         if lost.errno == errno.EPIPE:  # whoever reads it has seen enough
             sys.exit(EXIT_BY_SIGNAL + signal.SIGPIPE)
         raise UntoldError(f"stdout: {lost.strerror}") from error
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, which comes out of tasks in a group."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(KeyboardInterrupt) is not None
-    return isinstance(error, KeyboardInterrupt)
 
 
 def _lost_stdout(error: BaseException) -> OSError | None:
@@ -171,7 +275,7 @@ def main() -> None:
 
 def load_viewer() -> Viewer:
     """Load what a server shows recordings with; it is asked for with the first page."""
-    from .api.recordings import Viewer
+    from .api.views import Viewer
 
     module = import_module(VIEWER)
     return Viewer(page_of=module.page_of, policy=module.PAGE_CSP)

@@ -26,14 +26,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import attrs
 
-from protocol.utf8 import Frame
+from protocol.utf8 import Frame, frame_bytes
 
-from .websocket import WebSocket, WebSocketClosed, WebSocketStalled, frame_bytes
+from .websocket import WebSocket, WebSocketClosed, WebSocketStalled
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """A minute of speech in base64: who is that far behind does not listen any more. A single frame may
@@ -55,6 +55,18 @@ ABORT_S: Final = 1.0
 """Dropping a connection waits for nobody; should it ever, the session must not."""
 
 Ready = Callable[[], Awaitable[None]]
+
+
+class Outlet(Protocol):
+    """The writing side of a connection; all of it returns at once."""
+
+    def send(self, frame: str, ready: Ready) -> None:
+        """Queue a frame, to be sent once `ready` returns."""
+        ...
+
+    def close(self, code: int, reason: str, ready: Ready) -> None:
+        """Queue the WebSocket close behind what was queued before."""
+        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -23,12 +23,12 @@ from typing import Final
 import anyio
 import attrs
 import click
-import orjson
 from rich.console import Console
 
 from protocol.messages import Mode
 
 from .audio import AudioFileError, write_wav
+from .chat.view import echo_json
 from .models import MODELS
 from .server_process import RUN, served
 from .talk.command import UnusableError, read_frame, read_speech
@@ -72,7 +72,10 @@ class Demo:
 
     def tell(self, text: str, **fields: object) -> None:
         """Write a line for people, or an object for programs."""
-        click.echo(orjson.dumps(fields).decode() if self.as_json else text)
+        if self.as_json:
+            echo_json(fields)
+        else:
+            click.echo(text)
 
 
 @attrs.frozen(kw_only=True)
@@ -130,13 +133,17 @@ def demo_command(
       0  the model answered, and the recording replays
       1  something failed: it says what
       2  a file that cannot be used
+      130  interrupted; the server is stopped
     """  # noqa: D301 - click takes a backspace to keep the lines
     demo = _plan(model, folder, speech, frame, fast=fast, as_json=as_json)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnusableError(f"--record: {folder}: {error.strerror}") from error
-    if not anyio.run(_run_unless_interrupted, demo, backend="trio"):
+    cut_by = anyio.run(_run_unless_interrupted, demo, backend="trio")
+    if cut_by is signal.SIGINT:
+        raise KeyboardInterrupt
+    if cut_by is not None:
         raise DemoError("interrupted")
 
 
@@ -160,26 +167,26 @@ def _plan(
     return Demo(model=model, folder=folder, plan=plan, speech=speech, told=told, as_json=as_json)
 
 
-async def _run_unless_interrupted(demo: Demo) -> bool:
-    """Run the demo; say whether it came to its end before a signal."""
-    finished = False
+async def _run_unless_interrupted(demo: Demo) -> signal.Signals | None:
+    """Run the demo; return the signal that came before its end, or None."""
+    came: list[signal.Signals] = []
     failure: click.ClickException | None = None
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, tasks.cancel_scope)
+        tasks.start_soon(_watch_signals, came, tasks.cancel_scope)
         try:
             await _run(demo)
-            finished = True
         except click.ClickException as error:  # raised below as it is, and not as a group of one
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return finished
+    return came[0] if came else None
 
 
-async def _watch_signals(everything: anyio.CancelScope) -> None:
+async def _watch_signals(came: list[signal.Signals], everything: anyio.CancelScope) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
+        async for number in signals:
+            came.append(number)
             everything.cancel()
 
 

@@ -5,7 +5,7 @@ effects and only then performs them. Reader, writer, model calls, timers and the
 events; they never touch the session. Log order is the order: how tasks ran needs no recording.
 
 - Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
-  decoder is too far behind, and at most `RECORDER_STALL_S` for the recorder.
+  decoder is too far behind, and a bounded time for the recorder.
 - The driver never awaits the network, a model call or the log: only its inbox.
 - Only `Send` and `Close` wait for the log's write(2), and they wait in the writer task.
 """
@@ -13,15 +13,17 @@ events; they never touch the session. Log order is the order: how tasks ran need
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
+import attrs
 from anyio.abc import TaskGroup
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.digest import session_id_of
 from protocol.errors import ErrorCode
 from protocol.limits import NS_PER_S
 from protocol.session import Session
@@ -31,34 +33,16 @@ from recorder.records import Fields
 
 from .admission import Admission, Refused, Ticket
 from .calls import Calls
-from .connection import Ready
+from .connection import Outlet, Ready
+from .decodes import DecodeMedia, Decodes
 from .journal import Journal, MarkRefused, OpenLog, fin_fields
-from .media.decoder import decode_at_once
-from .media.values import Decoded, MediaError
-from .pool import Lease
+from .lane import Lane
+from .media.fair import Client
 from .telemetry.watching import SessionStatus, Watcher
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """An append of the largest size, or a turn's frame that is larger: then the reader pauses until the
 session has taken it."""
-DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Frames of video handed to the decoder and not back yet: one append's worth; then the reader
-pauses."""
-
-DecodeMedia = Callable[[ef.DecodeMedia], Awaitable[Decoded]]
-"""Decodes media, or raises `MediaError`."""
-
-
-class Outlet(Protocol):
-    """The writing side of a connection; all of it returns at once."""
-
-    def send(self, frame: str, ready: Ready) -> None:
-        """Queue a frame, to be sent once `ready` returns."""
-        ...
-
-    def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue the WebSocket close behind what was queued before."""
-        ...
 
 
 class Driver:
@@ -69,9 +53,11 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
         make_calls: makes the session's `Calls` around its `post`.
-        decode_media: `MediaDecoder.decode`, off the event loop; small media is decoded here.
+        decode_media: `MediaDecoder.decode`, off the event loop.
         clock_ns: monotonic nanoseconds.
+        lane: of the server's large messages.
         admit: whether there is room for a connection without a slot.
+        has_room: whether there is room for so many bytes more that come before their time.
         owner: the name of the key that it came with; empty where there are no keys.
         refusal: why it gets no slot, whatever is free; None: it may have one.
         watcher: sees what the session is told and what it does; None where nobody looks.
@@ -90,7 +76,9 @@ class Driver:
         make_calls: Callable[[Callable[..., None]], Calls],
         decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
+        lane: Lane,
         admit: Callable[[], ErrorCode | None] = lambda: None,
+        has_room: Callable[[int], bool] = lambda _: True,
         owner: str = "",
         refusal: ErrorCode | None = None,
         watcher: Watcher | None = None,
@@ -99,9 +87,12 @@ class Driver:
         self.recording_id: Final = opened.recording_id
         self._admission = admission
         self._admit = admit
+        self._has_room = has_room
         self._calls = make_calls(self.post)
-        self._decode_media = decode_media
+        client = Client(is_live=opened.mode != "chat", owner=owner)
+        self._decodes = Decodes(decode_media, client, post=self.post, on_done=self._relieve)
         self._clock_ns = clock_ns
+        self._lane = lane
         self.owner: Final = owner
         self._refusal = refusal
         self._watcher = watcher
@@ -109,12 +100,10 @@ class Driver:
         self._inbox: deque[ev.Event] = deque()
         self._inbox_bytes = 0
         self._recording_lost = False
-        self._decode_bytes = 0
         self._arrival = anyio.Event()
         self._relief = anyio.Event()
         self._ticket: Ticket | None = None
         self._timers: dict[str, anyio.CancelScope] = {}
-        self._decodes: dict[int, anyio.CancelScope] = {}
         self._outlet: Outlet | None = None
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
@@ -136,6 +125,7 @@ class Driver:
         counts = {} if session is None else session.counts
         return SessionStatus(
             recording_id=self.recording_id,
+            session_id=session_id_of(self.recording_id),
             owner=self.owner,
             mode=self._opened.mode,
             dialect=None if session is None else session.dialect_name,
@@ -162,8 +152,6 @@ class Driver:
         at_ns = self._inbox[0].at_ns if self._inbox else self._now_ns()
         return await self._journal.append_mark(at_ns, fields), at_ns
 
-    # -- facts come in --------------------------------------------------------------------------
-
     def post(self, kind: type[Any], **fields: object) -> None:
         """Post `kind(at_ns=now, **fields)`; it never blocks, and from the event loop alone."""
         self._inbox.append(kind(at_ns=self._now_ns(), **fields))
@@ -174,15 +162,22 @@ class Driver:
 
     async def frame_received(self, frame: Frame) -> None:
         """Post a client's frame; waits while the server is too far behind to take more."""
+        await self._lane.enter(len(frame or b""))
+        if self._journal.is_flooded_by(frame):
+            self.post(ev.Flooded)
+            await anyio.sleep_forever()  # the session ends, and the connection with it
         self._inbox_bytes += len(frame or b"")
         self.post(ev.FrameReceived, frame=frame)
-        while self._inbox_bytes > INBOX_BYTES_MAX or self._decode_bytes > DECODE_BYTES_MAX:
+        while self._inbox_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
             self._relief = anyio.Event()
             await self._relief.wait()
         await self._journal.wait_for_room()
 
+    def _relieve(self) -> None:
+        self._relief.set()
+
     def _recording_failed(self) -> None:
-        """Note that the log failed; outside of any task, where there is no clock to be read."""
+        """Note that the log failed; outside of any task, where no clock can be read."""
         self._recording_lost = True
         self._arrival.set()
 
@@ -198,7 +193,13 @@ class Driver:
         if isinstance(event, ev.FrameReceived):
             if self._inbox:
                 await anyio.lowlevel.checkpoint()  # one client's flood leaves room for others
-            self._inbox_bytes -= len(event.frame or b"")
+            frame_bytes = len(event.frame or b"")
+            self._inbox_bytes -= frame_bytes
+            is_early = self.session is not None and self.session.early_bytes == 0
+            if is_early and not self._has_room(frame_bytes):
+                event = attrs.evolve(event, has_room=False)
+            if self.session is not None:
+                event = self.session.shortened(event)
             self._relief.set()  # Nobody is woken by it before the frame's step is over.
         return event
 
@@ -236,7 +237,7 @@ class Driver:
         await self._journal.finish(self._now_ns(), fin_fields(session, session.end_reason))
 
     def _give_up_slot(self) -> None:
-        """After a cancellation or a bug of ours: nobody drives the session to its end any more."""
+        """After a cancellation or a bug of ours: no task drives the session to its end any more."""
         if self._ticket is not None:
             self._admission.leave(self._ticket)
         if self._calls.lease is not None:
@@ -245,11 +246,14 @@ class Driver:
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         assert self.session is not None
+        if any(isinstance(effect, ef.ForgetRecording) for effect in effects):
+            self._journal.forget()
         ready = self._journal.append_effects(self.session, event, effects)
         for effect in effects:
             self._perform_one(effect, ready)
         if self.session.state is State.CLOSED:
             self._calls.stop_trying()
+            self._decodes.cancel_all()
         if self._watcher is not None:
             self._watcher.saw(event, effects, self.session)
 
@@ -267,12 +271,12 @@ class Driver:
                 self._enter_queue(effect)
             case ef.LeaveQueue():
                 self._leave_queue()
+            case ef.DecodeMedia():
+                self._decodes.start(effect, self._tasks)
+            case ef.CancelDecode():
+                self._decodes.cancel(effect.media)
             case ef.OpenBackend():
                 self._calls.open(effect)
-            case ef.DecodeMedia():
-                self._start_decoding(effect)
-            case ef.CancelDecode():
-                self._cancel_decode(effect)
             case ef.StartUnit():
                 self._calls.start_unit(effect)
             case ef.Interrupt():
@@ -293,8 +297,8 @@ class Driver:
                 self._set_timer(effect)
             case ef.CancelTimer():
                 self._cancel_timer(effect)
-            case ef.DropUnit():
-                pass  # whoever watches tells of it
+            case ef.DropUnit() | ef.ForgetRecording():
+                pass  # a watcher counts it; it is done before anything is said
 
     # -- the queue ------------------------------------------------------------------------------
 
@@ -313,7 +317,7 @@ class Driver:
             self._ticket = self._admission.enter(
                 effect.mode,
                 owner=self.owner,
-                on_leased=self._leased,
+                on_leased=self._calls.hold,
                 on_moved=lambda place: self.post(ev.TicketMoved, place=place),
                 on_cancelled=lambda: self.post(ev.TicketCancelled),
                 on_refused=lambda code: self.post(ev.AdmissionRefused, code=code),
@@ -321,14 +325,11 @@ class Driver:
         except Refused as refused:
             self.post(ev.AdmissionRefused, code=refused.code)
 
-    def _leased(self, lease: Lease) -> None:
-        self._calls.hold(lease)
-
     def _leave_queue(self) -> None:
         if self._ticket is not None and self._admission.leave(self._ticket):
             self.post(ev.TicketLeft)
 
-    # -- timers and media -----------------------------------------------------------------------
+    # -- timers ---------------------------------------------------------------------------------
 
     def _set_timer(self, effect: ef.SetTimer) -> None:
         assert self._tasks is not None
@@ -349,52 +350,3 @@ class Driver:
                 return  # it was cancelled in the moment in which it fired
             del self._timers[effect.name]
             self.post(ev.TimerFired, name=effect.name, generation=effect.generation)
-
-    def _start_decoding(self, effect: ef.DecodeMedia) -> None:
-        assert self._tasks is not None
-        try:
-            made = decode_at_once(effect)
-        except MediaError as error:
-            self._reject(effect, error)
-            return
-        if made is not None:
-            self._take_decoded(effect, made)
-            return
-        scope = self._decodes[effect.media] = anyio.CancelScope()
-        # A turn's media holds no reader up: amid a turn there is nothing more to come but a close.
-        held_bytes = 0 if self._opened.mode == "chat" else len(effect.data)
-        self._decode_bytes += held_bytes
-        self._tasks.start_soon(self._decode, effect, scope, held_bytes)
-
-    def _cancel_decode(self, effect: ef.CancelDecode) -> None:
-        scope = self._decodes.pop(effect.media, None)
-        if scope is not None:  # else it is decoded, and what came of it waits in the inbox
-            scope.cancel()
-
-    async def _decode(
-        self, effect: ef.DecodeMedia, scope: anyio.CancelScope, held_bytes: int
-    ) -> None:
-        try:
-            with scope:
-                made = await self._decode_media(effect)
-                if not scope.cancel_called:
-                    self._take_decoded(effect, made)
-        except MediaError as error:
-            if not scope.cancel_called:
-                self._reject(effect, error)
-        finally:
-            self._decodes.pop(effect.media, None)
-            self._decode_bytes -= held_bytes
-            self._relief.set()
-
-    def _take_decoded(self, effect: ef.DecodeMedia, made: Decoded) -> None:
-        self.post(
-            ev.MediaDecoded,
-            media=effect.media,
-            pcm=made.pcm,
-            pictures=made.pictures,
-            stacked=made.stacked,
-        )
-
-    def _reject(self, effect: ef.DecodeMedia, error: MediaError) -> None:
-        self.post(ev.MediaRejected, media=effect.media, reason=str(error))

@@ -9,7 +9,6 @@ gate. Both are there before the model is: until then sessions are turned away wi
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 
 import attrs
 from starlette.types import ASGIApp
@@ -23,17 +22,21 @@ from .access.gate import Denied, open_gate
 from .access.middleware import AccessMiddleware, answer_denied
 from .access.principal import Principal
 from .api.marks import Marks
-from .api.recordings import LoadViewer, Recordings
+from .api.pages import Pages, is_public
+from .api.recordings import Recordings
 from .api.routes import Api
+from .api.views import LoadViewer
+from .api.voices import Voices
 from .http import error_body, make_app
 from .listener import WebSocketRequest, tasks_living
 from .retention import make_retainer
 from .routing import NotServedError, Route, route
-from .server import Server
+from .server import VERSION, Server
 from .settings import MODES, Settings
 from .telemetry.setup import Sight, make_sight
 from .telemetry.watching import ServerStatus
 from .transport.counters import Counters
+from .voices import VoiceLibrary
 from .websocket import WebSocket
 
 
@@ -45,6 +48,7 @@ class Gateway:
         counters: the listener's.
         recorder: writes the logs; None where nothing is recorded.
         load_viewer: loads what shows a recording as a page; None where there is none.
+        voices: the library; None where there is none.
 
     Attributes:
         server: None while the model loads.
@@ -63,30 +67,39 @@ class Gateway:
         counters: Counters | None = None,
         recorder: Recorder | None = None,
         load_viewer: LoadViewer | None = None,
+        voices: VoiceLibrary | None = None,
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
         self._load_viewer = load_viewer
+        self._voices = voices
         self._retainer = make_retainer(settings)
         self._began_s = time.monotonic()
-        self._version = version("antiphon")
         self.server: Server | None = None
-        self.sight: Sight = make_sight(self.status, version=self._version, traces=settings.traces)
+        self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
 
     def app(self) -> ASGIApp:
         """Make the application for what is no WebSocket."""
         api = Api(lambda: self.server, self.status, self.sight.metrics)
         recordings = Recordings(self._settings.record_to, self._load_viewer)
         marks = Marks(lambda: self.server, recordings)
+        voices = Voices(self._voices, self._settings.default_voice)
+        folder = self._settings.static
+        pages = [] if folder is None else [Pages(folder).route()]
         app = make_app(
             self.readiness,
-            [*api.routes(), *marks.routes(), *recordings.routes()],
+            [*api.routes(), *marks.routes(), *recordings.routes(), *voices.routes(), *pages],
             speech=self.speech,
             handlers={Denied: answer_denied},
         )
-        return AccessMiddleware(app, self._gate, secure=self._settings.tls_cert is not None)
+        return AccessMiddleware(
+            app,
+            self._gate,
+            secure=self._settings.tls_cert is not None,
+            is_public=is_public if pages else lambda _: False,
+        )
 
     async def watch_keys(self) -> None:
         """Follow the file of keys; runs until cancelled."""
@@ -112,7 +125,7 @@ class Gateway:
         server, recorder = self.server, self._recorder
         return ServerStatus(
             readiness=self.readiness(),
-            version=self._version,
+            version=VERSION,
             model=self._settings.model,
             speech=self.speech(),
             uptime_s=time.monotonic() - self._began_s,
@@ -126,6 +139,8 @@ class Gateway:
             workers=None if server is None else server.workers.statistics,
             retention=None if self._retainer is None else self._retainer.statistics,
             denied=self._gate.denials.counts,
+            max_queue_size=self._settings.queue_max,
+            running_tasks=() if server is None else server.admission.running(),
         )
 
     # -- WebSockets -----------------------------------------------------------------------------
@@ -137,7 +152,14 @@ class Gateway:
             admitted = self._gate.admit_websocket(
                 request.headers, request.subprotocols, secure=request.is_tls
             )
-            to = route(request.path, request.query, modes, default=self._settings.default_mode)
+            to = route(
+                request.path,
+                request.query,
+                modes,
+                default=self._settings.default_mode,
+                headers=request.headers,
+                subprotocols=request.subprotocols,
+            )
             self._gate.check_mode(admitted.principal, to.mode)
         except NotServedError as error:
             body = error_body(error.code, error.message, **error.details)
@@ -145,7 +167,9 @@ class Gateway:
             return
         except Denied as denied:
             peer = request.peer.host
-            self._gate.denials.note(denied.reason, peer=peer, asked="WebSocket", name=denied.name)
+            self._gate.denials.note(
+                denied.reason, peer=peer, asked="WebSocket", name=denied.name, flag=denied.flag
+            )
             await request.reject(denied.status, denied.body, denied.headers)
             return
         websocket = await request.accept(
@@ -170,7 +194,9 @@ class Gateway:
                 to.mode,
                 endpoint=to.endpoint,
                 label=to.label,
+                quiet=to.quiet,
                 owner=principal.name,
+                must_record=principal.record_always,
                 refusal=ErrorCode.WORKER_BUSY if place is None else None,
             )
         finally:

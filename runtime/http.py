@@ -39,6 +39,8 @@ HEAD_BYTES_MAX: Final = 16 * 1024
 """A request's head: cookies and tokens of a browser fit twice."""
 HTTP_IDLE_S: Final = 10.0
 """A kept connection waits this long for its next request, head included."""
+HEADERS_MAX: Final = 100
+"""Browsers send twenty; each costs work further on."""
 HTTP_VERSIONS: Final = (b"1.0", b"1.1")
 
 WEBSOCKET_PATHS: Final = ("/v1/realtime",)
@@ -217,6 +219,9 @@ class _Http1(H11Protocol):
     """Hypercorn's HTTP/1 without its ways out to HTTP/2 and to WebSockets of its own."""
 
     async def _check_protocol(self, event: h11.Request) -> None:
+        if len(event.headers) > HEADERS_MAX:
+            await self._send_error_response(431)
+            raise ConnectionAbortedError("a client sent too many headers")
         if event.http_version not in HTTP_VERSIONS:
             await self._send_error_response(505)
             raise ConnectionAbortedError("a client changed to another version of HTTP")

@@ -4,11 +4,14 @@
 - Log order is the order: `seq` counts the records of a session, 0 being the log's own head.
 - A state hash follows every so many units or chunks (`Session.is_hash_due`), to find where a replay
   went another way.
-- While the recorder is behind, reading pauses, `RECORDER_STALL_S` at most. Then a log that is over
-  its own bound is given up. One that only shares a full backlog with others is not: it goes on, to
-  its own bound, and waits no more until there was room again. So all logs together never hold more
-  than the shared bound, or each its own and one record.
-- What a client waits for is waited for by `WRITE_WAIT_S` at most; then the log is given up as well.
+- While the recorder is behind, reading pauses after each message, `RECORDER_STALL_S` at most. A
+  session whose log is over its own bound is read on, but for large messages: with one of these it
+  is flooded, and ends (`Flooded`). So no client ends its recording and talks on; and what is held
+  back is the bound of a log, and one large message. A log that only shares a full backlog with
+  others waits once, and no more until there was room again.
+- What others send costs no recording. A log is given up where the disk hangs: where for
+  `WRITE_WAIT_S` nothing was written of any log while a client waited for this one.
+- A log that its client does not want is removed (`forget`), and nothing is said before it is.
 - A log that failed takes no more; nothing waits for it from then on. What the session does about it
   is the session's decision (`RecordingFailed`).
 - A mark is what somebody says of the session, and no part of it: the machine does not see it, and a
@@ -29,20 +32,24 @@ import anyio
 from protocol.effects import Close, Effect, Send
 from protocol.events import Event
 from protocol.session import Session
+from protocol.utf8 import Frame
 from recorder.errors import LogFailed, LogFull, RecorderError
 from recorder.log import SessionLog
 from recorder.mapping import Hashes, effect_record, event_record
 from recorder.records import Fields, Record, Value
 
 from .connection import Ready
+from .lane import LARGE_BYTES_MIN
 
 RECORDER_STALL_S: Final = 2.0
-"""How long reading pauses while the recorder is behind; then the recording of a session that is
-itself behind is given up (B6)."""
+"""How long reading pauses while the recorder is behind: a close must be seen (B6)."""
 
 WRITE_WAIT_S: Final = 10.0
-"""A disk that takes longer to write hangs, and a caller does not wait in silence for longer. The
-recording is given up, and its session does what the operator decided for one that failed."""
+"""A disk that takes nothing for so long hangs, and a caller does not wait in silence for longer.
+The recording is given up, and its session does what the operator decided for one that failed."""
+
+LOOK_S: Final = 1.0
+"""How often a wait looks whether the disk hangs."""
 
 FIN_WAIT_S: Final = 10.0
 """A disk that takes longer to sync a log hangs; the session's end is not held up for it."""
@@ -101,10 +108,11 @@ def step_records(
 
 
 def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
-    """Say what `fin` tells of a session; None: it has not begun."""
+    """Say what `fin` tells of a session, with its state where it is finished; None: not begun."""
     if session is None:
         return {"reason": reason}
-    return {"reason": reason, "dialect": session.dialect_name, **session.counts}
+    state = {"digest": session.digest()} if session.is_finished else {}
+    return {"reason": reason, "dialect": session.dialect_name, **session.counts, **state}
 
 
 class Journal:
@@ -119,12 +127,15 @@ class Journal:
         self._on_failure = on_failure
         self._seq = 1
         self._has_waited = False
+        self._is_hung = False
         self._marks = 0
         self._hashes = Hashes()
         self._log: SessionLog | None = None
+        self._begun: SessionLog | None = None
+        self._removed: Ready = ready_now
         if open_log is not None:
             try:
-                self._log = open_log(lambda _failure: self._lose())
+                self._log = self._begun = open_log(lambda _failure: self._lose())
             except RecorderError:
                 on_failure()
 
@@ -148,13 +159,26 @@ class Journal:
         """
         if self._log is None:
             self._seq += len(effects) + session.is_hash_due(event)
-            return ready_now
+            return self._removed
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
         return partial(self._written, self._log, self._seq - 1)
+
+    def forget(self) -> None:
+        """Record no more, and have removed what was recorded."""
+        self._log = None
+        if self._begun is not None:
+            self._begun.discard()
+            self._removed = partial(self._gone, self._begun)
+
+    async def _gone(self, log: SessionLog) -> None:
+        """Wait until the log is removed, once; a disk that hangs is not waited for."""
+        with anyio.move_on_after(WRITE_WAIT_S):
+            await log.gone()
+        self._removed = ready_now
 
     async def append_mark(self, at_ns: int, fields: Fields) -> int:
         """Append a mark at once, between two steps, and wait until write(2) took it.
@@ -202,8 +226,8 @@ class Journal:
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.
 
-        Then the recording is given up, if the session's own backlog is full; while that of others
-        alone is, the session has waited its share, and is held up no more before there was room.
+        Where only the backlog of all logs together is full, the session has then waited its share,
+        and is held up no more before there was room.
         """
         log = self._log
         if log is None or not log.is_full:
@@ -211,19 +235,38 @@ class Journal:
             return
         if self._has_waited and not log.is_over_its_bound:
             return
+        steps = log.steps_of_all
         with anyio.move_on_after(RECORDER_STALL_S) as scope, suppress(LogFailed):
             await log.room()
         self._has_waited = scope.cancelled_caught
-        if scope.cancelled_caught and log.is_over_its_bound:
-            self._give_up(f"the recorder was behind for {RECORDER_STALL_S} s")
+        self._is_hung = scope.cancelled_caught and log.steps_of_all == steps
+
+    def is_flooded_by(self, frame: Frame) -> bool:
+        """Whether a message is large, and comes while the log is over its own bound.
+
+        Where the disk hangs that is no client's doing: then the recording is given up.
+        """
+        log = self._log
+        is_large = frame is not None and len(frame) > LARGE_BYTES_MIN
+        if log is None or not is_large or not log.is_over_its_bound:
+            return False
+        if self._is_hung:
+            self._give_up(f"the disk took nothing for {RECORDER_STALL_S} s")
+        return not self._is_hung
 
     async def _written(self, log: SessionLog, seq: int) -> None:
         """Wait for write(2); a log that failed is waited for no more, its session has been told."""
-        with anyio.move_on_after(WRITE_WAIT_S) as scope, suppress(LogFailed):
-            await log.written(seq)
-        if scope.cancelled_caught:  # also where the session is over, and says goodbye
-            log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
-            self._lose()
+        steps, hung_s = log.steps_of_all, 0.0
+        while hung_s < WRITE_WAIT_S:
+            with anyio.move_on_after(LOOK_S) as scope, suppress(LogFailed):
+                await log.written(seq)
+            if not scope.cancelled_caught:
+                return
+            hung_s = hung_s + LOOK_S if log.steps_of_all == steps else 0.0
+            steps = log.steps_of_all
+        # Also where the session is over, and says goodbye.
+        log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
+        self._lose()
 
     def _give_up(self, reason: str) -> None:
         if self._log is not None:

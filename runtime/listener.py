@@ -162,6 +162,7 @@ async def serve(
     limits: Limits | None = None,
     certificate: Certificate | None = None,
     counters: Counters | None = None,
+    has_files: Callable[[], bool] = lambda: True,
     task_status: anyio.abc.TaskStatus[tuple[Address, ...]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; cancelled, drop every connection.
@@ -174,10 +175,11 @@ async def serve(
         limits: what each connection, and all of them, may take; None: those of `Settings`.
         certificate: TLS is spoken, and nothing else; None: plain TCP. It is watched from here.
         counters: what happens is counted there.
+        has_files: whether another connection leaves the files that are needed elsewhere.
         task_status: started with the bound addresses, once connections are taken.
     """
     keeper = Keeper(limits or Limits.of(Settings()), counters or Counters())
-    server = _Server(on_websocket, app, keeper, certificate)
+    server = _Server(on_websocket, app, keeper, certificate, has_files)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)
         if certificate is not None:
@@ -195,6 +197,7 @@ class _Server:
         app: ASGIApp,
         keeper: Keeper,
         certificate: Certificate | None,
+        has_files: Callable[[], bool],
     ) -> None:
         self._on_websocket = on_websocket
         self._app = app
@@ -202,7 +205,7 @@ class _Server:
         self._certificate = certificate
         self._limits = keeper.limits
         self._counters = keeper.counters
-        self._places = Places(keeper.limits, keeper.counters)
+        self._places = Places(keeper.limits, keeper.counters, has_files)
         self._refusals = 0
 
     async def serve_connection(self, socket_stream: trio.SocketStream) -> None:

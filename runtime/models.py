@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from anyio import to_thread
+
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
+from .config.values import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +63,7 @@ def model_folder(name: str) -> Path:
     if not folder.is_dir():
         raise ModelUnknownError(
             f"unknown model {name!r}: choose from {', '.join(MODELS)}, {LLAMA_OMNI}URL, or name "
-            "the folder of a checkpoint"
+            f"the folder of a checkpoint{nearest(name, MODELS)}"
         )
     return folder
 
@@ -132,6 +136,22 @@ def load_backend(
         name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype, exact=deterministic
     )
     return EngineBackend(model)
+
+
+async def load_backend_async(
+    name: str,
+    slots: int | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    deterministic: bool = False,
+) -> Backend:
+    """Load a model in a thread, so that the event loop goes on; see `load_backend`.
+
+    Cancelled, it returns at once, and what was being loaded is let go of.
+    """
+    load = partial(load_backend, device=device, dtype=dtype, deterministic=deterministic)
+    return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
 
 
 @contextmanager

@@ -13,12 +13,16 @@ import anyio
 
 from protocol.model import Opening
 
-from .backends.base import Backend, BackendError, BackendRefused, BackendSession, ContextFull
+from .backends.base import (
+    OPEN_PAUSE_S,
+    OPEN_TRIES,
+    Backend,
+    BackendError,
+    BackendRefused,
+    BackendSession,
+    ContextFull,
+)
 
-OPEN_TRIES: Final = 3
-"""A remote that restarts, or still frees its last session, is there at the second or third."""
-OPEN_PAUSE_S: Final = 0.25
-"""Before the second try; each further pause is twice as long."""
 OPEN_S_MAX: Final = 5.0
 """No further try so long after the first began: a client waits, and its slot with it."""
 

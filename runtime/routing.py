@@ -5,7 +5,12 @@
 | `/v1/realtime?mode={mode}` | `realtime`, or `duplex-v1` by its first message (000, 001) |
 | `/v1/realtime?mode=transcription` | `transcription` (003) |
 | `/ws/duplex/{label}` | `legacy-duplex`; the label's prefix says whether it has video (002) |
+| `/ws/duplex?session_id={label}` | the same, as a worker's own address: nothing is said before |
+| | `prepared` where a slot is free, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
+
+A client of OpenAI's Realtime API, known by its address, a header or a subprotocol, is refused with
+the list of what is spoken: it would wait for events that never come.
 
 A label is the client's own name for its session; it may repeat and names nothing on the server.
 """
@@ -29,6 +34,45 @@ DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
 """What the label of a session without video begins with (the wire decisions, legacy-duplex)."""
+OPENAI_HEADER: Final = "openai-beta"
+OPENAI_SUBPROTOCOL: Final = "realtime"
+OPENAI_SUBPROTOCOLS: Final = ("openai-insecure-api-key.", "openai-beta.")
+"""How the others begin that a browser offers with it; one is a key, and is never said back."""
+
+
+@attrs.frozen(kw_only=True)
+class Spoken:
+    """A dialect as it is listed to a client that speaks none of them.
+
+    Attributes:
+        path: where it is spoken.
+        first: the type of the client's first message; empty where that has no type.
+        modes: those that it has.
+        has_mode: whether the query names one.
+    """
+
+    path: str
+    first: str
+    modes: tuple[Mode, ...]
+    has_mode: bool = True
+
+
+SPOKEN: Final[Mapping[str, Spoken]] = {
+    "realtime": Spoken(path=REALTIME_PATH, first="session.init", modes=("video", "audio", "chat")),
+    "duplex-v1": Spoken(path=REALTIME_PATH, first="session.update", modes=("video", "audio")),
+    "transcription": Spoken(path=REALTIME_PATH, first="session.update", modes=("transcription",)),
+    "transcription-responses": Spoken(
+        path=REALTIME_PATH, first="session.create", modes=("transcription",)
+    ),
+    "legacy-duplex": Spoken(
+        path=f"{DUPLEX_PATH}{{session_id}}",
+        first="prepare",
+        modes=("video", "audio"),
+        has_mode=False,
+    ),
+    "legacy-chat": Spoken(path=CHAT_PATH, first="", modes=("chat",), has_mode=False),
+}
+"""All dialects, and where they are spoken."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,12 +84,14 @@ class Route:
         dialect: the wire protocol it begins with.
         endpoint: where it connected.
         label: its own name for the session; empty where it has none.
+        quiet: nothing is told of the queue where a slot is free.
     """
 
     mode: Mode
     dialect: Dialect
     endpoint: Endpoint
     label: str = ""
+    quiet: bool = False
 
 
 class NotServedError(Exception):
@@ -64,7 +110,13 @@ class NotServedError(Exception):
 
 
 def route(
-    path: str, query: Mapping[str, Sequence[str]], modes: Sequence[Mode], *, default: Mode
+    path: str,
+    query: Mapping[str, Sequence[str]],
+    modes: Sequence[Mode],
+    *,
+    default: Mode,
+    headers: Sequence[tuple[str, str]] = (),
+    subprotocols: Sequence[str] = (),
 ) -> Route:
     """Say what a client gets.
 
@@ -73,27 +125,46 @@ def route(
         query: each name's values.
         modes: those that the model has.
         default: the mode of an address that names none.
+        headers: of the handshake, names in lower case.
+        subprotocols: those that the client offers.
 
     Raises:
-        NotServedError: there is no such path or mode, or the label is none.
+        NotServedError: there is no such path or mode, the label is none, or the client speaks
+            OpenAI's Realtime API.
     """
     if path == REALTIME_PATH:
+        names_model = "model" in query and "mode" not in query and default != "transcription"
+        if names_model or _is_openai(headers, subprotocols):
+            text = "OpenAI's Realtime API is not spoken here; `dialects` lists what is"
+            raise NotServedError(400, "dialect_not_served", text, dialects=_spoken(modes))
         mode = _mode_of(query.get("mode", (default,)), modes)
         dialect = TRANSCRIPTION if mode == "transcription" else OPENING
         return Route(mode=mode, dialect=dialect, endpoint="realtime")
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=LEGACY_CHAT, endpoint="chat")
+    if path == DUPLEX_PATH.rstrip("/"):
+        labels = query.get("session_id", ("",))
+        return _duplex(labels[0] if len(labels) == 1 else "/", modes, quiet=True)
     if path.startswith(DUPLEX_PATH):
-        label = path.removeprefix(DUPLEX_PATH)
-        if not 0 < len(label) <= LABEL_CHARS_MAX or not label.isprintable() or "/" in label:
-            text = f"a session id has 1 to {LABEL_CHARS_MAX} printable characters and no slash"
-            raise NotServedError(400, "invalid_session_id", text)
-        asked: Mode = "audio" if label.startswith(AUDIO_LABELS) else "video"
-        return Route(
-            mode=_served(asked, modes), dialect=LEGACY_DUPLEX, endpoint="duplex", label=label
-        )
+        return _duplex(path.removeprefix(DUPLEX_PATH), modes, quiet=False)
     paths = f"{REALTIME_PATH}, {DUPLEX_PATH}{{session_id}} and {CHAT_PATH}"
     raise NotServedError(404, "not_found", f"the WebSocket endpoints are {paths}")
+
+
+def _duplex(label: str, modes: Sequence[Mode], *, quiet: bool) -> Route:
+    """Say what a client of 002 gets; a worker's own address needs no label."""
+    is_there = 0 < len(label) <= LABEL_CHARS_MAX
+    if not (is_there or (quiet and not label)) or not label.isprintable() or "/" in label:
+        text = f"a session id has 1 to {LABEL_CHARS_MAX} printable characters and no slash"
+        raise NotServedError(400, "invalid_session_id", text)
+    asked: Mode = "audio" if label.startswith(AUDIO_LABELS) else "video"
+    return Route(
+        mode=_served(asked, modes),
+        dialect=LEGACY_DUPLEX,
+        endpoint="duplex",
+        label=label,
+        quiet=quiet,
+    )
 
 
 def _mode_of(asked: Sequence[str], modes: Sequence[Mode]) -> Mode:
@@ -101,6 +172,30 @@ def _mode_of(asked: Sequence[str], modes: Sequence[Mode]) -> Mode:
         if list(asked) == [mode]:
             return mode
     raise NotServedError(400, "invalid_mode", "unknown mode", allowed=list(modes))
+
+
+def _is_openai(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) -> bool:
+    offers = any(offered.startswith(OPENAI_SUBPROTOCOLS) for offered in subprotocols)
+    has_header = any(name == OPENAI_HEADER for name, _ in headers)
+    return has_header or offers or OPENAI_SUBPROTOCOL in subprotocols
+
+
+def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
+    """List the dialects that can be had with a model, for programs and for people."""
+    found: list[dict[str, object]] = []
+    for name, spoken in SPOKEN.items():
+        served = [mode for mode in spoken.modes if mode in modes]
+        query = "?mode={mode}" if spoken.has_mode else ""
+        if served:
+            found.append(
+                {
+                    "dialect": name,
+                    "address": spoken.path + query,
+                    "modes": served,
+                    "first_message": spoken.first or None,
+                }
+            )
+    return found
 
 
 def _served(mode: Mode, modes: Sequence[Mode]) -> Mode:

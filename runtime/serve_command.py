@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from typing import Final
 import anyio
 import click
 
+from .access.hosts import is_loopback
 from .cli import load_viewer
 from .config.checks import check, warnings
 from .config.options import SettingsCommand, given, settings_options
@@ -29,6 +31,8 @@ from .telemetry.logs import configure
 EXIT_WAIT_S: Final = 25.0
 """Sessions that were cut off, then the last spans, are done with by then (`CUT_OFF_S`,
 `LAST_WAIT_S`); a call that hangs in the model is not waited for."""
+EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
+"""What a server listens on that listens on all; no browser goes there by that name everywhere."""
 CUT_OFF: Final = 128
 """With a signal's number, what a shell gives for a process that the signal killed."""
 
@@ -66,9 +70,10 @@ def serve_command(
       /ws/duplex/{session_id}   full duplex; ids that begin with adx_ or audio_duplex have no video
       /ws/chat                  one question a connection
 
-    The same port takes HTTP (/health, /ready). Sessions and turns that find no free slot wait in
-    one queue. After Ctrl-C or SIGTERM nobody new is served and running sessions have --drain-s to
-    finish; a second one ends them at once, cleanly, and a third waits for nobody.
+    It says "loading MODEL", then "listening on URL" and "ready" when sessions are taken. The same
+    port takes HTTP (/health, /ready), also while the model loads. Sessions and turns that find no
+    free slot wait in one queue. After Ctrl-C or SIGTERM nobody new is served and running sessions
+    have --drain-s to finish; a second one ends them at once, cleanly, and a third waits for nobody.
 
     \b
     Exit codes
@@ -115,14 +120,24 @@ def _serve(settings: Settings) -> None:
     from .serving import CannotServeError, run
 
     configure(settings.log_format, settings.log_level)
-    scheme = "ws" if settings.tls_cert is None else "wss"
+    bound: list[Address] = []
+
+    def loading(addresses: tuple[Address, ...]) -> None:
+        bound.extend(addresses)
+        _say(f"loading {', '.join((settings.model, *settings.workers))}")
+
+    def ready() -> None:
+        scheme = "ws" if settings.tls_cert is None else "wss"
+        listening = [f"listening on {_url(scheme, address)}" for address in bound]
+        _say(*listening, "ready", *_whereabouts(settings, bound))
+
     try:
         serve = partial(
             run,
             settings,
             load_viewer=load_viewer,
-            on_bound=partial(_say_bound, scheme),
-            on_ready=_say_ready,
+            on_bound=loading,
+            on_ready=ready,
             on_stopping=_exit_soon,
         )
         cut_by = anyio.run(serve, backend="trio")
@@ -141,13 +156,34 @@ def _exit_soon(cut_by: signal.Signals | None) -> None:
     timer.start()
 
 
-def _say_bound(scheme: str, addresses: tuple[Address, ...]) -> None:
-    for address in addresses:
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        click.echo(f"listening on {scheme}://{host}:{address.port}/v1/realtime")
-    sys.stdout.flush()
+def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...]:
+    """Say where a browser finds the server, where recordings go, and who can reach it."""
+    scheme = "http" if settings.tls_cert is None else "https"
+    own = bound[0]
+    host = "localhost" if own.host in EVERY_ADDRESS else _host(own)
+    pages = f"{scheme}://{host}:{own.port}/status"
+    if settings.static is not None:
+        pages += f", and {scheme}://{host}:{own.port}/ ({settings.static})"
+    folder = settings.record_to
+    recordings = "nothing is recorded" if folder is None else f"recordings in {folder.absolute()}"
+    who = (
+        "this machine only"
+        if all(is_loopback(address.host) for address in bound)
+        else f"every machine that reaches {', '.join(map(_host, bound))}"
+    )
+    keyed = "no key is asked for" if settings.keys is None else f"with a key of {settings.keys}"
+    return f"pages at {pages}", recordings, f"open to {who}, {keyed}"
 
 
-def _say_ready() -> None:
-    click.echo("ready")
+def _url(scheme: str, address: Address) -> str:
+    return f"{scheme}://{_host(address)}:{address.port}/v1/realtime"
+
+
+def _host(address: Address) -> str:
+    return f"[{address.host}]" if ":" in address.host else address.host
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        click.echo(line)
     sys.stdout.flush()

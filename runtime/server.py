@@ -19,12 +19,15 @@ import attrs
 from anyio.abc import TaskGroup
 
 from protocol import events as ev
+from protocol.behaviour import NEWEST
+from protocol.digest import session_id_of
 from protocol.errors import ErrorCode
 from protocol.limits import CALL_WAIT_S, TURN_WAIT_S
 from protocol.messages import EndReason, Mode
 from protocol.session import Session
 from recorder.errors import LogFailed
 from recorder.log import SessionLog
+from recorder.mapping import SCHEMA
 from recorder.records import Fields
 from recorder.store import Store
 from recorder.writer import Recorder
@@ -33,9 +36,11 @@ from .admission import Admission
 from .backends.base import Backend, DeviceLost
 from .calls import Calls
 from .connection import Connection
-from .driver import DecodeMedia, Driver
+from .decodes import DecodeMedia
+from .driver import Driver
 from .identity import Identities, Identity
 from .journal import MarkRefused
+from .lane import Lane
 from .pool import PoolCounts
 from .settings import MIB, MODES, Settings
 from .telemetry.logs import bound_session
@@ -45,10 +50,15 @@ from .workers import Workers
 
 REFRESH_S: Final = 3.0
 """How often estimates are told again; a session tells its client at most every 3 s."""
-LOG_SCHEMA: Final = 1
-"""The version of the events and effects in a log; a later one is upcast on reading."""
+EARLY_SUM_BYTES_MAX: Final = 128 * MIB
+"""Opening messages kept for clients that wait for a slot: fifty with 30 s of reference audio. It is
+half of what large messages may take on their way in."""
+EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
+"""An opening message without voices is kept in any case: a queue of a thousand takes 64 MB."""
 
 _logger = logging.getLogger("antiphon.server")
+VERSION: Final = version("antiphon")
+"""Looked up once: it reads files."""
 
 
 def now_ns() -> int:
@@ -63,7 +73,9 @@ class _Arrival:
     mode: Mode
     endpoint: ev.Endpoint
     label: str
+    quiet: bool
     owner: str
+    must_record: bool
     refusal: ErrorCode | None
 
 
@@ -104,10 +116,12 @@ class Server:
             clock_ns=now_ns,
             new_ticket_id=identities.ticket_id,
             queue_max=settings.queue_max,
+            limit_s=settings.limit_s,
             more_to_come=lambda: self.workers.more_to_come,
         )
         self._drivers: dict[Driver, None] = {}
         self._nobody_left = anyio.Event()
+        self._lane = Lane()
 
     @property
     def sessions(self) -> int:
@@ -174,7 +188,9 @@ class Server:
         *,
         endpoint: ev.Endpoint = "realtime",
         label: str = "",
+        quiet: bool = False,
         owner: str = "",
+        must_record: bool = False,
         refusal: ErrorCode | None = None,
     ) -> EndReason | None:
         """Run one session to its end; it never raises but for cancellation.
@@ -184,14 +200,24 @@ class Server:
             mode: what the client asked for, one of `modes`.
             endpoint: where it connected.
             label: its own name for the session.
+            quiet: nothing is told of the queue where a slot is free.
             owner: the name of the key that it came with; empty where there are no keys.
+            must_record: it is recorded, whatever it asks for.
             refusal: why it gets no slot, whatever is free; None: it may have one.
 
         Returns:
             Why it ended; None where it was broken off.
         """
         identity = self._identities.draw()
-        arrival = _Arrival(mode=mode, endpoint=endpoint, label=label, owner=owner, refusal=refusal)
+        arrival = _Arrival(
+            mode=mode,
+            endpoint=endpoint,
+            label=label,
+            quiet=quiet,
+            owner=owner,
+            must_record=must_record,
+            refusal=refusal,
+        )
         driver = self._make_driver(identity, arrival)
         connection = Connection(
             websocket,
@@ -226,15 +252,27 @@ class Server:
         with suppress(OSError):  # it failed, or retention was quicker
             await anyio.to_thread.run_sync(Store(folder).path(recording_id).unlink)
 
-    def _has_room(self) -> ErrorCode | None:
+    def _has_room(self, frame_bytes: int) -> bool:
+        """Whether a frame that comes before its time may be kept, beside those that are."""
+        if frame_bytes <= EARLY_BYTES_UNCOUNTED:
+            return True
+        sessions = (driver.session for driver in self._drivers)
+        kept = sum(session.early_bytes or 0 for session in sessions if session is not None)
+        return kept + frame_bytes <= EARLY_SUM_BYTES_MAX
+
+    def _has_place(self) -> ErrorCode | None:
         """Whether one more chat may stay; it is among the drivers already."""
-        chats = sum(driver.is_chat for driver in self._drivers)
         if self.admission.state != "open":
             return ErrorCode.SERVICE_UNAVAILABLE
-        return ErrorCode.QUEUE_FULL if chats > self._settings.chats_max else None
+        chats_max = self._settings.chats_max
+        if len(self._drivers) <= chats_max:
+            return None
+        is_full = sum(driver.is_chat for driver in self._drivers) > chats_max
+        return ErrorCode.QUEUE_FULL if is_full else None
 
     def _make_driver(self, identity: Identity, arrival: _Arrival) -> Driver:
         settings, info = self._settings, self.workers.info
+        is_recorded = self._recorder is not None
         watcher: Watcher | None = None
         opened = ev.ConnectionOpened(
             recording_id=identity.recording_id,
@@ -254,9 +292,13 @@ class Server:
                 call_wait_s=TURN_WAIT_S if arrival.mode == "chat" else CALL_WAIT_S,
                 **self._transcription_limits(arrival.mode),
             ),
-            recording="off" if self._recorder is None else "on",
+            recording="on" if is_recorded else "off",
             endpoint=arrival.endpoint,
             label=arrival.label,
+            behaviour=NEWEST,
+            quiet=arrival.quiet,
+            must_record=(settings.record_always or arrival.must_record) and is_recorded,
+            recording_notice=settings.recording_notice or "",
         )
         if self._telemetry is not None:
             watcher = self._telemetry.watch(opened, arrival.owner)
@@ -271,7 +313,9 @@ class Server:
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
-            admit=self._has_room,
+            lane=self._lane,
+            admit=self._has_place,
+            has_room=self._has_room,
             owner=arrival.owner,
             refusal=arrival.refusal,
             watcher=watcher,
@@ -295,8 +339,9 @@ class Server:
         info = self.workers.info
         fields: Fields = {
             "recording_id": opened.recording_id,
-            "schema": {"machine": LOG_SCHEMA},
-            "software": {"antiphon": version("antiphon")},
+            "session_id": session_id_of(opened.recording_id),
+            "schema": SCHEMA,
+            "software": {"antiphon": VERSION},
             "config": {
                 "model": self._settings.model,
                 "mode": opened.mode,

@@ -21,8 +21,10 @@ READY_WAIT_S: Final = 120.0
 """Loading torch and a model from a cold disk of a busy machine takes a part of it."""
 STOP_WAIT_S: Final = 60.0
 """Longer than the server itself waits for its sessions; then it is killed."""
+HURRY_WAIT_S: Final = 0.5
+"""The same, where this command is interrupted: a log without its end is whole up to there."""
 LINE_BYTES_MAX: Final = 4096
-"""The server's two lines are short."""
+"""The server's lines are short."""
 
 RUN: Final = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
 """The command line in this Python, installed as a command or not."""
@@ -56,11 +58,16 @@ async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str
             stderr=written,
             start_new_session=True,  # Ctrl-C is ours: we stop it
         )
+    wait_s = HURRY_WAIT_S
     try:
         yield await _wait_until_ready(process, errors)
+        wait_s = STOP_WAIT_S
+    except Exception:
+        wait_s = STOP_WAIT_S
+        raise
     finally:
         with anyio.CancelScope(shield=True):
-            await _stop(process)
+            await _stop(process, wait_s)
     if process.returncode != 0:
         text = f"the server ended with exit code {process.returncode}, see {errors}"
         raise ServerProcessError(text)
@@ -91,10 +98,10 @@ def _last_words(errors: Path) -> str:
     return next((line for line in reversed(said) if line), "it does not say why")
 
 
-async def _stop(process: Process) -> None:
+async def _stop(process: Process, wait_s: float) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
-    with anyio.move_on_after(STOP_WAIT_S):
+    with anyio.move_on_after(wait_s):
         await process.wait()
     if process.returncode is None:
         process.kill()

@@ -10,7 +10,6 @@ Nurseries: `run` owns the listener and the model calls; a connection's tasks liv
 from __future__ import annotations
 
 import logging
-import resource
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -24,9 +23,10 @@ from recorder.writer import Recorder, RecorderPolicy
 
 from . import listener
 from .access.keyfile import KeyFileError
-from .api.recordings import LoadViewer
+from .api.views import LoadViewer
 from .backends.base import Backend, BackendError, Remote
 from .calls import RELEASE_WAIT_S
+from .descriptors import allow_open_files
 from .gateway import Gateway
 from .identity import SystemIdentities
 from .listener import Address
@@ -43,8 +43,6 @@ from .transport.tls import Certificate, CertificateError
 from .voices import VoiceLibrary
 from .workers import REPLACE_SPARE_S, Workers
 
-OTHER_FILES: Final = 512
-"""Model files, and what Python holds open."""
 LAST_WAIT_S: Final = 10.0
 """For spans to be sent, when all sessions are over and their logs are closed."""
 
@@ -89,12 +87,13 @@ async def run(
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     try:
-        gateway = _gateway(settings, counters, recorder, load_viewer)
-        _allow_open_files(settings)
+        settings, logs_ending_max = allow_open_files(settings)
+        gateway = _gateway(settings, counters, recorder, load_viewer, voices)
         keep_what_is_freed()
         listeners = await _bind(settings)
         async with anyio.create_task_group() as tasks:
-            serve_port = _port(settings, gateway, certificate, counters)
+            spare = partial(_has_files, logs_ending_max, recorder, gateway)
+            serve_port = _port(settings, gateway, certificate, counters, spare)
             on_bound(await tasks.start(serve_port, listeners))
             tasks.start_soon(gateway.watch_keys)
             tasks.start_soon(gateway.keep_recordings)
@@ -106,18 +105,12 @@ async def run(
                 failure = error
                 tasks.cancel_scope.cancel()
                 return None
-            gateway.server = Server(
-                settings,
-                workers,
-                tasks=tasks,
-                recorder=recorder,
-                identities=SystemIdentities(),
-                decode_media=MediaDecoder(voices).decode,
-                telemetry=gateway.sight.hub,
-            )
+            make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
+            decode = MediaDecoder(voices).decode
+            identities = SystemIdentities()
+            gateway.server = make(recorder=recorder, identities=identities, decode_media=decode)
             tasks.start_soon(gateway.server.refresh_estimates)
-            give_up = partial(end.give_up, gateway.server)
-            tasks.start_soon(gateway.server.replace_workers, give_up)
+            tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
             on_ready()
     finally:
         find_what_was_spared()
@@ -146,16 +139,30 @@ def _voices(settings: Settings) -> VoiceLibrary | None:
 
 
 def _gateway(
-    settings: Settings, counters: Counters, recorder: Recorder, load_viewer: LoadViewer | None
+    settings: Settings,
+    counters: Counters,
+    recorder: Recorder,
+    load_viewer: LoadViewer | None,
+    voices: VoiceLibrary | None,
 ) -> Gateway:
     try:
-        return Gateway(settings, counters=counters, recorder=recorder, load_viewer=load_viewer)
+        return Gateway(
+            settings,
+            counters=counters,
+            recorder=recorder,
+            load_viewer=load_viewer,
+            voices=voices,
+        )
     except (KeyFileError, TracesMissingError, ValueError) as error:
         raise CannotServeError(str(error)) from error
 
 
 def _port(
-    settings: Settings, gateway: Gateway, certificate: Certificate | None, counters: Counters
+    settings: Settings,
+    gateway: Gateway,
+    certificate: Certificate | None,
+    counters: Counters,
+    has_files: Callable[[], bool],
 ) -> Callable[..., Coroutine[Any, Any, None]]:
     """Make what serves the port, given its listeners."""
     return partial(
@@ -165,7 +172,14 @@ def _port(
         limits=Limits.of(settings),
         certificate=certificate,
         counters=counters,
+        has_files=has_files,
     )
+
+
+def _has_files(logs_ending_max: int, recorder: Recorder, gateway: Gateway) -> bool:
+    """Whether another connection leaves the files that logs need."""
+    sessions = 0 if gateway.server is None else gateway.server.sessions
+    return recorder.statistics.logs - sessions < logs_ending_max
 
 
 async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
@@ -175,19 +189,6 @@ async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
         if gateway is not None:
             with anyio.move_on_after(LAST_WAIT_S):
                 await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
-
-
-def _allow_open_files(settings: Settings) -> None:
-    """See that as many connections as are allowed can be open, beside logs and what else is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * settings.connections_max + OTHER_FILES  # each may have a log
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
-    if top < wanted:
-        text = "%d files may be open, and %d connections want %d: raise the limit (ulimit -n)"
-        _logger.warning(text, top, settings.connections_max, wanted)
 
 
 async def _bind(settings: Settings) -> list[listener.SocketListener]:

@@ -96,9 +96,10 @@ class Settings:
     model: str = setting(
         "tiny",
         "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
-        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session at a time. Otherwise the "
-        "folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and "
-        "assets/token2wav for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
+        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session or turn of chat at a "
+        "time. Otherwise the folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, "
+        "safetensors, and assets/token2wav for its voice. `antiphon doctor --model FOLDER` says "
+        "whether it fits.",
         _ADDRESS,
     )
     workers: tuple[str, ...] = setting(
@@ -146,6 +147,12 @@ class Settings:
         "Folder of WAV files that clients may name as reference audio, each by its name without "
         ".wav.",
         _ADDRESS,
+    )
+    default_voice: str | None = setting(
+        None, "Name of the voice that /api/default_ref_audio gives to pages.", _ADDRESS
+    )
+    static: Path | None = setting(
+        None, "Folder of web pages; all that lies in it is public, with keys too.", _ADDRESS
     )
 
     limit_video_s: int = setting(
@@ -244,6 +251,12 @@ class Settings:
         "What a session does when its log cannot be written: go on and say so, or end.",
         _RECORDING,
     )
+    record_always: bool = setting(
+        False, "Refuse clients that ask not to be recorded; a key may say so too.", _RECORDING
+    )
+    recording_notice: str | None = setting(
+        None, "What clients that are recorded are told about it when they begin.", _RECORDING
+    )
     record_refused: bool = setting(
         True,
         "Keep the logs of sessions that were refused before anything was said (worker_busy, "
@@ -271,8 +284,8 @@ class Settings:
 
     keys: Path | None = setting(
         None,
-        "File of API keys, made by `antiphon keys`; with it all but /health and /ready needs one. "
-        "It is read again when it changes.",
+        "File of API keys, made by `antiphon keys`; with it all but /health, /ready and pages "
+        "needs one. It is read again when it changes.",
         _ACCESS,
         unset="nobody is asked for one",
     )
@@ -381,10 +394,5 @@ class Settings:
 
     def limit_s(self, mode: Mode) -> int:
         """Total time of a session of `mode`, in seconds; 0 where it has no limit in all (chat)."""
-        limits: dict[Mode, int] = {
-            "video": self.limit_video_s,
-            "audio": self.limit_audio_s,
-            "chat": 0,
-            "transcription": self.limit_transcription_s,
-        }
-        return limits[mode]
+        limits = {"video": self.limit_video_s, "audio": self.limit_audio_s, "chat": 0}
+        return limits.get(mode, self.limit_transcription_s)

@@ -1,15 +1,19 @@
 """The server's library of voices: a folder of WAV files that clients name instead of sending one.
 
 A voice is a file `<name>.wav` in the folder itself. A name is never a path: it is held to a few
-characters before the disk is looked at, so that no client reads anything but a voice. Files may
-come and go while the server runs. Nothing is decoded here; all calls block on the disk.
+characters before the disk is looked at, so that no client reads or writes anything but a voice.
+Files may come and go while the server runs; one that is added is written elsewhere in the folder
+and gets its name when it is whole. Nothing is decoded here; all calls block on the disk.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import threading
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from protocol.limits import VOICE_NAME_CHARS_MAX, WAV_BYTES_MAX
 
@@ -17,9 +21,27 @@ from .media.values import MediaError
 
 VOICES_MAX: Final = 1_000
 """Names that are listed; a folder of more was surely not meant."""
+VOICES_BYTES_MAX: Final = 1 << 30
+"""Of all files together, above which none is added: some 700 voices of 30 s at 24 kHz."""
 SUFFIX: Final = ".wav"
+NAME_RULE: Final = f"1 to {VOICE_NAME_CHARS_MAX} letters, digits, _, - and ., no dot at the front"
+"""What a name is, for people."""
+
+VoiceRefusal = Literal["name", "exists", "full"]
 
 _NAME: Final = re.compile(rf"(?!\.)[A-Za-z0-9_.-]{{1,{VOICE_NAME_CHARS_MAX}}}", re.ASCII)
+
+
+class VoiceRefused(Exception):  # noqa: N818 - a fact about the request, not a fault
+    """A voice is not added.
+
+    Args:
+        reason: `name` is invalid, the voice `exists`, or the library is `full`.
+    """
+
+    def __init__(self, reason: VoiceRefusal) -> None:
+        super().__init__(reason)
+        self.reason: VoiceRefusal = reason
 
 
 class VoiceLibrary:
@@ -31,6 +53,7 @@ class VoiceLibrary:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_changing = threading.Lock()
 
     def list(self) -> tuple[str, ...]:
         """Name the voices.
@@ -38,15 +61,20 @@ class VoiceLibrary:
         Returns:
             The names, sorted, the first `VOICES_MAX` of them.
         """
+        return tuple(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """Name the voices, as above, each with the bytes of its file."""
         try:
-            names = sorted(
-                path.name.removesuffix(SUFFIX)
+            found = {
+                path.name.removesuffix(SUFFIX): path.stat().st_size
                 for path in self._folder.iterdir()
                 if path.name.endswith(SUFFIX) and path.is_file()
-            )
+            }
         except OSError:
-            return ()
-        return tuple(name for name in names if _NAME.fullmatch(name))[:VOICES_MAX]
+            return {}
+        names = sorted(name for name in found if is_voice_name(name))
+        return {name: found[name] for name in names[:VOICES_MAX]}
 
     def read(self, name: str) -> bytes:
         """Read a voice.
@@ -60,16 +88,100 @@ class VoiceLibrary:
         Raises:
             MediaError: there is no voice of that name, or its file has more bytes than a voice may.
         """
-        if not _NAME.fullmatch(name):
-            raise no_such_voice()
         try:
-            with (self._folder / f"{name}{SUFFIX}").open("rb") as file:
+            with self._path(name).open("rb") as file:
                 data = file.read(WAV_BYTES_MAX + 1)
         except OSError:
             raise no_such_voice() from None
         if len(data) > WAV_BYTES_MAX:
             raise MediaError(f"the voice has more than {WAV_BYTES_MAX} bytes")
         return data
+
+    def stamp(self, name: str) -> tuple[int, int, int]:
+        """Tell one version of a voice from another, without reading it.
+
+        Raises:
+            MediaError: there is no voice of that name.
+        """
+        try:
+            found = self._path(name).stat()
+        except OSError:
+            raise no_such_voice() from None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def add(self, name: str, data: bytes, *, replace: bool = False) -> bool:
+        """Add a voice; it is on the device when this returns.
+
+        Args:
+            name: a client's own text.
+            data: a WAV file that was decoded before, `WAV_BYTES_MAX` at most.
+            replace: a voice of that name may be replaced.
+
+        Returns:
+            Whether the name is new.
+
+        Raises:
+            VoiceRefused: the name is invalid or taken, or the library is full.
+            OSError: the file cannot be written.
+        """
+        if not is_voice_name(name):
+            raise VoiceRefused("name")
+        path = self._path(name)
+        with self._is_changing:
+            is_new = not os.path.lexists(path)
+            if not is_new and not replace:
+                raise VoiceRefused("exists")
+            self._check_room(path, len(data))
+            self._write(path, data, replace=replace)
+        return is_new
+
+    def remove(self, name: str) -> None:
+        """Remove a voice.
+
+        Raises:
+            MediaError: there is no voice of that name.
+            OSError: the file cannot be removed.
+        """
+        path = self._path(name)
+        with self._is_changing:
+            if not path.is_file():
+                raise no_such_voice()
+            path.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if not is_voice_name(name):
+            raise no_such_voice()
+        return self._folder / f"{name}{SUFFIX}"
+
+    def _check_room(self, path: Path, added_bytes: int) -> None:
+        others = [
+            it.lstat().st_size
+            for it in self._folder.iterdir()
+            if it.name.endswith(SUFFIX) and it != path
+        ]
+        if len(others) >= VOICES_MAX or sum(others) + added_bytes > VOICES_BYTES_MAX:
+            raise VoiceRefused("full")
+
+    def _write(self, path: Path, data: bytes, *, replace: bool) -> None:
+        part = self._folder / f".{path.name}.{secrets.token_hex(8)}"
+        try:
+            with part.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                part.replace(path)
+            else:
+                path.hardlink_to(part)  # refused where another process was quicker
+        except FileExistsError:
+            raise VoiceRefused("exists") from None
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def is_voice_name(text: str) -> bool:
+    """Whether a text can be the name of a voice."""
+    return _NAME.fullmatch(text) is not None
 
 
 def no_such_voice() -> MediaError:

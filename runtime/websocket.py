@@ -47,7 +47,7 @@ from wsproto.events import CloseConnection, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
-from protocol.utf8 import Frame, Utf8Text
+from protocol.utf8 import Frame
 
 from .transport.budget import Share
 from .transport.intake import Intake
@@ -106,13 +106,6 @@ class WebSocket(Protocol):
 
     async def abort(self) -> None:
         """Drop the TCP connection at once, with all that is unsent; closed already, do nothing."""
-
-
-def frame_bytes(frame: str | bytes | Utf8Text) -> int:
-    """Say how many bytes a message takes on the wire; for ASCII without looking at it."""
-    if not isinstance(frame, str) or frame.isascii():
-        return len(frame)
-    return len(frame.encode())
 
 
 class FastMasker:
@@ -254,6 +247,10 @@ class TrioWebSocket:
             self._reader_ended.set()
             self._keeper.discard(self._line)
             self._keeper.counters.websockets -= opened
+            if opened:
+                # We and the library refer to each other: what has come of a message that will not
+                # end would wait for the garbage collector, that is, for minutes.
+                self._connection._message_parts.clear()
             self._share.close()
         if not opened:
             raise WebSocketClosed(ABNORMAL_CLOSURE, "the peer left during the handshake")

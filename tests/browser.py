@@ -25,6 +25,11 @@ FLAGS: Final = (
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
     *("--disable-dev-shm-usage", "--remote-debugging-port=0", "--hide-scrollbars"),
 )
+FAKE_DEVICES: Final = (
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+    "--autoplay-policy=no-user-gesture-required",
+)
+"""A microphone that beeps and a camera that shows a clock, which every page may have."""
 
 
 class Tab:
@@ -140,11 +145,11 @@ class Tab:
 
 
 @contextmanager
-def chromium(folder: Path) -> Iterator[Tab]:
-    """Run a browser with a profile of its own, until the context ends."""
+def chromium(folder: Path, *flags: str) -> Iterator[Tab]:
+    """Run a browser with a profile of its own, until the context ends; `flags` are added."""
     assert CHROMIUM is not None
     port_file = folder / "DevToolsActivePort"
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+    command = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={folder}", "about:blank"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             with connect(_address(port_file, process), max_size=None) as socket:

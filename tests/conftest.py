@@ -13,6 +13,9 @@ No profile has a deadline: an example that is slow on a busy machine is no bug.
 Asynchronous tests bear `pytest.mark.anyio` and run on asyncio and on trio, by AnyIO's own fixture
 `anyio_backend`. A module whose tests need virtual time overrides it with trio's `MockClock`; with
 real sockets that clock is moved by hand, for it would jump by itself while a socket is waited for.
+
+Commands that tests start heed SIGINT and SIGHUP, also where the tests run in a background job,
+under `nohup` or in a CI that ignores them: a child inherits an ignored signal, but no handler.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +51,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, lambda *_: None)  # the tests themselves go on ignoring it
 
 
 @pytest.fixture(autouse=True)

@@ -261,7 +261,7 @@ BAD_FIELDS: Final[tuple[str, ...]] = (
     '{"type":"input.append"}',
     '{"type":"input.append","input":{"audio":"not base64"}}',
     '{"type":"input.append","input":{"audio":"AAAA"}}',
-    '{"type":"input.append","input":{"audio":"' + "AAAA" * 16 + '"}}',
+    '{"type":"input.append","input":{"audio":"' + "AAAA" * 15 + '"}}',
     '{"type":"input.append","input":{"audio":null},"input_id":"' + "i" * 65 + '"}',
     '{"type":"input.append","input":{"audio":"' + base64(b"\0\0\xc0\x7f" * 4000) + '"}}',
     '{"type":"input.append","input":{"audio":"' + base64(bytes(16_000)) + '","force_listen":"no"}}',

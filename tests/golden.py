@@ -15,6 +15,7 @@ rotten disk.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,15 +30,26 @@ from recorder.records import Record
 from recorder.scan import Damage
 from recorder.store import SUFFIX
 from runtime.backends.scripted import ScriptedBackend
+from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS
 from tests.golden_scenes import DUPLEX_SCENES
 from tests.golden_stage import Scene, eventful
+from tests.golden_stale import CHANGES, changed
+from tests.golden_states import STATE_SCENES
 from tests.golden_transcription import TRANSCRIPTION_SCENES
 from tests.helpers import on_virtual_time, world
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "logs"
-SCENES: dict[str, Scene] = {**DUPLEX_SCENES, **CHAT_SCENES, **TRANSCRIPTION_SCENES}
+HASHES = Path(__file__).with_name("golden_hashes.json")
+"""A log that changes, or goes, is caught by it: a change of behaviour gets a number instead."""
+SCENES: dict[str, Scene] = {
+    **DUPLEX_SCENES,
+    **CHAT_SCENES,
+    **TRANSCRIPTION_SCENES,
+    **BEHAVIOUR_SCENES,
+    **STATE_SCENES,
+}
 
 
 def record(scene: Scene, folder: Path) -> Path:
@@ -57,6 +69,9 @@ def record(scene: Scene, folder: Path) -> Path:
 
 def made(name: str) -> bytes:
     """Make a golden log anew: a scene's, or a harmed one."""
+    if name in CHANGES:
+        other, change = CHANGES[name]
+        return changed(FOLDER / f"v1-{other}{SUFFIX}", change)
     scene, harm = HARMS.get(name, (name, bytes))
     with TemporaryDirectory() as folder:
         return harm(record(SCENES[scene], Path(folder)).read_bytes())
@@ -101,16 +116,30 @@ def twin_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(SUFFIX) + ".jsonl")
 
 
+def hash_of(path: Path) -> str:
+    """A log's hash, by which it is frozen."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def frozen() -> dict[str, str]:
+    """The hash of each golden log, by its name, as it was when it was made."""
+    hashes: dict[str, str] = json.loads(HASHES.read_text())
+    return hashes
+
+
 def main() -> None:
-    """Make the golden logs that are missing."""
+    """Make the golden logs that are missing, and freeze them."""
     FOLDER.mkdir(exist_ok=True)
-    for name in (*SCENES, *HARMS):
+    hashes = frozen()
+    for name in (*SCENES, *CHANGES, *HARMS):
         path = FOLDER / f"v1-{name}{SUFFIX}"
         if path.exists():
             continue
         path.write_bytes(made(name))
         twin_path(path).write_text(twin(items(path)))
+        hashes[path.name] = hash_of(path)
         print(f"made {path.name}: {path.stat().st_size} bytes")
+    HASHES.write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from recorder.writer import Recorder
 from runtime.backends.scripted import ScriptedBackend
 from runtime.identity import CountedIdentities
 from runtime.media.decoder import MediaDecoder
+from runtime.media.fair import Client
 from runtime.media.values import Decoded
 from runtime.server import Server
 from runtime.settings import Settings
@@ -307,7 +308,7 @@ async def world(
             tasks.cancel_scope.cancel()
 
 
-async def decode_here(effect: DecodeMedia) -> Decoded:
+async def decode_here(effect: DecodeMedia, _client: Client) -> Decoded:
     """Decode in this thread: with one of its own, virtual time would run ahead."""
     await anyio.lowlevel.checkpoint()
     return MediaDecoder().decode_here(effect)

@@ -15,6 +15,7 @@ import attrs
 from runtime.server_process import RUN
 
 STOP_WAIT_S = 30
+LISTENING = "listening on "
 
 
 @attrs.define
@@ -25,11 +26,13 @@ class LiveServer:
         url: `ws://host:port/v1/realtime`.
         process: the server.
         errors: what it writes on its standard error.
+        said: what it said until it was ready, line by line.
     """
 
     url: str
     process: subprocess.Popen[str]
     errors: Path
+    said: list[str]
 
     @property
     def address(self) -> tuple[str, int]:
@@ -48,6 +51,12 @@ class LiveServer:
         return self.process.wait(STOP_WAIT_S)
 
 
+def url_of(said: Sequence[str]) -> str:
+    """The address among what a server said."""
+    (url,) = (line.removeprefix(LISTENING) for line in said if line.startswith(LISTENING))
+    return url
+
+
 @contextmanager
 def live_server(
     *arguments: str, model: str = "scripted", run: Sequence[str] = RUN
@@ -61,10 +70,9 @@ def live_server(
         )
         assert process.stdout is not None
         try:
-            url = process.stdout.readline().removeprefix("listening on ").strip()
-            ready = process.stdout.readline().strip()
-            assert ready == "ready", Path(errors.name).read_text()
-            yield LiveServer(url, process, Path(errors.name))
+            said = [process.stdout.readline().strip() for _ in range(3)]
+            assert said[-1] == "ready", Path(errors.name).read_text()
+            yield LiveServer(url_of(said), process, Path(errors.name), said)
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(STOP_WAIT_S)

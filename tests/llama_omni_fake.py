@@ -5,8 +5,9 @@ It holds its clients to that section: what they say otherwise ends their session
 answered once the append before it is, and holds one session at a time; another one's connection
 is closed without a word.
 
-Left alone it listens twice, then speaks a turn of two units, again and again. A test makes it
-stray by giving another `answer`, `greeting`, `health` or `close_status`.
+Left alone it listens twice, then speaks a turn of two units, again and again; in a `turn_based`
+session it says back what it was asked, word by word. A test makes it stray by giving another
+`answer`, `greeting`, `health` or `close_status`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ import anyio
 import numpy as np
 import pybase64
 import pytest
+import trio
 import wsproto
 from anyio.abc import SocketAttribute, SocketStream
+from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import events as ws
 from wsproto.connection import ConnectionState
 
 from protocol.model import DuplexConfig, Opening, Unit, UnitResult, Voice
-from runtime.backends.base import BackendError
+from protocol.turn import ChatConfig, Content, Message, Text, Turn, TurnChunk, TurnResult
+from runtime.backends.base import BackendError, TurnSession
 from runtime.backends.llama_omni import LlamaOmniBackend, LlamaOmniSession
 
 from .helpers import pcm
@@ -42,6 +46,17 @@ SECOND: Final = 24_000
 SECRET: Final = "what the caller said"
 INIT_FIELDS: Final = {"mode", "use_tts", "voice", "system_prompt", "config"}
 INPUT_FIELDS: Final = {"audio", "video_frames", "max_slice_nums", "force_listen"}
+CHAT_FIELDS: Final[dict[str, type]] = {
+    "messages": list,
+    "streaming": bool,
+    "generation": dict,
+    "image": dict,
+    "tts": dict,
+    "omni_mode": bool,
+}
+"""What an append of a `turn_based` session holds, of the backend protocol's schema (4.2)."""
+CONTENT_FIELDS: Final = {"text": "text", "image": "data", "audio": "data"}
+WORD_SAMPLES: Final = 4_800
 
 
 def sound(samples: int, level: float = 0.25) -> bytes:
@@ -79,6 +94,7 @@ class FakeServer:
         closes: the ids that were closed by POST.
         violations: what clients did that wire.md does not have.
         active: the session that is held.
+        refused: connections that were closed because another session is held.
         socket: its WebSocket.
         hold: set; one that is not holds every answer back.
     """
@@ -91,7 +107,7 @@ class FakeServer:
         health: tuple[int, str] | None = (200, '{"status": "ok"}'),
         close_status: int | None = None,
     ) -> None:
-        self.answer = answer or self.listen_and_speak
+        self.answer = answer or self.play
         self.greeting = greeting
         self.health = health
         self.close_status = close_status
@@ -100,12 +116,32 @@ class FakeServer:
         self.closes: list[str] = []
         self.violations: list[str] = []
         self.active: str | None = None
+        self.refused = 0
         self.url = ""
         self._sessions = 0
         self.socket: _Socket | None = None
         self.hold = anyio.Event()
         self.hold.set()
         self._changed = anyio.Event()
+
+    def play(self, index: int, init: Body, body: Body) -> Sequence[Item]:
+        """As the session's mode is."""
+        talk = self.say_back if init["mode"] == "turn_based" else self.listen_and_speak
+        return talk(index, init, body)
+
+    def say_back(self, index: int, init: Body, body: Body) -> Sequence[Item]:
+        """The words of the last message one by one, each with its sound where speech is asked."""
+        content = body["messages"][-1]["content"]
+        text = " ".join(part["text"] for part in content if part["type"] == "text")
+        words = [f"{word} " for word in text.split()]
+        said: list[Item] = []
+        for count, word in enumerate(words):
+            metrics = {"kv_cache_length": 40 + count, "prefill_ms": 12.5}
+            said.append(delta("text", text=word, response_id="resp_1", metrics=metrics))
+            if body["tts"]["enabled"]:
+                said.append(audio(WORD_SAMPLES, response_id="resp_1"))
+        metrics = {"kv_cache_length": 40 + len(words), "n_tokens": len(words), "generate_ms": 8.0}
+        return [*said, done("".join(words), response_id="resp_1", metrics=metrics)]
 
     def listen_and_speak(self, index: int, init: Body, body: Body) -> Sequence[Item]:
         """Two listens, a second of speech, and its end; the instructions come back in the text."""
@@ -125,9 +161,9 @@ class FakeServer:
             await changed.wait()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[FakeServer]:
-        """Serve on a free port of the loopback."""
-        listeners = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async def running(self, port: int = 0) -> AsyncIterator[FakeServer]:
+        """Serve on a port of the loopback; 0 takes a free one."""
+        listeners = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
         port = listeners.extra(SocketAttribute.local_port)
         self.url = f"ws://127.0.0.1:{port}"
         async with listeners, anyio.create_task_group() as tasks:
@@ -188,6 +224,8 @@ class FakeServer:
             self.violations.append(head.split(b"\r\n")[0].decode())
         frame = await socket.receive()
         if frame is None or self.active is not None:
+            self.refused += frame is not None
+            self._notify()
             await socket.close()
             return
         init = self._read(frame, "session.init", "payload", INIT_FIELDS)
@@ -209,7 +247,10 @@ class FakeServer:
     async def _serve(self, socket: _Socket, name: str, init: Body) -> None:
         index = 0
         while self.active == name and (frame := await socket.receive()) is not None:
-            body = self._read(frame, "input.append", "input", INPUT_FIELDS)
+            if init.get("mode") == "turn_based":
+                body = self._read_question(frame)
+            else:
+                body = self._read(frame, "input.append", "input", INPUT_FIELDS)
             if self.violations:
                 await socket.say({"type": "session.closed", "reason": "invalid_input"})
                 await socket.close()
@@ -234,10 +275,28 @@ class FakeServer:
         wrong = [key for key, value in body.items() if type(value) is not types.get(key)]
         if wrong:
             self.violations.append(f"{kind}: {wrong} of the wrong type")
-        if kind == "session.init" and body.get("mode") != "full_duplex":
+        if kind == "session.init" and body.get("mode") not in ("full_duplex", "turn_based"):
             self.violations.append("session.init: another mode")
         if kind == "input.append" and "audio" not in body:
             self.violations.append("input.append: no audio")
+        return body
+
+    def _read_question(self, frame: str) -> Body:
+        """Hold the client to what a `turn_based` session takes."""
+        message = json.loads(frame)
+        body: Body = message.get("input", {})
+        if message.keys() != {"type", "input"} or message["type"] != "input.append":
+            self.violations.append(f"input.append: {sorted(message)}")
+        if {name: type(value) for name, value in body.items()} != CHAT_FIELDS:
+            self.violations.append(f"input.append: {sorted(body)} of a turn")
+        inner = {"generation": {"max_new_tokens", "length_penalty"}, "image": {"max_slice_nums"}}
+        wrong = [name for name, keys in inner.items() if body[name].keys() != keys]
+        if wrong or not {"enabled"} <= body["tts"].keys() <= {"enabled", "ref_audio_data"}:
+            self.violations.append(f"input.append: {wrong or 'tts'}")
+        for said in body["messages"]:
+            for part in said["content"]:
+                if part.keys() != {"type", CONTENT_FIELDS[part["type"]]}:
+                    self.violations.append(f"input.append: {sorted(part)} as a content")
         return body
 
     def _notify(self) -> None:
@@ -349,6 +408,19 @@ async def session_on(fake: FakeServer) -> AsyncIterator[LlamaOmniSession]:
         assert fake.violations == []
 
 
+def text(words: str) -> Item:
+    """A text delta."""
+    return delta("text", text=words)
+
+
+def ask(*content: Content, **fields: Any) -> Turn:
+    """A turn of chat: a question, or `messages` and settings as they are given."""
+    messages = (Message(role="user", content=content or (Text(text="good morning to you"),)),)
+    values = {"index": 0, "messages": messages, "config": ChatConfig(), "speech": None}
+    flags = {"max_slice_nums": 9, "use_image_id": True, "omni": False, "thinking": False}
+    return Turn(**values | flags | {"seed": 1} | fields)
+
+
 async def answers_of(session: LlamaOmniSession, units: int, **fields: Any) -> list[UnitResult]:
     """Run units as the session machine does."""
     results = []
@@ -371,3 +443,43 @@ async def failing(call: Awaitable[object], kind: type[BackendError], expected: s
     with pytest.raises(kind, match=expected) as caught:
         await call
     assert type(caught.value) is kind
+
+
+async def answer(
+    backend: LlamaOmniBackend, turn: Turn, *, on_piece: Callable[[TurnSession], None] | None = None
+) -> tuple[list[TurnChunk], TurnResult]:
+    """Run a turn as `Calls` does, and release it whatever becomes of it."""
+    pieces: list[TurnChunk] = []
+    held = await backend.chat(turn, slot=0)
+
+    def emit(piece: TurnChunk) -> None:
+        pieces.append(piece)
+        if on_piece is not None:
+            on_piece(held)
+
+    try:
+        await held.prefill()
+        return pieces, await held.generate(emit)
+    finally:
+        await held.release()
+
+
+async def still_chats(fake: FakeServer, backend: LlamaOmniBackend) -> None:
+    """The next turn is answered: nothing of the one before is left."""
+    await fake.until(lambda: fake.active is None)
+    fake.answer, fake.greeting = fake.play, None
+    _, result = await answer(backend, ask(Text(text="and now")))
+    assert result.text == "and now "
+    assert fake.violations == []
+
+
+def on_moved_clock(body: Callable[[MockClock], Awaitable[None]]) -> None:
+    """Run a test on trio's clock, which stands still until the test moves it."""
+    clock = MockClock()
+    trio.run(body, clock, clock=clock)
+
+
+async def pass_time(clock: MockClock, seconds: float) -> None:
+    """Let time pass once everybody waits."""
+    await wait_all_tasks_blocked()
+    clock.jump(seconds)

@@ -80,6 +80,9 @@ CONFIG: Config = {
         "num_text_tokens": 320,
         "num_audio_tokens": CODES,
         "audio_bos_token_id": 0,
+        "text_eos_token_id": None,
+        "condition_type": "hidden_text_merge",
+        "normalize_projected_hidden": True,
     },
 }
 SLIDING: Config = {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 0}

@@ -98,6 +98,14 @@ class FaultyDisk:
         """Do nothing, or fail."""
         self._may_fail(self._plan.sync_fails, self._open[descriptor], errno.EIO)
 
+    def is_there(self, path: Path, descriptor: int) -> bool:
+        """Say that nobody removes files here."""
+        return True
+
+    def remove(self, path: Path, descriptor: int | None) -> None:
+        """Refuse what no test here asks for."""
+        raise NotImplementedError
+
     def sync_directory(self, path: Path) -> None:
         """Do nothing."""
 

@@ -432,6 +432,8 @@ def _effects_as_realtime(effects: tuple[ef.Effect, ...]) -> list[ef.Effect]:
             continue
         if kind == "error":
             body = {"type": "error", "error": {"code": body["code"]}}
+        elif "pending" in body:
+            body = {"type": "pending"}  # of a chunk, and no unit's outcome
         elif kind == "result":
             told = "listen" if body["is_listen"] else "audio"
             body = {"type": "response.output.delta", "kind": told}

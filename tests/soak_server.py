@@ -151,16 +151,21 @@ async def chat(server: Server) -> None:
 # -- bad clients -----------------------------------------------------------------------------------
 
 
-def _handshake(server: Server, path: str = "/v1/realtime?mode=audio") -> bytes:
+def _handshake(server: Server) -> bytes:
     host, port = server.address
+    return handshake(f"{host}:{port}", "/v1/realtime?mode=audio")
+
+
+def handshake(authority: str, path: str) -> bytes:
+    """Write the request for a WebSocket."""
     return (
-        f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: Upgrade\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: Upgrade\r\n"
         "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         f"Sec-WebSocket-Key: {pybase64.b64encode(os.urandom(16)).decode()}\r\n\r\n"
     ).encode()
 
 
-def _frame(text: str) -> bytes:
+def frame_of(text: str) -> bytes:
     """Write a text message with a mask of zeros."""
     data = text.encode()
     head = bytes([0x81, 0xFF]) + len(data).to_bytes(8, "big")
@@ -171,10 +176,10 @@ def _frame(text: str) -> bytes:
     return head + bytes(4) + data
 
 
-APPEND: Final = _frame(
+APPEND: Final = frame_of(
     json.dumps({"type": "input.append", "input": {"audio": pybase64.b64encode(SECOND).decode()}})
 )
-INIT: Final = _frame('{"type": "session.init", "payload": {}}')
+INIT: Final = frame_of('{"type": "session.init", "payload": {}}')
 
 
 async def _dial(server: Server) -> anyio.abc.SocketStream:
@@ -211,7 +216,7 @@ async def babble(server: Server) -> None:
         await stream.send(_handshake(server))
         await stream.receive()
         for text in ('{"type": 7}', '{"type": "session.init", "payload": 3}', '{"type": "x"}'):
-            await stream.send(_frame(text))
+            await stream.send(frame_of(text))
             await anyio.sleep(0.1)
         await stream.send(CHANCE.randbytes(500))
         with anyio.move_on_after(5):

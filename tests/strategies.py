@@ -167,7 +167,7 @@ def inits(
     config: st.SearchStrategy[DuplexConfig] = configs,
     ref_audio: st.SearchStrategy[Any] = reference_audios,
 ) -> st.SearchStrategy[Init]:
-    """Inits; `duplex-v1` has no settings: give it `st.just(DuplexConfig())`."""
+    """Inits."""
     return st.builds(
         Init,
         instructions=st.text(max_size=40),
@@ -175,6 +175,8 @@ def inits(
         tts_ref_audio=st.none() | reference_audios,
         max_slice_nums=st.integers(1, 9),
         config=config,
+        notices=st.booleans(),
+        record=st.booleans(),
     )
 
 
@@ -236,6 +238,7 @@ chat_configs = st.builds(
     top_k=st.integers(1, 1000),
     repetition_penalty=st.floats(1, 2),
     length_penalty=st.floats(0.1, 10),
+    min_new_tokens=st.integers(0, 8192),
 )
 _languages = st.sampled_from(["en", "zh"])
 speech_requests = st.builds(
@@ -243,6 +246,7 @@ speech_requests = st.builds(
     mode=st.sampled_from(["default", "audio_assistant", "omni", "audio_roleplay"]),
     language=_languages,
     voice=st.none() | reference_audios | voice_names,
+    voice_ms_max=st.none() | st.integers(1000, 600_000),
 ) | st.builds(
     SpeechRequest,
     mode=st.just("voice_cloning"),
@@ -263,6 +267,8 @@ def asks(*, own_ids: bool = True) -> st.SearchStrategy[Ask]:
         use_image_id=st.booleans(),
         omni=st.booleans(),
         thinking=st.booleans(),
+        tts_template=st.booleans(),
+        record=st.just(True) if own_ids else st.booleans(),
         input_id=_input_ids(own_ids),
     )
 
@@ -275,7 +281,7 @@ sounds16 = st.builds(
     st.integers(0, 3),
 )
 transcription_requests = st.one_of(
-    st.builds(ChooseModel, model=st.text(max_size=80)),
+    st.builds(ChooseModel, model=st.text(max_size=80), record=st.booleans()),
     st.builds(AppendSound, pcm16=sounds16),
     st.builds(Commit, final=st.booleans()),
 )
@@ -284,12 +290,15 @@ transcription_requests = st.one_of(
 def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrategy[ClientMessage]:
     """Everything that a client can say in a dialect and a mode."""
     match dialect_name, mode:
-        case "transcription" | "transcription-responses", _:
+        case "transcription", _:
             return transcription_requests
+        case "transcription-responses", _:
+            return transcription_requests | st.just(Commit(final=True, begins=False))
         case "legacy-chat", _:
             return asks(own_ids=False)
         case "realtime", "chat":
-            return st.one_of(st.just(Init(instructions="")), asks(), close_requests)
+            init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
+            return st.one_of(init, asks(), close_requests)
         case "legacy-duplex", _:
             config = st.builds(
                 lambda config, is_deferred: attrs.evolve(config, deferred_finalize=is_deferred),
@@ -304,8 +313,7 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
                 st.sampled_from([Resume(), Interrupt(), Report(), CloseRequest()]),
             )
         case "duplex-v1", _:
-            plain = inits(st.just(DuplexConfig()))
-            return st.one_of(plain, appends(own_ids=False), close_requests)
+            return st.one_of(inits(), appends(own_ids=False), close_requests)
     return st.one_of(inits(), appends(), close_requests)
 
 
@@ -363,6 +371,7 @@ def created(*, is_chat: bool = False) -> st.SearchStrategy[Created]:
         prompt_length=_counts,
         recording=recording_states,
         recording_id=_recording_ids,
+        recording_notice=st.text(max_size=20),
         is_chat=st.just(is_chat),
     )
 

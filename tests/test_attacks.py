@@ -19,10 +19,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.limits import FRAME_BYTES_MAX
 from runtime.backends.scripted import ScriptedBackend, Speaks, Step
+from runtime.http import HEADERS_MAX
 from runtime.listener import Address, WebSocketRequest
 from runtime.settings import HANDSHAKE_S
 from runtime.transport.counters import Counters
-from runtime.transport.heads import HEADERS_MAX
 from runtime.transport.limits import Limits
 from tests.helpers import World, append_frame, init_frame, pcm, world
 from tests.transport import (

@@ -15,7 +15,18 @@ from recorder.scan import Damage
 from recorder.store import SUFFIX
 from recorder.verify import State, verify
 from replay.folder import replay_log
-from tests.golden import FOLDER, HARMS, SCENES, items, made, twin, twin_path
+from tests.golden import (
+    CHANGES,
+    FOLDER,
+    HARMS,
+    SCENES,
+    frozen,
+    hash_of,
+    items,
+    made,
+    twin,
+    twin_path,
+)
 
 LOGS: Final = sorted(FOLDER.glob(f"*{SUFFIX}"))
 LOGS_MIN: Final = 40
@@ -23,8 +34,8 @@ DIALECTS: Final = {
     *("realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "opening"),
     *("transcription", "transcription-responses"),
 }
-NOT_RECORDED: Final = {"RecordingFailed"}
-"""What no log can hold: that it cannot be written."""
+NOT_RECORDED: Final = {"RecordingFailed", "Flooded", "ForgetRecording"}
+"""That a log cannot be written, not as fast as its client sends, or is not wanted."""
 
 
 def state_of(path: Path) -> State:
@@ -43,12 +54,17 @@ def names_in_logs(kind: str) -> set[str]:
 
 def test_there_is_one_for_every_scene() -> None:
     """A golden log is lost, and nobody notices that it no longer replays."""
-    wanted = {f"v1-{name}{SUFFIX}" for name in (*SCENES, *HARMS)}
+    wanted = {f"v1-{name}{SUFFIX}" for name in (*SCENES, *CHANGES, *HARMS)}
     assert {path.name for path in LOGS} >= wanted
     assert len(LOGS) >= LOGS_MIN
     assert {path.name for path in FOLDER.iterdir()} == {
         name for path in LOGS for name in (path.name, twin_path(path).name)
     }
+
+
+def test_none_is_ever_written_again() -> None:
+    """A change of behaviour takes the logs of yesterday with it, and every test is green."""
+    assert {path.name: hash_of(path) for path in LOGS} == frozen()
 
 
 def test_they_show_all_that_can_happen() -> None:

@@ -67,6 +67,13 @@ def test_events_are_told_to_functions() -> None:
         assert run("callbacks.mjs", server.url) == "ok"
 
 
+def test_a_recording_is_named_or_declined(tmp_path: Path) -> None:
+    """A page could neither say what is kept of its user, nor ask that nothing is."""
+    notice = ("--record", str(tmp_path), "--recording-notice", "This call is recorded.")
+    with live_server(*notice) as server, live_server(*notice, "--record-always") as strict:
+        assert run("recording.mjs", server.url, strict.url) == "ok"
+
+
 def test_a_chat(url: str) -> None:
     """A page could not chat."""
     assert run("chat.mjs", url, SHOWN) == "ok"
@@ -259,3 +266,8 @@ def test_a_refusal_is_tried_again() -> None:
 
     with peer(answer) as at:
         assert run("failures.mjs", at, "refusedTwice") == "ok"
+
+
+def test_a_page_that_is_not_welcome_is_told_what_would_make_it(url: str) -> None:
+    """Whoever writes a page would look for a server that is down."""
+    assert run("failures.mjs", url, "unwelcome") == "ok"

@@ -127,6 +127,13 @@ def test_sessions_and_tickets_are_seen_by_their_own_key(keyed: Keyed) -> None:
         assert keyed.ask("/api/queue", "anna")[1] == {"queue_length": 1, "tickets": []}
         (place,) = keyed.ask("/api/queue", "bert")[1]["tickets"]
         assert (place["ticket_id"], place["position"]) == (ticket, 1)
+        assert keyed.ask(f"/api/queue/{ticket}", "anna")[0] == 404
+        status, mine_too, _ = keyed.ask(f"/api/queue/{ticket}", "bert")
+        assert (status, mine_too["ticket_id"], mine_too["position"]) == (200, ticket, 1)
+        assert mine_too["estimated_wait_s"] >= 1
+        told = keyed.ask("/status", "root")[1]
+        assert (told["busy_workers"], told["idle_workers"], told["queue_length"]) == (1, 0, 1)
+        assert [task["request_type"] for task in told["running_tasks"]] == ["audio"]
         assert keyed.ask(f"/api/queue/{ticket}", "anna", "DELETE")[0] == 404
         assert keyed.ask(f"/api/queue/{ticket}", "bert", "DELETE")[0] == 204
         with pytest.raises(ConnectionClosed) as closed:
@@ -134,13 +141,15 @@ def test_sessions_and_tickets_are_seen_by_their_own_key(keyed: Keyed) -> None:
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.reason == "cancelled"
         assert keyed.ask(f"/api/queue/{ticket}", "bert", "DELETE")[0] == 404
+        assert keyed.ask(f"/api/queue/{ticket}", "bert")[0] == 404
 
 
 @pytest.mark.parametrize("name", ["..", "%2e%2e%2fetc%2fpasswd", "a" * 5000, "%00", "ticket_'--"])
 def test_an_id_is_looked_up_and_nothing_else(keyed: Keyed, name: str) -> None:
     """A name with slashes and dots in it would become a path."""
     assert keyed.ask(f"/api/sessions/{name}", "root")[0] in {404, 400}
-    assert keyed.ask(f"/api/queue/{name}", "root", "DELETE")[0] in {404, 400, 405}
+    for method in ("GET", "DELETE"):
+        assert keyed.ask(f"/api/queue/{name}", "root", method)[0] in {404, 400, 405}
 
 
 def test_a_key_has_its_limits(keyed: Keyed) -> None:
@@ -191,7 +200,7 @@ def created(server: LiveServer) -> Iterator[ClientConnection]:
     """Open a session."""
     with connect(f"{server.url}?mode=audio", compression=None) as websocket:
         assert hear(websocket)["type"] == "session.queue_done"
-        websocket.send(init_frame())
+        websocket.send(init_frame(notices=True))
         assert hear(websocket)["type"] == "session.created"
         yield websocket
 

@@ -201,7 +201,7 @@ def test_the_example_client_of_003_works_as_it_is(server: LiveServer) -> None:
 
 async def commit_before_update(socket: ClientConnection) -> None:
     created = await greeted(socket, model=None)
-    assert set(created) == {"type", "id", "created"}
+    assert set(created) == {"type", "id", "created", "recording_id"}
     await append(socket, tone(1))
     await send(socket, "input_audio_buffer.commit")
     await refused(socket, "model_not_validated")
@@ -265,6 +265,25 @@ async def bad_sound(socket: ClientConnection) -> None:
     await still_serves(socket)
 
 
+async def sound_with_line_breaks(socket: ClientConnection) -> None:
+    await greeted(socket)
+    audio = base64.encodebytes(tone(1)).decode()
+    assert audio.count("\n") > 100
+    await send(socket, "input_audio_buffer.append", audio=audio)
+    await send(socket, "input_audio_buffer.commit", final=True)
+    said, end = await done(socket)
+    assert said == end["text"] != ""
+
+
+async def language_and_prompt(socket: ClientConnection) -> None:
+    await greeted(socket, model=None)
+    for name in ("language", "prompt"):
+        await send(socket, "session.update", model=NAME, **{name: "de"})
+        assert f"$.{name}: the model" in (await refused(socket, "invalid_payload"))["error"]
+    await send(socket, "session.update", model=NAME, language=None, prompt="")
+    await still_serves(socket)
+
+
 async def frames_beyond_reading(socket: ClientConnection) -> None:
     await greeted(socket)
     await socket.send("{not json")
@@ -308,6 +327,8 @@ ROWS: Final = (
     text_comes_while_sound_does,
     no_sound,
     bad_sound,
+    sound_with_line_breaks,
+    language_and_prompt,
     frames_beyond_reading,
     pipelined,
     the_other_names,
@@ -387,6 +408,21 @@ def test_the_limit_of_a_session_is_told() -> None:
                     await receive(socket)
                 assert caught.value.rcvd is not None
                 assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1000, "timeout")
+
+        asyncio.run(client())
+
+
+def test_who_chooses_no_model_is_told_so() -> None:
+    """A client is told that it lasted too long, half a minute after it connected."""
+    with live_server("--no-record", "--init-wait-s", "1") as short:
+
+        async def client() -> None:
+            async with connect(f"{short.url}?mode=transcription") as socket:
+                await greeted(socket, model=None)
+                body = await refused(socket, "timeout")
+                assert body["error"] == "the session is over: no model was chosen within 1 s"
+                with pytest.raises(ConnectionClosed):
+                    await receive(socket)
 
         asyncio.run(client())
 

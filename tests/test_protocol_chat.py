@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -27,95 +26,10 @@ from protocol import effects as ef
 from protocol import events as ev
 from protocol.errors import ErrorCode
 from protocol.messages import QueuePlace
-from protocol.session import Session
 from protocol.state import State
 from protocol.turn import Picture, Prefill, Sound, TurnChunk, TurnResult
 
-LIMITS = ev.SessionLimits(session_s=0, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
-PCM = np.zeros(2_400, "<f4").tobytes()
-SOUND = base64(np.zeros(16_000, "<f4").tobytes())
-OTHER_RATE = {"type": "audio", "data": SOUND, "sample_rate": 8000}
-"""A content that has to be decoded outside."""
-
-
-def opened(endpoint: ev.Endpoint = "realtime") -> ev.ConnectionOpened:
-    """A chat's first event."""
-    return ev.ConnectionOpened(
-        recording_id="rec-1",
-        created_ms=1_700_000_000_000,
-        mode="chat",
-        seed=7,
-        limits=LIMITS,
-        recording="on",
-        endpoint=endpoint,
-    )
-
-
-def question(*contents: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """What a client asks, in either dialect."""
-    content = list(contents) or [{"type": "text", "text": "hello"}]
-    return {"messages": [{"role": "user", "content": content}], **fields}
-
-
-class Run:
-    """A session fed by hand; what it sends is kept, parsed."""
-
-    def __init__(self, endpoint: ev.Endpoint = "realtime") -> None:
-        self.now_ns = 0
-        self.sent: list[dict[str, Any]] = []
-        self.effects: list[ef.Effect] = []
-        self.session, effects = Session.open(opened(endpoint))
-        self._keep(effects)
-
-    def step(self, kind: type[Any], **fields: Any) -> list[ef.Effect]:
-        """Step an event a millisecond later; returns its effects."""
-        self.now_ns += 1_000_000
-        effects = self.session.step(kind(at_ns=self.now_ns, **fields))
-        return self._keep(effects)
-
-    def say(self, body: dict[str, Any]) -> list[ef.Effect]:
-        """Step a client's message."""
-        return self.step(ev.FrameReceived, frame=json.dumps(body))
-
-    def ask(self, body: dict[str, Any]) -> list[ef.Effect]:
-        """Ask, as `realtime` does."""
-        return self.say({"type": "input.append", "input": body})
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        """The effects of one class so far."""
-        return [effect for effect in self.effects if isinstance(effect, kind)]
-
-    @property
-    def kinds(self) -> list[str]:
-        """The types of what was sent."""
-        return [body.get("kind", body["type"]) for body in self.sent]
-
-    def _keep(self, effects: tuple[ef.Effect, ...]) -> list[ef.Effect]:
-        self.effects += effects
-        self.sent += [json.loads(effect.frame) for effect in effects if isinstance(effect, ef.Send)]
-        return list(effects)
-
-
-def active() -> Run:
-    """A chat that waits for its first question."""
-    run = Run()
-    run.step(ev.Admitted)
-    run.say({"type": "session.init", "payload": {}})
-    return run
-
-
-def answer(run: Run, index: int, *texts: str, pcm: bytes = b"", lease: int = 1) -> None:
-    """Lease a slot and have the model answer."""
-    run.step(ev.SlotLeased, lease=lease, slot=0)
-    run.step(ev.TurnPrefilled, prefill=Prefill(index=index, input_tokens=12))
-    for step, text in enumerate(texts):
-        chunk = TurnChunk(index=index, step=step, text=text, pcm=pcm, token_ids=(step,))
-        run.step(ev.TurnProgress, chunk=chunk)
-    result = TurnResult(
-        index=index, text="".join(texts), pcm=pcm, generated_tokens=len(texts) + 1, kv_length=20
-    )
-    run.step(ev.TurnDone, result=result)
-    run.step(ev.BackendReleased, lease=lease)
+from .chatting import LIMITS, OTHER_RATE, PCM, Run, active, answer, question
 
 
 def test_a_turn_streams_and_ends() -> None:
@@ -223,6 +137,36 @@ def test_a_turn_that_fails_costs_the_turn_alone(full: bool, code: ErrorCode) -> 
     assert run.kinds[-1] == "response.done"
 
 
+def test_a_turn_that_the_model_cannot_do_says_why() -> None:
+    """A client would be told that the server failed, and ask the same again."""
+    run = active()
+    run.ask(question())
+    run.step(ev.SlotLeased, lease=1, slot=0)
+    run.step(ev.TurnFailed, index=0, refused="enable_thinking: no")
+    error = run.sent[-1]["error"]
+    assert (error["code"], error["message"]) == ("invalid_payload", "enable_thinking: no")
+    run.step(ev.BackendReleased, lease=1)
+    run.ask(question())
+    answer(run, 1, "a", lease=2)
+    assert run.kinds[-1] == "response.done"
+
+
+def test_a_single_request_that_the_model_cannot_do_ends_as_the_clients_mistake() -> None:
+    """A client could not tell its own mistake from ours."""
+    run = Run("chat")
+    run.step(ev.Admitted)
+    run.say(question())
+    run.step(ev.SlotLeased, lease=1, slot=0)
+    run.step(ev.TurnFailed, index=0, refused="enable_thinking: no")
+    run.step(ev.BackendReleased, lease=1)
+    assert (run.sent[-1]["code"], run.sent[-1]["error"]) == (
+        "invalid_payload",
+        "enable_thinking: no",
+    )
+    assert [it.code for it in run.of(ef.Close)] == [1000]
+    assert run.session.is_finished
+
+
 def test_the_next_question_waits_for_the_last_slot_to_be_clean() -> None:
     """Two turns of one chat would hold two slots, or run on memory that is being wiped."""
     run = active()
@@ -300,9 +244,10 @@ def test_a_single_request_is_prefilled_told_and_closed() -> None:
     assert run.session.state is State.CONNECTED
     run.say(question(tts={"enabled": True}))
     answer(run, 0, "Good ", "day", pcm=PCM)
-    assert run.kinds == ["prefill_done", "chunk", "chunk", "done"]
+    assert run.kinds == ["prefill_done", "chunk", "chunk", "chunk", "done"]
     assert run.sent[0]["input_tokens"] == 12
-    assert run.sent[-1]["audio_data"] == base64(PCM)
+    assert [chunk["audio_data"] for chunk in run.sent[1:-1]] == [base64(PCM)] * 3
+    assert run.sent[-1]["audio_data"] is None
     assert run.of(ef.Close) == [ef.Close(code=1000, reason="answered")]
     assert run.session.is_finished
 

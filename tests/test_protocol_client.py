@@ -202,7 +202,7 @@ def test_a_setting_that_cannot_be_sent_leaves_the_client_as_it_was() -> None:
     client = ClientConnection("duplex-v1", "video")
     hear(client, "duplex-v1", QueueDone())
     with pytest.raises(LocalProtocolError):
-        client.init(Init(instructions="", config=DuplexConfig(top_k=1)))
+        client.init(Init(instructions="", config=DuplexConfig(deferred_finalize=False)))
     assert client.init(INIT)
 
 

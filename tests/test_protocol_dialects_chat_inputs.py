@@ -251,7 +251,7 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     (
         {"messages": [message({"type": "image", "data": encode_base64(b"GIF89a")})]},
         "invalid_payload",
-        "messages[0].content[0].data: 6 bytes that are neither a JPEG nor a PNG",
+        "messages[0].content[0].data: 6 bytes that are no JPEG, PNG or WebP",
     ),
     (
         {"messages": [message({"type": "image", "data": encode_base64(png_header(9999, 9999))})]},
@@ -347,7 +347,7 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     (
         {"generation": {"num_beams": 3}},
         "invalid_payload",
-        "generation.num_beams: unknown field, known are length_penalty, max_new_tokens",
+        "generation.num_beams: unknown field, known are do_sample, length_penalty",
     ),
     ({"generation": {"max_new_tokens": 0}}, "invalid_payload", "generation.max_new_tokens: 0, al"),
     (

@@ -217,8 +217,8 @@ def test_an_image_may_be_larger_than_a_frame() -> None:
 
 
 BAD_IMAGES = {
-    "empty": (b"", "0 bytes that are neither a JPEG nor a PNG"),
-    "a GIF": (b"GIF89a", "6 bytes that are neither a JPEG nor a PNG"),
+    "empty": (b"", "0 bytes that are no JPEG, PNG or WebP"),
+    "a GIF": (b"GIF89a", "6 bytes that are no JPEG, PNG or WebP"),
     "a JPEG bomb": (jpeg_header(65500, 65500), "a JPEG of 65500 x 65500 pixels, at most 20000000"),
     "a PNG bomb": (png(2**31, 2**31), "a PNG of 2147483648 x 2147483648 pixels, at most 20000000"),
     "a strip": (png(1, 51), "a PNG of 1 x 51 pixels, at most 50 to 1 is allowed"),

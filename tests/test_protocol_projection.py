@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from protocol.client import ClientConnection
 from protocol.messages import Closed, Delta, Listen, Response, ServerMessage, Speech
 from protocol.model import Finalized, Opened, UnitResult
@@ -54,6 +55,7 @@ class Both:
             mode=mode,
             seed=1,
             limits=LIMITS,
+            behaviour=NEWEST,
             recording="off",
             endpoint=endpoint,
             label="omni_1",

@@ -122,7 +122,7 @@ def test_what_base64_may_hold_is_found_by_trying() -> None:
 
     def wav(value: Value) -> bytes:
         data = value.binary()
-        if not data.startswith(b"RIFF"):
+        if data[8:12] != b"WAVE":
             raise invalid(value.path, "no WAV")
         return data
 
@@ -438,9 +438,10 @@ def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObje
         return
     if mode == "audio":  # what is not looked at there is described as video has it
         body = json.loads(json.dumps(body))
-        for holder in (body, body.get("input", {})):
+        for holder in (body, body.get("input")):
             for field in ("video_frames", "frame_base64_list", "frame", "frame_base64"):
-                holder.pop(field, None)
+                if isinstance(holder, dict):
+                    holder.pop(field, None)
         if body.get("type") == "video_frame":
             return
     assert problems(name, "client", body, course(name, mode)) == ()

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from protocol.errors import ErrorCode, LocalProtocolError
 from protocol.messages import QueuePlace
 from protocol.model import Cut, Finalized, Opened, UnitResult
@@ -94,6 +95,7 @@ class SessionMachine(RuleBasedStateMachine):
             created_ms=1,
             mode="audio",
             seed=1,
+            behaviour=NEWEST,
             recording="on",
             limits=attrs.evolve(LIMITS, can_rollback=can_rollback),
         )

@@ -129,6 +129,50 @@ def test_bad_sound_is_refused(audio: object) -> None:
     assert done_of(talk.commit(final=True))["text"] == ""
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_base64_may_have_line_breaks(end: str) -> None:
+    """A client whose library breaks lines as mail does is heard only by the source's server."""
+    talk, text = ready(), base64(SECOND)
+    audio = end.join(text[at : at + 76] for at in range(0, len(text), 76)) + end
+    assert talk.say({"type": "input_audio_buffer.append", "audio": audio}) == []
+    talk.commit(final=True)
+    (asked,) = talk.due(ef.RunChunk)
+    samples = np.frombuffer(asked.chunk.pcm, dtype="<f4") * 32_768
+    assert np.array_equal(samples, np.frombuffer(SECOND, dtype="<i2"))
+
+
+@pytest.mark.parametrize("audio", ["AA A=", "AA\tA=", "\n", "AAA\n", "A\u2028A=="])
+def test_nothing_else_may_stand_in_base64(audio: str) -> None:
+    """Whatever a client sends is taken for sound."""
+    assert ready().code({"type": "input_audio_buffer.append", "audio": audio}) == "invalid_audio"
+
+
+HINTS: Final = [("language", "de"), ("prompt", "names: Ada, Grace"), ("language", 5)]
+
+
+@pytest.mark.parametrize(("name", "value"), HINTS)
+@pytest.mark.parametrize("kind", ["session.update", "session.create"])
+def test_a_hint_that_the_model_cannot_take_is_refused_by_name(
+    kind: str, name: str, value: object
+) -> None:
+    """A client believes that its language or its prompt is in force."""
+    talk = Talk()
+    (body,) = talk.say({"type": kind, "model": "tiny", name: value})
+    assert body["code"] == "invalid_payload"
+    assert f"$.{name}: " in body["error"]
+    assert "the model" in body["error"]
+    assert talk.stands_in(State.CONNECTED)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_hint_that_hints_at_nothing_is_taken(value: str | None) -> None:
+    """A client that fills in every field cannot choose a model."""
+    talk = Talk()
+    fields = {"model": "tiny", "language": value, "prompt": value}
+    assert talk.say({"type": "session.update", **fields}) == []
+    assert talk.stands_in(State.ACTIVE)
+
+
 BEYOND_READING: Final = [
     ("no json", "invalid_json"),
     ("[1]", "invalid_json"),
@@ -239,9 +283,15 @@ def test_a_client_that_chooses_no_model_is_let_go() -> None:
     talk.step(ev.FrameReceived, later_s=29, frame="x")
     timer = next(it for it in talk.due(ef.SetTimer) if it.name == "init")
     talk.step(ev.TimerFired, name="init", generation=timer.generation)
-    assert talk.frames[-1]["code"] == "timeout"
+    assert talk.frames[-1] == {
+        "type": "error",
+        "error": "the session is over: no model was chosen within 30 s",
+        "code": "timeout",
+        "session_id": talk.session.session_id,
+    }
     (close,) = talk.due(ef.Close)
     assert (close.code, close.reason) == (1000, "timeout")
+    assert talk.session.end_reason == "timeout"
 
 
 # -- the other names ------------------------------------------------------------------------------
@@ -271,42 +321,6 @@ def test_who_begins_with_update_may_say_the_other_names() -> None:
 
 
 # -- what goes wrong on our side ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("context_full", "code"), [(True, "context_full"), (False, "inference_error")]
-)
-@pytest.mark.parametrize("is_final", [True, False])
-def test_an_utterance_that_fails_is_answered_and_the_next_begins_afresh(
-    context_full: bool, code: str, is_final: bool
-) -> None:
-    """One utterance that is too long, or one hiccup, ends a session."""
-    talk = ready()
-    talk.append(SECOND * 3)
-    talk.commit(final=is_final)
-    talk.hear("so far ")
-    (asked,) = talk.due(ef.RunChunk)
-    failed = {"utterance": 0, "index": asked.chunk.index, "context_full": context_full}
-    error, done = talk.step(ev.ChunkFailed, **failed)
-    assert (error["type"], error["code"]) == ("error", code)
-    assert (done["type"], done["text"]) == ("transcription.done", "so far ")
-    if not is_final:
-        assert talk.append(SECOND) == []
-        assert talk.due(ef.RunChunk) == []
-        assert talk.commit(final=True) == []
-    talk.append(SECOND)
-    talk.commit(final=True)
-    assert done_of(talk.hear_out())["text"] == "1.0 1.1!"
-
-
-def test_discarded_sound_takes_no_room() -> None:
-    """After an utterance that failed nothing may be appended any more."""
-    talk = ready()
-    talk.append(SECOND * 4)
-    talk.commit()
-    talk.step(ev.ChunkFailed, utterance=0, index=0)
-    for _ in range(9):
-        assert talk.append(SECOND * 4) == []
 
 
 ENDS: Final = [

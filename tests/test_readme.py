@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
+import trustme
 
+import antiphon as antiphon_package
 from runtime.server_process import RUN
+from tests.helpers import pcm as make_pcm
 from tests.live import live_server
 
 ROOT = Path(__file__).parents[1]
@@ -25,16 +33,19 @@ EXAMPLES = [
     for block in BLOCKS
     for match in re.finditer(r"\$ antiphon (.*)\n((?:(?!\$ ).*\n)*)", block)
 ]
-LASTING = ("serve", "talk", "chat", "transcribe")
-"""Commands that need a server, or are one; the live tests run those."""
+CLIENTS = ("talk", "chat", "transcribe")
+"""Commands that need a server."""
+LASTING = ("serve", *CLIENTS)
+WAIT_S = 120
+"""Until a model is loaded on a busy machine."""
 
 
-def antiphon(*arguments: str) -> subprocess.CompletedProcess[str]:
+def antiphon(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a command as a user would."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     command = (*RUN, *arguments)
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+        command, capture_output=True, text=True, env=environment, cwd=folder, check=False
     )
 
 
@@ -52,6 +63,80 @@ def test_an_example_prints_what_it_shows(line: str, printed: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for expected in printed:
         assert expected in done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to run examples in, as the root of the repository is one."""
+    made = tmp_path_factory.mktemp("readme")
+    (made / "fixtures").symlink_to(ROOT / "fixtures")
+    return made
+
+
+@contextmanager
+def served(folder: Path, line: str) -> Iterator[tuple[str, list[str]]]:
+    """Run an example that serves, on a free port; give its address, and what it printed."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = (*RUN, *shlex.split(line), "--port", "0")
+    said = folder / "said.txt"
+    with (
+        said.open("w") as stdout,
+        subprocess.Popen(command, stdout=stdout, env=environment, cwd=folder) as process,
+    ):
+        give_up = time.monotonic() + WAIT_S
+        try:
+            while "\nopen to " not in (text := said.read_text()):
+                assert process.poll() is None, text
+                assert time.monotonic() < give_up, text
+                time.sleep(0.05)
+            address = re.search(r"wss?://[^/]*:\d+", text)
+            assert address is not None
+            yield address[0], text.splitlines()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+
+
+@pytest.fixture(scope="module")
+def example_server(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    (line,) = (line for line, _ in EXAMPLES if line.startswith("serve"))
+    with served(folder, line) as found:
+        yield found
+
+
+def test_its_server_prints_what_it_shows(
+    example_server: tuple[str, list[str]], folder: Path
+) -> None:
+    """A new user waits for a line that never comes."""
+    url, printed = example_server
+    (expected,) = (printed for line, printed in EXAMPLES if line.startswith("serve"))
+    port = url.rpartition(":")[2]
+    for line in expected:
+        assert line.replace("8006", port).replace("/srv/antiphon", str(folder)) in printed
+
+
+@pytest.mark.parametrize(("line", "shown"), [e for e in EXAMPLES if e[0].split()[0] in CLIENTS])
+def test_a_client_prints_what_it_shows(
+    line: str, shown: list[str], example_server: tuple[str, list[str]], folder: Path
+) -> None:
+    """The same of the examples that need the server."""
+    url, _ = example_server
+    done = antiphon(*shlex.split(line), "--url", url, folder=folder)
+    assert done.returncode == 0, done.stderr
+    for expected in shown:
+        assert expected in done.stdout.splitlines()
+
+
+def test_its_server_for_others_serves(folder: Path) -> None:
+    """A server that others can reach would not start as it is written."""
+    (block,) = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    add, serve = (line.removeprefix("antiphon ") for line in block.splitlines())
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(folder / "server.key")
+    certificate.cert_chain_pems[0].write_to_path(folder / "server.crt")
+    assert antiphon(*shlex.split(add), folder=folder).returncode == 0
+    with served(folder, f"{serve} --model scripted --no-record") as (url, _):
+        assert url.startswith("wss://0.0.0.0:")
 
 
 @pytest.mark.parametrize("line", [line for line, _ in EXAMPLES])
@@ -77,6 +162,43 @@ def test_its_client_works() -> None:
         exec(f"async def main():\n{body}", names)
         anyio.run(names["main"])
     assert "".join(printed) == "turn 0: good morning (0 pictures, 0 sounds)Listen"
+
+
+def run_docstring(number: int, url: str, **names: object) -> None:
+    """Run an example of `import antiphon`."""
+    assert antiphon_package.__doc__ is not None
+    examples = re.split(r"\n\n(?=    )", antiphon_package.__doc__)[1:]
+    example = textwrap.dedent(re.split(r"\n\n(?=\S)", examples[number])[0])
+    here = example.replace("ws://127.0.0.1:8006", url)
+    everything: dict[str, Any] = {"antiphon": antiphon_package, "url": url, **names}
+    exec(f"async def main():\n{textwrap.indent(here, '    ')}", everything)
+
+    async def bounded() -> None:
+        with anyio.fail_after(WAIT_S):
+            await everything["main"]()
+
+    anyio.run(bounded)
+
+
+def test_the_examples_of_its_docstring_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that was begun with one of them hangs."""
+    played: list[int] = []
+    pcm = np.frombuffer(make_pcm(5), "<f4")
+    with live_server("--no-record", "--limit-audio-s", "6") as server:
+        url = server.url.removesuffix("/v1/realtime")
+        run_docstring(0, url, pcm=pcm, play=lambda samples: played.append(len(samples)))
+        assert sum(played) > 0
+        capsys.readouterr()
+        run_docstring(1, url)
+        assert capsys.readouterr().out == "turn 0: Good morning! (0 pictures, 0 sounds)"
+    with live_server("--no-record", "--served-model-name", "tiny") as server:
+        run_docstring(2, server.url.removesuffix("/v1/realtime"), pcm=pcm)
+        assert capsys.readouterr().out != ""
+
+
+def test_the_package_says_its_version() -> None:
+    """A bug report could not name it, and nothing would tell two installations apart."""
+    assert antiphon("--version").stdout.split()[-1] == antiphon_package.__version__
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -44,6 +44,14 @@ class Device(MemoryDisk):
         super().sync(descriptor)
         self._synced_bytes = len(self.files[PATH])
 
+    def is_there(self, path: Path, descriptor: int) -> bool:
+        """Say that nobody removes files here."""
+        return True
+
+    def remove(self, path: Path, descriptor: int | None) -> None:
+        """Refuse what no test here asks for."""
+        raise NotImplementedError
+
     def sync_directory(self, path: Path) -> None:
         """Sync its name."""
         super().sync_directory(path)

@@ -17,9 +17,11 @@ from protocol.events import FrameReceived
 from protocol.utf8 import Utf8Text
 from recorder.decoding import StoredRecord, decode, parse
 from recorder.errors import FormatError, LogMisuse, RecordInvalid
+from recorder.expansion import Expansion
 from recorder.format import frame_record, split_records
 from recorder.mapping import event_record
 from recorder.memory import REMEMBERED_BYTES
+from recorder.reader import no_record
 from recorder.records import (
     FRAME_CUT,
     NESTING_MAX,
@@ -66,7 +68,7 @@ def write(*records: Record) -> dict[int, StoredRecord]:
 
 
 def read(stored: dict[int, StoredRecord], seq: int) -> Record:
-    return decode(stored[seq], lambda other, index: stored[other].blob(index))
+    return decode(stored[seq], stored.__getitem__, Expansion(int))
 
 
 def round_trip(fields: Fields, kind: str = "event") -> Fields:
@@ -179,7 +181,7 @@ def test_oversized_frames_keep_start_length_and_hash() -> None:
     encoder = RecordEncoder(frame_bytes_max=100)
     frame = "é" * 60
     ((header, area),) = split_records(joined(encoder.encode(record("rx", 1, frame=frame))), 1)
-    found = decode(parse(header, area), lambda _seq, _index: b"")
+    found = decode(parse(header, area), no_record, Expansion(int))
     assert found.fields["frame"] == frame[:100]
     cut = found.fields[FRAME_CUT]
     assert isinstance(cut, dict)
@@ -274,10 +276,7 @@ BAD: list[tuple[object, bytes]] = [
 
 
 def read_back(header: bytes, area: bytes) -> Record:
-    def resolve(seq: int, _index: int) -> bytes:
-        raise FormatError(f"record {seq} is lost")
-
-    return decode(parse(header, memoryview(area)), resolve)
+    return decode(parse(header, memoryview(area)), no_record, Expansion(int))
 
 
 @pytest.mark.parametrize(("header", "area"), BAD)
@@ -292,8 +291,9 @@ def test_lies_in_a_header_are_refused(header: object, area: bytes) -> None:
 def test_blobs_of_later_records_are_refused(place: list[int]) -> None:
     """A writer knows the past only; a reference to the future is a forgery, or a loop."""
     header = {**GOOD, "blobs": [place], "fields": {"a": {"$blob": 0}}}
+    found = parse(json.dumps({**GOOD, "blobs": [[0, 1, 1]] * 2}).encode(), memoryview(b"xx"))
     with pytest.raises(FormatError):
-        decode(parse(json.dumps(header).encode(), memoryview(b"")), lambda _seq, _index: b"x")
+        decode(parse(json.dumps(header).encode(), memoryview(b"")), lambda _: found, Expansion(int))
 
 
 @pytest.mark.parametrize("piece", [0, [0]])

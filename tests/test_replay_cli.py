@@ -25,8 +25,9 @@ from .test_replay_full import echo_records, quick, record_session
 from .test_replay_logs import Scene, busy_scene, renumbered, write_log
 
 REPORT_KEYS = {
-    *("records", "events", "effects", "frames", "states", "units", "span_ns"),
+    *("records", "events", "effects", "frames", "states", "states_of_old", "units", "span_ns"),
     *("finished", "truncated", "divergence", "damage", "damage_count"),
+    *("recorded_by", "replayed_by"),
 }
 SUMMARY_KEYS = {"log", "result", "exit_code", "elapsed_ms", "times_real_time"}
 
@@ -210,6 +211,17 @@ def test_full_replay_in_another_environment(tmp_path: Path, backend: ScriptedBac
     assert body["environment"] == [{"name": "version", "recorded": "1", "here": "2"}]
     assert "--anyway" in call(replay_command, path, "--full").stdout
     assert told(replay_command, path, "--full", "--anyway")["exit_code"] == 0
+
+
+def test_full_replay_of_an_older_arithmetic(tmp_path: Path, backend: ScriptedBackend) -> None:
+    """A log from before an upgrade would be held against the model."""
+    path = record_session(tmp_path)
+    fingerprint = {**backend.info.fingerprint, "numerics": "2"}
+    backend.info = attrs.evolve(backend.info, fingerprint=fingerprint)
+    body = told(replay_command, path, "--full")
+    assert (body["result"], body["exit_code"], body["compared"]) == ("not_comparable", 3, False)
+    assert body["environment"] == [{"name": "numerics", "recorded": "1", "here": "2"}]
+    assert "numerics: recorded 1, here 2" in call(replay_command, path, "--full").stdout
 
 
 def test_full_replay_without_the_model(tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ def test_a_log_of_a_killed_server_goes_as_far_as_it_goes(tmp_path: Path) -> None
     whole, part = read_stereo(exported(VIDEO, "wav")), read_stereo(out.read_bytes())
     early = 40_000  # a resampler looks no further ahead
     assert (part[:early] == whole[:early]).all()
-    assert "server was killed" in call(cut, "-o", out).stdout
+    assert "server was killed" in call(cut, "-o", out, "--force").stdout
 
 
 def test_a_session_of_silence_is_as_long_as_it_was(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_what_fails_leaves_nothing_and_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing, "_writer", lambda _: broken)
-    result = call(VIDEO, "-o", out)
+    result = call(VIDEO, "-o", out, "--force")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "No space left" in result.stderr
     assert out.read_bytes() == before

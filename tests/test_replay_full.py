@@ -289,6 +289,19 @@ def test_another_environment_is_not_compared() -> None:
     assert run(echo_records(), echo, anyway=True).identical
 
 
+def test_another_arithmetic_is_not_compared() -> None:
+    """Pictures that were scaled otherwise would be blamed on the model."""
+    here = attrs.evolve(INFO, fingerprint={**INFO.fingerprint, "numerics": "2"})
+
+    def differs(recorded: dict[str, str]) -> tuple[Mismatch, ...]:
+        return mismatches({"fingerprint": {**INFO.fingerprint, **recorded}}, here)
+
+    assert differs({}) == (Mismatch(name="numerics", recorded="1", here="2"),)
+    assert differs({"numerics": "3"}) == (Mismatch(name="numerics", recorded="3", here="2"),)
+    assert differs({"numerics": "2"}) == ()
+    assert mismatches({"fingerprint": dict(INFO.fingerprint)}, INFO) == (), "a script has none"
+
+
 def test_a_model_without_determinism_is_not_compared() -> None:
     """A remote model that samples as it likes would be reported as a bug."""
     wild = attrs.evolve(INFO, deterministic=False)

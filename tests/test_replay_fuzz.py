@@ -28,6 +28,8 @@ from runtime.websocket import WebSocket
 from tests.helpers import append_frame, close_frame
 
 Frame = str | bytes | None
+SWALLOWED = b"(swallowed)"
+"""What a hook returns for a frame that goes no further; a client's own frame may be empty."""
 Hook = Callable[["Between", Frame], Frame]
 
 
@@ -51,7 +53,7 @@ class Between:
                 return frame
             made = self._heard(self, frame)
             await self._send_extra()
-            if made != "":
+            if made != SWALLOWED:
                 return made
 
     async def send(self, *frames: str) -> None:
@@ -97,7 +99,7 @@ def too_early(between: Between, frame: Frame) -> Frame:
     is_append = isinstance(frame, str) and '"input.append"' in frame
     if is_append and not between.has_said("session.created"):
         between.extra.append(DELTA)
-        return ""
+        return SWALLOWED
     return frame
 
 
@@ -120,7 +122,7 @@ def talkative(between: Between, frame: Frame) -> Frame:
 def deaf(between: Between, frame: Frame) -> Frame:
     """Never answer a stop amid a pause."""
     is_stop = isinstance(frame, str) and '"stop"' in frame
-    return "" if is_stop and between.has_said("paused") else frame
+    return SWALLOWED if is_stop and between.has_said("paused") else frame
 
 
 def twice(between: Between, frame: Frame) -> Frame:
@@ -129,7 +131,7 @@ def twice(between: Between, frame: Frame) -> Frame:
     created = [one for one in between.seen if '"session.created"' in one]
     if is_init and created and not between.has_said("session.closed"):
         between.extra.append(created[0])
-        return ""
+        return SWALLOWED
     return frame
 
 

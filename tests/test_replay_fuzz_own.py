@@ -31,7 +31,7 @@ from replay.fuzz.plans import all_names, cases
 from replay.fuzz.play import FuzzerError, frame_of
 from replay.fuzz.sockets import TOO_BIG_BYTES, SocketWire
 from replay.fuzz.values import MEDIA, TRAPS, broken
-from tests.test_replay_fuzz import planted
+from tests.test_replay_fuzz import SWALLOWED, planted
 from tests.test_replay_fuzz_judge import CREATED, DONE, INIT, judge_of, tell
 
 KEYS = st.sampled_from(("$.input", "$", "$$pcm", "$pcms", "a"))
@@ -146,6 +146,10 @@ def test_an_error_of_the_server_is_still_a_finding(monkeypatch: pytest.MonkeyPat
 # -- either side of queue_done --------------------------------------------------------------------
 
 PREPARE = {"type": "prepare"}
+OTHER_LINE = (
+    ("occupy", "/v1/realtime?mode=video"),
+    ("send", {"type": "session.init", "payload": {}}),
+)
 LINE = (("occupy", "/ws/duplex/omni_fuzz"), ("send", PREPARE), ("vacate", 0), ("await", "answer"))
 
 
@@ -155,9 +159,16 @@ def test_what_is_sent_as_the_slot_comes_may_be_taken() -> None:
     assert play_again(LocalTarget(), case).findings == ()
 
 
+def test_what_is_kept_for_a_slot_that_never_comes_is_no_hang() -> None:
+    """A server in order would be said to hang."""
+    for dialect, (occupy, send, *_) in (("legacy-duplex", LINE), ("realtime", OTHER_LINE)):
+        case = case_of(occupy, send, ("await", "answer"), dialect=dialect, slots=1)
+        assert play_again(LocalTarget(), case).findings == ()
+
+
 def test_what_is_sent_as_the_slot_comes_must_be_answered() -> None:
     """A server that swallows it would pass."""
-    lost = planted(heard=lambda _, frame: "" if frame == json.dumps(PREPARE) else frame)
+    lost = planted(heard=lambda _, frame: SWALLOWED if frame == json.dumps(PREPARE) else frame)
     found = lost.run(case_of(*LINE, dialect="legacy-duplex", slots=1)).findings
     assert "hang: no answer to prepare in QUEUED" in [f"{one.kind}: {one.label}" for one in found]
 

@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from recorder.mapping import EFFECT_KINDS, EVENT_KINDS
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
-from replay.logic import replay
-from replay.report import Divergence, ReplayReport
+from replay.logic import HERE, replay
+from replay.report import Divergence, Maker, ReplayReport
 
 from .test_replay_logs import APPENDS, Scene, busy_scene, renumbered, scenes, write_log
 
@@ -73,11 +74,14 @@ def test_a_file_replays_and_counts(tmp_path: Path) -> None:
     assert report.identical
     assert report.finished
     assert report == ReplayReport(
+        recorded_by=Maker(behaviour=NEWEST),
+        replayed_by=HERE,
         records=len(records),
         events=len(places(EVENT_KINDS)),
         effects=len(places(EFFECT_KINDS)),
         frames=len(places({"tx"})),
-        states=len(places({"state"})),
+        states=len(places({"state"})) + 1,
+        states_of_old=0,
         units=27,
         span_ns=records[-1].at_ns,
         finished=True,
@@ -86,7 +90,7 @@ def test_a_file_replays_and_counts(tmp_path: Path) -> None:
         damage=(),
         damage_count=0,
     )
-    assert report.states == 2
+    assert report.states == 3
 
 
 @settings(max_examples=40)
@@ -120,7 +124,7 @@ def test_replays_under_any_hash_seed(tmp_path: Path, seed: str) -> None:
         check=True,
         timeout=60,
     )
-    assert done.stdout.split() == ["True", str(len(places({"tx"}))), "2"]
+    assert done.stdout.split() == ["True", str(len(places({"tx"}))), "3"]
 
 
 # -- another: found where it is -------------------------------------------------------------------
@@ -376,6 +380,62 @@ def test_input_that_no_effect_shows_is_found_by_a_state_hash() -> None:
     found = replay([*scene.records, state]).divergence
     assert found is not None
     assert found.kind in ("state", "missing")
+
+
+@pytest.mark.parametrize(
+    "name", ["reason", "dialect", "units", "frames_sent", "fields_ignored", "digest"]
+)
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_finds_any_other_end(name: str, *, is_missing: bool) -> None:
+    """A session could end in another state, or its log say nothing of it."""
+    *rest, fin = busy()
+    fields = {**fin.fields, name: "another"}
+    if is_missing:
+        del fields[name]
+    found = divergence([*rest, attrs.evolve(fin, fields=fields)])
+    assert (found.seq, found.kind, found.field.partition("[")[0]) == (fin.seq, "fin", name)
+
+
+def test_finds_an_end_before_the_slot_is_back() -> None:
+    """A machine that forgets its slot would replay."""
+    records = busy()
+    released = max(seq for seq in places(EVENT_KINDS) if "lease" in records[seq].fields)
+    assert records[released].fields["type"] == "BackendReleased"
+    found = divergence(renumbered((*records[:released], *records[released + 1 :])))
+    assert (found.kind, found.came_out) == ("fin", "a session that goes on")
+
+
+def test_finds_an_effect_of_another_time() -> None:
+    """What a client was sent later, or before it was due, would pass."""
+    records = list(busy())
+    for seq in places({"tx"})[:5]:
+        late = attrs.evolve(records[seq], at_ns=records[seq].at_ns + 1)
+        found = divergence([*records[:seq], late, *records[seq + 1 :]])
+        assert (found.seq, found.kind, found.field) == (seq, "changed", "at_ns")
+
+
+@pytest.mark.parametrize("name", ["recording_id", "seed", "wall_ms", "mode"])
+def test_finds_the_head_of_another_session(name: str) -> None:
+    """A log that was put together of two would replay as the one or the other."""
+    head, *rest = busy()
+    other = {"config": {"mode": "chat"}} if name == "mode" else {name: "another"}
+    found = divergence([attrs.evolve(head, fields={**head.fields, **other}), *rest])
+    assert (found.seq, found.kind, found.field.partition("[")[0]) == (0, "head", name)
+
+
+def test_states_of_an_older_kind_are_counted_and_not_compared() -> None:
+    """Logs of before would all diverge, or count as proven where they are not."""
+    head, *rest = busy()
+    old = attrs.evolve(head, fields={**head.fields, "schema": {"machine": 1}})
+    garbled = [
+        attrs.evolve(record, fields={**record.fields, "digest": "of other names"})
+        if record.kind in ("state", "fin")
+        else record
+        for record in rest
+    ]
+    report = replay([old, *garbled])
+    assert report.identical, report.divergence
+    assert (report.states, report.states_of_old) == (0, 2)
 
 
 def test_events_keep_their_names() -> None:

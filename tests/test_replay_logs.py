@@ -19,16 +19,18 @@ from hypothesis import strategies as st
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from protocol.errors import ErrorCode
 from protocol.messages import QueuePlace
 from protocol.model import Costs, Cut, Finalized, Opened, UnitResult
 from protocol.session import Session
 from protocol.unit_loop import Phase
 from recorder.log import SessionLog
+from recorder.mapping import SCHEMA
 from recorder.reader import read
 from recorder.records import Record
 from recorder.writer import Recorder
-from runtime.journal import Journal
+from runtime.journal import Journal, fin_fields
 
 from .helpers import append_frame, base64, close_frame, init_frame
 from .strategies import jpeg_header, noise, wav
@@ -36,8 +38,8 @@ from .strategies import jpeg_header, noise, wav
 RECORDING_ID: Final = "rec-000001"
 HEAD: Final[dict[str, Any]] = {
     "recording_id": RECORDING_ID,
-    "schema": {"machine": 1},
-    "config": {"model": "scripted", "deterministic": True},
+    "schema": SCHEMA,
+    "config": {"model": "scripted", "deterministic": True, "mode": "video"},
     "fingerprint": {"backend": "scripted", "version": "1"},
     "seed": 7,
     "wall_ms": 1_700_000_000_001,
@@ -52,6 +54,7 @@ OPENED: Final = ev.ConnectionOpened(
     mode="video",
     seed=7,
     limits=LIMITS,
+    behaviour=NEWEST,
     recording="on",
 )
 
@@ -110,7 +113,8 @@ class Scene:
     """
 
     def __init__(self, opened: ev.ConnectionOpened = OPENED) -> None:
-        self.records = [Record(kind="session", seq=0, at_ns=0, fields=HEAD)]
+        head = {**HEAD, "config": {**HEAD["config"], "mode": opened.mode}}
+        self.records = [Record(kind="session", seq=0, at_ns=0, fields=head)]
         self.now_ns = 0
         kept = cast("SessionLog", _Kept(self.records))
         self._journal = Journal(lambda _: kept, on_failure=lambda: None)
@@ -180,8 +184,7 @@ class Scene:
 
     def fin(self) -> None:
         """Write `fin`, as the driver does."""
-        session = self.session
-        fields = {"reason": session.end_reason, "dialect": session.dialect_name, **session.counts}
+        fields = fin_fields(self.session, self.session.end_reason)
         seq = len(self.records)
         self.records.append(Record(kind="fin", seq=seq, at_ns=self.now_ns, fields=fields))
 

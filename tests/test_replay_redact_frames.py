@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 from protocol.codec import parse_frame
 from protocol.dialects import DIALECTS
 from protocol.dialects.base import Context
+from protocol.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from protocol.errors import FieldError, FrameError
 from protocol.limits import CHAT_FRAME_BYTES_MAX
 from protocol.media import check_image, container_of
 from protocol.messages import Mode
+from protocol.requests import Request
 from protocol.schema.wire import MODES, describe
 from protocol.wav import read_wav
 from replay.redact import client_frames
@@ -31,6 +34,7 @@ from replay.redact.spans import replaced, spans, unescaped
 from replay.redact.words import Pseudonyms, fill, fill_json, fill_number
 from runtime.media.image import decode_image
 
+from . import webps
 from .strategies import (
     client_messages,
     jpeg_header,
@@ -108,7 +112,8 @@ def test_all_that_clients_may_say_is_in_the_table() -> None:
     keys = {key for message in messages for key in _keys(message.schema)}
     assert keys | {"model"} == HOLDS.keys()
     kinds = {message.kind for message in messages}
-    assert {word for one in messages for word in _words(one.schema)} | kinds - {""} <= WORDS
+    words = {word for one in messages for word in _words(one.schema)}
+    assert (words | kinds) - {""} <= WORDS
     assert {holds.kind for holds in HOLDS.values() if holds} | {"image"} == set(KINDS)
 
 
@@ -139,6 +144,34 @@ def test_a_name_that_is_no_voice_s_stays_none() -> None:
         "legacy-duplex", "video", frame
     )
     assert "passwd" not in edited(frame)
+
+
+@pytest.mark.parametrize("line_break", ["\\n", "\\r\\n", "\\u000a"])
+def test_sound_with_line_breaks_keeps_them_and_is_silent(line_break: str) -> None:
+    """Sound that a transcription took would be refused, and the session go another way."""
+    text = "/9j/" * 60 + "/w=="
+    audio = line_break.join(text[at : at + 76] for at in range(0, len(text), 76)) + line_break
+    frame = f'{{"type":"input_audio_buffer.append","audio":"{audio}"}}'
+    editor = FrameEditor(policy=Policy(), tally=Tally(), is_pcm16=True, has_line_breaks=True)
+    made = editor.edit(frame, 0)
+    assert isinstance(made, str)
+    assert len(made) == len(frame)
+    silence = re.sub("[^=\n\r]", "A", json.loads(f'"{audio}"'))
+    assert json.loads(made)["audio"] == silence
+    editor.has_line_breaks = False  # in a session that refuses them
+    assert verdict("transcription", "transcription", editor.edit(frame, 0)) == (
+        Request.APPEND,
+        "invalid_audio",
+    )
+
+
+@pytest.mark.parametrize("kind", OPENAI_SESSIONS)
+def test_an_update_of_openai_stays_one(kind: str) -> None:
+    """A session that was ended for it would be set up."""
+    session = {"type": kind, "instructions": "secret", "audio": {"x": "y"}}
+    made = edited(json.dumps({"type": "session.update", "session": session}))
+    assert "secret" not in made
+    assert is_openai_update(parse_frame(made))
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -226,7 +259,13 @@ def jpeg(width: int, height: int, quality: int = 80) -> bytes:
 
 @pytest.mark.parametrize("style", ["blur", "remove"])
 @pytest.mark.parametrize(
-    "data", [jpeg(64, 48), jpeg(1, 1), jpeg(7, 300, 5), jpeg(640, 480), png(64, 48), png(200, 9)]
+    "data",
+    [
+        *(jpeg(64, 48), jpeg(1, 1), jpeg(7, 300, 5), jpeg(640, 480), png(64, 48), png(200, 9)),
+        *webps.KINDS.values(),
+        webps.encode(webps.slope(1, 1), lossless=True),
+        webps.encode(webps.slope(640, 480), lossless=False),
+    ],
 )
 def test_a_picture_keeps_its_length_and_size(data: bytes, style: Any) -> None:
     """A frame would be refused that was taken, or a page would show a broken picture."""
@@ -237,9 +276,19 @@ def test_a_picture_keeps_its_length_and_size(data: bytes, style: Any) -> None:
     decode_image(made)
 
 
+def test_a_webp_becomes_grey() -> None:
+    """What stands for a removed picture would be one that somebody reads something into."""
+    made = hide_picture(webps.CLEAR, "remove")
+    seen = np.asarray(simplejpeg.decode_jpeg(decode_image(made)))
+    assert (seen.min(), seen.max()) == (128, 128)
+
+
 @pytest.mark.parametrize(
     "data",
-    [jpeg_header(64, 48), png_header(64, 48), jpeg(64, 48)[:400], jpeg(40, 40)[:100], b"", b"GIF8"],
+    [
+        *(jpeg_header(64, 48), png_header(64, 48), jpeg(64, 48)[:400], jpeg(40, 40)[:100]),
+        *(b"", b"GIF8", header_only(webps.LOSSY), header_only(webps.LOSSY)[:25], webps.ANIMATED),
+    ],
 )
 def test_a_picture_without_room_keeps_its_header(data: bytes) -> None:
     """A damaged frame of a session would stop the redaction, or keep half of what it shows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,9 @@ from recorder.writer import Recorder
 from replay.prune import prune_command
 from replay.recordings import SizeType, SpanType, show_bytes, show_moment
 from replay.sessions import ROWS_MAX, sessions_command
+from runtime.server_process import RUN
+from tests.golden import FOLDER
+from tests.terminal import on_terminal
 from tests.test_recorder_listing import HEAD, write_log
 
 DAY_S = 86_400
@@ -287,3 +291,16 @@ def test_a_shown_size_is_near_the_real_one(count: int) -> None:
 def test_every_moment_that_a_log_may_name_can_be_shown(unix_ms: int) -> None:
     """One log with a wrong clock would break the list."""
     assert len(show_moment(unix_ms)) == 19
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_the_table_fits_the_terminal(columns: int, tmp_path: Path) -> None:
+    """Rows would be folded in the middle of words, and columns stand under others."""
+    for log in FOLDER.glob("v1-realtime-*.session.zst"):
+        shutil.copy(log, tmp_path)
+    command = (*RUN, "sessions", str(tmp_path), "--limit", "5")
+    lines = on_terminal(command, columns=columns, has_bars=False).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split()[0] == "recording"
+    assert all(line.split()[0].startswith("v1-") for line in lines[1:6])
+    assert ("no room for" in lines[6]) == (columns < 200)

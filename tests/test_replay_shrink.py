@@ -33,6 +33,7 @@ from replay.shrink.shrinker import NoFailureError, Shrinker
 from replay.shrink.trial import CannotRunError, Trial
 
 from .answering import Answers, play, write_events
+from .golden import CHANGES
 from .helpers import append_frame, base64, close_frame, init_frame
 from .test_replay_logs import OPENED
 from .test_replay_remake import GOLDEN, events_of
@@ -167,7 +168,11 @@ def test_a_log_that_does_not_fail_is_an_error(tmp_path: Path) -> None:
 # -- candidates -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize(
+    "path",
+    [path for path in GOLDEN if path.name.removeprefix("v1-").split(".")[0] not in CHANGES],
+    ids=lambda path: path.name.split(".")[0],
+)
 def test_what_a_server_was_told_it_had_asked_for(path: Path) -> None:
     """An answer of a real session would be left out, or be given to another question."""
     asked, remaker = Asked(), Remaker()

@@ -253,3 +253,28 @@ def test_a_server_with_a_certificate_speaks_tls_alone(tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus) as error:
             connect(f"{live.url}?mode=audio", ssl=trusting, origin=plain)
         assert error.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        ("https://App.example:8443", "origin; --origin https://app.example:8443 would allow it"),
+        ("http://[::2]", "origin; --origin http://[::2] would allow it"),
+        ("null", "origin"),
+        ("https://a.example/page", "origin"),
+    ],
+)
+def test_an_operator_is_told_how_to_welcome_a_page(origin: str, told: str) -> None:
+    """A page that may not connect learns no reason, and nobody else would."""
+    with live_server("--no-record") as server:
+
+        def said() -> str:
+            return server.errors.read_text().splitlines()[-1]
+
+        refused(server, origin=Origin(origin))
+        assert said().endswith(f"denied WebSocket to 127.0.0.1: {told}")
+        url = server.url.replace("ws:", "http:").replace("/v1/realtime", "/status")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(urllib.request.Request(url, headers={"Origin": origin}))
+        assert said().endswith(f"denied HTTP to 127.0.0.1: {told}")
+        assert "warning" in said().lower()

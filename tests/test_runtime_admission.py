@@ -125,6 +125,19 @@ def test_tells_places_in_one_order() -> None:
     ]
 
 
+def test_says_who_holds_a_slot_and_how_long_it_may_take() -> None:
+    """A page shows what runs, and what is left of it is what the queue is told."""
+    house = House(2)
+    ann, _bob = house.enter("ann"), house.enter("bob", "chat")
+    house.now_ns = 30 * NS_PER_S
+    told = house.admission.running()
+    assert [(task.mode, task.held_s) for task in told] == [("video", 30), ("chat", 30)]
+    assert told[0].left_s == SESSION_S_ASSUMED - 30
+    assert told[1].left_s >= 1  # longer than any before it, and not over
+    house.release(ann)
+    assert [task.mode for task in house.admission.running()] == ["chat"]
+
+
 def test_moves_up_those_behind_one_who_leaves() -> None:
     """Those behind a client that hung up would go on waiting for it."""
     house = House()

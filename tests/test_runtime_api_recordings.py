@@ -34,7 +34,9 @@ KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root
 WAIT_S = 20
 QUESTION = '{"type":"input.append","input":{"messages":[{"role":"user","content":"who are you?"}]}}'
 ONE = "/api/recordings/of-bert"
+SESSION = "/api/sessions/of-bert"
 OF_ONE = (ONE, f"{ONE}/log", f"{ONE}/live", f"{ONE}/view")
+OF_ONE += (f"{SESSION}/recording", f"{SESSION}/view")
 TRICKS = (
     *("..", "%2e%2e", "..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "a%00b", "a.b", "a" * 65),
     *("../../etc/passwd", "..%5c..", "of-bert.session.zst", "%ff", "elsewhere%2fof-anna", "link"),
@@ -173,6 +175,8 @@ def test_an_id_is_never_a_path(shop: Shop, trick: str, key: str) -> None:
     """A client could read, or an operator's slip remove, any file of the machine."""
     for path in ("", "/log", "/live", "/view"):
         assert shop.ask(f"/api/recordings/{trick}{path}", key).status == 404
+    for path in ("/recording", "/view"):
+        assert shop.ask(f"/api/sessions/{trick}{path}", key).status == 404
     assert shop.ask(f"/api/recordings/{trick}", key, "DELETE").status == 404
     assert Store(shop.folder).path("of-bert").exists()
 
@@ -239,6 +243,28 @@ def test_a_log_is_handed_out_as_it_is(shop: Shop) -> None:
     assert (same.status, same.body) == (304, b"")
     outside = shop.ask(f"{ONE}/log", Range=f"bytes={len(data)}-")
     assert (outside.status, outside.headers["content-range"]) == (416, f"bytes */{len(data)}")
+
+
+def test_a_session_leads_to_its_recording(shop: Shop) -> None:
+    """A client that knows its session finds the log and the page of it, also while it runs."""
+    data = Store(shop.folder).path("of-bert").read_bytes()
+    answer = shop.ask(f"{SESSION}/recording", "bert")
+    assert (answer.status, answer.body) == (200, data)
+    part = shop.ask(f"{SESSION}/recording", "bert", Range="bytes=-10")
+    assert (part.status, part.body) == (206, data[-10:])
+    outside = shop.ask(f"{SESSION}/recording", "bert", Range=f"bytes={len(data)}-")
+    assert outside.status == 416
+    assert shop.ask(f"{SESSION}/recording", "bert", "HEAD").headers["content-length"] == str(
+        len(data)
+    )
+    page = shop.ask(f"{SESSION}/view", "bert")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "sandbox allow-scripts" in page.headers["content-security-policy"]
+    with shop.session("anna") as (_, recording_id):
+        mine = f"/api/sessions/{recording_id}/recording"
+        assert shop.ask(mine, "anna").status == 200
+        assert shop.ask(mine, "bert").status == 404
+    assert shop.ask(f"{SESSION}/recording", "root", "DELETE").status == 405
 
 
 def expected(asked: tuple[int | None, int | None], size: int) -> tuple[int, range]:

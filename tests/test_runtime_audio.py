@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -91,3 +92,29 @@ def test_refuses_pcm_that_is_none(tmp_path: Path, pcm: bytes) -> None:
     """A bug upstream would be written to disk as noise."""
     with pytest.raises(LocalProtocolError, match="PCM"):
         write_wav(tmp_path / "bad.wav", pcm)
+
+
+def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path: Path) -> None:
+    """A full disk, or Ctrl-C, would leave half a reply where a good one was."""
+    path, link = tmp_path / "reply.wav", tmp_path / "link.wav"
+    write_wav(path, bytes(400))
+    path.chmod(0o640)
+    before = path.read_bytes()
+    link.symlink_to(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+    try:
+        with pytest.raises(AudioFileError, match="File too large"):
+            write_wav(link, bytes(400_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    write_wav(link, bytes(800))
+    assert (soundfile.info(path).frames, path.stat().st_mode & 0o777) == (200, 0o640)
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
+def test_a_device_is_written_to() -> None:
+    """`--reply /dev/null` would replace the device of the whole machine."""
+    write_wav(Path("/dev/null"), bytes(400))
+    assert Path("/dev/null").is_char_device()

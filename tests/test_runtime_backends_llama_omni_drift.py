@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import anyio
 import numpy as np
@@ -15,7 +15,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runtime.backends.base import BackendError, BackendGone
 from runtime.backends.llama_omni import (
-    CLOSE_WAIT_S,
     HEALTH_WAIT_S,
     OPEN_WAIT_S,
     QUIET_S,
@@ -23,6 +22,7 @@ from runtime.backends.llama_omni import (
     LlamaOmniBackend,
 )
 from runtime.backends.llama_omni_answer import SECOND_BYTES, VOICE_BYTES_MAX
+from runtime.backends.llama_omni_channel import CLOSE_WAIT_S
 from runtime.backends.llama_omni_link import CONNECT_WAIT_S, MESSAGE_CHARS_MAX
 from runtime.backends.llama_omni_wire import EVENT_SAMPLES_MAX, TEXT_CHARS_MAX
 
@@ -39,26 +39,16 @@ from .llama_omni_fake import (
     delta,
     done,
     failing,
+    on_moved_clock,
     opening,
+    pass_time,
     said,
     saying,
     session_on,
     unit,
 )
 
-# -- a clock that is moved by hand ----------------------------------------------------------------
-
-
-def on_moved_clock(body: Callable[[MockClock], Awaitable[None]]) -> None:
-    """Run a test on trio's clock, which stands still until the test moves it."""
-    clock = MockClock()
-    trio.run(body, clock, clock=clock)
-
-
-async def pass_time(clock: MockClock, seconds: float) -> None:
-    """Let time pass once everybody waits."""
-    await wait_all_tasks_blocked()
-    clock.jump(seconds)
+# -- in time --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -347,7 +337,7 @@ async def test_an_end_between_units_is_told() -> None:
         (
             [{"type": "session.created", "session_id": "x", "mode": "turn_based"}],
             BackendError,
-            r"\$.mode: a string of 10 characters, allowed is full_duplex$",
+            "expected a session of mode full_duplex, got one of turn_based$",
         ),
         (["{}"], BackendError, r"\$.type: required field is missing$"),
     ],

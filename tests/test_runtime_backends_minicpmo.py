@@ -386,7 +386,7 @@ def test_a_session_is_lost_when_finalize_fails(
 def test_the_fingerprint_names_what_a_replay_compares(model: DuplexModel) -> None:
     """A replay on another machine would blame the model."""
     needed = {"weights", "config", "tokenizer", "vocoder", "torch", "transformers", "numpy"}
-    needed |= {"device", "dtype", "attention", "batch", "threads", "cpu", "simplejpeg"}
+    needed |= {"device", "dtype", "attention", "batch", "threads", "cpu", "simplejpeg", "numerics"}
     assert needed <= set(model.info.fingerprint)
     assert model.info.fingerprint["threads"] == "1"
     assert model.info.deterministic

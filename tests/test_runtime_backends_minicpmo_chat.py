@@ -139,6 +139,16 @@ def test_it_stops_where_the_context_ends(tmp_path: Path) -> None:
     assert result.generated_tokens == 256 - filled.input_tokens
 
 
+def test_it_goes_on_to_the_fewest_tokens_asked_for(model: DuplexModel) -> None:
+    """`min_new_tokens` would be believed to be in force."""
+    short = ask(speech=None, length_penalty=0.1, temperature=0)
+    long = ask(speech=None, length_penalty=0.1, temperature=0, min_new_tokens=9)
+    _, _, result = model.answer(short)
+    assert result.generated_tokens < 9
+    _, _, result = model.answer(long)
+    assert result.generated_tokens >= 9
+
+
 def test_an_ending_is_counted_but_not_fed(model: DuplexModel) -> None:
     """Token counts would not be those of the documents, or an ending would be shown as text."""
     ends = ask(speech=None, length_penalty=0.1, temperature=0)

@@ -71,6 +71,8 @@ def test_speech_and_sound_are_answered_aloud(tiny: DuplexModel) -> None:
     shown = spelled(tiny, heard)
     assert f"user\n<|audio_start|>{'*' * 10}<|audio_end|><|im_end|>" in shown
     assert shown.endswith("<|tts_bos|>")
+    asked = ask(said("user", "hi"), tts_template=True, **QUIET)
+    assert spelled(tiny, asked).endswith("</think>\n\n<|tts_bos|>")
 
 
 def test_pictures_are_numbered_where_there_are_several(tiny: DuplexModel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from runtime.backends.minicpmo.checkpoint import (
     load_parts,
     weight_files,
 )
-from runtime.backends.minicpmo.config import load_config, read_config
+from runtime.backends.minicpmo.config import ModelConfig, load_config, read_config
 from runtime.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.backends.minicpmo.parts import Parts
 from runtime.backends.minicpmo.tokens import Tokens
@@ -196,6 +196,29 @@ def test_a_damaged_file_is_refused(folder: Path, keep: int) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, bad: float) -> None:
+    """One such number makes everything that is said rubbish, and nobody knows why."""
+    state = load_file(folder / WEIGHTS)
+    state[HEAD][3, 5] = bad
+    state["resampler.query"][0, 0] = bad
+    rewrite(folder, **{HEAD: state[HEAD], "resampler.query": state["resampler.query"]})
+    with pytest.raises(
+        CheckpointError, match=f"2 keys .* not finite in float32: {HEAD}, resampler.query"
+    ):
+        load(folder)
+
+
+def test_weights_that_a_format_cannot_hold_are_refused_by_name(folder: Path) -> None:
+    """In half precision a large number becomes an infinite one."""
+    state = load_file(folder / WEIGHTS)
+    state[HEAD][3, 5] = 1e6
+    rewrite(folder, **{HEAD: state[HEAD]})
+    load(folder)
+    with pytest.raises(CheckpointError, match=rf"not finite in float16: {HEAD}"):
+        load_parts(load_config(folder / "config.json"), folder, torch.float16)
+
+
 # -- config ---------------------------------------------------------------------------------------
 
 
@@ -222,24 +245,171 @@ def test_another_architecture_is_refused_by_name(change: Mapping[str, Any], name
 
 
 @pytest.mark.parametrize(
-    ("section", "key"),
+    ("section", "key", "value"),
     [
-        (None, "hidden_size"),
-        (None, "head_dim"),
-        (None, "rope_theta"),
-        ("audio_config", "d_model"),
-        ("vision_config", "image_size"),
-        ("vision_config", "num_hidden_layers"),
-        ("tts_config", "num_audio_tokens"),
-        ("tts_config", "hidden_size"),
+        ("", "model_type", "minicpmv"),
+        ("", "version", "2.6"),
+        ("", "audio_chunk_length", 2.0),
+        ("", "slice_mode", False),
+        ("", "quantization_config", {"quant_method": "gptq"}),
+        ("", "rope_parameters", {"rope_type": "yarn"}),
+        ("slice_config", "patch_size", 16),
+        ("audio_config", "scale_embedding", True),
+        ("vision_config", "num_channels", 4),
+        ("tts_config", "condition_type", "llm_hidden"),
+        ("tts_config", "use_llm_hidden_state", True),
+        ("tts_config", "interleaved", True),
+        ("tts_config", "audio_bos_token_id", 320),
+        ("tts_config", "audio_bos_token_id", -1),
+        ("tts_config", "text_eos_token_id", 320),
     ],
 )
-def test_a_missing_key_is_named(section: str | None, key: str) -> None:
-    """Sizes would be guessed."""
-    raw = changed(CONFIG, {section: {}} if section else {})
-    del (raw[section] if section else raw)[key]
-    with pytest.raises(ValueError, match=key):
+def test_what_is_not_computed_is_refused_by_name(section: str, key: str, value: Any) -> None:
+    """A checkpoint that means something else would be served, and answer wrongly."""
+    change = {section: {key: value}} if section else {key: value}
+    path = rf"config\.{section}\.{key}" if section else rf"config\.{key}"
+    with pytest.raises(ValueError, match=rf"{path} is "):
+        read_config(changed(CONFIG, change), "x")
+
+
+@pytest.mark.parametrize("key", ["condition_type", "normalize_projected_hidden"])
+def test_a_default_that_is_not_computed_is_refused_by_name(key: str) -> None:
+    """The published classes take another value where there is none."""
+    raw = changed(CONFIG, {"tts_config": {}})
+    del raw["tts_config"][key]
+    with pytest.raises(ValueError, match=rf"config\.tts_config\.{key} is .* by default"):
         read_config(raw, "x")
+
+
+def test_values_that_are_computed_are_taken_as_they_are_written() -> None:
+    """A file would be refused for saying what is true."""
+    said = {"model_type": "minicpmo", "version": 4.5, "audio_chunk_length": 1, "slice_mode": True}
+    read_config({**CONFIG, **said, "quantization_config": None, "rope_parameters": None}, "x")
+    answered = read_config(changed(CONFIG, {"tts_config": {"text_eos_token_id": 7}}), "x")
+    assert answered.tts.text_eos_token_id == 7
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "found"),
+    [
+        ("", "head_dim", lambda c: c.llm.head_dim == 128),
+        ("", "max_position_embeddings", lambda c: c.llm.max_position_embeddings == 32_768),
+        ("", "hidden_size", lambda c: c.llm.hidden_size == 4096),
+        ("", "rope_theta", lambda c: c.llm.rope_parameters["rope_theta"] == 10_000),
+        ("", "rms_norm_eps", lambda c: c.llm.rms_norm_eps == 1e-6),
+        ("", "tie_word_embeddings", lambda c: c.llm.tie_word_embeddings is False),
+        ("", "query_num", lambda c: c.vision.queries == 64),
+        ("audio_config", "num_mel_bins", lambda c: c.audio.num_mel_bins == 80),
+        ("audio_config", "max_source_positions", lambda c: c.audio.max_source_positions == 1500),
+        ("audio_config", "d_model", lambda c: c.audio.d_model == 384),
+        ("vision_config", "image_size", lambda c: c.vision.siglip.image_size == 224),
+        ("vision_config", "num_hidden_layers", lambda c: c.vision.siglip.num_hidden_layers == 12),
+        ("tts_config", "num_key_value_heads", lambda c: c.tts.llama.num_key_value_heads == 12),
+        (
+            "tts_config",
+            "max_position_embeddings",
+            lambda c: c.tts.llama.max_position_embeddings == 4096,
+        ),
+        ("tts_config", "num_audio_tokens", lambda c: c.tts.num_audio_tokens == 4097),
+    ],
+)
+def test_a_value_that_is_absent_is_the_published_class_s(
+    section: str, key: str, found: Callable[[ModelConfig], bool]
+) -> None:
+    """A file that leaves out what its classes say anyway, as their writer does, is valid."""
+    raw = changed(CONFIG, {section: {}} if section else {})
+    if key == "hidden_size":
+        raw["tts_config"] = {**raw["tts_config"], "llm_dim": 4096}
+    (raw[section] if section else raw).pop(key)
+    assert found(read_config(raw, "x"))
+
+
+def test_the_ids_that_are_absent_are_the_published_class_s() -> None:
+    """An id beyond the table would fail the first word that is spoken."""
+    raw = changed(CONFIG, {"tts_config": {"num_text_tokens": 30_000}})
+    del raw["tts_config"]["audio_bos_token_id"], raw["tts_config"]["text_eos_token_id"]
+    tts = read_config(raw, "x").tts
+    assert (tts.audio_bos_token_id, tts.text_eos_token_id) == (21_132, 21_133)
+    raw["tts_config"]["num_text_tokens"] = 320
+    with pytest.raises(ValueError, match=r"audio_bos_token_id is 21132, .*num_text_tokens is 320"):
+        read_config(raw, "x")
+
+
+# -- the processor --------------------------------------------------------------------------------
+
+PROCESSOR = {
+    "image_processor_type": "MiniCPMVImageProcessor",
+    "processor_class": "MiniCPMOProcessor",
+    "max_slice_nums": 9,
+    "scale_resolution": 112,
+    "patch_size": 14,
+    "use_image_id": True,
+    "image_feature_size": 64,
+    "slice_mode": True,
+    "norm_mean": [0.5, 0.5, 0.5],
+    "norm_std": [0.5, 0.5, 0.5],
+    "version": 2.6,
+    "feature_size": 80,
+    "sampling_rate": 16000,
+    "n_fft": 400,
+    "hop_length": 160,
+}
+
+
+def processed(folder: Path, **changes: Any) -> ModelConfig:
+    """Load the config beside a `preprocessor_config.json`; None leaves a key out."""
+    said = {key: value for key, value in {**PROCESSOR, **changes}.items() if value is not None}
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+    return load_config(folder / "config.json")
+
+
+def test_a_processor_that_says_what_is_computed_is_taken(folder: Path) -> None:
+    """The published folder holds one."""
+    plain = load_config(folder / "config.json")
+    assert processed(folder).vision.scale_resolution == plain.vision.scale_resolution == 112
+    processed(folder, norm_mean=None, norm_std=None, slice_mode=None, feature_size=None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("image_processor_type", "CLIPImageProcessor"),
+        ("scale_resolution", 448),
+        ("patch_size", 16),
+        ("image_feature_size", 96),
+        ("slice_mode", False),
+        ("norm_mean", [0.48, 0.46, 0.41]),
+        ("norm_std", [0.27, 0.26, 0.28]),
+        ("feature_size", 128),
+        ("sampling_rate", 24_000),
+        ("n_fft", 512),
+        ("hop_length", 320),
+        ("dither", 0.1),
+    ],
+)
+def test_a_processor_that_says_otherwise_is_refused_by_name(
+    folder: Path, key: str, value: Any
+) -> None:
+    """Pictures and sound would be prepared in another way than the model was trained on."""
+    with pytest.raises(ValueError, match=rf"preprocessor_config\.{key} is "):
+        processed(folder, **{key: value})
+
+
+def test_a_processor_without_a_size_means_its_class_s(folder: Path) -> None:
+    """448 is what the published processor takes where its file is silent."""
+    with pytest.raises(ValueError, match=r"scale_resolution is 448 by default; 112 is computed"):
+        processed(folder, scale_resolution=None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"'])
+def test_a_processor_is_an_object(folder: Path, text: str) -> None:
+    """A broken download would be passed over."""
+    (folder / "preprocessor_config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json"):
+        load_config(folder / "config.json")
+
+
+# -- sections -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("section", ["audio_config", "vision_config", "tts_config"])

@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from protocol import effects as ef
+from protocol import events as ev
 from protocol.limits import CLEANUP_WAIT_S
 from protocol.model import (
     Cut,
@@ -26,6 +27,7 @@ from protocol.model import (
 from protocol.turn import ChatConfig, Message, Prefill, Text, Turn, TurnChunk, TurnResult
 from runtime.admission import Admission
 from runtime.backends.base import (
+    OPEN_TRIES,
     BackendError,
     BackendGone,
     BackendInfo,
@@ -34,7 +36,7 @@ from runtime.backends.base import (
 )
 from runtime.backends.scripted import Call, ScriptedBackend
 from runtime.calls import RELEASE_WAIT_S, Calls
-from runtime.opening import OPEN_S_MAX, OPEN_TRIES
+from runtime.opening import OPEN_S_MAX
 from runtime.pool import Lease
 from runtime.workers import Workers
 from tests.helpers import close_frame, init_frame, on_virtual_time, world
@@ -411,6 +413,22 @@ def test_opening_that_fails_slowly_is_not_tried_again() -> None:
             await peer.over()
             assert peer.closed == (1013, "worker_connect_failed")
             assert backend.times == [0]
+
+    on_virtual_time(body)
+
+
+@pytest.mark.parametrize(("name", "told"), [("chat", "no thinking"), ("prefill", "")])
+def test_a_turn_that_is_refused_before_it_began_is_told_why(name: str, told: str) -> None:
+    """A client could not know which of its settings the model cannot honour."""
+
+    async def body() -> None:
+        async with desk() as it:
+            backend = it.backends[it.lease().worker]
+            backend.hangs, backend.outcome = name, BackendRefused("no thinking")
+            backend.go.set()
+            await start_turn(it)
+            await settle()
+            assert it.posted[-1] == ev.TurnFailed(at_ns=0, index=0, refused=told)
 
     on_virtual_time(body)
 

@@ -192,7 +192,7 @@ def test_what_the_server_reports_is_told() -> None:
 
 
 UNUSABLE: dict[str, tuple[list[str], str]] = {
-    "no image": (["--image", "README.md"], "neither a JPEG nor a PNG"),
+    "no image": (["--image", "README.md"], "no JPEG, PNG or WebP"),
     "missing": (["--image", "nothing.png"], "nothing.png: No such file"),
     "no sound": (["--audio", "README.md"], "not a sound file"),
     "no video": (["--video", "README.md"], "no video"),

@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from runtime.cli import main
 from runtime.server_process import RUN
 from tests.golden import FOLDER
 
+ROOT = Path(__file__).parents[1]
+WAIT_S = 60
 LOG = str(FOLDER / "v1-realtime-video.session.zst")
 FULL = Path("/dev/full")
 
@@ -78,6 +82,20 @@ def test_a_stdout_that_was_never_open_is_no_failure() -> None:
         check=False,
     )
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_tests_need_no_terminal() -> None:
+    """In a background job, where SIGINT is ignored, tests that send one would hang."""
+    ignored = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ignored += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    tests = "tests/test_replay_shrink.py::test_an_interrupted_search_leaves_its_best"
+    command = (sys.executable, "-c", ignored, "-m", "pytest", "-q", "-n", "0", tests)
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        try:
+            assert process.wait(WAIT_S) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 ARGUMENTS = [

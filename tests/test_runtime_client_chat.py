@@ -26,7 +26,7 @@ def chat(*turns: Any) -> Any:
     """Make a server of turns: each is called with the connection and the question."""
 
     def answer(websocket: ServerConnection) -> None:
-        assert create(websocket, "turn_based")["payload"] == {}
+        assert create(websocket, "turn_based")["payload"] == {"notices": True}
         try:
             for turn in turns:
                 turn(websocket, hear(websocket)["input"])
@@ -232,12 +232,14 @@ async def test_turns_of_a_real_chat(url: str) -> None:
         pieces = [piece async for piece in await session.ask("Hello", speech=True)]
         assert "".join(piece.text for piece in pieces[:-1]) == pieces[-1].text
         assert sum(len(piece.pcm) for piece in pieces) > 0
+        assert [piece.streaming for piece in pieces if isinstance(piece, Response)] == [True]
+        assert not (await session.answer("Hello")).streaming
         with pytest.raises(antiphon.ReportedError, match=r"top_p.*allowed"):
             await session.answer("?", config=antiphon.ChatConfig(top_p=7))
         sound = AudioPart(data=PCM, is_wav=False, rate_hz=24_000)
         question = message("user", ImagePart(data=JPEG), sound, "What is it?")
         seen = await session.answer(question, speech=True)
-        assert seen.text == "turn 1: What is it? (1 pictures, 1 sounds)"
+        assert seen.text == "turn 2: What is it? (1 pictures, 1 sounds)"
         assert seen.pcm
 
 
@@ -248,4 +250,5 @@ async def test_a_real_legacy_chat(url: str, stream: bool) -> None:
         answer = await session.ask("Hello", stream=stream)
         response = await answer.finish()
     assert response.text == "turn 0: Hello (0 pictures, 0 sounds)"
+    assert response.streaming is stream
     assert answer.prefilled is not None

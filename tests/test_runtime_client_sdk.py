@@ -364,3 +364,14 @@ def test_its_types_are_told(name: str) -> None:
     assert (ROOT / name / "py.typed").is_file()
     assert sorted(antiphon.__all__) == antiphon.__all__
     assert all(hasattr(antiphon, public) for public in antiphon.__all__)
+
+
+def test_speech_is_given_as_samples() -> None:
+    """Every program would begin with the same line of numpy, and some with a wrong one."""
+    at = np.array([0.5, -0.25], "<f4")
+    metrics = antiphon.Metrics(kv_cache_length=1)
+    names = {"session_id": "s", "response_id": "r", "input_id": "i", "text": "a"}
+    said = antiphon.Speech(**names, pcm=at.tobytes(), end_of_turn=True, metrics=metrics)
+    for message in (said, antiphon.Delta(**names, pcm=at.tobytes())):
+        assert (message.samples.dtype, message.samples.tolist()) == (np.float32, [0.5, -0.25])
+    assert antiphon.Delta(**names).samples.shape == (0,)

@@ -126,7 +126,8 @@ def test_a_default_is_a_value(setting: Setting) -> None:
 def test_the_flags_that_operators_know_are_still_there() -> None:
     """A script that starts the server would fail after an update."""
     known = "limit-video-s limit-audio-s chat-idle-s pause-s record worker origin insecure keys "
-    known += "tls-cert tls-key drain-s log-format log-level traces durability queue-max voices"
+    known += "tls-cert tls-key drain-s log-format log-level traces durability queue-max voices "
+    known += "default-voice static"
     assert {it.flag for it in SETTINGS} >= {f"--{name}" for name in known.split()}
 
 
@@ -421,15 +422,44 @@ def test_what_is_named_is_looked_for(tmp_path: Path) -> None:
     told = together(
         keys=tmp_path / "keys.toml",
         voices=tmp_path / "voices",
+        static=tmp_path / "pages",
         workers=("no-such-model",),
         origins=("app.example", "*"),
         ping_s=60,
         pong_wait_s=60,
     )
     assert [line.partition(":")[0] for line in told] == [
-        *("keys", "origins", "workers", "voices", "pong_wait_s"),
+        *("keys", "origins", "workers", "voices", "static", "pong_wait_s"),
     ]
     assert together(ping_s=0, pong_wait_s=1) == []
+
+
+def test_a_default_voice_is_the_name_of_one(tmp_path: Path) -> None:
+    """Pages would begin without a voice, and nobody know why."""
+    assert together(default_voice="anna", voices=tmp_path) == []
+    assert together(default_voice="anna")[0].startswith("default_voice: ")
+    for name in ("../anna", "anna/bo", ".anna"):
+        assert together(default_voice=name, voices=tmp_path)[0].startswith("default_voice: ")
+
+
+@pytest.mark.parametrize("name", ["keys", "tls_key", "record_to"])
+def test_pages_do_not_hold_what_is_secret(tmp_path: Path, name: str) -> None:
+    """Everyone could read keys and recordings that lie among the pages."""
+    pages, link = tmp_path / "pages", tmp_path / "link"
+    (pages / "deep").mkdir(parents=True)
+    link.symlink_to(pages)
+    held = pages / "deep" / "held"
+    held.write_text("")
+    others = {"tls_cert": held} if name == "tls_key" else {}
+    for folder in (pages, link):
+        told = together(static=folder, **{name: held}, **others)
+        assert any(
+            line == f"static: {folder} holds {name}, {held}: everyone could read it there"
+            for line in told
+        )
+    beside = tmp_path / "beside"
+    beside.write_text("")
+    assert not [line for line in together(static=pages, **{name: beside}) if "holds" in line]
 
 
 def test_every_origin_is_welcome_with_keys_alone(tmp_path: Path) -> None:

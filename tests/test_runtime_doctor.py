@@ -91,7 +91,7 @@ def test_what_is_missing_is_named(copied: Path) -> None:
     (copied / WEIGHTS).unlink()
     assert WEIGHTS in problem(copied, "weights")
     (copied / "config.json").write_text("{}")
-    assert "missing keys" in problem(copied, "config")
+    assert "config.audio_config is missing" in problem(copied, "config")
     assert "unknown model" in problem(copied / "nowhere", "folder")
 
 

@@ -12,11 +12,14 @@ from protocol import events as ev
 from protocol.model import Unit
 from protocol.session import Session
 from recorder.disk import LocalDisk
+from recorder.log import SessionLog
 from recorder.reader import LogReader, read
+from recorder.records import Record
 from recorder.verify import verify
 from replay.logic import replay
 from runtime.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.backends.scripted_tone import tone
+from runtime.lane import LARGE_BYTES_MIN
 from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time, world
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +76,32 @@ async def test_a_session_runs_whole(tmp_path: Path) -> None:
     assert verify(path).state == "finished"
     with LogReader(path) as reader:
         assert replay(reader).identical
+
+
+async def test_who_sends_more_than_is_recorded_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client ends its own recording by what it sends, and talks on."""
+    large = append_frame(padding="x" * LARGE_BYTES_MIN)
+    async with world(ScriptedBackend(quick), record_to=tmp_path) as server:
+        peer = await server.activate()
+        peer.send(large)
+        await peer.heard("listen")
+        monkeypatch.setattr(SessionLog, "is_over_its_bound", True)
+        peer.send(append_frame())
+        await peer.heard("audio")
+        peer.send(large, append_frame())
+        await peer.over()
+        await server.quiet()
+    assert peer.events[-1]["reason"] == "flooded"
+    assert peer.closed == (1008, "more was sent than can be recorded")
+    (path,) = logs(tmp_path)
+    assert verify(path).state == "finished"
+    with LogReader(path) as reader:
+        assert replay(reader).identical
+    names = [record.fields.get("type") for record in read(path) if isinstance(record, Record)]
+    assert names.count("FrameReceived") == 3
+    assert names.count("Flooded") == 1
 
 
 async def test_a_full_disk_is_said_and_the_session_goes_on(tmp_path: Path) -> None:

@@ -42,7 +42,46 @@ def knowing(**took_s: list[int]) -> Durations:
 def waits_s(durations: Durations, held: list[tuple[Mode, int]], waiting: list[Mode]) -> list[float]:
     """Estimates in seconds; `held` is too."""
     held_ns = [(mode, held_s * NS_PER_S) for mode, held_s in held]
-    return [wait_ns / NS_PER_S for wait_ns in waits_ns(durations, held_ns, waiting)]
+    waiting_ns = [(mode, 0) for mode in waiting]
+    return [wait_ns / NS_PER_S for wait_ns in waits_ns(durations, held_ns, waiting_ns)]
+
+
+def test_no_estimate_exceeds_what_the_limits_allow() -> None:
+    """A client would be told to wait 90 s where a session lasts 20 s at most, and give up."""
+    durations = Durations(lambda mode: {"video": 20, "audio": 60}.get(mode, 0))
+    assert waits_s(durations, [("video", 0)], ["video"]) == [20]
+    assert waits_s(durations, [("video", 15)], ["video"]) == [5]
+    assert waits_s(durations, [("video", 25)], ["video"]) == [0]
+    assert waits_s(durations, [("audio", 0)], ["video", "audio"]) == [60, 60]
+    for _ in range(3):
+        durations.add("video", 50 * NS_PER_S)
+    assert durations.average_ns("video") == 20 * NS_PER_S
+    assert waits_s(durations, [("video", 4)], ["video"]) == [16]
+
+
+def test_those_who_wait_have_less_of_their_limit_left() -> None:
+    """The limit counts from the connection: who has waited long holds a slot for less."""
+    durations = Durations(lambda _: 20)
+    held, waiting = [("video", 10 * NS_PER_S)], [("video", 8 * NS_PER_S), ("video", 0)]
+    told = waits_ns(durations, held, waiting)  # type: ignore[arg-type]
+    assert [wait_ns // NS_PER_S for wait_ns in told] == [10, 12]
+
+
+def test_a_server_that_has_served_nobody_tells_no_more_than_its_limit() -> None:
+    """The limits of the settings reach those who wait."""
+    told: list[QueuePlace] = []
+    admission = Admission(
+        Pool(1), clock_ns=lambda: 0, new_ticket_id=lambda: f"{len(told)}", limit_s=lambda _: 20
+    )
+    for _ in range(2):
+        admission.enter(
+            "video",
+            on_leased=lambda _: None,
+            on_moved=told.append,
+            on_cancelled=lambda: None,
+            on_refused=lambda _: None,
+        )
+    assert [place.estimated_wait_s for place in told] == [20]
 
 
 def test_assumes_something_until_a_session_has_ended() -> None:

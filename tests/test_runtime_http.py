@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.http import HTTP_IDLE_S, error_body, make_app
+from runtime.http import HEADERS_MAX, HTTP_IDLE_S, error_body, make_app
 from runtime.settings import HANDSHAKE_S, STALL_S
 from runtime.transport.bodies import BODY_WAIT_S
 from tests.transport import (
@@ -212,6 +212,15 @@ async def test_requests_may_be_pipelined_on_a_kept_connection() -> None:
     assert b"POST body" in answer
     assert b"HTTP/1.1 404 " in answer
     assert b"hypercorn" not in answer
+
+
+async def test_headers_are_counted_in_each_request_of_a_connection() -> None:
+    """What a first request may not have, a second on the same connection would."""
+    many = b"GET /ready HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * HEADERS_MAX + b"\r\n"
+    async with serving(app=APP) as address:
+        answer = await exchange(address, request_head("/ready") + many)
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert b"HTTP/1.1 431 " in answer
 
 
 async def test_a_body_may_come_later_than_its_head() -> None:

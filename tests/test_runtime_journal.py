@@ -10,7 +10,8 @@ import anyio.to_thread
 import attrs
 import pytest
 
-from protocol.effects import LeaveQueue, Send
+from protocol.behaviour import NEWEST
+from protocol.effects import Close, Effect, LeaveQueue, Send
 from protocol.events import ConnectionOpened, FrameReceived, SessionLimits
 from protocol.session import Session
 from recorder.errors import LogFailed
@@ -18,7 +19,8 @@ from recorder.log import SessionLog
 from recorder.records import Record
 from recorder.writer import Recorder, RecorderPolicy
 from runtime import journal
-from runtime.journal import RECORDER_STALL_S, Journal
+from runtime.journal import RECORDER_STALL_S, WRITE_WAIT_S, Journal
+from runtime.lane import LARGE_BYTES_MIN
 
 from .helpers import on_virtual_time
 from .test_recorder_samples import PATH, MemoryDisk
@@ -81,9 +83,9 @@ def test_a_backlog_of_others_costs_no_recording(disk: MemoryDisk) -> None:
             assert await small.hear(100) == 0
             large.journal.append_event(FrameReceived(at_ns=0, frame=bytes(ALL_BYTES_MAX)))
             waits = [await small.hear(100) for _ in range(3)]
-            assert waits == [RECORDER_STALL_S, 0, 0]
+            assert waits == [0, 0, 0]
             assert await large.hear(100) == RECORDER_STALL_S
-            assert (small.failures, len(large.failures)) == ([], 1)
+            assert (small.failures, large.failures) == ([], [])
             disk.hold.set()
             await anyio.to_thread.run_sync(recorder.close)
         assert small.failures == []
@@ -91,23 +93,39 @@ def test_a_backlog_of_others_costs_no_recording(disk: MemoryDisk) -> None:
     on_virtual_time(body)
 
 
-def test_a_session_that_goes_on_beside_others_keeps_to_its_own_bound(disk: MemoryDisk) -> None:
-    """Sessions that are let through would eat the machine's memory together."""
+def test_a_large_message_beyond_a_logs_bound_floods_it(disk: MemoryDisk) -> None:
+    """A client could end its recording by what it sends, and talk on; a small one harms nobody."""
 
     async def body() -> None:
         with Recorder(POLICY, disk=disk) as recorder:
-            large = Recorded.begin(recorder, 0)
-            large.journal.append_event(FrameReceived(at_ns=0, frame=bytes(ALL_BYTES_MAX)))
-            before = recorder.statistics.backlog_bytes
-            small = Recorded.begin(recorder, 1)
-            waits = list[float]()
-            while not small.failures:
-                waits.append(await small.hear(500))
-            assert waits == [RECORDER_STALL_S, *[0] * (len(waits) - 2), RECORDER_STALL_S]
-            held = recorder.statistics.backlog_bytes - before
-            assert OWN_BYTES_MAX <= held < OWN_BYTES_MAX + 2_000
-            assert await small.hear(500) == 0
-            assert recorder.statistics.backlog_bytes - before == held
+            one = Recorded.begin(recorder, 0)
+            message = bytes(LARGE_BYTES_MIN + 1)
+            assert not one.journal.is_flooded_by(message)
+            assert await one.hear(len(message)) == RECORDER_STALL_S
+            one.log._shared.steps += 1
+            assert await one.hear(100) == RECORDER_STALL_S, "the disk goes on, slowly"
+            one.journal._is_hung = False
+            assert not one.journal.is_flooded_by(message[:LARGE_BYTES_MIN])
+            assert not one.journal.is_flooded_by(None)
+            assert one.journal.is_flooded_by(message)
+            assert one.failures == []
+            disk.hold.set()
+            await anyio.to_thread.run_sync(recorder.close)
+        assert one.failures == []
+
+    on_virtual_time(body)
+
+
+def test_a_disk_that_hangs_is_no_clients_flood(disk: MemoryDisk) -> None:
+    """Clients would be closed for what the disk does."""
+
+    async def body() -> None:
+        with Recorder(POLICY, disk=disk) as recorder:
+            one = Recorded.begin(recorder, 0)
+            message = bytes(LARGE_BYTES_MIN + 1)
+            assert await one.hear(len(message)) == RECORDER_STALL_S
+            assert not one.journal.is_flooded_by(message)
+            assert one.failures == [RECORDER_STALL_S]
             disk.hold.set()
 
     on_virtual_time(body)
@@ -119,15 +137,43 @@ def test_who_has_found_room_waits_again_another_time(disk: MemoryDisk) -> None:
     async def body() -> None:
         with Recorder(POLICY, disk=disk) as recorder:
             small, large, larger = (Recorded.begin(recorder, number) for number in range(3))
+            others = [Recorded.begin(recorder, number) for number in range(3, 9)]
             large.journal.append_event(FrameReceived(at_ns=0, frame=bytes(ALL_BYTES_MAX)))
-            assert [await small.hear(100) for _ in range(2)] == [RECORDER_STALL_S, 0]
+            share = ALL_BYTES_MAX // (3 + len(others))
+            assert await small.hear(share) == RECORDER_STALL_S
+            assert [await small.hear(100) for _ in range(2)] == [0, 0]
             disk.hold.set()
             await small.log.room()
             disk.hold.clear()
             assert await small.hear(100) == 0
             larger.journal.append_event(FrameReceived(at_ns=0, frame=bytes(ALL_BYTES_MAX)))
-            assert await small.hear(100) == RECORDER_STALL_S
+            assert await small.hear(share) == RECORDER_STALL_S
             assert small.failures == []
+            disk.hold.set()
+
+    on_virtual_time(body)
+
+
+def test_a_wait_behind_others_is_charged_to_nobody(disk: MemoryDisk) -> None:
+    """Recordings would end for what other clients send, or a disk that hangs be waited for."""
+
+    async def body() -> None:
+        with Recorder(POLICY, disk=disk) as recorder:
+            one = Recorded.begin(recorder, 0)
+            began_s = anyio.current_time()
+            session, _ = Session.open(OPENED)
+            effects = (Send(ordinal=0, frame="a"),)
+            ready = one.journal.append_effects(session, OPENED, effects)
+
+            async def others_are_written() -> None:
+                for _ in range(60):
+                    await anyio.sleep(1)
+                    one.log._shared.steps += 1
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(others_are_written)
+                tasks.start_soon(ready)
+            assert one.failures == [began_s + 60 + WRITE_WAIT_S]
             disk.hold.set()
 
     on_virtual_time(body)
@@ -139,6 +185,7 @@ OPENED = ConnectionOpened(
     mode="video",
     seed=1,
     limits=SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=100),
+    behaviour=NEWEST,
     recording="off",
 )
 
@@ -174,3 +221,61 @@ def test_a_step_is_appended_in_one_go() -> None:
     kept.append_effects(session, opened, ())
     kept.append_event(opened)
     assert taken == [(1,), (2, 3, 4), (5,)]
+
+
+@pytest.mark.parametrize(
+    ("effect", "waits"),
+    [
+        (Send(ordinal=0, frame="a"), True),
+        (Close(code=1000, reason="stopped"), True),
+        (LeaveQueue(), False),
+    ],
+    ids=["a frame", "a close", "what no client sees"],
+)
+def test_what_a_client_sees_waits_for_the_log(
+    disk: MemoryDisk, effect: Effect, *, waits: bool
+) -> None:
+    """A client would know of an end that its log does not, once the server is killed."""
+
+    async def body() -> None:
+        with Recorder(POLICY, disk=disk) as recorder:
+            one = Recorded.begin(recorder, 0)
+            opened = FrameReceived(at_ns=0, frame="{}")
+            session, _ = Session.open(OPENED)
+            one.journal.append_event(opened)
+            ready = one.journal.append_effects(session, opened, (effect,))
+            with anyio.move_on_after(1) as scope:
+                await ready()
+            assert scope.cancelled_caught is waits
+            disk.hold.set()
+
+    on_virtual_time(body)
+
+
+def test_a_log_that_nobody_wants_is_waited_for_once() -> None:
+    """With a disk that hangs, each answer of a session that is not recorded would take 10 s."""
+
+    class Hangs:
+        def append(self, *_records: Record, urgent: bool) -> None:
+            pass
+
+        def discard(self) -> None:
+            pass
+
+        async def gone(self) -> None:
+            await anyio.sleep_forever()
+
+    async def body() -> None:
+        kept = Journal(lambda _: cast("SessionLog", Hangs()), on_failure=lambda: None)
+        session, _ = Session.open(OPENED)
+        event = FrameReceived(at_ns=0, frame="{}")
+        kept.append_event(event)
+        kept.forget()
+        first, second = (kept.append_effects(session, event, ()) for _ in range(2))
+        assert first is second
+        began_s = anyio.current_time()
+        await first()
+        assert anyio.current_time() - began_s == WRITE_WAIT_S
+        assert kept.append_effects(session, event, ()) is journal.ready_now
+
+    on_virtual_time(body)

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,21 @@ import simplejpeg
 import soundfile
 
 from protocol.effects import DecodeMedia, MediaKind
-from runtime.media.decoder import VIDEOS_MAX, WORKERS_MAX, MediaDecoder, decode_at_once
-from runtime.media.image import decode_jpeg
+from protocol.limits import FRAME_PIXELS_MAX
+from runtime.media.decoder import (
+    PIXELS_WAITING_MAX,
+    PROCESSES_MAX,
+    WORKERS_MAX,
+    MediaDecoder,
+    decode_at_once,
+)
+from runtime.media.fair import Client
+from runtime.media.image import SMALL_PIXELS, decode_jpeg
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video
 from runtime.voices import VoiceLibrary
 
+from .heavy_pictures import heavy_jpeg
 from .videos import make_video, steady
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +51,7 @@ def effect(kind: MediaKind, data: bytes, **fields: int) -> DecodeMedia:
 
 
 async def decode(kind: MediaKind, data: bytes, **fields: int) -> Decoded:
-    return await MediaDecoder().decode(effect(kind, data, **fields))
+    return await MediaDecoder().decode(effect(kind, data, **fields), Client())
 
 
 async def test_each_kind_becomes_what_the_model_takes(tmp_path: Path) -> None:
@@ -57,14 +67,15 @@ async def test_each_kind_becomes_what_the_model_takes(tmp_path: Path) -> None:
         ("audio", make_wav(1)): second,
     }
     for (kind, data), decoded in made.items():
-        assert await decoder.decode(effect(kind, data)) == decoded  # type: ignore[arg-type]
-    assert await decoder.decode(effect("audio", bytes(96_000), rate_hz=24_000)) == second
+        assert await decoder.decode(effect(kind, data), Client()) == decoded  # type: ignore[arg-type]
+    asked = effect("audio", bytes(96_000), rate_hz=24_000)
+    assert await decoder.decode(asked, Client()) == second
 
 
 async def test_a_video_is_decoded_the_same_in_a_process_and_here() -> None:
     """A replay or a test would see another video than the session did."""
     asked = effect("video", MP4, stack_frames=3)
-    made = await MediaDecoder().decode(asked)
+    made = await MediaDecoder().decode(asked, Client())
     assert made == MediaDecoder().decode_here(asked) == read_video(MP4, 3)
     assert (len(made.pictures), len(made.stacked), len(made.pcm)) == (2, 1, 128_000)
 
@@ -114,9 +125,10 @@ async def test_bounds_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         return b""
 
     monkeypatch.setattr("runtime.media.decoder.decode_wav", slow)
+    decoder = MediaDecoder()
     async with anyio.create_task_group() as tasks:
         for _ in range(3 * WORKERS_MAX):
-            tasks.start_soon(decode, "wav", b"")
+            tasks.start_soon(decoder.decode, effect("wav", b""), Client())
     assert most == WORKERS_MAX
 
 
@@ -135,13 +147,90 @@ async def test_bounds_its_videos(monkeypatch: pytest.MonkeyPatch) -> None:
         return Decoded()
 
     monkeypatch.setattr("runtime.media.decoder.decode_video", slow)
+    decoder = MediaDecoder()
     async with anyio.create_task_group() as tasks:
-        for _ in range(3 * VIDEOS_MAX):
-            tasks.start_soon(decode, "video", b"")
+        for _ in range(3 * PROCESSES_MAX):
+            tasks.start_soon(decoder.decode, effect("video", b""), Client(is_live=False))
         await begun.wait()
-        assert await decode("jpeg", JPEG) == Decoded()
+        assert await decoder.decode(effect("jpeg", JPEG), Client()) == Decoded()
         go_on.set()
-    assert most == VIDEOS_MAX
+    assert most == PROCESSES_MAX
+
+
+async def test_bounds_the_pictures_that_a_session_has_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that shows more than is decoded would wait for ever, and take all memory."""
+    go_on = threading.Event()
+
+    def slow(_: bytes) -> bytes:
+        assert go_on.wait(timeout=30)
+        return b""
+
+    monkeypatch.setattr("runtime.media.decoder.decode_jpeg", slow)
+    decoder, client, refused = MediaDecoder(), Client(), list[str]()
+    frame = effect("jpeg", heavy_jpeg())
+
+    async def show(whose: Client) -> None:
+        try:
+            await decoder.decode(frame, whose)
+        except MediaError as error:
+            refused.append(error.reason)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(1 + PIXELS_WAITING_MAX // FRAME_PIXELS_MAX + 2):  # The first has begun.
+            tasks.start_soon(show, client)
+        tasks.start_soon(show, Client())
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+    assert refused == ["more than 480 megapixels of this session would wait to be decoded"] * 2
+
+
+async def test_tiny_pictures_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million pictures of one pixel wait as well as one of a million."""
+    monkeypatch.setattr("runtime.media.decoder.PIXELS_WAITING_MAX", 10 * SMALL_PIXELS)
+    decoder, client = MediaDecoder(), Client()
+    results = list[bool]()
+
+    async def show() -> None:
+        try:
+            results.append(await decoder.decode(effect("jpeg", JPEG), client) == Decoded())
+        except MediaError:
+            results.append(False)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(show)
+    assert 0 < sum(results) < 50
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_a_session_is_charged_the_processor_time_that_it_took(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    """A session would come behind others because its thread waited, or not though it worked."""
+
+    def work(_: bytes) -> bytes:
+        began_s = time.thread_time()
+        while is_busy and time.thread_time() < began_s + 0.2:
+            pass
+        if not is_busy:
+            time.sleep(0.2)
+        raise MediaError("it is damaged")
+
+    monkeypatch.setattr("runtime.media.decoder.decode_jpeg", work)
+    decoder, client = MediaDecoder(), Client()
+    with pytest.raises(MediaError):
+        await decoder.decode(effect("jpeg", JPEG), client)
+    used_s = decoder._work._clients[client].finish_s
+    assert used_s >= 0.2 if is_busy else used_s < 0.1
+
+
+async def test_a_video_is_charged_the_time_of_its_process() -> None:
+    """Who sends videos one after the other would come before those who sent none."""
+    decoder, client = MediaDecoder(), Client(is_live=False)
+    await decoder.decode(effect("video", MP4), client)
+    assert decoder._apart._clients[client].finish_s > 0.01
 
 
 @pytest.mark.parametrize(

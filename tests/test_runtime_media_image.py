@@ -15,9 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocol.limits import FRAME_JPEG_BYTES_MAX, IMAGE_BYTES_MAX
-from runtime.media.image import JPEG_SCANS_MAX, PNG_CHUNKS_MAX, decode_image, decode_jpeg
+from protocol.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX, IMAGE_BYTES_MAX
+from runtime.media.image import (
+    JPEG_SCANS_MAX,
+    PNG_CHUNKS_MAX,
+    decode_image,
+    decode_jpeg,
+    pixels_of,
+)
 from runtime.media.values import MediaError
+
+from .heavy_pictures import heavy_jpeg
 
 DAMAGED = "the image is a damaged PNG"
 JPEG_DAMAGED = "the image is not a JPEG, or is damaged"
@@ -119,6 +127,13 @@ def test_a_progressive_jpeg_is_one() -> None:
     for length in range(len(PROGRESSIVE) - 1):
         with pytest.raises(MediaError):
             decode_jpeg(PROGRESSIVE[:length])
+
+
+def test_the_heavy_picture_of_the_tests_is_one() -> None:
+    """What is measured against it would be measured against a refusal."""
+    jpeg = heavy_jpeg()
+    decode_jpeg(jpeg)
+    assert (pixels_of(jpeg), len(jpeg) < 120_000) == (FRAME_PIXELS_MAX, True)
 
 
 def test_refuses_a_damaged_jpeg() -> None:

@@ -8,6 +8,14 @@ import sys
 from typing import Final
 
 import pytest
+import trio
+
+from runtime.memory import HEAP_SPARE_BYTES
+from runtime.settings import Settings
+from runtime.transport import keeper
+from runtime.transport.counters import Counters
+from runtime.transport.keeper import LOOK_S, Keeper
+from runtime.transport.limits import Limits
 
 FAULTS: Final = """
 import resource, sys
@@ -47,3 +55,30 @@ def test_the_memory_of_a_frame_is_there_for_the_next() -> None:
 def test_an_operator_who_says_how_memory_is_kept_is_heeded() -> None:
     """A small machine, tuned by hand, would run out of memory."""
     assert not faults(MALLOC_TRIM_THRESHOLD_="131072")[0]
+
+
+def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections would not be looked after as long as readers wait for a disk."""
+
+    async def body() -> None:
+        given = trio.Event()
+        loop = trio.lowlevel.current_trio_token()
+        monkeypatch.setattr(keeper, "give_back", lambda: loop.run_sync_soon(given.set))
+        threads = trio.to_thread.current_default_thread_limiter()
+        busy = [object() for _ in range(int(threads.available_tokens))]
+        for borrower in busy:
+            threads.acquire_on_behalf_of_nowait(borrower)
+        try:
+            counters = Counters(receiving_bytes=2 * HEAP_SPARE_BYTES)
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(Keeper(Limits.of(Settings()), counters).run)
+                await trio.sleep(2 * LOOK_S)
+                counters.receiving_bytes = 0
+                with trio.fail_after(20):
+                    await given.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            for borrower in busy:
+                threads.release_on_behalf_of(borrower)
+
+    trio.run(body)

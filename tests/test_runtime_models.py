@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 import torch
 from click.testing import CliRunner
@@ -23,6 +25,7 @@ from runtime.models import (
     ModelUnusableError,
     check_model,
     load_backend,
+    load_backend_async,
     model_folder,
 )
 from tests.random_model import opening, unit
@@ -44,6 +47,28 @@ def test_a_folder_is_a_model(checkpoint: Path) -> None:
     )
     assert info.deterministic
     assert (info.fingerprint["device"], info.fingerprint["dtype"]) == ("cpu", "float32")
+
+
+@pytest.mark.anyio
+async def test_a_model_is_loaded_while_the_event_loop_goes_on(checkpoint: Path) -> None:
+    """A program that serves others would stand still for as long as a model takes to load."""
+    loaded_by: list[EngineBackend] = []
+
+    async def load() -> None:
+        backend = await load_backend_async(str(checkpoint), 1)
+        assert isinstance(backend, EngineBackend)
+        loaded_by.append(backend)
+
+    turns = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(load)
+        while not loaded_by:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+    assert turns > 10
+    assert loaded_by[0].info.slots == 1
+    with pytest.raises(ModelUnknownError):
+        await load_backend_async("nobody")
 
 
 def test_a_folder_has_as_many_slots_as_fit(

@@ -76,6 +76,14 @@ class HangingDisk(LocalDisk):
         self._hang_at("sync", descriptor)
         super().sync(descriptor)
 
+    def is_there(self, path: Path, descriptor: int) -> bool:
+        """Say that nobody removes files here."""
+        return True
+
+    def remove(self, path: Path, descriptor: int | None) -> None:
+        """Refuse what no test here asks for."""
+        raise NotImplementedError
+
     def sync_directory(self, path: Path) -> None:
         """Sync a directory."""
         self._hang_at("sync_directory", self._victim)

@@ -80,7 +80,7 @@ async def lose(address: Address, *, drain: bool = False, signal_after: bool = Fa
     cue = "session.going_away" if drain else "session.created"
     url = f"ws://127.0.0.1:{address.port}/v1/realtime?mode=audio"
     async with open_socket(url, frame_bytes_max=1 << 20) as socket:
-        await socket.send(init_frame())
+        await socket.send(init_frame(notices=True))
         with suppress(SessionClosedError):
             while True:
                 heard.append(json.loads(await socket.receive()))

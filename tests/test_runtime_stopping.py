@@ -76,7 +76,7 @@ def deaf_client(server: LiveServer) -> Iterator[DeafClient]:
     with socket.create_connection(server.address, timeout=WAIT_S) as connection:
         client = DeafClient(server.url, connection)
         client.hear("session.queue_done")
-        client.say(init_frame())
+        client.say(init_frame(notices=True))
         client.hear("session.created")
         yield client
 

@@ -182,9 +182,10 @@ async def test_a_request_counts_as_what_it_says(model: DuplexModel) -> None:
         workers.pool.lease()
     admission = Admission(workers.pool, clock_ns=lambda: 0, new_ticket_id=lambda: "ticket_1")
     async with Streaming(workers, admission=admission, mode="chat") as streaming:
-        streaming.generate(given_chunks(EXAMPLE[0]))
+        outputs = streaming.generate(given_chunks(EXAMPLE[0]))
         await anyio.wait_all_tasks_blocked()
         assert [ticket.ticket.mode for ticket in admission.tickets()] == ["chat"]
+        await outputs.aclose()
 
 
 async def test_who_is_taken_out_of_the_queue_is_told(model: DuplexModel) -> None:

@@ -30,6 +30,7 @@ from runtime.talk.tally import Happening, Tally
 from runtime.talk.view import LiveView, printable
 
 from .helpers import Peer, World, on_virtual_time, pcm, world
+from .live import url_of
 
 SILENCE = bytes(UNIT_BYTES)
 
@@ -317,9 +318,9 @@ def serving(folder: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            url = process.stdout.readline().removeprefix("listening on ").strip()
-            assert process.stdout.readline() == "ready\n"
-            yield url
+            said = [process.stdout.readline().strip() for _ in range(3)]
+            assert said[-1] == "ready"
+            yield url_of(said)
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
@@ -381,8 +382,8 @@ def test_json_is_for_programs(url: str, tmp_path: Path, dialect: str) -> None:
     assert sum(line.get("samples", 0) for line in lines) == 42_000
 
 
-def test_ctrl_c_ends_it_politely(url: str, tmp_path: Path) -> None:
-    """An interrupted conversation would leave a lost peer in the log, and no reply."""
+def interrupt_talk(url: str, tmp_path: Path) -> dict[str, Any]:
+    """Talk, and press Ctrl-C after the first answer; return the summary."""
     code = "from runtime.cli import main; main()"
     speech = write_speech(tmp_path / "ask.wav", 60)
     command = [sys.executable, "-c", code, "talk", str(speech), "--url", url, "--json"]
@@ -393,10 +394,24 @@ def test_ctrl_c_ends_it_politely(url: str, tmp_path: Path) -> None:
                 break
         process.send_signal(signal.SIGINT)
         lines = [json.loads(line) for line in process.stdout]
-        assert process.wait(30) == 0
+        assert process.wait(30) == 130
     assert [line["type"] for line in lines[-2:]] == ["closed", "summary"]
-    assert lines[-1]["ended"] == "client"
+    assert (lines[-1]["ended"], lines[-1]["error"]) == ("client", "interrupted")
+    summary: dict[str, Any] = lines[-1]
+    return summary
+
+
+def test_ctrl_c_ends_it_politely(url: str, tmp_path: Path) -> None:
+    """An interrupted conversation would leave a lost peer in the log, and no reply."""
+    assert interrupt_talk(url, tmp_path)["reply"] == "ask.reply.wav"
     assert (tmp_path / "ask.reply.wav").exists()
+
+
+def test_ctrl_c_leaves_a_reply_that_was_there(url: str, tmp_path: Path) -> None:
+    """The last good reply would be lost to an empty one."""
+    (tmp_path / "ask.reply.wav").write_text("good")
+    assert interrupt_talk(url, tmp_path)["reply"] is None
+    assert (tmp_path / "ask.reply.wav").read_text() == "good"
 
 
 def test_nobody_there_is_one_line(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from protocol.digest import session_id_of
 from protocol.limits import NS_PER_S
 from protocol.state import State
 from runtime.pool import PoolCounts
@@ -41,6 +42,7 @@ def session_status(number: int = 0, **fields: Any) -> SessionStatus:
     """Make a session's status."""
     given = {
         "recording_id": f"rec-{number:06}",
+        "session_id": session_id_of(f"rec-{number:06}"),
         "owner": "team",
         "mode": "video",
         "dialect": "realtime",

@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.state import State
+from runtime.admission import RunningTask
+from runtime.pool import Lease
 from runtime.telemetry.page import PAGE_CSP, SESSIONS_SHOWN_MAX, duration, status_html
 from runtime.telemetry.status import session_json, status_json
 from runtime.telemetry.watching import ServerStatus, SessionStatus
 from tests.test_runtime_telemetry_metrics import server_status, session_status
 
 VOID = {"meta", "rect"}
+OF_SLOTS = {"total_workers", "idle_workers", "busy_workers", "duplex_workers"}
 
 
 class Page(HTMLParser):
@@ -59,7 +62,7 @@ class Page(HTMLParser):
 def test_scripts_are_told_everything() -> None:
     """A script would have to read the page for people."""
     told = status_json(server_status(session_status(7)))
-    assert set(told) == {field.name for field in attrs.fields(ServerStatus)}
+    assert set(told) - OF_SLOTS == {field.name for field in attrs.fields(ServerStatus)}
     (session,) = told["sessions"]
     assert set(session) == {field.name for field in attrs.fields(SessionStatus)}
     assert session == session_json(session_status(7))
@@ -70,6 +73,25 @@ def test_scripts_are_told_everything() -> None:
     assert told["denied"] == {"wrong_key": 6}
     assert told["retention"]["removed"] == {"age": 2}
     assert json.loads(json.dumps(told)) == told
+
+
+def test_the_demo_s_pages_find_what_they_read() -> None:
+    """A page that shows how many can be served, and how long the queue takes, reads it here."""
+    tasks = tuple(
+        RunningTask(lease=Lease(slot=at, generation=at), mode=mode, held_s=20, left_s=70)
+        for at, mode in enumerate(("video", "chat", "audio"))
+    )
+    told = status_json(server_status(max_queue_size=64, running_tasks=tasks))
+    names = ("total_workers", "idle_workers", "busy_workers", "queue_length", "max_queue_size")
+    assert [told[name] for name in names] == [8, 4, 3, 2, 64]
+    assert told["duplex_workers"] == 2
+    assert told["running_tasks"][1] == {
+        "worker_id": "0.1",
+        "request_type": "chat",
+        "elapsed_s": 20,
+        "estimated_remaining_s": 70,
+    }
+    assert status_json(server_status(slots=None))["total_workers"] == 0
 
 
 def test_a_server_that_loads_has_a_status() -> None:

@@ -9,7 +9,7 @@ from typing import cast
 import trio
 import trio.testing
 
-from runtime.transport.budget import LARGE_WAIT_S, Budget, Share
+from runtime.transport.budget import LARGE_WAIT_S, SMALL_WAIT_S, Budget, Share
 from runtime.transport.counters import Counters
 from runtime.transport.frames import FrameScanner
 from runtime.transport.intake import Intake
@@ -260,13 +260,13 @@ def test_room_comes_back_when_a_message_was_read() -> None:
     on_virtual_time(run)
 
 
-def test_small_messages_ask_for_no_room() -> None:
-    """Calls would wait for somebody else's video."""
+def test_small_messages_wait_for_no_video() -> None:
+    """Calls would wait for another client's video."""
 
     async def run() -> None:
-        room = Budget(1, Counters())
+        room = Budget(4 * LARGE_MESSAGE_BYTES, Counters())
         blocker = Share(room)
-        await blocker.hold(100)
+        await blocker.hold(8 * LARGE_MESSAGE_BYTES)
         client = Client(room)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.drain)
@@ -274,5 +274,34 @@ def test_small_messages_ask_for_no_room() -> None:
                 await client.ours.send_all(large_frame(LARGE_MESSAGE_BYTES))
             await client.ours.aclose()
         assert client.intake.messages == 5
+
+    on_virtual_time(run)
+
+
+def test_unfinished_small_messages_are_counted_and_bounded() -> None:
+    """Hundreds of clients that send most of a megabyte and stop would take the memory of all."""
+
+    async def run() -> None:
+        counters = Counters()
+        room = Budget(8 * LARGE_MESSAGE_BYTES, counters)
+        clients = [Client(room) for _ in range(40)]
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(client.drain)
+                nursery.start_soon(client.ours.send_all, large_frame(LARGE_MESSAGE_BYTES)[:-1])
+            await trio.sleep(1)
+            assert 4 * LARGE_MESSAGE_BYTES < counters.receiving_bytes <= 16 * LARGE_MESSAGE_BYTES
+            assert room.laggards(trio.current_time()) == ()
+            await trio.sleep(SMALL_WAIT_S)
+            stopped = room.laggards(trio.current_time())
+            assert stopped, "those that stopped keep others waiting"
+            for share in stopped:
+                share.close()
+            await trio.testing.wait_all_tasks_blocked()
+            assert counters.receiving_bytes <= 16 * LARGE_MESSAGE_BYTES
+            nursery.cancel_scope.cancel()
+        for client in clients:
+            client.share.close()
+        assert counters.receiving_bytes == 0
 
     on_virtual_time(run)

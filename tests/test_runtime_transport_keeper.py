@@ -7,8 +7,12 @@ from contextlib import suppress
 
 import pytest
 import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtime.http import make_app
 from runtime.listener import WebSocketRequest
 from runtime.transport.budget import LARGE_WAIT_S
 from runtime.transport.counters import Counters
@@ -246,6 +250,30 @@ async def test_a_slow_but_steady_client_is_not_dropped(clock: MockClock) -> None
             await pass_time(clock, 2)
     assert clock.current_time() > 6 * STALLS.stall_s
     assert play.how is None
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_dropped"), [(2_000, True), (60_000, False)])
+async def test_an_answer_of_http_is_taken_at_a_lowest_rate(
+    clock: MockClock, bytes_per_s: int, is_dropped: bool
+) -> None:
+    """A client that takes a byte now and then would have its answer kept for ever."""
+    counters, got, seconds = Counters(), 0, 60
+
+    async def answer(_: Request) -> Response:
+        return Response(bytes(20_000_000))
+
+    app = make_app(lambda: "ready", [Route("/large", answer)])
+    async with serving(app=app, allowed=STALLS, counters=counters) as address:
+        with trio.socket.socket() as client:
+            client.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
+            await client.connect((address.host, address.port))
+            await client.send(request_head("/large"))
+            with suppress(ConnectionError):
+                while got < seconds * bytes_per_s:
+                    got += len(await client.recv(bytes_per_s - got % bytes_per_s))
+                    if got % bytes_per_s == 0:
+                        await pass_time(clock, 1)
+    assert counters.dropped == ({"stalled": 1} if is_dropped else {})
 
 
 async def test_a_ping_waits_for_the_frame_before_it(clock: MockClock) -> None:

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.utf8 import Utf8Text
+from protocol.utf8 import Utf8Text, frame_bytes
 from runtime.listener import Address, WebSocketRequest
-from runtime.websocket import CLOSE_WAIT_S, FastMasker, WebSocket, WebSocketClosed, frame_bytes
+from runtime.websocket import CLOSE_WAIT_S, FastMasker, WebSocket, WebSocketClosed
 from tests.transport import (
     CLOSE,
     CONTINUATION,

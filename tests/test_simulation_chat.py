@@ -21,6 +21,7 @@ from replay.full import replay_fully
 from replay.logic import replay
 from runtime.backends.scripted import Call, ScriptedBackend
 from runtime.backends.scripted_chat import Answer
+from runtime.media.fair import Client
 from runtime.media.values import Decoded, MediaError
 from tests.golden_stage import picture
 from tests.helpers import (
@@ -213,7 +214,7 @@ def test_what_is_decoded_for_a_turn_that_was_refused_is_given_up() -> None:
     """Videos that nobody waits for would hold up those of others for minutes."""
     ended: list[str] = []
 
-    async def decode(effect: ef.DecodeMedia) -> Decoded:
+    async def decode(effect: ef.DecodeMedia, _client: Client) -> Decoded:
         if effect.kind == "image":
             raise MediaError("the image is damaged")
         try:

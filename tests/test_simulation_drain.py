@@ -38,7 +38,7 @@ def test_a_session_that_runs_is_warned_and_goes_on_until_it_is_done() -> None:
 
     async def body() -> None:
         async with world(ScriptedBackend(script=speaks)) as server:
-            peer = await server.activate()
+            peer = await server.activate(notices=True)
             peer.send(append_frame())
             await peer.heard("audio", 1)
             server.server.begin_drain(WARNED_S)

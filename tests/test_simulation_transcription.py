@@ -206,4 +206,4 @@ def test_ten_minutes_replay_and_stay_small(tmp_path: Path, seed: int) -> None:
     outcome = replay_log(log)
     assert outcome.result == "identical"
     assert outcome.logic is not None
-    assert outcome.logic.states == 60
+    assert outcome.logic.states == 60 + 1, "every ten seconds, and the end"

@@ -140,7 +140,7 @@ def test_the_python_client_of_004_runs(origin: str, server: LiveServer, tmp_path
     ]
     assert said[4] == f"Final: {ECHO}"
     assert re.fullmatch(r"Tokens: \d+ in, 4 out", said[5])
-    assert said[6:] == ["Received 0.6s of audio"]
+    assert said[6:] == ["Received 0.7s of audio"]
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
@@ -155,7 +155,7 @@ def test_the_javascript_client_of_004_runs(origin: str, server: LiveServer, tmp_
     ]
     assert said[4] == f"Final text: {ECHO}"
     assert re.fullmatch(r"Tokens: \d+ in, 4 out", said[5])
-    assert said[6:] == ["Connection closed", "Played 14400 samples"]
+    assert said[6:] == ["Connection closed", "Played 16800 samples"]
 
 
 def test_the_clients_of_004_run_with_a_model(tiny: LiveServer, tmp_path: Path) -> None:

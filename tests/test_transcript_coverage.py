@@ -36,6 +36,9 @@ CANNOT: Final[Mapping[str, str]] = {
     "realtime client session.init duplex payload.config.sliding_window=context": SLIDES,
     "legacy-duplex client prepare duplex config.sliding_window=basic": SLIDES,
     "legacy-duplex client prepare duplex config.sliding_window=context": SLIDES,
+    "duplex-v1 client session.update duplex session.voice_config.sliding_window=basic": SLIDES,
+    "duplex-v1 client session.update duplex session.voice_config.sliding_window=context": SLIDES,
+    "realtime server response.output.delta duplex response_id absent": "older recordings alone",
     "legacy-chat server error request code=not_ready": "its only message is never too early",
     "legacy-chat server error request code=unknown_event": "its messages have no type",
     "legacy-chat server error request code=worker_connect_failed": "a turn opens no session",
@@ -53,14 +56,17 @@ CANNOT: Final[Mapping[str, str]] = {
 """What cannot be shown, and why."""
 
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
-    **dict.fromkeys((Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE), frozenset({Request.COMMIT})),
+    **dict.fromkeys(
+        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE),
+        frozenset({Request.COMMIT}),
+    ),
     Gate.PAUSED: frozenset({Request.MISPLACED, Request.COMMIT}),
     Gate.TURN: frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
         | {Request.COMMIT}
     ),
     **dict.fromkeys(
-        (Gate.UNCHOSEN, Gate.TRANSCRIBING),
+        (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
         frozenset(Request) - {Request.INIT, Request.APPEND, Request.COMMIT, Request.UNKNOWN},
     ),
     Gate.CLOSED: frozenset(Request),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -25,6 +25,10 @@ def by_name(transcript: Transcript) -> str:
     return transcript.name
 
 
+WORKER: Final = "/ws/duplex?"
+"""A worker's own address, where our client does not connect: nothing tells it of its turn."""
+
+
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=by_name)
 def test_a_session_says_what_the_transcript_says(transcript: Transcript, tmp_path: Path) -> None:
     """The machine says something that no source has."""
@@ -39,7 +43,9 @@ def test_what_a_transcript_receives_is_described(transcript: Transcript) -> None
         assert not found, f"{body}: {found}"
 
 
-@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=by_name)
+@pytest.mark.parametrize(
+    "transcript", [one for one in TRANSCRIPTS if not one.connect.startswith(WORKER)], ids=by_name
+)
 def test_our_own_client_reads_a_transcript(transcript: Transcript) -> None:
     """Our client takes something that our server says for a violation."""
     client = ClientConnection(transcript.dialect, mode_of(transcript))
@@ -146,7 +152,7 @@ def test_a_text_is_written_anew_and_nothing_else_is(tmp_path: Path) -> None:
     folder.mkdir()
     path = folder / "too-early.jsonl"
     golden = (ROOT / "duplex-v1" / "too-early.jsonl").read_text("utf-8")
-    path.write_text(golden.replace("append event", "another text"), "utf-8")
+    path.write_text(golden.replace("input_audio_buffer.append before", "another text"), "utf-8")
     assert renew(path)
     assert path.read_text("utf-8") == golden
     wrong = golden.replace("not_ready", "invalid_event")

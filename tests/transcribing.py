@@ -9,6 +9,7 @@ import numpy as np
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from protocol.client import ClientConnection
 from protocol.limits import NS_PER_S
 from protocol.messages import ServerMessage
@@ -31,13 +32,20 @@ LIMITS: Final = ev.SessionLimits(
 class Talk:
     """A transcription under way, the server's end and the client's."""
 
-    def __init__(self, limits: ev.SessionLimits = LIMITS, *, is_leased: bool = True) -> None:
+    def __init__(
+        self,
+        limits: ev.SessionLimits = LIMITS,
+        *,
+        is_leased: bool = True,
+        behaviour: int = NEWEST,
+    ) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
             created_ms=1_700_000_000_123,
             mode="transcription",
             seed=7,
             limits=limits,
+            behaviour=behaviour,
             recording="off",
         )
         self.client = ClientConnection("transcription", "transcription")
@@ -69,7 +77,7 @@ class Talk:
         """Have the server refuse a frame, and say by which code."""
         (body,) = self.say(frame)
         assert body["type"] == "error"
-        assert set(body) == {"type", "error", "code"}
+        assert set(body) - {"session_id"} == {"type", "error", "code"}
         return str(body["code"])
 
     def stands_in(self, state: State) -> bool:
@@ -132,9 +140,9 @@ def result(chunk: Any, text: str) -> ChunkResult:
     )
 
 
-def ready() -> Talk:
+def ready(*, behaviour: int = NEWEST) -> Talk:
     """A transcription whose model is chosen."""
-    talk = Talk()
+    talk = Talk(behaviour=behaviour)
     talk.choose()
     return talk
 

@@ -20,7 +20,8 @@ import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
-from protocol.errors import CLOSE_TRY_LATER, ErrorCode
+from protocol.behaviour import NEWEST
+from protocol.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
 from protocol.limits import FRAME_BYTES_MAX_OF, NS_PER_S
 from protocol.messages import ErrorReport
 from protocol.session import Session
@@ -102,6 +103,7 @@ class PureServer:
             clock_ns=lambda: self.clock.now_ns,
             new_ticket_id=identities.ticket_id,
             queue_max=self.settings.queue_max,
+            limit_s=self.settings.limit_s,
         )
         self.identity = identities.draw()
         self.occupants: list[Occupant | None] = []
@@ -236,6 +238,8 @@ class PurePlayer:
                 self.server.admission.cancel(self.ticket.ticket_id)
             case "refresh":
                 self.server.admission.refresh()
+            case "overrun the log":
+                self.post(ev.Flooded)
             case "lose the log":
                 self.loses_log = True
             case _:
@@ -285,12 +289,12 @@ class PurePlayer:
         except NotServedError as refusal:
             self.refusal = refusal
             return
-        if self.server.is_loading:
-            report = ErrorReport(
-                code=ErrorCode.SERVICE_UNAVAILABLE, message="the model is being loaded"
-            )
-            self.said.extend(to.dialect.encode(report))
-            self.said.append((CLOSE_TRY_LATER, ErrorCode.SERVICE_UNAVAILABLE.value))
+        code = ErrorCode.SERVICE_UNAVAILABLE
+        if self.server.is_loading or self.server.admission.state != "open":
+            is_loading = self.server.is_loading
+            text = "the model is being loaded" if is_loading else REFUSALS[code]
+            self.said.extend(to.dialect.encode(ErrorReport(code=code, message=text)))
+            self.said.append((CLOSE_TRY_LATER, code.value))
             return
         self.began_ns = self.clock.now_ns
         self.opened = self._opened(to)
@@ -316,9 +320,13 @@ class PurePlayer:
                 pause_s=settings.pause_s,
                 **self._transcription_limits(to),
             ),
+            behaviour=NEWEST,
             recording="on" if self.server.records else "off",
             endpoint=to.endpoint,
             label=to.label,
+            quiet=to.quiet,
+            must_record=settings.record_always and self.server.records,
+            recording_notice=settings.recording_notice or "",
         )
 
     def _transcription_limits(self, to: Route) -> dict[str, Any]:
@@ -366,7 +374,7 @@ class PurePlayer:
             case ef.SetTimer():
                 fired = ev.TimerFired(at_ns=0, name=effect.name, generation=effect.generation)
                 self.clock.at(self.began_ns + effect.at_ns, lambda: self._step(fired))
-            case ef.CancelTimer() | ef.DropUnit():
+            case ef.CancelTimer() | ef.DropUnit() | ef.ForgetRecording():
                 pass  # a timer that is set no more is known by its generation
             case _:
                 self.model.perform(effect)

@@ -53,7 +53,10 @@ METRICS: Final = (
 """Those of `realtime` (the wire decisions), beside `recording`."""
 IDS: Final = {
     "rt": re.compile(r"rt_[0-9]{13}"),
-    **{name: re.compile(rf"{name}_[0-9a-f]{{12}}") for name in ("sess", "resp", "input", "ticket")},
+    **{
+        name: re.compile(rf"{name}_[0-9a-f]{{12}}")
+        for name in ("sess", "resp", "input", "ticket", "duplex")
+    },
     "recording": re.compile(r"[A-Za-z0-9_-]{1,64}"),
 }
 KINDS: Final = {"number": (int, float), "string": (str,), "object": (dict,)}

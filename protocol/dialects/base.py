@@ -12,6 +12,7 @@ from typing import Protocol
 
 import attrs
 
+from ..behaviour import NEWEST
 from ..errors import LocalProtocolError
 from ..messages import Mode, ServerMessage
 from ..model import SlidingWindow
@@ -22,10 +23,23 @@ Json = Mapping[str, object]
 
 @attrs.frozen(kw_only=True)
 class Context:
-    """What parsing may depend on beside the message: the mode and what the backend honours."""
+    """What parsing may depend on beside the message.
+
+    Attributes:
+        mode: of the session.
+        sliding_windows: the window policies that the backend honours.
+        behaviour: of the session (`protocol.behaviour`).
+        must_record: a client that asks not to be recorded is refused.
+    """
 
     mode: Mode
     sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+    behaviour: int = NEWEST
+    must_record: bool = False
+
+    def behaves(self, change: int) -> bool:
+        """Whether the session has a change (`behaviour`)."""
+        return self.behaviour >= change
 
 
 class Dialect(Protocol):

@@ -3,6 +3,8 @@
 - Every setting is honoured or refused; a key that is not listed is refused in `generation`, `tts`
   and `image`, so that nobody believes a setting to be in force that is not. An extra field
   elsewhere is ignored and counted.
+- What only the source's own request schema has is honoured where the model can, and else refused
+  with the reason; its default may always be said (`SOURCE_FIELDS`).
 - The conversation begins with at most one system message and ends with the user's.
 - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound and
   videos are counted over all messages.
@@ -14,11 +16,13 @@ Files are checked by their headers alone; nothing is decoded here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import attrs
 
+from ..behaviour import SOURCE_FIELDS, WEBP
 from ..codec import Fields, Value, encode_base64, invalid
 from ..limits import (
     AUDIO_SUM_S_MAX,
@@ -45,7 +49,8 @@ from ..requests import (
 )
 from ..turn import ChatConfig, Language, Role, SpeechMode
 from ..wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
-from .inputs import any_voice_fields, integer_of, number_of, read_any_voice, read_slices
+from .base import Context
+from .inputs import any_voice_fields, fixed, integer_of, number_of, read_any_voice, read_slices
 
 ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
 SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
@@ -57,13 +62,35 @@ SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
 )
 LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
 _VOICE: Final = ("ref_audio_data", "ref_audio_path")
+VOICE_MS_MIN: Final = 1000
+"""As in the source's schema: of a shorter voice a model hears nothing."""
+VOICE_MS_MAX: Final = 600_000
+"""Far above the 30 s that reference audio may last, so that any limit a client means is taken."""
+_INPUT_LENGTH: Final = fixed(
+    integer_of(8192, 8192), "a conversation is never cut, and refused where it does not fit"
+)
+_OUTPUT_PATH: Final = fixed(
+    lambda value: value.text(0), "no path is taken from a client, the sound is sent"
+)
+_NOT_SAMPLING: Final = "the sampling of speech is not a setting"
+_SPEECH_SAMPLING: Final = {
+    "top_p": 0.85,
+    "min_p": 0.01,
+    "top_k": 25,
+    "repetition_penalty": 1.05,
+    "temperature": 0.8,
+    "win_size": 16,
+    "tau_r": 0.1,
+}
+"""The source's defaults, with which the model is served."""
 
 
-def read_ask(fields: Fields, *, speaks: bool) -> Ask:
+def read_ask(fields: Fields, context: Context, *, speaks: bool) -> Ask:
     """Read a turn.
 
     Args:
         fields: the object that holds it.
+        context: the session's behaviour.
         speaks: whether it is spoken where there is no `tts`.
 
     Returns:
@@ -74,14 +101,16 @@ def read_ask(fields: Fields, *, speaks: bool) -> Ask:
     """
     slices, use_image_id = _read_image(fields.optional_child("image"))
     return Ask(
-        messages=_read_messages(fields),
+        messages=_read_messages(fields, context),
         streaming=fields.optional("streaming", Value.flag, True),
-        config=_read_generation(fields.optional_child("generation")),
-        speech=_read_speech(fields.optional_child("tts"), speaks=speaks),
+        config=_read_generation(fields.optional_child("generation"), context),
+        speech=_read_speech(fields.optional_child("tts"), context, speaks=speaks),
         max_slice_nums=slices,
         use_image_id=use_image_id,
         omni=fields.optional("omni_mode", Value.flag, False),
         thinking=fields.optional("enable_thinking", Value.flag, False),
+        tts_template=context.behaves(SOURCE_FIELDS)
+        and fields.optional("use_tts_template", Value.flag, False),
     )
 
 
@@ -99,26 +128,31 @@ def ask_fields(ask: Ask) -> dict[str, object]:
             "max_slice_nums": ask.max_slice_nums,
             "use_image_id": ask.use_image_id,
         }
-    switches = {"omni_mode": ask.omni, "enable_thinking": ask.thinking}
+    switches = {
+        "omni_mode": ask.omni,
+        "enable_thinking": ask.thinking,
+        "use_tts_template": ask.tts_template,
+    }
     return fields | {name: True for name, is_on in switches.items() if is_on}
 
 
 # -- messages -----------------------------------------------------------------------------------
 
 
-def _read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
+def _read_messages(fields: Fields, context: Context) -> tuple[ChatMessage, ...]:
     messages = tuple(
-        _read_message(message) for message in fields.children("messages", MESSAGES_MAX, 1)
+        _read_message(message, context) for message in fields.children("messages", MESSAGES_MAX, 1)
     )
     _check_order(f"{fields.path}.messages", messages)
     _check_sums(f"{fields.path}.messages", messages)
     return messages
 
 
-def _read_message(fields: Fields) -> ChatMessage:
+def _read_message(fields: Fields, context: Context) -> ChatMessage:
+    read_parts = partial(_read_parts, context=context)
     return ChatMessage(
         role=fields.required("role", lambda value: value.choice(ROLES)),
-        content=fields.either("content", _read_string, _read_parts, CONTENTS_MAX),
+        content=fields.either("content", _read_string, read_parts, CONTENTS_MAX),
     )
 
 
@@ -167,16 +201,23 @@ def _read_string(value: Value) -> tuple[Part, ...]:
     return (TextPart(text=value.text(CHAT_TEXT_CHARS_MAX)),)
 
 
-def _read_parts(parts: tuple[Fields, ...]) -> tuple[Part, ...]:
-    return tuple(part.variant("type", _PART_READERS) for part in parts)
+def _read_parts(parts: tuple[Fields, ...], context: Context) -> tuple[Part, ...]:
+    readers: Mapping[str, Callable[[Fields], Part]] = {
+        "text": _read_text,
+        "image": partial(_read_picture, context=context),
+        "audio": _read_sound,
+        "video": _read_video,
+    }
+    return tuple(part.variant("type", readers) for part in parts)
 
 
 def _read_text(fields: Fields) -> Part:
     return TextPart(text=fields.required("text", lambda value: value.text(CHAT_TEXT_CHARS_MAX)))
 
 
-def _read_picture(fields: Fields) -> Part:
-    return ImagePart(data=fields.required("data", _read_image_file))
+def _read_picture(fields: Fields, context: Context) -> Part:
+    read = partial(_read_image_file, webp=context.behaves(WEBP))
+    return ImagePart(data=fields.required("data", read))
 
 
 def _read_sound(fields: Fields) -> Part:
@@ -197,17 +238,9 @@ def _read_video(fields: Fields) -> Part:
     )
 
 
-_PART_READERS: Final = {
-    "text": _read_text,
-    "image": _read_picture,
-    "audio": _read_sound,
-    "video": _read_video,
-}
-
-
-def _read_image_file(value: Value) -> bytes:
+def _read_image_file(value: Value, *, webp: bool) -> bytes:
     data = value.binary()
-    check_image(value.path, data)
+    check_image(value.path, data, webp=webp)
     return data
 
 
@@ -235,7 +268,7 @@ def _part_fields(part: Part) -> dict[str, object]:
 # -- settings -----------------------------------------------------------------------------------
 
 
-def _read_generation(fields: Fields | None) -> ChatConfig:
+def _read_generation(fields: Fields | None, context: Context) -> ChatConfig:
     default = ChatConfig()
     if fields is None:
         return default
@@ -248,8 +281,21 @@ def _read_generation(fields: Fields | None) -> ChatConfig:
         repetition_penalty=read("repetition_penalty", number_of(1, 2), default.repetition_penalty),
         length_penalty=read("length_penalty", number_of(0.1, 10), default.length_penalty),
     )
+    if context.behaves(SOURCE_FIELDS):
+        config = _read_source_generation(fields, config)
     fields.refuse_unknown()
     return config
+
+
+def _read_source_generation(fields: Fields, config: ChatConfig) -> ChatConfig:
+    """Read the settings that only the source's own schema has; greedy is a temperature of 0."""
+    fields.optional("max_inp_length", _INPUT_LENGTH, None)
+    samples = fields.optional("do_sample", Value.flag, True)
+    return attrs.evolve(
+        config,
+        temperature=config.temperature if samples else 0.0,
+        min_new_tokens=fields.optional("min_new_tokens", integer_of(0, 8192), 0),
+    )
 
 
 def _generation_fields(config: ChatConfig) -> Mapping[str, object]:
@@ -257,7 +303,7 @@ def _generation_fields(config: ChatConfig) -> Mapping[str, object]:
     return {name: value for name, value in attrs.asdict(config).items() if value != default[name]}
 
 
-def _read_speech(fields: Fields | None, *, speaks: bool) -> SpeechRequest | None:
+def _read_speech(fields: Fields | None, context: Context, *, speaks: bool) -> SpeechRequest | None:
     default = SpeechRequest()
     if fields is None:
         return default if speaks else None
@@ -265,11 +311,27 @@ def _read_speech(fields: Fields | None, *, speaks: bool) -> SpeechRequest | None
     mode = fields.optional("mode", lambda value: value.choice(SPEECH_MODES), default.mode)
     language = fields.optional("language", lambda value: value.choice(LANGUAGES), default.language)
     voice = read_any_voice(fields, *_VOICE)
+    ms_max = _read_source_speech(fields) if context.behaves(SOURCE_FIELDS) else None
     fields.refuse_unknown()
     if not is_enabled:
         return None
     _check_voice(fields.path, mode, voice)
-    return SpeechRequest(mode=mode, language=language, voice=voice)
+    return SpeechRequest(mode=mode, language=language, voice=voice, voice_ms_max=ms_max)
+
+
+def _read_source_speech(fields: Fields) -> int | None:
+    """Read the settings that only the source's own schema has; give how much of the voice is used.
+
+    Returns:
+        Milliseconds; None for all of it.
+    """
+    fields.optional("output_path", _OUTPUT_PATH, None)
+    sampling = fields.optional_child("sampling")
+    if sampling is not None:
+        for name, default in _SPEECH_SAMPLING.items():
+            sampling.optional(name, fixed(number_of(default, default), _NOT_SAMPLING), None)
+        sampling.refuse_unknown()
+    return fields.optional("ref_audio_max_ms", integer_of(VOICE_MS_MIN, VOICE_MS_MAX), None)
 
 
 def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
@@ -281,7 +343,9 @@ def _speech_fields(speech: SpeechRequest | None) -> dict[str, object]:
     if speech is None:
         return {"enabled": False}
     voice = any_voice_fields(speech.voice, *_VOICE)
-    return {"enabled": True, "mode": speech.mode, "language": speech.language, **voice}
+    is_cut = speech.voice_ms_max is not None
+    length = {"ref_audio_max_ms": speech.voice_ms_max} if is_cut else {}
+    return {"enabled": True, "mode": speech.mode, "language": speech.language, **voice, **length}
 
 
 def _read_image(fields: Fields | None) -> tuple[int | None, bool]:

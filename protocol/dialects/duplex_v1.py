@@ -5,8 +5,10 @@ Choices beside what 000 says:
 - A session that ends without the client's wish and without a word of 000 for it is an `error`, but
   for one that an operator cancelled, which is `stopped` as it is on the close frame.
 
-000 has no settings and no ids for input, responses, or sessions once created: the writing side
-refuses to lose the first two, the reading side leaves ids empty.
+- `session.voice_config` holds the settings that 002 has in `config`: the source's pages send it.
+
+000 has no ids for input, responses, or sessions once created: the writing side refuses to lose the
+first, the reading side leaves ids empty.
 """
 
 from __future__ import annotations
@@ -16,22 +18,29 @@ from typing import Final
 
 import attrs
 
+from ..behaviour import SOURCE_FIELDS
 from ..codec import Fields, Value, dump_frame, encode_base64
 from ..errors import LocalProtocolError
+from ..limits import APPEND_SAMPLES_MIN
 from ..messages import Closed, Created, EndReason, Listen, Metrics, Mode, ServerMessage, Speech
-from ..model import DuplexConfig
 from ..requests import Append, ClientMessage, CloseRequest, Init, Request
 from . import shared
 from .base import Context, Json, no_frame
 from .inputs import (
+    InputNames,
     append_fields,
     encode_voice,
     read_append,
     read_instructions,
+    read_notices,
+    read_record,
     read_slices,
     read_voice,
+    record_fields,
 )
+from .settings import config_fields, merge_slices, read_config
 
+NAMES: Final = InputNames(samples_min=APPEND_SAMPLES_MIN)
 OUTPUT_AUDIO_DELTA: Final = "response.output_audio.delta"
 RESPONSE_LISTEN: Final = "response.listen"
 
@@ -48,6 +57,7 @@ _REASONS: Final[Mapping[EndReason, str]] = {
     "server_shutdown": "server_shutdown",
     "cancelled": "stopped",
     "invalid_frame": "error",
+    "flooded": "error",
 }
 _ENDS: Final[Mapping[str, EndReason]] = {
     "stopped": "client",
@@ -78,7 +88,7 @@ class DuplexV1:
         if request is Request.CLOSE:
             return shared.parse_close(body)
         if request is Request.INIT:
-            return _parse_update(Fields(body))
+            return _parse_update(Fields(body), context)
         if request is Request.APPEND:
             return _parse_append(Fields(body), context)
         raise shared.refusal(request, body)
@@ -97,7 +107,7 @@ class DuplexV1:
         return (shared.encode_common(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
-        """Write a client's message as a frame; refuses settings and ids that 000 cannot say."""
+        """Write a client's message as a frame; refuses an id, which 000 cannot say."""
         match message:
             case Init():
                 return dump_frame({"type": shared.SESSION_UPDATE, "session": _session(message)})
@@ -131,32 +141,42 @@ DUPLEX_V1: Final = DuplexV1()
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _parse_update(fields: Fields) -> Init:
+def _parse_update(fields: Fields, context: Context) -> Init:
     fields.has("type")
     session = fields.child("session")
+    has_config = context.behaves(SOURCE_FIELDS)
+    given = session.optional_child("voice_config") if has_config else None
+    config, inner_slices = read_config(given, context)
+    slices = session.optional("max_slice_nums", read_slices, None)
     return Init(
         instructions=session.required("instructions", read_instructions),
         ref_audio=session.optional("ref_audio", read_voice, None),
         tts_ref_audio=session.optional("tts_ref_audio", read_voice, None),
-        max_slice_nums=session.optional("max_slice_nums", read_slices, 1),
+        max_slice_nums=merge_slices(f"{session.path}.max_slice_nums", slices, inner_slices),
+        config=config,
+        notices=read_notices(session, context),
+        record=read_record(session, context),
         ignored=fields.ignored(),
     )
 
 
 def _session(init: Init) -> dict[str, object]:
-    if init.config != DuplexConfig():
-        raise LocalProtocolError("config has no field in duplex-v1")
     session: dict[str, object] = {
         "instructions": init.instructions,
         "max_slice_nums": init.max_slice_nums,
     }
+    if config := config_fields(init.config):
+        session["voice_config"] = config
+    if init.notices:
+        session["notices"] = True
+    session |= record_fields(init.record)
     voices = {"ref_audio": init.ref_audio, "tts_ref_audio": init.tts_ref_audio}
     return session | {name: encode_voice(voice) for name, voice in voices.items() if voice}
 
 
 def _parse_append(fields: Fields, context: Context) -> Append:
     fields.has("type")
-    return attrs.evolve(read_append(fields, context), ignored=fields.ignored())
+    return attrs.evolve(read_append(fields, context, NAMES), ignored=fields.ignored())
 
 
 # -- from the server ----------------------------------------------------------------------------
@@ -169,6 +189,7 @@ def _encode_created(created: Created) -> str:
             "session_id": created.session_id,
             "prompt_length": created.prompt_length,
             "recording": created.recording,
+            **shared.recorded_as(created.recording_id, created.recording_notice),
         }
     )
 
@@ -178,6 +199,8 @@ def _decode_created(fields: Fields) -> Created:
         session_id=fields.required("session_id", Value.text),
         prompt_length=fields.required("prompt_length", Value.integer),
         recording=fields.optional("recording", shared.read_recording, "off"),
+        recording_id=fields.optional("recording_id", Value.text, ""),
+        recording_notice=fields.optional("recording_notice", Value.text, ""),
     )
 
 

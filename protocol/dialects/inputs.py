@@ -12,9 +12,11 @@ from typing import Final, TypeVar
 
 import attrs
 
+from ..behaviour import NOTICES, RECORD_ASKED, SHORT_APPENDS
 from ..codec import Fields, Value, encode_base64, invalid
-from ..errors import LocalProtocolError
+from ..errors import FieldError, LocalProtocolError
 from ..limits import (
+    APPEND_SAMPLES_MIN,
     FRAMES_MAX,
     INPUT_ID_CHARS_MAX,
     INSTRUCTIONS_CHARS_MAX,
@@ -33,10 +35,17 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class InputNames:
-    """What a dialect calls the parts of an append; the first name of audio is the one it writes."""
+    """What a dialect calls the parts of an append, and how short its audio may be.
+
+    Attributes:
+        audio: the first name is the one that it writes.
+        frames: of the pictures.
+        samples_min: fewest samples.
+    """
 
     audio: tuple[str, ...] = ("audio",)
     frames: str = "video_frames"
+    samples_min: int = 1
 
 
 COMMON_NAMES: Final = InputNames()
@@ -56,8 +65,10 @@ def read_append(fields: Fields, context: Context, names: InputNames = COMMON_NAM
     Raises:
         FieldError: naming the field that is wrong.
     """
+    is_short = context.behaves(SHORT_APPENDS)
+    samples_min = names.samples_min if is_short else APPEND_SAMPLES_MIN
     return Append(
-        pcm=required_alias(fields, names.audio, Value.pcm),
+        pcm=required_alias(fields, names.audio, lambda value: value.pcm(samples_min)),
         frames=_read_frames(fields, context, names.frames),
         force_listen=fields.optional("force_listen", Value.flag, False),
         max_slice_nums=fields.optional("max_slice_nums", read_slices, None),
@@ -93,6 +104,45 @@ def integer_of(low: int, high: int) -> Callable[[Value], int]:
 def number_of(low: float, high: float) -> Callable[[Value], float]:
     """Make a reader of numbers from `low` to `high`."""
     return lambda value: value.number(low, high)
+
+
+def read_notices(fields: Fields, context: Context) -> bool:
+    """Read whether the client wants notices; it stands beside its other settings."""
+    return context.behaves(NOTICES) and fields.optional("notices", Value.flag, False)
+
+
+def read_record(fields: Fields, context: Context) -> bool:
+    """Read whether the session may be recorded.
+
+    Raises:
+        FieldError: it is not to be, and must.
+    """
+    if not context.behaves(RECORD_ASKED):
+        return True
+    return fields.optional("record", _must_be if context.must_record else Value.flag, True)
+
+
+def _must_be(value: Value) -> bool:
+    if not value.flag():
+        raise invalid(value.path, "false, but this server records all sessions of this client")
+    return True
+
+
+def record_fields(record: bool) -> dict[str, object]:
+    """Write that a session is not to be recorded."""
+    return {} if record else {"record": False}
+
+
+def fixed(read: Callable[[Value], T], why: str) -> Callable[[Value], T]:
+    """Make a reader of a setting that has one value: another is refused with the reason."""
+
+    def reader(value: Value) -> T:
+        try:
+            return read(value)
+        except FieldError as error:
+            raise FieldError(error.code, f"{error.message}: {why}") from None
+
+    return reader
 
 
 def read_input_id(value: Value) -> str:

@@ -33,14 +33,14 @@ def encode_common(dialect: Dialect, message: ServerMessage) -> str:
             return dump_frame({"type": QUEUE_UPDATE, **shared.place_fields(place)})
         case QueueDone():
             return dump_frame({"type": QUEUE_DONE})
-        case ErrorReport(code=code, message=text):
-            return error_frame(text, code)
+        case ErrorReport(code=code, message=text, session_id=session_id):
+            return error_frame(text, code, session_id)
     raise no_frame(dialect, message)
 
 
-def error_frame(text: str, code: str) -> str:
-    """Write an `error`."""
-    return dump_frame({"type": ERROR, "error": text, "code": code})
+def error_frame(text: str, code: str, session_id: str) -> str:
+    """Write an `error`; the session's id is left out where it is empty."""
+    return dump_frame({"type": ERROR, "error": text, "code": code, **shared.named(session_id)})
 
 
 def decode_common(kind: str, fields: Fields) -> ServerMessage:
@@ -65,5 +65,9 @@ def decode_common(kind: str, fields: Fields) -> ServerMessage:
             return QueueDone()
         case "error":
             code = fields.optional("code", shared.read_code, ErrorCode.INFERENCE_ERROR)
-            return ErrorReport(code=code, message=fields.required("error", Value.text))
+            return ErrorReport(
+                code=code,
+                message=fields.required("error", Value.text),
+                session_id=shared.read_session_id(fields),
+            )
     raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")

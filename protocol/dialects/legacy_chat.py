@@ -21,6 +21,7 @@ from ..requests import Ask, ClientMessage, Request
 from . import legacy, shared
 from .base import Context, Json, no_frame
 from .chat_inputs import ask_fields, read_ask
+from .inputs import read_record, record_fields
 
 PREFILL_DONE: Final = "prefill_done"
 CHUNK: Final = "chunk"
@@ -39,11 +40,12 @@ class LegacyChat:
         """Say what kind of request a client's message is: all that there can be."""
         return Request.INIT
 
-    def parse(self, _request: Request, body: Json, _context: Context) -> ClientMessage:
+    def parse(self, _request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of the request."""
         fields = Fields(body)
-        ask = read_ask(fields, speaks=True)
-        return attrs.evolve(ask, ignored=fields.ignored())
+        ask = read_ask(fields, context, speaks=True)
+        record = read_record(fields, context)
+        return attrs.evolve(ask, record=record, ignored=fields.ignored())
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as a frame."""
@@ -60,7 +62,7 @@ class LegacyChat:
         """Write the request as a frame; refuses an id, which 004 cannot say."""
         match message:
             case Ask(input_id=None):
-                return dump_frame(ask_fields(message))
+                return dump_frame({**ask_fields(message), **record_fields(message.record)})
             case Ask():
                 raise LocalProtocolError("input_id has no field in legacy-chat")
         raise no_frame(self, message)
@@ -123,7 +125,7 @@ def _decode_done(fields: Fields) -> Response:
         text=fields.required("text", Value.text),
         pcm=fields.optional("audio_data", shared.read_output, b""),
         reason="turn_end",
-        streaming=True,
+        streaming=None,
         input_tokens=fields.optional("input_tokens", Value.integer, 0),
         generated_tokens=fields.optional("generated_tokens", Value.integer, 0),
         recording_id=fields.optional("recording_session_id", Value.text, ""),

@@ -31,6 +31,7 @@ from ..messages import (
     Listen,
     Mode,
     Paused,
+    Pending,
     Resumed,
     ServerMessage,
     Speech,
@@ -59,8 +60,11 @@ from .inputs import (
     read_append,
     read_instructions,
     read_jpeg,
+    read_notices,
+    read_record,
     read_slices,
     read_voice,
+    record_fields,
     required_alias,
 )
 from .settings import config_fields, merge_slices, read_config
@@ -121,7 +125,7 @@ class LegacyDuplex:
         match message:
             case Created():
                 return (results.encode_prepared(message),)
-            case Listen() | Speech():
+            case Listen() | Speech() | Pending():
                 return (results.encode_result(message),)
             case Paused(timeout_s=timeout_s):
                 return (dump_frame({"type": "paused", "timeout": timeout_s}),)
@@ -205,6 +209,8 @@ def _parse_prepare(fields: Fields, context: Context) -> Init:
         config=attrs.evolve(
             config, deferred_finalize=fields.optional("deferred_finalize", Value.flag, True)
         ),
+        notices=read_notices(fields, context),
+        record=read_record(fields, context),
         ignored=fields.ignored(),
     )
 
@@ -219,6 +225,8 @@ def _prepare_fields(init: Init) -> dict[str, object]:
         **({"config": config} if config else {}),
         "deferred_finalize": init.config.deferred_finalize,
         "max_slice_nums": init.max_slice_nums,
+        **({"notices": True} if init.notices else {}),
+        **record_fields(init.record),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from ..codec import Fields, Value, dump_frame, encode_base64
 from ..errors import ErrorCode, LocalProtocolError
-from ..messages import Closed, Created, EndReason, ErrorReport, Listen, Metrics, Speech
+from ..messages import Closed, Created, EndReason, ErrorReport, Listen, Metrics, Pending, Speech
 from . import legacy, shared
 
 PAUSE_S_MAX: Final = 86_400
@@ -19,6 +19,7 @@ _FAULTS: Final[Mapping[EndReason, str]] = {
     "backend_error": "the model failed",
     "server_shutdown": "the server shuts down",
     "invalid_frame": "a frame is not JSON, or too long",
+    "flooded": "more was sent than can be recorded",
 }
 _CODES: Final = (*shared.ERROR_CODES, *_FAULTS)
 _TIMEOUTS: Final[Mapping[EndReason, str]] = {
@@ -35,6 +36,7 @@ def encode_prepared(created: Created) -> str:
             "type": "prepared",
             "prompt_length": created.prompt_length,
             **({"recording_session_id": recording} if recording else {}),
+            **shared.noticed(created.recording_notice),
         }
     )
 
@@ -47,17 +49,22 @@ def decode_prepared(fields: Fields) -> Created:
         prompt_length=fields.optional("prompt_length", Value.integer, 0),
         recording="on" if recording_id else "off",
         recording_id=recording_id,
+        recording_notice=fields.optional("recording_notice", Value.text, ""),
     )
 
 
-def encode_result(outcome: Listen | Speech) -> str:
-    """Write a unit's outcome."""
+def encode_result(outcome: Listen | Speech | Pending) -> str:
+    """Write a unit's outcome, or that a chunk completed no unit.
+
+    Clients take a listen for the end of the turn: amid one a pending result speaks, of nothing.
+    """
     speech = outcome if isinstance(outcome, Speech) else None
+    pending = outcome if isinstance(outcome, Pending) else None
     metrics = outcome.metrics
     return dump_frame(
         {
             "type": "result",
-            "is_listen": speech is None,
+            "is_listen": speech is None if pending is None else not pending.is_speaking,
             "text": speech.text if speech else "",
             "audio_data": encode_base64(speech.pcm) if speech and speech.pcm else None,
             "end_of_turn": speech is not None and speech.end_of_turn,
@@ -74,17 +81,20 @@ def encode_result(outcome: Listen | Speech) -> str:
             "kv_cache_length": metrics.kv_cache_length,
             "vision_slices": metrics.vision_slices,
             "vision_tokens": metrics.vision_tokens,
+            **({} if pending is None else {"pending": True}),
         }
     )
 
 
-def decode_result(fields: Fields) -> Listen | Speech:
-    """Read a unit's outcome."""
+def decode_result(fields: Fields) -> Listen | Speech | Pending:
+    """Read a unit's outcome, or that a chunk completed no unit."""
     is_listen = fields.required("is_listen", Value.flag)
     text = fields.optional("text", Value.text, "")
     pcm = fields.optional("audio_data", shared.read_output, b"")
     end_of_turn = fields.optional("end_of_turn", Value.flag, False)
     metrics = _read_metrics(fields)
+    if fields.optional("pending", Value.flag, False):
+        return Pending(is_speaking=not is_listen, metrics=metrics)
     if is_listen:
         return Listen(session_id="", input_id="", metrics=metrics)
     return Speech(
@@ -135,7 +145,7 @@ def encode_closed(closed: Closed) -> tuple[str, ...]:
         return (dump_frame({"type": "timeout", "reason": _TIMEOUTS[reason]}),)
     stopped = dump_frame({"type": "stopped", "session_id": closed.session_id})
     if reason in _FAULTS:
-        return (legacy.error_frame(_FAULTS[reason], reason), stopped)
+        return (legacy.error_frame(_FAULTS[reason], reason, closed.named), stopped)
     if reason in {"client", "cancelled"}:
         return (stopped,)
     raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: nobody hears it")
@@ -152,7 +162,8 @@ def decode_error(fields: Fields) -> ErrorReport | Closed:
     """Read an error, or the end that it announces."""
     code = fields.optional("code", lambda value: value.choice(_CODES), ErrorCode.INFERENCE_ERROR)
     text = fields.required("error", Value.text)
+    session_id = shared.read_session_id(fields)
     for reason in _FAULTS:
         if code == reason:
-            return Closed(session_id="", reason=reason)
-    return ErrorReport(code=ErrorCode(code), message=text)
+            return Closed(session_id="", reason=reason, named=session_id)
+    return ErrorReport(code=ErrorCode(code), message=text, session_id=session_id)

@@ -6,14 +6,15 @@ Choices beside what 001 says:
 - A speaking unit sends a text delta, if there is text, then an audio delta, if there is audio; with
   neither, an empty text delta, for each unit has an outcome that can be seen (B9).
 - `end_of_turn` is only there, as true, on the last delta of a speaking turn.
-- In mode=chat an init carries nothing: a prompt, a voice or a setting in it is refused, for each
-  turn brings its own. A turn without `tts` is text alone, as 001's examples are.
+- In mode=chat an init may carry a prompt, the system message of turns that bring none. A voice or a
+  setting in it is refused, for each turn brings its own. A turn without `tts` is text alone, as
+  001's examples are.
 - An answer that was not streamed has its speech in `response.done`, as `audio`; what is left of a
   streamed one comes as a last audio delta before it. Both token counts stand among its metrics.
 
 What 001 cannot show: a client's own close reason is told back as it is, so one that reads like a
 server's (`timeout`) cannot be told from it, there is a single field for both. An answer without
-`audio` reads as a streamed one. The end of prefill and the name of the recording have no place.
+`audio` reads as a streamed one. The end of prefill has no place.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ from .inputs import (
     read_append,
     read_input_id,
     read_instructions,
+    read_notices,
+    read_record,
     read_slices,
     read_voice,
+    record_fields,
 )
 from .settings import config_fields, merge_slices, read_config
 
@@ -70,6 +74,7 @@ _REASONS: Final[Mapping[EndReason, str]] = {
     "server_shutdown": "server_shutdown",
     "cancelled": "cancelled",
     "invalid_frame": "invalid_frame",
+    "flooded": "flooded",
     "refused": "refused",
 }
 _ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in _REASONS.items()}
@@ -93,9 +98,9 @@ class Realtime:
             return shared.parse_close(body)
         fields, is_chat = Fields(body), context.mode == "chat"
         if request is Request.INIT:
-            return chat.parse_init(fields) if is_chat else _parse_init(fields, context)
+            return chat.parse_init(fields, context) if is_chat else _parse_init(fields, context)
         if request is Request.APPEND:
-            return chat.parse_ask(fields) if is_chat else _parse_append(fields, context)
+            return chat.parse_ask(fields, context) if is_chat else _parse_append(fields, context)
         raise shared.refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
@@ -166,6 +171,8 @@ def _parse_init(fields: Fields, context: Context) -> Init:
         tts_ref_audio=voice.optional("tts_ref_audio_base64", read_voice, None),
         max_slice_nums=merge_slices(f"{payload.path}.max_slice_nums", slices, inner_slices),
         config=config,
+        notices=read_notices(payload, context),
+        record=read_record(payload, context),
         ignored=fields.ignored(),
     )
 
@@ -182,6 +189,9 @@ def _payload(init: Init) -> dict[str, object]:
         payload["config"] = config
     if init.max_slice_nums != 1:
         payload["max_slice_nums"] = init.max_slice_nums
+    if init.notices:
+        payload["notices"] = True
+    payload |= record_fields(init.record)
     return payload
 
 
@@ -203,6 +213,7 @@ def _encode_created(created: Created) -> str:
             "mode": chat.TURN_BASED if created.is_chat else FULL_DUPLEX,
             "prompt_length": created.prompt_length,
             "recording": created.recording,
+            **shared.recorded_as(created.recording_id, created.recording_notice),
             "metrics": {},
         }
     )
@@ -214,6 +225,8 @@ def _decode_created(fields: Fields) -> Created:
         session_id=fields.required("session_id", Value.text),
         prompt_length=fields.optional("prompt_length", Value.integer, 0),
         recording=fields.optional("recording", shared.read_recording, "off"),
+        recording_id=fields.optional("recording_id", Value.text, ""),
+        recording_notice=fields.optional("recording_notice", Value.text, ""),
         is_chat=mode == chat.TURN_BASED,
     )
 
@@ -224,6 +237,7 @@ def _encode_listen(listen: Listen) -> str:
             "type": chat.OUTPUT_DELTA,
             "kind": "listen",
             "session_id": listen.session_id,
+            **({"response_id": listen.response_id} if listen.response_id else {}),
             "input_id": listen.input_id,
             "metrics": shared.metrics_fields(listen.metrics),
         }
@@ -256,7 +270,12 @@ def _decode_delta(fields: Fields) -> Listen | Speech:
     input_id = fields.optional("input_id", Value.text, "")
     metrics = shared.read_metrics(fields.optional_child("metrics"))
     if kind == "listen":
-        return Listen(session_id=session_id, input_id=input_id, metrics=metrics)
+        return Listen(
+            session_id=session_id,
+            response_id=fields.optional("response_id", Value.text, ""),
+            input_id=input_id,
+            metrics=metrics,
+        )
     return Speech(
         session_id=session_id,
         response_id=fields.required("response_id", Value.text),

@@ -6,36 +6,43 @@ from typing import Final
 
 import attrs
 
+from ..behaviour import CHAT_PROMPT
 from ..codec import Fields, Value, dump_frame, encode_base64, invalid
-from ..errors import FieldError
+from ..errors import FieldError, LocalProtocolError
 from ..messages import Delta, Response
 from ..requests import Ask, Init
 from ..turn import StopReason
 from . import shared
+from .base import Context
 from .chat_inputs import ask_fields, read_ask
-from .inputs import read_input_id
+from .inputs import read_input_id, read_instructions, read_notices, read_record
 
 OUTPUT_DELTA: Final = "response.output.delta"
 RESPONSE_DONE: Final = "response.done"
 TURN_BASED: Final = "turn_based"
 """The runtime mode of `mode=chat` (001, Modes)."""
 KINDS: Final = ("text", "audio")
+_PROMPT: Final = ("system_prompt", "instructions")
 _OF_TURNS: Final = "in chat each turn brings its own"
 STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupted")
 
 # -- from the client ----------------------------------------------------------------------------
 
 
-def parse_init(fields: Fields) -> Init:
-    """Read a `session.init`: its payload must be there and hold nothing that a turn would need.
+def parse_init(fields: Fields, context: Context) -> Init:
+    """Read a `session.init`: its payload must be there, and may hold a system prompt for its turns.
 
     Raises:
         FieldError: naming what cannot be honoured.
     """
     fields.has("type")
     payload = fields.child("payload")
-    for name in ("system_prompt", "instructions"):
-        payload.optional(name, _read_nothing, None)
+    instructions = ""
+    if context.behaves(CHAT_PROMPT):
+        instructions = payload.alias(_PROMPT, read_instructions, "")
+    else:
+        for name in _PROMPT:
+            payload.optional(name, _read_nothing, None)
     voice = payload.optional_child("voice") or Fields({})
     for name in ("ref_audio_base64", "tts_ref_audio_base64"):
         voice.optional(name, _read_nothing, None)
@@ -43,7 +50,9 @@ def parse_init(fields: Fields) -> Init:
     for path in config.ignored():
         raise invalid(path, f"not allowed: {_OF_TURNS}")
     config.refuse_unknown()  # never raises after that: it is for who describes the parser
-    return Init(instructions="", ignored=fields.ignored())
+    notices = read_notices(payload, context)
+    record = read_record(payload, context)
+    return Init(instructions=instructions, notices=notices, record=record, ignored=fields.ignored())
 
 
 def _read_nothing(value: Value) -> str:
@@ -54,20 +63,22 @@ def _read_nothing(value: Value) -> str:
         raise FieldError(error.code, f"{error.message}: {_OF_TURNS}") from None
 
 
-def parse_ask(fields: Fields) -> Ask:
+def parse_ask(fields: Fields, context: Context) -> Ask:
     """Read an `input.append` with a turn in it.
 
     Raises:
         FieldError: naming the field that is wrong.
     """
     fields.has("type")
-    ask = read_ask(fields.child("input"), speaks=False)
+    ask = read_ask(fields.child("input"), context, speaks=False)
     input_id = fields.optional("input_id", read_input_id, None)
     return attrs.evolve(ask, input_id=input_id, ignored=fields.ignored())
 
 
 def encode_ask(ask: Ask) -> str:
-    """Write a turn as an `input.append`."""
+    """Write a turn as an `input.append`; what it says of the recording, an init says here."""
+    if not ask.record:
+        raise LocalProtocolError("record has no field in a turn of realtime")
     own_id = {} if ask.input_id is None else {"input_id": ask.input_id}
     return dump_frame({"type": shared.INPUT_APPEND, **own_id, "input": ask_fields(ask)})
 
@@ -157,15 +168,14 @@ def decode_response(fields: Fields) -> Response:
     counts = fields.optional_child("metrics")
     metrics = shared.read_metrics(counts)
     read = (counts or Fields({})).optional
-    audio = fields.optional("audio", shared.read_output, None)
     return Response(
         session_id=fields.required("session_id", Value.text),
         response_id=fields.required("response_id", Value.text),
         input_id=fields.optional("input_id", Value.text, ""),
         text=fields.required("text", Value.text),
-        pcm=audio or b"",
+        pcm=fields.optional("audio", shared.read_output, b""),
         reason=fields.optional("reason", lambda value: value.choice(STOP_REASONS), "turn_end"),
-        streaming=audio is None,
+        streaming=None,
         input_tokens=read("input_tokens", Value.integer, 0),
         generated_tokens=read("generated_tokens", Value.integer, 0),
         recording_id="",

@@ -1,25 +1,35 @@
 """The inference settings of a duplex session: `config` (002), each honoured or refused.
 
-Bounds are those of `model.DuplexConfig`. `chunk_ms`, `sample_rate` and `ls_mode` have one value
-each, which may be said; a key that is not listed is refused and not ignored, so that nobody
-believes a setting to be in force that is not.
+Bounds are those of `model.DuplexConfig`. `chunk_ms`, `sample_rate`, `ls_mode` and the settings of
+the source that are not offered here have one value each, which may be said; a key that is not
+listed is refused and not ignored, so that nobody believes a setting to be in force that is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
 
+from ..behaviour import SOURCE_FIELDS
 from ..codec import Fields, Value, invalid
 from ..errors import LocalProtocolError
 from ..model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from .base import Context
-from .inputs import integer_of, number_of, read_slices
+from .inputs import fixed, integer_of, number_of, read_slices
 
 CHUNK_MS: Final = 1000
 """A unit is one second; no other length is served."""
+DECODE_MODES: Final = ("sampling", "greedy")
+_REPETITION: Final = "the weight of repeated text is not offered as a setting"
+_FIXED: Final[Mapping[str, Callable[[Value], float]]] = {
+    "text_repetition_penalty": fixed(number_of(1.05, 1.05), _REPETITION),
+    "text_repetition_window_size": fixed(integer_of(512, 512), _REPETITION),
+    "listen_top_k": fixed(integer_of(0, 0), "listening is sampled as any token is"),
+    "tts_temperature": fixed(number_of(0.8, 0.8), "the sampling of speech is not a setting"),
+}
+"""Settings of the source with their defaults, which are what the model is served with."""
 
 
 def read_config(fields: Fields | None, context: Context) -> tuple[DuplexConfig, int | None]:
@@ -60,8 +70,19 @@ def read_config(fields: Fields | None, context: Context) -> tuple[DuplexConfig, 
     read("chunk_ms", integer_of(CHUNK_MS, CHUNK_MS), None)
     read("sample_rate", integer_of(INPUT_RATE_HZ, INPUT_RATE_HZ), None)
     slices = read("max_slice_nums", read_slices, None)
+    if context.behaves(SOURCE_FIELDS):
+        config = _read_source_fields(fields, config)
     fields.refuse_unknown()
     return config, slices
+
+
+def _read_source_fields(fields: Fields, config: DuplexConfig) -> DuplexConfig:
+    """Read the settings that only the source's own schema has; greedy is a temperature of 0."""
+    read = fields.optional
+    mode = read("decode_mode", lambda value: value.choice(DECODE_MODES), "sampling")
+    for name, reader in _FIXED.items():
+        read(name, reader, None)
+    return config if mode == "sampling" else attrs.evolve(config, temperature=0.0)
 
 
 def config_fields(config: DuplexConfig) -> dict[str, object]:

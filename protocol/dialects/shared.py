@@ -84,6 +84,23 @@ def is_model_update(body: Json) -> bool:
     )
 
 
+OPENAI_SESSIONS: Final = ("realtime", "transcription")
+"""What the sessions of OpenAI's Realtime API say that they are; no session of ours has a type."""
+
+
+def is_openai_update(body: Json) -> bool:
+    """Whether this is the `session.update` of OpenAI's Realtime API, which is not spoken here.
+
+    An update for a transcription that also has 003's `model` is 003's.
+    """
+    session = body.get("session")
+    if body.get("type") != SESSION_UPDATE or not isinstance(session, dict):
+        return False
+    realtime, transcription = OPENAI_SESSIONS
+    kind, is_003 = session.get("type"), isinstance(body.get("model"), str)
+    return kind == realtime or (kind == transcription and not is_003)
+
+
 def refusal(request: Request, body: Json) -> FieldError:
     """Say what is wrong with a message that is no event of the dialect.
 
@@ -141,9 +158,9 @@ def encode_common(message: ServerMessage) -> str:
             return dump_frame({"type": SESSION_QUEUE_DONE})
         case GoingAway(seconds_left=seconds_left):
             return dump_frame({"type": SESSION_GOING_AWAY, "seconds_left": seconds_left})
-        case ErrorReport(code=code, message=text):
+        case ErrorReport(code=code, message=text, session_id=session_id):
             error = {"code": code, "message": text, "type": error_type(code)}
-            return dump_frame({"type": ERROR, "error": error})
+            return dump_frame({"type": ERROR, "error": error, **named(session_id)})
     raise LocalProtocolError(f"no frame for {type(message).__name__} in this dialect")
 
 
@@ -173,8 +190,32 @@ def decode_common(kind: str, body: Json) -> ServerMessage:
         case "error":
             error = fields.child("error")
             code = error.required("code", read_code)
-            return ErrorReport(code=code, message=error.required("message", Value.text))
+            return ErrorReport(
+                code=code,
+                message=error.required("message", Value.text),
+                session_id=read_session_id(fields),
+            )
     raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
+
+
+def named(session_id: str) -> dict[str, str]:
+    """Write whose error it is, where that is known."""
+    return {"session_id": session_id} if session_id else {}
+
+
+def read_session_id(fields: Fields) -> str:
+    """Read whose error it is; other servers do not say."""
+    return fields.optional("session_id", Value.text, "")
+
+
+def recorded_as(recording_id: str, notice: str) -> dict[str, str]:
+    """Write the recording's name, where there is one, and what is said about it."""
+    return ({"recording_id": recording_id} if recording_id else {}) | noticed(notice)
+
+
+def noticed(notice: str) -> dict[str, str]:
+    """Write what the operator says about recordings."""
+    return {"recording_notice": notice} if notice else {}
 
 
 def read_code(value: Value) -> ErrorCode:

@@ -6,9 +6,14 @@ that its client began with:
 | | `transcription` | `transcription-responses` |
 |---|---|---|
 | choose a model | `session.update` | `session.create` |
-| begin an utterance | `input_audio_buffer.commit` | the same, or `response.create` |
+| ask for an utterance's text | `input_audio_buffer.commit` | `response.create` |
+| end its sound | the same, `final` | `input_audio_buffer.commit` |
+| both at once | the same, `final` | `input_audio_buffer.commit`, `final` |
 | a piece of text | `transcription.delta` | `response.text.delta` |
 | an utterance's end | `transcription.done` | `response.done` |
+
+A `language` or a `prompt`, which OpenAI's clients of transcriptions know, is refused by its name:
+none of our models takes one. Where it says nothing it is taken.
 
 Choices beside what 003 says: an end that is nobody's wish is an `error` whose code says which, and
 is read as that end. Any other end has no message, and a client's own type is either known or not:
@@ -22,7 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..codec import Fields, Value, dump_frame, encode_base64, kind_of
+from ..behaviour import HINTS_REFUSED, LINE_BREAKS, TWO_SIGNALS
+from ..codec import Fields, Value, dump_frame, encode_base64, invalid, kind_of
 from ..errors import ErrorCode, FieldError, RemoteProtocolError
 from ..messages import (
     Closed,
@@ -37,6 +43,7 @@ from ..messages import (
 from ..requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
 from . import shared
 from .base import Context, Json, no_frame
+from .inputs import read_record, record_fields
 from .legacy import error_frame
 
 SESSION_CREATE: Final = "session.create"
@@ -59,9 +66,14 @@ _ENDS: Final[Mapping[EndReason, str]] = {
 }
 """What an end is told by."""
 _SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
-    {"idle", "cancelled", "invalid_frame", "refused"}
+    {"idle", "cancelled", "invalid_frame", "flooded", "refused", "rejected"}
 )
 """The ends that the close alone tells, or an error before it."""
+_HINTS: Final[Mapping[str, str]] = {
+    "language": "the model writes down the language that it hears, and takes no other",
+    "prompt": "the model has fixed instructions, and takes no prompt",
+}
+"""Fields that may say nothing, and why."""
 
 
 def begins_with_create(body: Json) -> bool:
@@ -75,7 +87,7 @@ class Transcription:
     Args:
         name: of the set of names.
         choice: the type of the message that chooses a model.
-        beginning: the type of a commit that is not final.
+        beginning: the type of what asks for an utterance's text and does not end its sound.
         delta: the type of a piece of text.
         done: the type of an utterance's end.
     """
@@ -88,6 +100,11 @@ class Transcription:
         self._done = done
 
     @property
+    def _asks_apart(self) -> bool:
+        """Whether a commit ends sound, and another message asks for its text."""
+        return self._beginning != AUDIO_COMMIT
+
+    @property
     def name(self) -> str:
         """`transcription` or `transcription-responses`."""
         return self._name
@@ -97,32 +114,36 @@ class Transcription:
         kind = body.get("type")
         return _OWN.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
 
-    def parse(self, request: Request, body: Json, _context: Context) -> ClientMessage:
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message."""
         fields = Fields(body)
         match request:
             case Request.INIT:
-                return _parse_choice(fields)
+                return _parse_choice(fields, context)
             case Request.APPEND:
-                return _parse_append(fields)
+                return _parse_append(fields, context)
             case Request.COMMIT:
-                return _parse_commit(fields, may_be_final=body.get("type") != RESPONSE_CREATE)
+                if body.get("type") == RESPONSE_CREATE:
+                    return _parse_create(fields)
+                is_end = self._asks_apart and context.behaves(TWO_SIGNALS)
+                return _parse_commit(fields, is_end=is_end)
         raise shared.refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
         match message:
-            case Created(session_id=session_id, created_s=created_s):
+            case Created(session_id=session_id, created_s=created_s) as created:
                 body = {"type": shared.SESSION_CREATED, "id": session_id, "created": created_s}
-                return (dump_frame(body),)
+                told = shared.recorded_as(created.recording_id, created.recording_notice)
+                return (dump_frame(body | told),)
             case TranscriptDelta(text=text):
                 return (dump_frame({"type": self._delta, "delta": text}),)
             case TranscriptDone():
                 return (self._encode_done(message),)
-            case ErrorReport(code=code, message=text):
-                return (error_frame(text, code),)
-            case Closed(reason=reason) if reason in _ENDS:
-                return (error_frame(_ENDS[reason], reason),)
+            case ErrorReport(code=code, message=text, session_id=session_id):
+                return (error_frame(text, code, session_id),)
+            case Closed(reason=reason, told=told, named=session_id) if reason in _ENDS:
+                return (error_frame(told or _ENDS[reason], reason, session_id),)
             case Closed(reason=reason) if reason in _SILENT_ENDS:
                 return ()
         raise no_frame(self, message)
@@ -138,14 +159,16 @@ class Transcription:
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
         match message:
-            case ChooseModel(model=model):
-                return dump_frame({"type": self._choice, "model": model})
+            case ChooseModel(model=model, record=record):
+                return dump_frame({"type": self._choice, "model": model, **record_fields(record)})
             case AppendSound(pcm16=pcm16):
                 return dump_frame({"type": shared.AUDIO_APPEND, "audio": encode_base64(pcm16)})
-            case Commit(final=True):
+            case Commit(final=True, begins=True):
                 return dump_frame({"type": AUDIO_COMMIT, "final": True})
-            case Commit():
+            case Commit(begins=True):
                 return dump_frame({"type": self._beginning})
+            case Commit(final=True) if self._asks_apart:
+                return dump_frame({"type": AUDIO_COMMIT})
         raise no_frame(self, message)
 
     def decode(self, body: Json, _mode: Mode = "transcription") -> tuple[ServerMessage, ...]:
@@ -182,28 +205,45 @@ TRANSCRIPTION_RESPONSES: Final = Transcription(
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _parse_choice(fields: Fields) -> ChooseModel:
+def _parse_choice(fields: Fields, context: Context) -> ChooseModel:
     fields.has("type")
     try:
         model = fields.required("model", Value.text)
     except FieldError as error:
         raise FieldError(ErrorCode.INVALID_EVENT, error.message) from None
-    return ChooseModel(model=model, ignored=fields.ignored())
+    if context.behaves(HINTS_REFUSED):
+        for name in _HINTS:
+            fields.optional(name, _read_no_hint, "")
+    record = read_record(fields, context)
+    return ChooseModel(model=model, record=record, ignored=fields.ignored())
 
 
-def _parse_append(fields: Fields) -> AppendSound:
-    fields.has("type")
+def _read_no_hint(value: Value) -> str:
     try:
-        pcm16 = fields.required("audio", Value.pcm16)
+        return value.choice(("",))
+    except FieldError:
+        raise invalid(value.path, _HINTS[value.path.rpartition(".")[2]]) from None
+
+
+def _parse_append(fields: Fields, context: Context) -> AppendSound:
+    fields.has("type")
+    line_breaks = context.behaves(LINE_BREAKS)
+    try:
+        pcm16 = fields.required("audio", lambda value: value.pcm16(line_breaks=line_breaks))
     except FieldError as error:
         raise FieldError(ErrorCode.INVALID_AUDIO, error.message) from None
     return AppendSound(pcm16=pcm16, ignored=fields.ignored())
 
 
-def _parse_commit(fields: Fields, *, may_be_final: bool) -> Commit:
+def _parse_commit(fields: Fields, *, is_end: bool) -> Commit:
     fields.has("type")
-    final = may_be_final and fields.optional("final", Value.flag, False)
-    return Commit(final=final, ignored=fields.ignored())
+    both = fields.optional("final", Value.flag, False)
+    return Commit(final=both or is_end, begins=both or not is_end, ignored=fields.ignored())
+
+
+def _parse_create(fields: Fields) -> Commit:
+    fields.has("type")
+    return Commit(ignored=fields.ignored())
 
 
 # -- from the server ----------------------------------------------------------------------------
@@ -214,6 +254,8 @@ def _decode_created(fields: Fields) -> Created:
         session_id=fields.required("id", Value.text),
         prompt_length=0,
         recording="off",
+        recording_id=fields.optional("recording_id", Value.text, ""),
+        recording_notice=fields.optional("recording_notice", Value.text, ""),
         created_s=fields.optional("created", Value.integer, 0),
     )
 
@@ -233,8 +275,11 @@ def _decode_error(fields: Fields) -> ErrorReport | Closed:
     """Read an error; one without a code, or with another's, is another server's failure."""
     code = fields.optional("code", Value.text, "")
     message = fields.required("error", Value.text)
+    session_id = shared.read_session_id(fields)
     for reason in _ENDS:
         if code == reason:
-            return Closed(session_id="", reason=reason)
+            return Closed(session_id="", reason=reason, named=session_id)
     known = {str(one): one for one in ErrorCode}
-    return ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), message=message)
+    return ErrorReport(
+        code=known.get(code, ErrorCode.INFERENCE_ERROR), message=message, session_id=session_id
+    )

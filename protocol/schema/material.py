@@ -39,6 +39,13 @@ def _png(width: int) -> bytes:
     )
 
 
+def _webp(width: int) -> bytes:
+    """Make the head of a lossless WebP (RFC 9649, 3.4): its picture ends there."""
+    picture = struct.pack("<BI", 0x2F, width - 1 | (16 - 1) << 14)
+    body = b"WEBPVP8L" + struct.pack("<I", len(picture)) + picture + b"\0"
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
 def _wav(samples: int) -> bytes:
     """Make a WAV of 16-bit silence at the model's rate."""
     data = bytes(2 * samples)
@@ -69,6 +76,7 @@ MEDIA: Final[tuple[Medium, ...]] = (
     Medium(name="audio/wav", samples=(_wav(_SECOND), _wav(2 * _SECOND))),
     Medium(name="image/jpeg", samples=(_jpeg(16), _jpeg(32))),
     Medium(name="image/png", samples=(_png(16), _png(32))),
+    Medium(name="image/webp", samples=(_webp(16), _webp(32))),
     Medium(name="video/mp4", samples=(_mp4(b"isom"), _mp4(b"mp42"))),
     Medium(name="video/webm", samples=(_webm(64), _webm(96))),
     Medium(name=PCM16, samples=(bytes(2 * _SECOND + 2), bytes(4 * _SECOND + 2))),

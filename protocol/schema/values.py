@@ -151,7 +151,7 @@ class SketchValue(Value):
         site = attrs.evolve(self.site, schema=item, path=path, parent=self.site)
         return (value_at(site),)
 
-    def binary(self) -> bytes:
+    def binary(self, *, line_breaks: bool = False) -> bytes:  # noqa: ARG002
         """Describe base64 of the kind of file that is tried now."""
         medium = self.site.mark_binary()
         self.site.schema |= {"type": "string", "contentEncoding": "base64"}
@@ -173,7 +173,7 @@ class SketchValue(Value):
         count = max(samples_min, 1)
         return self.site.give(bytes(count * SAMPLE_BYTES), bytes((count + 1) * SAMPLE_BYTES))
 
-    def pcm16(self) -> bytes:
+    def pcm16(self, *, line_breaks: bool = False) -> bytes:  # noqa: ARG002
         """Describe base64 of 16-bit samples."""
         self.site.schema |= {
             "type": "string",

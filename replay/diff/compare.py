@@ -112,6 +112,8 @@ class _Reading:
             span_ns=self.story.span_ns,
             exchanges=self._exchanges,
             drops=self.story.drops,
+            shortened=self.story.shortened,
+            shortened_bytes=self.story.shortened_bytes,
             end_reason=self.story.end_reason,
             latency=_latency(self._took_ns),
             damage_count=self.story.damage_count,

@@ -22,6 +22,7 @@ from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
 
 from ..inspection import Outcome, TurnOutcome
+from ..words import shortened_in
 
 UNANSWERED: Final = frozenset({"pending", "failed", "context_full"})
 ExchangeKind = Literal["unit", "turn", "chunk"]
@@ -114,6 +115,8 @@ class Story:
         asked: what the model was opened with, as its record tells; empty where it was not.
         opened: what the model made of that.
         drops: seconds of input lost so far.
+        shortened: refused messages that are kept shortened, so far.
+        shortened_bytes: of all of them, as they came.
         span_ns: the session's time so far.
         end_reason: why the session ended; None where its log has no end.
         damage_count: damage passed by so far.
@@ -124,6 +127,7 @@ class Story:
         self.asked: Mapping[str, Value] = {}
         self.opened: Opened | None = None
         self.drops = 0
+        self.shortened = self.shortened_bytes = 0
         self.span_ns = 0
         self.end_reason: str | None = None
         self.damage_count = 0
@@ -148,6 +152,9 @@ class Story:
                 self._current = begun
             elif item.kind == "effect":
                 self._take_effect(item.fields)
+            elif (short := shortened_in(item)) is not None:
+                self.shortened += 1
+                self.shortened_bytes += short.size_bytes
             elif item.kind in READ_KINDS:
                 self._take_event(item)
             elif item.kind == "fin":

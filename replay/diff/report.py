@@ -79,6 +79,8 @@ class SessionFacts:
         span_ns: from its start to its last record.
         exchanges: units or turns.
         drops: seconds of input that were lost.
+        shortened: refused messages of which the log keeps length, hash and start.
+        shortened_bytes: of all of them, as they came.
         end_reason: why it ended; None where its log has no end.
         latency: of its exchanges.
         damage_count: of its log; what is told has gaps then.
@@ -91,6 +93,8 @@ class SessionFacts:
     span_ns: int
     exchanges: int
     drops: int
+    shortened: int
+    shortened_bytes: int
     end_reason: str | None
     latency: Latency
     damage_count: int

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..difference import label, show
-from ..recordings import show_seconds
+from ..recordings import show_bytes, show_seconds
 from .report import DiffReport, Parting, SessionFacts, Side
 
 ROWS_MAX: Final = 40
@@ -75,12 +75,16 @@ def _units(facts: SessionFacts) -> str:
 
 
 def _session(name: str, facts: SessionFacts) -> str:
-    latency = facts.latency
+    latency, short = facts.latency, ""
+    if facts.shortened:
+        messages = "message" if facts.shortened == 1 else "messages"
+        size = show_bytes(facts.shortened_bytes)
+        short = f", {facts.shortened} refused {messages} kept shortened ({size} in all)"
     took = "" if latency.p50_ms is None else f", took {latency.p50_ms} ms (p95 {latency.p95_ms} ms)"
     return (
         f"{name} {label(facts.recording_id)}: {show_seconds(facts.span_ns)}, mode {facts.mode},"
-        f" model {label(facts.model)}, {facts.exchanges} {_units(facts)}, {facts.drops} dropped,"
-        f" ended: {label(facts.end_reason or 'not yet')}{took}"
+        f" model {label(facts.model)}, {facts.exchanges} {_units(facts)}, {facts.drops} dropped"
+        f"{short}, ended: {label(facts.end_reason or 'not yet')}{took}"
     )
 
 

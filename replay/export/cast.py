@@ -23,6 +23,7 @@ TOLD: Final[frozenset[NoteKind]] = frozenset(
     {
         *("queued", "queue_done", "created", "paused", "resumed", "interrupted", "going_away"),
         *("error", "closed", "force_listen", "dropped", "unheard", "close", "damage", "mark"),
+        "shortened",
     }
 )
 """Notes that tell a reader something; a listen a second does not."""

@@ -1,7 +1,7 @@
 """The command `antiphon export`: a recorded session in the formats of other tools.
 
 Rules: what was written is told on stdout, what went wrong in one line on stderr; an export that
-fails leaves no file, and the one that was there.
+fails leaves no file, and the one that was there, which is replaced with `--force` only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from recorder.store import SUFFIX
 
 from ..commands import (
     HELP,
-    OutputUnwritableError,
     opened_log,
     print_json,
-    reason,
     records_of,
     refuse_log_as_output,
+    unwritable,
 )
 from ..progress import progress
 from ..recordings import show_bytes, show_seconds
@@ -37,10 +36,13 @@ from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file; beside LOG by default, and replaced where it is there. - is stdout.",
+    help="The file; beside LOG by default. - is stdout.",
 )
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def export_command(*, log: Path, to: Format | None, output: Path | None, as_json: bool) -> None:
+def export_command(
+    *, log: Path, to: Format | None, output: Path | None, force: bool, as_json: bool
+) -> None:
     """Write the recorded session LOG in a format of other tools.
 
     \b
@@ -54,7 +56,7 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
     All of them keep the session's clock: 0 is when the client connected. What the user says is over
     when it arrived, what the model says begins when it was sent, each behind what the same voice
     still says. A log whose server was killed is exported as far as it goes. WAV and MP4 hold six
-    hours at most.
+    hours at most. Those may read the file who may read LOG.
 
     \b
     Examples:
@@ -80,11 +82,12 @@ def export_command(*, log: Path, to: Format | None, output: Path | None, as_json
         with opened_log(log) as reader:
             to_file = sys.stdout.buffer if to_stdout else target
             with progress(reader.tail_bytes, f"writing {chosen}") as watch:
-                made = export(reader.head.fields, records_of(log, reader, watch), chosen, to_file)
+                items = records_of(log, reader, watch)
+                made = export(reader.head.fields, items, chosen, to_file, like=log, replaces=force)
     except (OSError, TooLongError) as error:
         if to_stdout and isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # stdout is the command's, not a file
-        raise OutputUnwritableError(f"{target}: {reason(error)}") from error
+        raise unwritable(error, target) from error
     if not to_stdout:
         _tell(log, target, made, as_json=as_json)
     if made.damage_count:

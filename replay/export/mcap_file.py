@@ -91,6 +91,7 @@ TOPICS: Final[Mapping[str, str]] = {
 _SEVERITIES: Final[Mapping[NoteKind, str]] = {
     "error": "ERROR",
     "damage": "ERROR",
+    "shortened": "WARNING",
     "dropped": "WARNING",
     "unheard": "WARNING",
     "going_away": "WARNING",

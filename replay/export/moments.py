@@ -96,6 +96,7 @@ NoteKind = Literal[
     "error",
     "closed",
     "force_listen",
+    "shortened",
     "dropped",
     "unheard",
     "close",
@@ -104,7 +105,8 @@ NoteKind = Literal[
 ]
 """Those up to `closed` are what the server said; see `protocol.messages`.
 
-`force_listen`: the user cuts the model short; `dropped`: a second of input was lost to newer input;
+`force_listen`: the user cuts the model short; `shortened`: a message of the client's was refused,
+and the log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
 `unheard`: words that were sent and, cut short, not heard; `close`: the WebSocket was closed;
 `damage`: some of the log is lost here; `mark`: what somebody said of the session while it ran.
 """

@@ -39,6 +39,7 @@ from protocol.messages import (
     Interrupted,
     Listen,
     Paused,
+    Pending,
     Prefilled,
     Queued,
     QueueDone,
@@ -61,7 +62,7 @@ from ..dictated import Dictated
 from ..logic import Replayer
 from ..placing import SETTLED_NS, Voice
 from ..wire import Wire, requests_taken, was_taken
-from ..words import Step
+from ..words import Step, shortened_in, show_shortened
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 
@@ -156,7 +157,10 @@ class Timeline:
             self._take_sent(item.fields.get("frame"))
         elif item.kind == "rx":
             is_taken = was_taken(step, before, self._replayer.session)
-            self._take_received(item.fields.get("frame"), is_taken)
+            short = shortened_in(item)
+            if short is not None:
+                self._note("shortened", show_shortened(short))
+            self._take_received(item.fields.get("frame"), is_taken and short is None)
         elif item.kind == "event" and item.fields.get("type") == "ConnectionOpened":
             self._open(item)
         elif item.kind == "effect":
@@ -242,6 +246,8 @@ class Timeline:
             begin_ns = max(self._now_ns, self._dictated.heard_ns)
             self._holding.add(attrs.evolve(words, begin_ns=begin_ns), begin_ns)
             return
+        if isinstance(message, Pending):
+            return  # the answer to a chunk that completes no unit: nothing is heard or said
         self._utterances += isinstance(message, TranscriptDone)
         if isinstance(message, Speech | Delta):
             self._has_deltas = True

@@ -1,6 +1,6 @@
 """A session's log written in one format, or nothing: half a file is never left.
 
-The file is written beside its name and renamed when it is whole; one that was there is replaced.
+The file is written beside its name, with its log's permissions, and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -49,7 +49,13 @@ class Exported:
 
 
 def export(
-    head: Fields, items: Iterable[Record | Damage], to: Format, output: Path | BinaryIO
+    head: Fields,
+    items: Iterable[Record | Damage],
+    to: Format,
+    output: Path | BinaryIO,
+    *,
+    like: Path | None = None,
+    replaces: bool = False,
 ) -> Exported:
     """Write a log's session.
 
@@ -57,15 +63,18 @@ def export(
         head: the fields of the log's `session` record.
         items: its records in order, and its damage.
         to: the format.
-        output: the file; one that is there is replaced. Or what takes one of `STREAMS`.
+        output: the file, or what takes one of `STREAMS`.
+        like: the log: the same people may read and write the file.
+        replaces: a file that is there is replaced.
 
     Raises:
+        FileExistsError: there is a file of that name.
         OSError: it cannot be written.
         RecorderError: the log cannot be read.
         TooLongError: it goes on for longer than the format's sound is written of.
     """
     timeline = Timeline(head, items)
-    with _opened(output) as file:
+    with _opened(output, like, replaces=replaces) as file:
         _writer(to)(timeline, file)
     return Exported(
         format=to,
@@ -76,12 +85,12 @@ def export(
 
 
 @contextmanager
-def _opened(output: Path | BinaryIO) -> Iterator[BinaryIO]:
+def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Iterator[BinaryIO]:
     """Give a file that takes its name once it is whole."""
     if not isinstance(output, Path):
         yield output
         return
-    with new_file(output, replaces=True) as part, part.open("w+b") as file:
+    with new_file(output, like=like, replaces=replaces) as part, part.open("w+b") as file:
         yield file
 
 

@@ -32,6 +32,7 @@ from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, DuplexConf
 from protocol.requests import Append, Init, Request
 from protocol.session import Session
 from protocol.unit_loop import Phase
+from runtime.config.values import nearest
 
 from .values import Change, ForkRefusedError, Setting
 
@@ -60,7 +61,9 @@ class Client:
         )
         self._frame_bytes_max: Final = FRAME_BYTES_MAX_OF[connected.mode]
         self._context: Final = Context(
-            mode=connected.mode, sliding_windows=connected.limits.sliding_windows
+            mode=connected.mode,
+            sliding_windows=connected.limits.sliding_windows,
+            behaviour=connected.behaviour,
         )
 
     def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
@@ -182,7 +185,9 @@ def read_setting(text: str) -> tuple[str, Setting]:
     name, equals, value = text.partition("=")
     if name not in SETTING_NAMES or not equals:
         known = ", ".join(SETTING_NAMES)
-        raise ForkRefusedError(f"--set {text}: write NAME=VALUE, with one of {known}")
+        raise ForkRefusedError(
+            f"--set {text}: write NAME=VALUE, with one of {known}{nearest(name, SETTING_NAMES)}"
+        )
     if name == "instructions":
         return name, value
     try:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio
 import click
 from cattrs import Converter
 from rich.console import Console, RenderableType
@@ -19,6 +18,7 @@ from rich.console import Console, RenderableType
 from recorder.errors import RecorderError
 from runtime.audio import AudioFileError, read_wav
 from runtime.identity import SystemIdentities
+from runtime.interrupts import run
 
 from .. import text as shared_text
 from ..commands import HELP, LogUnusableError, NotComparableError, complaint, print_json
@@ -114,7 +114,7 @@ def fork_command(
                 make_fork, log, change, out or log.parent, load=Loading.load, anyway=anyway
             )
             identity = SystemIdentities().draw()
-            path, forked = anyio.run(partial(make, identity=identity, watch=watch))
+            path, forked = run(partial(make, identity=identity, watch=watch))
     except (ForkRefusedError, AudioFileError) as error:
         raise LogUnusableError(str(error)) from error
     except ForkError as error:

@@ -15,9 +15,10 @@ from typing import Final
 import attrs
 
 from protocol import events as ev
-from protocol.digest import digest
+from protocol.digest import digest, session_id_of
 from protocol.model import SAMPLE_BYTES
 from recorder.log import OnFailure, SessionLog
+from recorder.mapping import SCHEMA
 from recorder.reader import LogReader
 from recorder.records import Fields, Value
 from recorder.store import Store
@@ -25,7 +26,6 @@ from recorder.writer import Recorder, RecorderPolicy
 from runtime.backends.base import Backend, BackendInfo
 from runtime.identity import Identity
 from runtime.journal import Journal
-from runtime.server import LOG_SCHEMA
 
 from ..difference import label
 from ..environment import Loading, loading_of, mismatches, model_of
@@ -85,7 +85,7 @@ async def make_fork(
         **_model_fields(head, change, backend.info, name=str(name), is_elsewhere=is_elsewhere),
     }
     path = Store(folder).path(identity.recording_id)
-    with new_file(path) as part, LogReader(log) as reader, _recorder() as recorder:
+    with new_file(path, like=log) as part, LogReader(log) as reader, _recorder() as recorder:
         logs: list[SessionLog] = []
 
         def open_log(on_failure: OnFailure) -> SessionLog:
@@ -174,7 +174,8 @@ def _head(head: Fields, timeline: Timeline, connected: ev.ConnectionOpened) -> d
     return {
         **head,
         "recording_id": connected.recording_id,
-        "schema": {"machine": LOG_SCHEMA},
+        "session_id": session_id_of(connected.recording_id),
+        "schema": SCHEMA,
         "software": {"antiphon": version("antiphon")},
         "seed": connected.seed,
         "wall_ms": connected.created_ms,

@@ -16,6 +16,7 @@ from protocol.codec import parse_frame
 from protocol.dialects import DIALECTS
 from protocol.dialects.base import Context, Dialect
 from protocol.dialects.opening import OPENING, choose
+from protocol.dialects.shared import is_openai_update
 from protocol.errors import CLOSE_NORMAL, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.messages import (
@@ -45,8 +46,8 @@ from protocol.requests import (
     Resume,
     See,
 )
-from protocol.state import ACCEPT, IGNORE, Course, Gate, judge
-from runtime.websocket import frame_bytes
+from protocol.state import ACCEPT, IGNORE, KEEP, OPENAI_GATES, Course, Gate, judge
+from protocol.utf8 import frame_bytes
 
 from .schema import described
 
@@ -76,6 +77,7 @@ class Demand:
         code: of the error, where only one will do.
         closes: the close codes that end it, where it is owed the end.
         message: the message, where it is in order.
+        is_kept: it may be kept, and answered once there is a slot.
     """
 
     kind: str
@@ -84,6 +86,7 @@ class Demand:
     code: ErrorCode | None = None
     closes: tuple[int, ...] = ()
     message: ClientMessage | None = None
+    is_kept: bool = False
 
     @property
     def is_owed(self) -> bool:
@@ -101,6 +104,7 @@ class Reader:
     """
 
     def __init__(self, dialect_name: str, mode: Mode, course: Course) -> None:
+        self._is_realtime = not dialect_name.startswith("legacy")
         is_open = dialect_name in {"realtime", "duplex-v1"} and course is Course.DUPLEX
         self.dialect: Dialect = OPENING if is_open else DIALECTS[dialect_name]
         self._mode: Mode = mode
@@ -120,9 +124,15 @@ class Reader:
             return self._beyond_repair(frame, gate, error)
         request = self.dialect.classify(body)
         kind = kind_of(body.get("type"), request)
-        verdict = judge(gate, request)
+        if gate in OPENAI_GATES and self._is_realtime and is_openai_update(body):
+            return self._refused(kind, gate, ErrorCode.INVALID_EVENT)
+        keeps = gate is Gate.QUEUED and self._course in {Course.DUPLEX, Course.CHAT}
+        verdict = judge(Gate.WAITING if keeps else gate, request)
         if verdict == IGNORE:
             return Demand(kind=kind, gate=gate)
+        if verdict == KEEP:
+            either = (Created, ErrorReport)
+            return Demand(kind=kind, gate=gate, answers=either, is_kept=True)
         if verdict != ACCEPT:
             return self._refused(kind, gate, ErrorCode(verdict))
         if self.dialect is OPENING:

@@ -361,6 +361,8 @@ class Judge:
     def miss(self) -> None:
         """Nothing came of what was owed, for longer than anything may take."""
         owed = self.owed
+        if owed is not None and owed.is_kept and self._state is State.QUEUED:
+            return  # there is no slot yet
         if owed is not None:
             self._note(owed, "hang")
             what = f"{owed.kind} in {owed.gate}" if self.is_sure else "messages in a row"

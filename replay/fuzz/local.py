@@ -29,19 +29,21 @@ from protocol.effects import DecodeMedia
 from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.messages import Mode
 from protocol.model import Unit
+from protocol.utf8 import frame_bytes
 from recorder.writer import Recorder
 from runtime.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
 from runtime.backends.scripted import Step as ModelStep
 from runtime.backends.scripted_tone import tone
 from runtime.identity import CountedIdentities
 from runtime.media.decoder import MediaDecoder
+from runtime.media.fair import Client
 from runtime.media.values import Decoded
 from runtime.routing import Route, route
 from runtime.server import Server
 from runtime.settings import MODES, Settings
 from runtime.telemetry.setup import make_sight
 from runtime.telemetry.watching import ServerStatus
-from runtime.websocket import WebSocket, WebSocketClosed, frame_bytes
+from runtime.websocket import WebSocket, WebSocketClosed
 
 from .case import Case, Finding
 from .closes import ABNORMAL
@@ -359,7 +361,7 @@ def _nobody_asks() -> ServerStatus:
     raise AssertionError("nobody reads the metrics of a server in memory")
 
 
-async def _decode_here(effect: DecodeMedia) -> Decoded:
+async def _decode_here(effect: DecodeMedia, _client: Client) -> Decoded:
     """Decode in this thread: with one of its own, the clock would run ahead."""
     await anyio.lowlevel.checkpoint()
     return MediaDecoder().decode_here(effect)

@@ -20,7 +20,7 @@ import attrs
 from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.model import UNIT_SAMPLES
 from protocol.state import Course, State
-from runtime.websocket import frame_bytes
+from protocol.utf8 import frame_bytes
 
 from .case import SENDS, TOLD, Case, Step
 from .judge import Judge

@@ -36,6 +36,7 @@ MEDIA: Final[Mapping[str, tuple[Json, ...]]] = {
     "audio/wav": ({"$wav": 1}, {"$wav": 1, "$rate_hz": 48_000, "$channels": 2}),
     "image/jpeg": ({"$jpeg": "64x48"},),
     "image/png": ({"$head": "image/png"},),
+    "image/webp": ({"$head": "image/webp"},),
     "video/mp4": ({"$head": "video/mp4"},),
     "video/webm": ({"$head": "video/webm"},),
 }
@@ -67,6 +68,7 @@ TRAPS: Final[tuple[Any, ...]] = (
     *({"$pcm": 16_000, "$nan_at": 7}, {"$floats": [3.4e38, -3.4e38, 1e-45, -0.0]}),
     *({"$jpeg": "64x48"}, {"$jpeg": "16x900"}, {"$broken": {"$jpeg": "64x48"}}, {"$wav": 0.1}),
     *({"$broken": {"$wav": 1}}, {"$head": "image/png"}, {"$head": "video/webm"}),
+    *({"$head": "image/webp"}, {"$broken": {"$head": "image/webp"}}),
 )
 """What stands where something else is expected."""
 SPOTS_MAX: Final = 20_000

@@ -11,6 +11,7 @@ It knows nothing of sessions: the same frame is the same wherever it comes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
@@ -20,6 +21,7 @@ import pybase64
 
 from protocol.codec import parse_frame
 from protocol.dialects.inputs import VOICE_NAME
+from protocol.dialects.shared import OPENAI_SESSIONS
 from protocol.errors import FrameError
 from protocol.limits import CHAT_FRAME_BYTES_MAX
 from protocol.utf8 import Frame, Utf8Text
@@ -56,7 +58,7 @@ HOLDS: Final[Mapping[str, Holds | None]] = {
     **dict.fromkeys(("ref_audio", "ref_audio_base64", "ref_audio_data"), _VOICE),
     **dict.fromkeys(("tts_ref_audio", "tts_ref_audio_base64"), _VOICE),
     "ref_audio_path": _VOICE_NAME,
-    **dict.fromkeys(("system_prompt", "prefix_system_prompt", "instructions"), _PROMPT),
+    **dict.fromkeys(("system_prompt", "prefix_system_prompt", "instructions", "prompt"), _PROMPT),
     "input_id": Holds("name", "name"),
     **dict.fromkeys(("text", "content", "reason"), TEXT),
     "data": TEXT,  # where nothing beside it says what it is: see `_PARTS`
@@ -68,6 +70,11 @@ HOLDS: Final[Mapping[str, Holds | None]] = {
     **dict.fromkeys(("temperature", "top_k", "top_p", "listen_prob_scale", "length_penalty")),
     **dict.fromkeys(("repetition_penalty", "enabled", "streaming", "omni_mode", "use_image_id")),
     **dict.fromkeys(("enable_thinking", "stack_frames", "model", "final")),
+    **dict.fromkeys(("do_sample", "min_new_tokens", "max_inp_length", "ref_audio_max_ms")),
+    **dict.fromkeys(("sampling", "min_p", "win_size", "tau_r", "use_tts_template")),
+    **dict.fromkeys(("decode_mode", "text_repetition_penalty", "text_repetition_window_size")),
+    **dict.fromkeys(("listen_top_k", "tts_temperature", "voice_config", "notices", "record")),
+    "output_path": TEXT,
 }
 """By a field's key, wherever it stands: no key has two meanings but `data`, of a part."""
 _PARTS: Final[Mapping[str, Holds]] = {
@@ -84,11 +91,16 @@ WORDS: Final = frozenset({
     "prepare", "audio_chunk", "video_frame", "pause", "resume", "stop", "interrupt",
     "client_diagnostic", "text", "audio", "image", "video", "system", "user", "assistant",
     "default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning", "en", "zh",
-    "off", "basic", "context", "explicit", "full_duplex", "turn_based",
+    "off", "basic", "context", "explicit", "sampling", "greedy", "full_duplex", "turn_based",
     "session.create", "input_audio_buffer.commit", "response.create",
+    *OPENAI_SESSIONS,
 })
 # fmt: on
 """What settings may say: the words of the protocols."""
+
+
+_LINE_BREAK: Final = re.compile(r"\\[nr]|\\u000[aAdD]")
+"""As JSON writes it in a string."""
 
 
 @attrs.define(kw_only=True)
@@ -101,6 +113,7 @@ class FrameEditor:
         is_rehearsal: pictures are left undrawn: nobody will see the frames.
         is_shorter: words become none, and not others of the same length.
         is_pcm16: sound comes as 16-bit samples: the session is a transcription.
+        has_line_breaks: base64 of sound may have line breaks.
         known_words: what else settings may say: the names that the server gave its model.
         changed: the kinds that were taken out of some frame.
     """
@@ -110,6 +123,7 @@ class FrameEditor:
     is_rehearsal: bool = False
     is_shorter: bool = False
     is_pcm16: bool = False
+    has_line_breaks: bool = False
     known_words: frozenset[str] = frozenset()
     changed: set[Kind] = attrs.Factory(set)
     _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
@@ -172,6 +186,8 @@ class FrameEditor:
         return self._replace_file(old, holds.form)
 
     def _replace_file(self, old: str, form: Form) -> str:
+        if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
+            return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         try:
             data = pybase64.b64decode(unescaped(old), validate=True)
         except ValueError:
@@ -183,6 +199,16 @@ class FrameEditor:
             "video": hide_video,
         }
         return pybase64.b64encode_as_string(hide[form](data))
+
+
+def _with_line_breaks_of(old: str, new: str) -> str:
+    """Put the line breaks of one JSON string where they stood into another, that has none."""
+    pieces, at, behind = list[str](), 0, 0
+    for found in _LINE_BREAK.finditer(old):
+        end = at + found.start() - behind
+        pieces += [new[at:end], found[0]]
+        at, behind = end, found.end()
+    return "".join([*pieces, new[at:]])
 
 
 def _zeros(data: bytes) -> bytes:

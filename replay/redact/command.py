@@ -24,7 +24,7 @@ from recorder.scan import Damage
 from ..commands import HELP, complaint, print_json
 from ..files import new_file
 from ..progress import progress, watched
-from ..remake import write
+from ..remake import head_record, write
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
@@ -131,13 +131,13 @@ def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
     run = Redaction(policy)
 
     def records(items: Iterator[Record | Damage]) -> Iterator[Record]:
-        yield Record(kind="session", seq=0, at_ns=0, fields=found.head)
+        yield head_record(found.head)
         yield from run.records(items)
 
     with (
         LogReader(log) as reader,
         progress(reader.tail_bytes, "writing") as watch,
-        new_file(output) as part,
+        new_file(output, like=log) as part,
     ):
         write(part, records(watched(reader, watch)))
     return run.tally

@@ -18,10 +18,12 @@ from typing import Any, Final, Literal
 import attrs
 
 from protocol import events as ev
+from protocol.behaviour import LINE_BREAKS
 from protocol.messages import QueuePlace
 from protocol.model import Costs, Cut, Finalized, Opened, UnitResult
 from protocol.transcript import ChunkResult
 from protocol.turn import Prefill, TurnChunk, TurnResult
+from protocol.utf8 import Refused, Shortened
 
 from .client_frames import FrameEditor
 from .media import mute
@@ -51,6 +53,7 @@ class Content:
 
 
 NOTHING: Final = Apart.NOTHING
+LEFT_OUT: Final = "the words of this error were left out"
 ID_BYTES: Final = 8
 """What a token's id or a code counts for, in what is told of it."""
 _WORDS: Final = Content(("text",), "model", "words")
@@ -72,7 +75,9 @@ _INDEXED: Final = _plain("at_ns", "index")
 FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.ConnectionOpened: {
         **_plain("at_ns", "recording_id", "created_ms", "mode", "seed", "recording", "endpoint"),
+        **_plain("behaviour", "quiet", "must_record", "recording_notice"),
         "limits": Apart.BELOW,
+        "behaviour": NOTHING,
         "label": Content(("name",), "user", "name"),
     },
     ev.SessionLimits: {
@@ -80,12 +85,22 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
     },
-    ev.FrameReceived: {"at_ns": NOTHING, "frame": Apart.FRAME},
+    ev.FrameReceived: {
+        **_plain("at_ns", "has_room"),
+        "frame": Apart.FRAME,
+        "shortened": Apart.BELOW,
+    },
+    Shortened: {
+        **_plain("size_bytes", "blake2b", "unreadable"),
+        "head": Apart.FRAME,
+        "refused": Apart.BELOW,
+    },
+    Refused: {**_plain("code", "ignored"), "message": Apart.FRAME},
     **{
         cls: _plain("at_ns")
         for cls in (
             *(ev.PeerGone, ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted),
-            *(ev.RecordingFailed, ev.Draining),
+            *(ev.RecordingFailed, ev.Draining, ev.Flooded),
         )
     },
     ev.TicketMoved: {"at_ns": NOTHING, "place": Apart.BELOW},
@@ -142,7 +157,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         "text": _WORDS,
         "pcm": _SPEECH,
     },
-    ev.TurnFailed: {**_INDEXED, "context_full": NOTHING},
+    ev.TurnFailed: {**_INDEXED, **_plain("context_full", "refused")},
     ev.ChunkDone: {"at_ns": NOTHING, "result": Apart.BELOW},
     ChunkResult: {
         **_plain("utterance", "index", "reason", "prompt_tokens", "generated_tokens"),
@@ -181,15 +196,28 @@ class EventEditor:
             KeyError: it has a field that `FIELDS` does not name.
         """
         if isinstance(event, ev.ConnectionOpened):
-            self.frames.is_pcm16 = event.mode == "transcription"
+            self.frames.is_pcm16 = is_pcm16 = event.mode == "transcription"
+            self.frames.has_line_breaks = is_pcm16 and event.behaviour >= LINE_BREAKS
             self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):
-            return attrs.evolve(event, frame=self.frames.edit(event.frame, event.at_ns))
+            frame = self.frames.edit(event.frame, event.at_ns)
+            return attrs.evolve(event, frame=frame, shortened=self._edit_shortened(event))
         if isinstance(event, ev.MediaDecoded):
             kind = self.media.get(event.media)
             return event if kind is None else self._edit_media(event, kind)
         edited: ev.Event = self._edit(event, event.at_ns)
         return edited
+
+    def _edit_shortened(self, event: ev.FrameReceived) -> Shortened | None:
+        """Leave out a message's start, which may hold content of any kind, and what it was told.
+
+        An answer may name a field or a model in the client's own words.
+        """
+        short, policy = event.shortened, self.frames.policy
+        if short is None or not any(policy.covers(it, "user", event.at_ns) for it in policy.kinds):
+            return short
+        refused = short.refused and attrs.evolve(short.refused, message=LEFT_OUT)
+        return attrs.evolve(short, head="", refused=refused)
 
     def _edit(self, value: Any, at_ns: int) -> Any:
         changes: dict[str, object] = {}

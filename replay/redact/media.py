@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from fractions import Fraction
 from typing import Final, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from protocol.errors import FieldError
 from protocol.media import PNG_SIGNATURE, check_image, container_of
 from protocol.model import SAMPLE_BYTES
 from protocol.wav import read_wav
+from protocol.webp import is_webp
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 
@@ -46,6 +48,17 @@ _JUNK: Final = b"junk"
 _UNSIGNED_SILENCE: Final = b"\x80"
 _NAN: Final = np.float32("nan")
 _END_OF_IMAGE: Final = b"\xff\xd9"
+_WEBP_HEAD_BYTES: Final = 20
+"""Of a WebP with one chunk, up to its picture."""
+_GREY_CODES: Final = sum(
+    value << at
+    for at, value in (
+        *((3, 0b101 | GREY << 3), (14, 0b101 | GREY << 3), (25, 0b101 | GREY << 3)),
+        *((36, 0b101 | 0xFF << 3), (47, 0b0001)),
+    )
+).to_bytes(7, "little")
+"""One pixel over and over (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one
+symbol for green, red, blue, alpha and distances, which take no bits."""
 
 Pixels = NDArray[np.uint8]
 
@@ -102,7 +115,7 @@ def _format(body: bytes) -> bytes:
 
 
 def hide_picture(data: bytes, style: PictureStyle) -> bytes:
-    """Replace a picture, JPEG or PNG.
+    """Replace a picture: JPEG, PNG or WebP.
 
     Args:
         data: the file; what is none becomes zeros.
@@ -116,7 +129,8 @@ def hide_picture(data: bytes, style: PictureStyle) -> bytes:
     except FieldError:
         return bytes(len(data))
     shown = _mosaic(data, width, height) if style == "blur" else None
-    encode = _encode_png if data.startswith(PNG_SIGNATURE) else _encode_jpeg
+    is_png = data.startswith(PNG_SIGNATURE)
+    encode = _encode_png if is_png else _encode_webp if is_webp(data) else _encode_jpeg
     for blocks in (shown, np.full((1, 1), GREY, np.uint8)):
         made = None if blocks is None else encode(blocks, width, height, len(data))
         if made is not None:
@@ -132,6 +146,8 @@ def header_only(data: bytes) -> bytes:
         return bytes(len(data))
     if data.startswith(PNG_SIGNATURE):
         made = PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height, channels=1))
+    elif is_webp(data):
+        made = _lossless_webp(width, height)
     else:  # SOI and a frame header of one component (ITU T.81, B.2.2)
         made = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB3B", 11, 8, height, width, 1, 1, 0x11, 0)
     return made.ljust(len(data), b"\0")[: len(data)]
@@ -139,6 +155,8 @@ def header_only(data: bytes) -> bytes:
 
 def is_whole(picture: bytes) -> bool:
     """Whether a picture made here can be decoded: there is more to it than its header."""
+    if is_webp(picture):
+        return not picture.startswith(_lossless_webp(1, 1)[:_WEBP_HEAD_BYTES])
     return any(picture.find(end) >= 0 for end in (_END_OF_IMAGE, b"IEND"))
 
 
@@ -179,6 +197,32 @@ def _encode_jpeg(blocks: Pixels, width: int, height: int, bytes_max: int) -> byt
         if len(made) <= bytes_max:
             return made
     return None
+
+
+def _encode_webp(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
+    if blocks.ndim == 2:
+        made = _lossless_webp(width, height, _GREY_CODES)
+        return made if len(made) <= bytes_max else None
+    import av  # It costs 50 ms: only a picture that is blurred pays them.
+
+    shown = av.VideoFrame.from_ndarray(_spread(blocks, width, height), "rgb24")
+    frame = shown.reformat(format="yuv420p")
+    for quality in QUALITIES:
+        encoder = av.CodecContext.create("libwebp", "w")
+        assert isinstance(encoder, av.VideoCodecContext)
+        encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
+        encoder.time_base, encoder.options = Fraction(1), {"quality": str(quality)}
+        made = b"".join(map(bytes, [*encoder.encode(frame), *encoder.encode(None)]))
+        if len(made) <= bytes_max:
+            return made
+    return None
+
+
+def _lossless_webp(width: int, height: int, codes: bytes = b"") -> bytes:
+    """Write a lossless WebP (RFC 9649, 3.4) with these codes and no further data."""
+    picture = struct.pack("<BI", 0x2F, width - 1 | (height - 1) << 14) + codes
+    body = b"WEBPVP8L" + struct.pack("<I", len(picture)) + picture
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def _encode_png(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:

@@ -52,8 +52,8 @@ _LOG_S_OWN: Final = frozenset({"session", "state", "fin"})
 _SAME_WORDS: Final = frozenset({"type", "kind", "code"})
 """Of an effect and a sent frame, what must be the same though it is text."""
 HEAD_KEPT: Final = frozenset(
-    {"recording_id", "schema", "software", "config", "fingerprint", "seed", "wall_ms", "parent"}
-    | {"redacted", "shrunk"}
+    {"recording_id", "session_id", "schema", "software", "config", "fingerprint", "seed"}
+    | {"wall_ms", "parent", "redacted", "shrunk"}
 )
 """What a head may say; what else it says is left out."""
 CONFIG_KEPT: Final = frozenset({"model", "mode", "durability", "deterministic", "owner"})

@@ -20,7 +20,7 @@ from protocol import events as ev
 
 OUTSIDE: Final = (
     *(ev.ConnectionOpened, ev.FrameReceived, ev.PeerGone, ev.SendFailed),
-    *(ev.RecordingFailed, ev.DrainBegan, ev.Draining),
+    *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
 _MODEL_CALLS: Final = ("open", "unit", "finalize", "rollback", "turn", "utterance", "chunk")

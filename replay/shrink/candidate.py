@@ -24,7 +24,7 @@ from recorder.reader import LogReader
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
-from ..remake import RemakeError, Remaker, write
+from ..remake import RemakeError, Remaker, head_record, write
 from .asked import OUTSIDE, Asked
 
 Change = Callable[[int, ev.Event], ev.Event | None]
@@ -85,7 +85,7 @@ def build(source: Path, target: Path, change: Change, origin: Fields) -> None:
 
 
 def _records(head: Fields, records: Iterable[Record], change: Change) -> Iterator[Record]:
-    yield Record(kind="session", seq=0, at_ns=0, fields=head)
+    yield head_record(head)
     remaker, asked = Remaker(), Asked()
     media: deque[int] = deque()
     place = 0

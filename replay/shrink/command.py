@@ -169,7 +169,7 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
             was_interrupted = True
             if not search.best.exists():
                 raise NothingYetError("interrupted before anything was found") from None
-        _write(search.best, output)
+        _write(search.best, output, log)
     return Shrunk(
         log=log,
         output=output,
@@ -183,10 +183,10 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
     )
 
 
-def _write(best: Path, output: Path) -> None:
+def _write(best: Path, output: Path, log: Path) -> None:
     """Write what was found; where that fails now, minutes of work are not thrown away with it."""
     try:
-        with new_file(output) as part:
+        with new_file(output, like=log) as part:
             shutil.copy(best, part)
     except OSError as error:
         kept = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) / best.name

@@ -1,7 +1,8 @@
 """The command `antiphon view`: a recorded session as one HTML file.
 
 Rules: where the page went is on stdout, or the page itself; what went wrong is one line on stderr,
-never a traceback. A page that could not be finished is not left behind.
+never a traceback. A page that could not be finished is not left behind, and a file that is there
+is replaced with `--force` only.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from recorder.store import SUFFIX
 from ..commands import (
     HELP,
     LogUnusableError,
-    OutputUnwritableError,
     complaint,
     opened_log,
-    reason,
     refuse_log_as_output,
+    unwritable,
 )
 from ..diff.command import read_and_compare
 from ..files import new_file
@@ -43,18 +43,26 @@ _PATH: Final = click.Path(path_type=Path)
 @click.command("view", context_settings=HELP)
 @click.argument("log", type=_PATH)
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
 @click.option("--diff", "other", metavar="OTHER", type=_PATH, help="Show where OTHER differs.")
 def view_command(
-    *, log: Path, output: Path | None, opens: bool, replayed: bool, other: Path | None
+    *,
+    log: Path,
+    output: Path | None,
+    force: bool,
+    opens: bool,
+    replayed: bool,
+    other: Path | None,
 ) -> None:
     """Write the recorded session LOG as one HTML file, to look at and to listen to.
 
     It shows both voices, video frames, words, states, units, the queue, the KV cache, drops, errors
     and marks on one time line that plays and seeks, and every record beneath. Where the session no
     longer replays as recorded is shown in place. The file needs no network and no other file, so
-    it can be sent to somebody: it holds the session's sound, pictures and words.
+    it can be sent to somebody: it holds the session's sound, pictures and words. Those may read it
+    who may read LOG.
 
     \b
     Examples:
@@ -75,7 +83,7 @@ def view_command(
     with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
         chunks = page_of(reader, replayed=replayed, comparison=comparison)
-        with _written(target, is_stdout) as file:
+        with _written(target, log, is_stdout=is_stdout, force=force) as file:
             for chunk in _followed(log, reader, chunks):
                 file.write(chunk)
     if is_stdout:
@@ -90,16 +98,16 @@ def _compared(log: Path, other: Path) -> Comparison:
 
 
 @contextmanager
-def _written(target: Path, is_stdout: bool) -> Iterator[IO[bytes]]:
+def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes the target's name once it is whole."""
     if is_stdout:
         yield sys.stdout.buffer
         return
     try:
-        with new_file(target, replaces=True) as part, part.open("wb") as file:
+        with new_file(target, like=log, replaces=force) as part, part.open("wb") as file:
             yield file
     except OSError as error:
-        raise OutputUnwritableError(f"{target}: {reason(error)}") from error
+        raise unwritable(error, target) from error
 
 
 def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:

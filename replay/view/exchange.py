@@ -5,6 +5,7 @@ Rules:
   that is not understood, or that was refused, has no sound, picture or text.
 - A model's words stand where their sound is heard, for text runs ahead of it; words without sound
   stand where they were sent.
+- Of an answer's end, the words that no delta told are taken: all, where it was not streamed.
 - A listen amid a turn stops what plays, as a client does; after the turn's end it is played out.
 - Of a question in chat, what is new is taken: each carries the whole conversation again. Its sound
   stands where it was asked.
@@ -88,6 +89,7 @@ class Exchange:
         self.pauses: list[list[int | None]] = []
         self._held: _Held | None = None
         self._last_said: dict[Voice, list[Any]] = {}
+        self._told = ("", "")
         self._amid_turn = False
         self._sounds: set[str] = set()
         self._asked_ns = 0
@@ -157,13 +159,16 @@ class Exchange:
                 self._amid_turn = not is_end
                 return self._speak(record, turn, text, pcm)
             case Delta(response_id=turn, text=text, pcm=pcm):
+                told = self._told[1] if self._told[0] == turn else ""
+                self._told = (turn, told + text)
                 return self._speak(record, turn, text, pcm)
             case TranscriptDelta(text=text):
                 self._hold(max(record.at_ns, self.dictated.heard_ns), record.seq, "", text)
             case TranscriptDone():
                 self._let_go()
-            case Response(response_id=turn, text=text, pcm=pcm, streaming=was_told):
-                return self._speak(record, turn, "" if was_told else text, pcm)
+            case Response(response_id=turn, text=text, pcm=pcm):
+                told = self._told[1] if self._told[0] == turn else ""
+                return self._speak(record, turn, text.removeprefix(told), pcm)
             case Listen():
                 self._let_go()
                 return self.model.stop(at_ns) if self._amid_turn else []

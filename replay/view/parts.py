@@ -25,6 +25,8 @@ import attrs
 from recorder.records import FRAME_KINDS, Record, Value
 from recorder.spans import extract
 
+from ..words import shortened_in, show_shortened
+
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 TEXT_CHARS_MAX: Final = 4_000
@@ -52,6 +54,9 @@ def row_of(record: Record) -> Json:
     kind = record.fields.get("type")
     if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), str):
         fields["frame"] = _without_base64(frame)
+    short = shortened_in(record)
+    if short is not None:
+        fields["kept"] = show_shortened(short)
     name = kind[:TEXT_CHARS_MAX] if isinstance(kind, str) else ""
     return [record.seq, record.at_ns, record.kind, name, plain(fields)]
 

@@ -106,6 +106,7 @@ class Narrator(Inspector):
                 {**plain_fields(error), "seq": seq}
                 for error, seq in zip(_mappings(told["errors"]), self._error_seqs, strict=True)
             ][:POINTS_MAX],
+            "shortened": [plain_fields(it) for it in _mappings(told["shortened"])][:POINTS_MAX],
             "said": self.exchange.said,
             "pauses": self.exchange.pauses,
             "waiting": self._waiting,
@@ -175,7 +176,8 @@ class Narrator(Inspector):
         dialect, mode = self._spoken()
         if record.kind == "rx":
             receive = self.exchange.receive
-            return receive(record, dialect, mode, self.session) if is_taken else []
+            is_whole = "shortened" not in record.fields
+            return receive(record, dialect, mode, self.session) if is_taken and is_whole else []
         if record.kind == "tx":
             return self.exchange.send(record, dialect, mode)
         if record.kind == "mark":
@@ -255,7 +257,7 @@ class Narrator(Inspector):
             line.append([*values])
 
 
-_RESHAPED: Final = frozenset({"units", "turns", "states", "drops", "errors", "marks"})
+_RESHAPED: Final = frozenset({"units", "turns", "states", "drops", "errors", "marks", "shortened"})
 _ASKED: Final = frozenset({"image", "audio", "video"})
 """Media of a conversation; the others are voices, and frames that come with their sound."""
 

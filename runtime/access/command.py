@@ -65,6 +65,7 @@ def keys_command() -> None:
     multiple=True,
     help="A mode that it may use; give it as often as wanted [default: all].",
 )
+@click.option("--record-always", is_flag=True, help="Its sessions may not ask not to be recorded.")
 def add_command(
     *,
     name: str,
@@ -73,6 +74,7 @@ def add_command(
     sessions_max: int | None,
     sessions_per_hour: int | None,
     modes: tuple[str, ...],
+    record_always: bool,
 ) -> None:
     """Make a key of the name NAME and print it, once; the file is made where it is missing."""
     if not is_name(name):
@@ -87,6 +89,7 @@ def add_command(
         sessions_max=sessions_max,
         sessions_per_hour=sessions_per_hour,
         modes=tuple(mode for mode in MODES if mode in modes) or None,
+        record_always=record_always or None,
     )
 
     def add(keys: Keys) -> Keys:

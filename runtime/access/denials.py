@@ -2,7 +2,9 @@
 
 - A reason is one of a few words, so that it can be a label of a metric.
 - A line names the client's address, what it asked for and, where that is known, the name of its
-  key. Never a key, nor anything else in the client's own words.
+  key. Never a key, nor anything else in the client's own words, but for a page's origin.
+- A page that is refused is a warning, with the flag that would welcome it: a browser hides the
+  reason from the page, so the operator is the only one to learn it.
 - Whoever knocks all day fills no disk: what is beyond `LINES_MAX` in a window is counted alone, and
   the window's successor says how many lines were left out.
 
@@ -46,7 +48,9 @@ class Denials:
         """How many there were, by reason; what never happened is not among them."""
         return MappingProxyType(dict(self._counts))
 
-    def note(self, reason: Reason, *, peer: str, asked: str, name: str = "") -> None:
+    def note(
+        self, reason: Reason, *, peer: str, asked: str, name: str = "", flag: str = ""
+    ) -> None:
         """Count one, and tell it if there is room.
 
         Args:
@@ -54,6 +58,7 @@ class Denials:
             peer: the client's address.
             asked: `WebSocket`, or `HTTP`.
             name: of its key; empty where it had no good one.
+            flag: that would have let it in; empty where none would.
         """
         self._counts[reason] += 1
         if self._clock() - self._window_s >= WINDOW_S:
@@ -63,4 +68,6 @@ class Denials:
         self._lines += 1
         if self._lines <= LINES_MAX:
             key = f" (key {name})" if name else ""
-            _LOG.info("denied %s to %s%s: %s", asked, peer, key, reason)
+            told = f"{reason}; {flag} would allow it" if flag else reason
+            level = logging.WARNING if reason == "origin" else logging.INFO
+            _LOG.log(level, "denied %s to %s%s: %s", asked, peer, key, told)

@@ -34,7 +34,7 @@ from .credentials import (
     values_of,
 )
 from .denials import Denials, Reason
-from .origins import Origins, read_origins
+from .origins import Origins, flag_for, read_origins
 from .principal import ANYONE, Principal, principal_of
 from .quotas import Quotas
 from .ring import KeyRing
@@ -50,6 +50,7 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
         message: one line, for people.
         headers: more headers of the answer.
         name: of the client's key; empty where it has no good one.
+        flag: of the server, which would have let it in; told to the operator only.
         details: more fields of the body.
     """
 
@@ -62,6 +63,7 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
         *,
         headers: Headers = (),
         name: str = "",
+        flag: str = "",
         **details: object,
     ) -> None:
         super().__init__(f"{status.value} {code}: {message}")
@@ -70,6 +72,7 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
         self.body = error_body(code, message, **details)
         self.headers = tuple(headers)
         self.name = name
+        self.flag = flag
 
 
 @attrs.frozen(kw_only=True)
@@ -138,6 +141,18 @@ class Gate:
         shown = shown_over_http(method, headers)
         return self._admit(headers, shown, challenge(method, headers), secure=secure)
 
+    def admit_page(self, headers: Headers, *, secure: bool) -> None:
+        """Admit a client that asks for what is public: no key is looked at.
+
+        Args:
+            headers: of the request, names in lower case.
+            secure: it came over TLS that ends here.
+
+        Raises:
+            Denied: its page, or the name that it calls the server by, is not welcome.
+        """
+        self._check_source(headers, secure=secure)
+
     def check_mode(self, principal: Principal, mode: Mode) -> None:
         """Hold a client to the modes of its key.
 
@@ -159,9 +174,7 @@ class Gate:
         if self._keys is not None:
             await self._keys.watch()
 
-    def _admit(
-        self, headers: Headers, shown: Sequence[str], ask: tuple[str, str], *, secure: bool
-    ) -> Principal:
+    def _check_source(self, headers: Headers, *, secure: bool) -> None:
         hosts = values_of(headers, "host")
         if not self.origins.answers_to(hosts):
             raise Denied(
@@ -170,13 +183,20 @@ class Gate:
                 "host_not_allowed",
                 "this server answers to names of its own machine alone",
             )
-        if not self.origins.welcomes(values_of(headers, "origin"), hosts, secure=secure):
+        origins = values_of(headers, "origin")
+        if not self.origins.welcomes(origins, hosts, secure=secure):
             raise Denied(
                 "origin",
                 HTTPStatus.FORBIDDEN,
                 "origin_not_allowed",
                 "pages of this origin may not use this server",
+                flag=flag_for(origins),
             )
+
+    def _admit(
+        self, headers: Headers, shown: Sequence[str], ask: tuple[str, str], *, secure: bool
+    ) -> Principal:
+        self._check_source(headers, secure=secure)
         if self._keys is None:
             return ANYONE
         key = self._keys.find(shown[0]) if len(shown) == 1 else None

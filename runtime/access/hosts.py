@@ -66,6 +66,13 @@ def read_authority(text: str) -> Authority | None:
     return Authority(host.removesuffix("."), None if port is None else int(port))
 
 
+def write_origin(origin: Origin) -> str:
+    """Write an origin as a browser does, and as an operator lists it."""
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    is_plain = origin.port in {None, PORT_OF.get(origin.scheme)}
+    return f"{origin.scheme}://{host}" + ("" if is_plain else f":{origin.port}")
+
+
 def read_origin(text: str) -> Origin | None:
     """Read an `Origin` header; None where it is `null` or no origin."""
     found = _ORIGIN.fullmatch(text.lower())

@@ -14,6 +14,7 @@ The file is TOML, a table `[[key]]` for each:
 | `sessions_max` | its sessions at once; without it as many as the server takes |
 | `sessions_per_hour` | its sessions that may begin within any hour |
 | `modes` | those that it may use; without it all |
+| `record_always` | `true`: its sessions are recorded though they ask not to be |
 
 What else stands there is an error: a limit with a typing error in it would be none. No error shows
 a hash, for it could be a key that somebody put there by mistake.
@@ -73,6 +74,7 @@ class Key:
         sessions_max: sessions at once, or None.
         sessions_per_hour: sessions that may begin within any hour, or None.
         modes: those that it may use; None is all.
+        record_always: its sessions are recorded, whatever they ask for; None: as the server has it.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Key:
     sessions_max: int | None = None
     sessions_per_hour: int | None = None
     modes: tuple[Mode, ...] | None = None
+    record_always: bool | None = None
 
 
 def new_key() -> str:
@@ -161,7 +164,15 @@ def _key(number: int, table: Mapping[str, object]) -> Key:
         sessions_max=_count(where, table, "sessions_max"),
         sessions_per_hour=_count(where, table, "sessions_per_hour"),
         modes=_modes(where, table.get("modes")),
+        record_always=_flag(where, table, "record_always"),
     )
+
+
+def _flag(where: str, table: Mapping[str, object], name: str) -> bool | None:
+    value = table.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise KeysWrongError(f"{where}: {name} must be true or false")
+    return value
 
 
 def _count(where: str, table: Mapping[str, object], name: str) -> int | None:

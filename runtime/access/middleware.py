@@ -1,6 +1,8 @@
 """The gate before everything that is served over HTTP, and the headers that every answer bears.
 
 - `/health` and `/ready` are for everybody: an orchestrator has no key and its own idea of the name.
+- What is public (the pages of `--static`) needs no key; pages elsewhere and other names are refused
+  there as they are everywhere.
 - All else goes through the gate first; who was admitted is `scope["principal"]`.
 - Listed origins get what their pages need to read answers (CORS); preflights are answered here, for
   they bear no key. `OPTIONS` that is no preflight goes on to the application.
@@ -14,6 +16,7 @@ It is ASGI without a framework: a download passes through untouched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, cast
 
@@ -55,10 +58,19 @@ class AccessMiddleware:
         app: the ASGI application.
         gate: who may.
         secure: TLS ends at this server.
+        is_public: whether a path, percent-decoded, is for those without a key too.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate, *, secure: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        gate: Gate,
+        *,
+        secure: bool = False,
+        is_public: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._app = app
+        self._is_public = is_public
         self._gate = gate
         self._secure = secure
         self._headers = (*HEADERS, STRICT_TRANSPORT) if secure else HEADERS
@@ -80,12 +92,18 @@ class AccessMiddleware:
         app = _preflight() if cors and _is_preflight(scope, headers) else self._app
         if app is self._app and scope["path"] not in OPEN_PATHS:
             try:
-                principal = self._gate.admit_request(scope["method"], headers, secure=self._secure)
+                scope = self._admitted(scope, headers)
             except Denied as denied:
                 app = _answer(denied, scope)
-            else:
-                scope = {**scope, PRINCIPAL: principal}
         await app(scope, receive, send_on)
+
+    def _admitted(self, scope: Scope, headers: Headers) -> Scope:
+        """Admit a request, and say in its scope who sent it; of a public path that is not asked."""
+        if self._is_public(scope["path"]):
+            self._gate.admit_page(headers, secure=self._secure)
+            return scope
+        principal = self._gate.admit_request(scope["method"], headers, secure=self._secure)
+        return {**scope, PRINCIPAL: principal}
 
     def _cors(self, headers: Headers) -> tuple[tuple[str, str], ...]:
         """Say what a listed origin's page needs to read the answer; nothing to all others."""
@@ -112,7 +130,7 @@ async def answer_denied(request: Request, error: Exception) -> Response:
 def _answer(denied: Denied, scope: Scope) -> Response:
     peer, denials = scope.get("client"), cast(Denials, scope[DENIALS])
     told = "an unknown address" if peer is None else peer[0]
-    denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name)
+    denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name, flag=denied.flag)
     return Response(denied.body, denied.status, dict(denied.headers), media_type="application/json")
 
 

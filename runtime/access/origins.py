@@ -24,7 +24,16 @@ from typing import Final
 
 import attrs
 
-from .hosts import PORT_OF, Authority, Origin, is_address, is_loopback, read_authority, read_origin
+from .hosts import (
+    PORT_OF,
+    Authority,
+    Origin,
+    is_address,
+    is_loopback,
+    read_authority,
+    read_origin,
+    write_origin,
+)
 
 ANY: Final = "*"
 """Every origin but `null`."""
@@ -80,6 +89,16 @@ class Origins:
             or is_address(host)
             or any(origin.host == host for origin in self.listed)
         )
+
+
+def flag_for(texts: Sequence[str]) -> str:
+    """Say which flag of `antiphon serve` would welcome a page; nothing where none would.
+
+    Args:
+        texts: the `Origin` headers of a request that was refused for them.
+    """
+    origin = read_origin(texts[0]) if len(texts) == 1 else None
+    return "" if origin is None else f"--origin {write_origin(origin)}"
 
 
 def read_origins(texts: Sequence[str], *, has_keys: bool, host: str) -> Origins:

@@ -25,6 +25,7 @@ class Principal:
         sessions_max: sessions at once, or None.
         sessions_per_hour: sessions that may begin within any hour, or None.
         modes: those that it may use; None is all.
+        record_always: it is recorded, whatever it asks for.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Principal:
     sessions_max: int | None = None
     sessions_per_hour: int | None = None
     modes: tuple[Mode, ...] | None = None
+    record_always: bool = False
 
     @property
     def is_admin(self) -> bool:
@@ -63,4 +65,5 @@ def principal_of(key: Key) -> Principal:
         sessions_max=key.sessions_max,
         sessions_per_hour=key.sessions_per_hour,
         modes=key.modes,
+        record_always=key.record_always is True,
     )

@@ -29,7 +29,9 @@ from ..access.middleware import principal_of
 from ..http import json_response
 from ..journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..server import Server
-from .recordings import RETRY_S, Recordings
+from .bodies import read_body
+from .places import RETRY_S
+from .recordings import Recordings
 
 TEXT_CHARS_MAX: Final = 1000
 """A remark, no report."""
@@ -75,7 +77,7 @@ class Marks:
         if server is None or owner is None or not principal.may_see(owner):
             await self._recordings.check(request)
             raise _refused("over")
-        text = _text_of(await _body_of(request))
+        text = _text_of(await read_body(request, BODY_BYTES_MAX))
         said = {"text": text} | ({"by": principal.name} if principal.name else {})
         try:
             seq, at_ns = await server.mark(recording_id, said)
@@ -88,17 +90,6 @@ class Marks:
 def _refused(reason: MarkRefusal) -> HTTPException:
     status, text = _REFUSALS[reason]
     return HTTPException(status, text, {"Retry-After": str(RETRY_S)} if reason == "behind" else {})
-
-
-async def _body_of(request: Request) -> bytes:
-    """Read the body, as far as it may go."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            text = f"the body has more than {BODY_BYTES_MAX} bytes"
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
-    return body
 
 
 def _text_of(body: bytes) -> str:

@@ -2,12 +2,13 @@
 
 | path | is |
 |---|---|
-| `GET /api/recordings` | a page of the list, newest first; `?mode=&owner=&state=&reason=&since_ms=&limit=&after=` |
+| `GET /api/recordings` | a page of the list, newest first; `?mode=&owner=&state=&reason=&session=&since_ms=&limit=&after=` |
 | `GET /api/recordings/{recording_id}` | what the list says of one |
 | `DELETE /api/recordings/{recording_id}` | remove one that is not being written; for `admin` |
 | `GET /api/recordings/{recording_id}/log` | the log, or a range of it; of one that is being written the blocks that are whole |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, where a viewer is there |
+| `GET /api/sessions/{recording_id}/recording`, `/view` | the log and the page, by the session that they are of |
 
 A key sees the recordings of its own name, `admin` all. What a key may not see is not there for it
 (404). An id that a client names is checked to be a name before it becomes one of a file, and the
@@ -20,13 +21,12 @@ before ten times as long has passed as it took.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, TypeVar, cast, get_args
+from typing import Final, cast, get_args
 
 import anyio
 import anyio.to_thread
@@ -36,10 +36,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recorder.errors import RecorderError
 from recorder.listing import Listing, Wanted, page_of
 from recorder.lock import is_held
-from recorder.reader import LogReader
 from recorder.scan import FileSource
 from recorder.store import Store
 from recorder.summary import State, Summary, whole_bytes
@@ -49,49 +47,29 @@ from ..access.middleware import principal_of
 from ..access.principal import Principal
 from ..http import json_response
 from ..settings import MODES
+from .files import send_file
 from .parameters import check_names, read_choice, read_number, wrong
-from .ranges import part_of
-from .streaming import Stream, Write
+from .places import Places
+from .streaming import Stream
 from .tail import Telling, tell
+from .threads import in_thread
+from .views import LoadViewer, Views
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
 """Of recordings on a page: 300 kB of JSON."""
 LISTING_REST: Final = 10
 """Making lists takes a tenth of a thread's time at most, whoever asks how often."""
-PIECE_BYTES: Final = 128 * 1024
-"""Of a log, read and sent at once: some tens of microseconds of the event loop."""
 TAILS_MAX: Final = 16
 """Each may hold 16 MiB of its log, and takes a part of a thread."""
 TAILS_PER_KEY_MAX: Final = 4
 """One client leaves some for the others."""
-VIEWS_MAX: Final = 2
-"""Making a page keeps a thread busy for seconds, in which sessions have less of the processor."""
-RETRY_S: Final = 5
-"""After which a tail or a page may be free."""
 NUMBER_MAX: Final = 10**15
 """Unix milliseconds of more than 30,000 years, and more records than a log has."""
 LIVE_PARAMETERS: Final = ("from_seq", "blobs")
-PARAMETERS: Final = ("mode", "owner", "state", "reason", "since_ms", "limit", "after")
-
-T = TypeVar("T")
-
-
-@attrs.frozen(kw_only=True)
-class Viewer:
-    """Shows a session as one HTML page.
-
-    Attributes:
-        page_of: writes the page of a log, UTF-8, a part at a time.
-        policy: the `Content-Security-Policy` under which the page works.
-    """
-
-    page_of: Callable[[LogReader], Iterator[bytes]]
-    policy: str
-
-
-LoadViewer = Callable[[], Viewer]
-"""Loads it, when a page is first asked for; in a thread."""
+PARAMETERS: Final = (
+    *("mode", "owner", "state", "reason", "session", "since_ms", "limit", "after"),
+)
 
 
 class Recordings:
@@ -105,12 +83,11 @@ class Recordings:
     def __init__(self, directory: Path | None, load_viewer: LoadViewer | None = None) -> None:
         self._store = None if directory is None else Store(directory)
         self._listing = None if self._store is None else Listing(self._store)
-        self._load_viewer = load_viewer
+        self._views = None if load_viewer is None else Views(load_viewer)
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
-        self._tails: Counter[str] = Counter()
-        self._views: Counter[str] = Counter()
+        self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
         """List the routes, for `http.make_app`."""
@@ -124,6 +101,8 @@ class Recordings:
             Route(f"{one}/log", self._send_log),
             Route(f"{one}/live", self._send_live),
             Route(f"{one}/view", self._send_view),
+            Route("/api/sessions/{recording_id}/recording", self._send_log),
+            Route("/api/sessions/{recording_id}/view", self._send_view),
         ]
 
     # -- what there is ----------------------------------------------------------------------------
@@ -138,7 +117,7 @@ class Recordings:
             after=request.query_params.get("after"),
         )
         try:
-            return json_response(await _in_thread(page))  # looking at thousands takes a while
+            return json_response(await in_thread(page))  # looking at thousands takes a while
         except ValueError:
             raise wrong("after", "the next of another page") from None
 
@@ -147,7 +126,7 @@ class Recordings:
         async with self._is_listing:
             began_s = anyio.current_time()
             if began_s >= self._listed_until_s:
-                self._listed = await _in_thread(self._listing.refresh)
+                self._listed = await in_thread(self._listing.refresh)
                 now_s = anyio.current_time()
                 self._listed_until_s = now_s + LISTING_REST * (now_s - began_s)
             return self._listed
@@ -170,7 +149,7 @@ class Recordings:
         assert self._listing is not None
         assert self._store is not None
         asked = request.path_params["recording_id"]
-        summary = await _in_thread(partial(self._listing.find, asked))
+        summary = await in_thread(partial(self._listing.find, asked))
         if summary is None or not principal_of(request).may_see(summary.owner):
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording")
         return summary, self._store.path(summary.recording_id)
@@ -178,7 +157,7 @@ class Recordings:
     async def _remove(self, request: Request) -> Response:
         _, path = await self._found(request)
         require_admin(principal_of(request))
-        if not await _in_thread(partial(_unlink, path)):
+        if not await in_thread(partial(_unlink, path)):
             raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
         self._listed_until_s = -1.0
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -188,26 +167,11 @@ class Recordings:
     async def _send_log(self, request: Request) -> Response:
         summary, path = await self._found(request)
         with ExitStack() as opening:
-            file = await _in_thread(partial(_LogFile, path, is_open=summary.state == "open"))
+            file = await in_thread(partial(_LogFile, path, is_open=summary.state == "open"))
             opening.callback(file.close)
-            part = part_of(request.headers, size=file.whole_bytes, etag=file.etag)
             name = f'attachment; filename="{path.name}"'
-            headers = {**part.headers, "Content-Disposition": name}
-            if part.start == part.end:
-                return Response(status_code=part.status, headers=headers)
-
-            async def write_body(write: Write) -> None:
-                for start in range(part.start, part.end, PIECE_BYTES):
-                    read = partial(file.read, start, min(PIECE_BYTES, part.end - start))
-                    await write(await _in_thread(read))
-
-            return Stream(
-                write_body,
-                opened=opening.pop_all(),
-                status=part.status,
-                headers=headers,
-                media_type="application/zstd",
-            )
+            headers = {"Content-Disposition": name}
+            return send_file(request, file, opening, headers, media_type="application/zstd")
 
     async def _send_live(self, request: Request) -> Response:
         check_names(request, LIVE_PARAMETERS)
@@ -219,39 +183,18 @@ class Recordings:
             with_blobs=read_number(request, "blobs", 0, low=0, high=1) == 1,
             as_events="text/event-stream" in request.headers.get("accept", ""),
         )
-        place = _take_place(
-            self._tails, principal_of(request).name, TAILS_MAX, places_each=TAILS_PER_KEY_MAX
-        )
         return Stream(
             partial(tell, path, telling),
-            opened=place,
+            opened=self._tails.take(request),
             headers={"X-Accel-Buffering": "no"},  # a proxy would wait until there is more to say
             media_type=telling.media_type,
         )
 
     async def _send_view(self, request: Request) -> Response:
         _, path = await self._found(request)
-        if self._load_viewer is None:
+        if self._views is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server has no viewer")
-        with ExitStack() as opening:
-            opening.enter_context(_take_place(self._views, "", VIEWS_MAX))
-            viewer = await _in_thread(self._load_viewer)
-            reader = opening.enter_context(await _in_thread(partial(LogReader, path)))
-            chunks = viewer.page_of(reader)
-            first = await _in_thread(partial(next, chunks, b""))
-
-            async def write_body(write: Write) -> None:
-                chunk = first
-                while chunk:
-                    await write(chunk)
-                    chunk = await _in_thread(partial(next, chunks, b""))
-
-            # The page is a site of its own: it can do nothing here, whatever a log makes of it.
-            sandbox = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
-            headers = {"Content-Security-Policy": f"{viewer.policy}; {sandbox}"}
-            return Stream(
-                write_body, opened=opening.pop_all(), headers=headers, media_type="text/html"
-            )
+        return await self._views.answer(request, path)
 
 
 def _page(
@@ -270,23 +213,11 @@ def _page(
 # -- in threads ---------------------------------------------------------------------------------
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Do something with files; what cannot be had becomes an answer."""
-    try:
-        # A disk that hangs must not keep the server from ending.
-        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-    except FileNotFoundError:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording") from None
-    except RecorderError:
-        text = "this recording cannot be read"
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, text) from None
-
-
 class _LogFile:
     """A log, opened for handing it out; what is written to it later is not.
 
     Attributes:
-        whole_bytes: what may be handed out.
+        size: what may be handed out, in bytes.
         etag: names these bytes, for a log only grows.
     """
 
@@ -294,7 +225,7 @@ class _LogFile:
         self._source = FileSource(path)
         try:
             size = whole_bytes(self._source) if is_open else self._source.size()
-            self.whole_bytes = size
+            self.size = size
             self.etag = f'"{path.stat().st_ino:x}-{size:x}"'
         except BaseException:
             self.close()
@@ -331,18 +262,5 @@ def _wanted(request: Request) -> Wanted:
         owner=query.get("owner"),
         state=state,
         reason=query.get("reason"),
+        session=query.get("session"),
     )
-
-
-def _take_place(
-    taken: Counter[str], name: str, places: int, *, places_each: int | None = None
-) -> ExitStack:
-    """Take one of a few places, if there is one; leaving the stack gives it back."""
-    if taken.total() >= places or (places_each is not None and taken[name] >= places_each):
-        text = "there are too many of these at once"
-        headers = {"Retry-After": str(RETRY_S)}
-        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text, headers)
-    taken[name] += 1
-    place = ExitStack()
-    place.callback(taken.subtract, (name,))
-    return place

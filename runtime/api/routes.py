@@ -5,6 +5,7 @@
 | `GET /status` | how the server stands: a page, or JSON where that is asked for | `admin` |
 | `GET /metrics` | the same and more as figures, for Prometheus | `admin` |
 | `GET /api/queue` | who waits for a slot | each key its own, `admin` all |
+| `GET /api/queue/{ticket_id}` | one of those who wait | likewise |
 | `DELETE /api/queue/{ticket_id}` | send somebody away who waits | likewise |
 | `GET /api/sessions` | the sessions that run | likewise |
 | `GET /api/sessions/{recording_id}` | one of them | likewise |
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -38,6 +39,8 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.page import PAGE_CSP, status_html
 from ..telemetry.status import session_json, status_json
 from ..telemetry.watching import ServerStatus, SessionStatus
+
+NO_TICKET: Final = "nobody waits under that ticket"
 
 
 class Api:
@@ -65,6 +68,7 @@ class Api:
             Route("/status", self._show_status),
             Route("/metrics", self._show_metrics),
             Route("/api/queue", self._list_queue),
+            Route("/api/queue/{ticket_id}", self._show_ticket),
             Route("/api/queue/{ticket_id}", self._cancel, methods=["DELETE"]),
             Route("/api/sessions", self._list_sessions),
             Route("/api/sessions/{recording_id}", self._show_session),
@@ -91,11 +95,17 @@ class Api:
         tickets = [_ticket_json(ticket) for ticket in self._tickets(principal_of(request))]
         return json_response({"queue_length": self._queue_length(), "tickets": tickets})
 
+    async def _show_ticket(self, request: Request) -> Response:
+        for status in self._tickets(principal_of(request)):
+            if status.ticket.ticket_id == request.path_params["ticket_id"]:
+                return json_response(_ticket_json(status))
+        raise HTTPException(HTTPStatus.NOT_FOUND, NO_TICKET)
+
     async def _cancel(self, request: Request) -> Response:
         ticket_id, server = request.path_params["ticket_id"], self._server()
         seen = (status.ticket.ticket_id for status in self._tickets(principal_of(request)))
         if server is None or ticket_id not in seen or not server.admission.cancel(ticket_id):
-            raise HTTPException(HTTPStatus.NOT_FOUND, "nobody waits under that ticket")
+            raise HTTPException(HTTPStatus.NOT_FOUND, NO_TICKET)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     async def _list_sessions(self, request: Request) -> Response:
@@ -105,7 +115,7 @@ class Api:
     async def _show_session(self, request: Request) -> Response:
         asked = request.path_params["recording_id"]
         for session in self._sessions(principal_of(request)):
-            if session.recording_id == asked:
+            if asked in {session.recording_id, session.session_id}:
                 return json_response(session_json(session))
         raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
 

@@ -12,13 +12,18 @@ Times are real for a real model and virtual for the scripted one; nothing here a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import attrs
 
 from protocol.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
 from protocol.transcript import Chunk, ChunkResult
 from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
+
+OPEN_TRIES: Final = 3
+"""A remote that restarts, or still frees its last session, is there at the second or third."""
+OPEN_PAUSE_S: Final = 0.25
+"""Before the second try; each further pause is twice as long."""
 
 
 class BackendError(Exception):
@@ -226,6 +231,7 @@ class Chats(Protocol):
         """Take a turn on `slot`, which is empty; it computes nothing yet.
 
         Raises:
+            BackendRefused: it never will take this one; the text says why, to the client.
             BackendError: the turn cannot be taken; the slot is as empty as before.
         """
         ...

@@ -5,11 +5,13 @@
     session = await backend.open(opening, slot=0)
 
 `wire.md` ("Remote backend") has the protocol, `llama_omni_wire` its messages, `llama_omni_link` the
-connection, and `llama_omni_answer` says where a unit's answer ends and why.
+connection, `llama_omni_channel` how a session on the server begins and ends, `llama_omni_answer`
+where a unit's answer ends and why, and `llama_omni_chat` a turn of chat.
 
 Rules:
 
-- The server holds one session at a time, and we no second: `slots` is 1.
+- The server holds one session at a time, and we no second: `slots` is 1. A turn of chat is one too,
+  of the mode `turn_based`.
 - A unit is one append and its answer. One that is quiet for `QUIET_S` is pinged, and ends with the
   pong; one that is not answered in `UNIT_WAIT_S` has failed.
 - The protocol knows no undo, no seed and no stop. So after a failure or a cancelled unit the
@@ -21,7 +23,7 @@ Rules:
 - Every way in which the server can stray from wire.md is one `BackendError`, with what was expected
   and what came; an end of the session or connection is a `BackendGone`. None shows what was said.
 
-It does not reconnect, retry or start servers, and does not speak `turn_based` yet.
+It does not reconnect to a session, nor start servers.
 """
 
 from __future__ import annotations
@@ -30,19 +32,22 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
-from urllib.parse import quote
 
 import anyio
 import orjson
 
 from protocol.errors import LocalProtocolError
 from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.turn import Turn
 
 from .base import BackendError, BackendGone, BackendInfo
 from .llama_omni_answer import Answers
+from .llama_omni_channel import OK, Channel, told
+from .llama_omni_chat import LlamaOmniTurn
 from .llama_omni_http import Address, request
 from .llama_omni_link import Link, Pong
-from .llama_omni_wire import Closed, Created, append_message, init_message, read_event, shown
+from .llama_omni_question import refuse_what_it_lacks
+from .llama_omni_wire import FULL_DUPLEX, append_message, init_message, read_event
 
 OPEN_WAIT_S: Final = 6.0
 """With connecting and closing below `CLEANUP_WAIT_S`: an opening that hangs fails before it
@@ -52,16 +57,12 @@ UNIT_WAIT_S: Final = 8.0
 """Below `CLEANUP_WAIT_S` as well; a unit of one second that takes as long has lost its caller."""
 QUIET_S: Final = 0.5
 """Answers come while they are made, word by word; and a unit that says nothing costs no more."""
-CLOSE_WAIT_S: Final = 6.0
-"""The server stops its threads first; with the WebSocket's own, below `calls.RELEASE_WAIT_S`."""
 HEALTH_WAIT_S: Final = 5.0
 """`/health` waits for no model."""
 CONTEXT_TOKENS_MAX: Final = 40_960
 """What the language model was made for. The server's own is smaller, and it slides its window by
 itself, so that this is never reached; the protocol has no way to ask for it."""
 US_PER_S: Final = 1_000_000
-NOT_FOUND: Final = 404
-OK: Final = 200
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class LlamaOmniBackend:
     def __init__(self, url: str) -> None:
         self.info: Final = BackendInfo(
             name="llama_omni",
-            modes=("video", "audio"),
+            modes=("video", "audio", "chat"),
             slots=1,
             context_limit=CONTEXT_TOKENS_MAX,
             sliding_windows=("off",),
@@ -92,7 +93,7 @@ class LlamaOmniBackend:
             varies="what is computed elsewhere",
         )
         self._address = Address.parse(url)
-        self._held: LlamaOmniSession | None = None
+        self._held: LlamaOmniSession | LlamaOmniTurn | None = None
 
     async def check(self) -> None:
         """Ask the server whether it serves, before anybody waits for it.
@@ -101,7 +102,7 @@ class LlamaOmniBackend:
             BackendGone: it does not answer.
             BackendError: it answers that it does not, or not yet.
         """
-        with _told(self._address):
+        with told(self._address):
             status, body = await request(self._address, "GET", "/health", wait_s=HEALTH_WAIT_S)
             if status != OK:
                 raise BackendError(f"expected HTTP {OK}, got HTTP {status}")
@@ -120,9 +121,8 @@ class LlamaOmniBackend:
 
         Cancelled, or where it fails, the server is told to forget the session as far as it got.
         """
-        if slot != 0 or (self._held is not None and not self._held.is_released):
-            raise LocalProtocolError(f"slot {slot} of 1, or the session before is not released")
-        with _told(self._address):
+        self._check(slot)
+        with told(self._address):
             link = await Link.connect(self._address)
             session = LlamaOmniSession(self._address, link)
             try:
@@ -133,6 +133,18 @@ class LlamaOmniBackend:
                 raise
         self._held = session
         return session
+
+    async def chat(self, turn: Turn, *, slot: int) -> LlamaOmniTurn:
+        """Take a turn, as `Chats.chat` says; the server hears of it with `prefill`."""
+        await anyio.lowlevel.checkpoint()
+        self._check(slot)
+        refuse_what_it_lacks(turn)
+        self._held = LlamaOmniTurn(self._address, turn)
+        return self._held
+
+    def _check(self, slot: int) -> None:
+        if slot != 0 or (self._held is not None and not self._held.is_released):
+            raise LocalProtocolError(f"slot {slot} of 1, or the session before is not released")
 
 
 class LlamaOmniSession:
@@ -152,7 +164,7 @@ class LlamaOmniSession:
         self.is_released = False
         self._address = address
         self._link = link
-        self._remote_id: str | None = None
+        self._channel = Channel(address, link)
         self._answers = Answers(0)
         self._interrupted_index: int | None = None
         self._over: str | None = None
@@ -165,8 +177,7 @@ class LlamaOmniSession:
             BackendError: it answers something else, or not in time.
         """
         with anyio.move_on_after(OPEN_WAIT_S) as patience:
-            await self._link.send(init_message(opening))
-            created = await self._receive_created()
+            created = await self._channel.begin(init_message(opening), FULL_DUPLEX)
         if patience.cancelled_caught:
             raise BackendGone(f"expected session.created in {OPEN_WAIT_S:g} s, got none")
         self.opened = Opened(prompt_length=created.metrics.kv_length or 0)
@@ -219,41 +230,9 @@ class LlamaOmniSession:
             return
         self._over = "it was released"
         try:
-            await self._close_remote()
-        except BackendError as error:
-            _log.warning("remote %s: closing a session: %s", self._address.netloc, error)
+            await self._channel.close()
         finally:
-            await self._link.close()
             self.is_released = True
-
-    async def _close_remote(self) -> None:
-        """Have the server close the session; one that it does not know any more is closed.
-
-        Raises:
-            BackendGone: it does not answer.
-            BackendError: it says that it failed.
-        """
-        if self._remote_id is None:
-            return
-        path = f"/sessions/{quote(self._remote_id, safe='')}/close"
-        status, _ = await request(self._address, "POST", path, wait_s=CLOSE_WAIT_S)
-        if status not in (OK, NOT_FOUND):
-            raise BackendError(f"expected HTTP {OK} or {NOT_FOUND}, got HTTP {status}")
-
-    async def _receive_created(self) -> Created:
-        frame: str | bytes | Pong | None = None
-        while not isinstance(frame, str | bytes):
-            try:
-                frame = await self._link.receive()
-            except BackendGone as error:
-                raise BackendGone(f"{error} before session.created: it may be busy") from None
-        event = read_event(frame)
-        if isinstance(event, Closed):
-            raise BackendGone(f"expected session.created, got session.closed {shown(event.reason)}")
-        if not isinstance(event, Created):
-            raise BackendError("expected session.created, got an answer")
-        self._remote_id = event.session_id
-        return event
 
     async def _gather(self, index: int) -> None:
         """Take what comes until the unit is answered."""
@@ -278,21 +257,12 @@ class LlamaOmniSession:
             raise BackendError(f"the session is over, {self._over}")
         self._over = f"unit {index} did not end"
         try:
-            with _told(self._address):
+            with told(self._address):
                 yield
         except BackendGone as error:
             _log.warning("unit %d: %s", index, error)  # nobody else tells why it is gone
             raise
         self._over = None
-
-
-@contextmanager
-def _told(address: Address) -> Iterator[None]:
-    """Name the server in an error."""
-    try:
-        yield
-    except BackendError as error:
-        raise type(error)(f"remote {address.netloc}: {error}") from error
 
 
 def _status_of(body: bytes) -> str | None:

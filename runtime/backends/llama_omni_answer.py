@@ -38,7 +38,8 @@ import attrs
 from protocol.digest import digest
 from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Unit, UnitResult
 
-from .base import BackendError, BackendGone
+from .base import BackendError
+from .llama_omni_channel import gone
 from .llama_omni_wire import (
     TEXT_CHARS_MAX,
     Audio,
@@ -49,7 +50,6 @@ from .llama_omni_wire import (
     Metrics,
     RemoteEvent,
     Text,
-    shown,
 )
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
@@ -87,7 +87,7 @@ class Answers:
         if isinstance(event, Audio):
             self._hear(event)
         elif isinstance(event, Closed):
-            raise _gone(event)
+            raise gone(event)
         elif not self._trails(event):
             raise BackendError(f"expected nothing between units, got {_name(event)}")
 
@@ -111,7 +111,7 @@ class Answers:
             return False
         match event:
             case Closed():
-                raise _gone(event)
+                raise gone(event)
             case Created():
                 raise BackendError("expected an answer, got session.created once more")
             case Audio():
@@ -213,11 +213,6 @@ class Answers:
     def _refuse_second(self, event: Listen) -> None:
         if event.response_id is not None and event.response_id == self._listened_id:
             raise BackendError("expected an answer, got a second listen for the unit before")
-
-
-def _gone(event: Closed) -> BackendGone:
-    why = f", reason {shown(event.reason)}" if event.reason else ""
-    return BackendGone(f"the remote ended the session{why}")
 
 
 def _name(event: RemoteEvent) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
@@ -27,12 +27,16 @@ from protocol.model import Costs, DuplexConfig, Opening, Unit
 
 from .base import BackendError
 
-MODE: Final = "full_duplex"
-"""The one mode that is asked for; `turn_based` is chat's."""
+RemoteMode = Literal["full_duplex", "turn_based"]
+FULL_DUPLEX: Final = "full_duplex"
+TURN_BASED: Final = "turn_based"
+MODES: Final[tuple[RemoteMode, ...]] = (FULL_DUPLEX, TURN_BASED)
 EVENT_SAMPLES_MAX: Final = 24_000 * 30
 """30 s of sound: no server makes more at once, and its base64 fits `MESSAGE_CHARS_MAX`."""
 TEXT_CHARS_MAX: Final = 4_096
-"""A unit decides 20 tokens at most; no token has as many characters."""
+"""Of a unit, which decides 20 tokens at most, or a delta; no token has as many characters."""
+ANSWER_CHARS_MAX: Final = 131_072
+"""Of all of a turn's text: 8192 tokens, the most that may be asked for, of 16 characters each."""
 ID_CHARS_MAX: Final = 128
 """Ids that servers make have 12 to 40 characters."""
 MS_MAX: Final = 3_600_000.0
@@ -58,6 +62,7 @@ class Metrics:
     """What the server measured; a field that it did not send is None or 0."""
 
     kv_length: int | None = None
+    tokens: int | None = None
     costs: Costs = Costs()
     vision_slices: int = 0
     vision_tokens: int = 0
@@ -68,6 +73,7 @@ class Created:
     """The session is open."""
 
     session_id: str
+    mode: RemoteMode | None = None
     metrics: Metrics = Metrics()
 
 
@@ -99,9 +105,10 @@ class Audio:
 
 @attrs.frozen(kw_only=True)
 class Done:
-    """All of a response is said; `text` is the whole of it, or empty."""
+    """All of a response is said; `text` is the whole of it, or empty; `reason` is why it ended."""
 
     text: str = ""
+    reason: str = ""
     response_id: str | None = None
     metrics: Metrics = Metrics()
 
@@ -122,7 +129,7 @@ RemoteEvent = Created | Listen | Text | Audio | Done | Closed
 def init_message(opening: Opening) -> str:
     """Write `session.init`; what is empty is left out, so that the server takes its own."""
     voice = {"ref_audio": opening.voice.llm_pcm, "tts_ref_audio": opening.voice.tts_pcm}
-    payload: dict[str, object] = {"mode": MODE, "use_tts": opening.config.generate_audio}
+    payload: dict[str, object] = {"mode": FULL_DUPLEX, "use_tts": opening.config.generate_audio}
     if any(voice.values()):
         payload["voice"] = {name: encode_base64(pcm) for name, pcm in voice.items() if pcm}
     if opening.instructions:
@@ -181,8 +188,11 @@ def shown(text: str) -> str:
 
 
 def _read_created(fields: Fields) -> Created:
-    fields.optional("mode", lambda value: value.choice((MODE,)), None)
-    return Created(session_id=fields.required("session_id", _read_id), metrics=_metrics(fields))
+    return Created(
+        session_id=fields.required("session_id", _read_id),
+        mode=fields.optional("mode", lambda value: value.choice(MODES), None),
+        metrics=_metrics(fields),
+    )
 
 
 def _read_delta(fields: Fields) -> Listen | Text | Audio:
@@ -210,8 +220,12 @@ def _read_audio(fields: Fields) -> Audio:
 
 
 def _read_done(fields: Fields) -> Done:
-    text = fields.optional("text", lambda value: value.text(TEXT_CHARS_MAX), "")
-    return Done(text=text, response_id=_response_id(fields), metrics=_metrics(fields))
+    return Done(
+        text=fields.optional("text", lambda value: value.text(ANSWER_CHARS_MAX), ""),
+        reason=fields.optional("reason", Value.text, ""),
+        response_id=_response_id(fields),
+        metrics=_metrics(fields),
+    )
 
 
 def _read_closed(fields: Fields) -> Closed:
@@ -239,6 +253,7 @@ def _metrics(fields: Fields) -> Metrics:
     )
     return Metrics(
         kv_length=body.optional("kv_cache_length", _read_count, None),
+        tokens=body.optional("n_tokens", _read_count, None),
         costs=costs,
         vision_slices=body.optional("vision_slices", _read_count, 0),
         vision_tokens=body.optional("vision_tokens", _read_count, 0),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-import anyio
 import attrs
 import click
 import orjson
@@ -14,6 +13,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from .. import interrupts
 from ..backends.base import BackendError
 from ..models import (
     DEVICES,
@@ -248,8 +248,8 @@ def bench(
         if clock == "cpu":
             return run_virtual(model, what, mode=mode, arrival=arrival, sessions=sessions)
         backend = _backend(model, mode)
-        run = partial(run_engine, mode=mode, arrival=arrival, sessions=sessions)
-        return anyio.run(run, backend, what, backend="trio")
+        running = partial(run_engine, mode=mode, arrival=arrival, sessions=sessions)
+        return interrupts.run(running, backend, what)
 
     runs: list[EngineRun] = []
     served: list[Served] = []

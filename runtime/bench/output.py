@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import anyio
 import attrs
 import click
 import orjson
 from attrs import AttrsInstance
 from rich.console import Console
+
+from ..interrupts import run
 
 Found = TypeVar("Found", bound=AttrsInstance)
 
@@ -27,16 +28,9 @@ def measured(measure: Callable[[], Awaitable[Found]]) -> Found:
         measure: does it.
 
     Raises:
-        click.Abort: it was interrupted; that is said.
+        KeyboardInterrupt: it was interrupted.
     """
-    found: Found | None = None
-    try:
-        found = anyio.run(measure, backend="trio")
-    except* KeyboardInterrupt:
-        tell("interrupted")
-    if found is None:
-        raise click.Abort
-    return found
+    return run(measure)
 
 
 def print_found(

@@ -13,6 +13,7 @@ import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
+from protocol.behaviour import NEWEST
 from protocol.dialects.realtime import REALTIME
 from protocol.model import Costs, Finalized, Opened, UnitResult
 from protocol.requests import Append, Init
@@ -73,6 +74,7 @@ class Talker:
             mode="video",
             seed=identity.seed,
             limits=limits,
+            behaviour=NEWEST,
             recording="on",
         )
         self._journal.append_event(opened)
@@ -142,6 +144,7 @@ class Kept:
     """A log that only keeps its records, as far as a `Journal` asks for one."""
 
     is_full = False
+    steps_of_all = 0
 
     def __init__(self) -> None:
         self.records: list[Record] = []

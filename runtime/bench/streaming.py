@@ -26,7 +26,6 @@ import anyio
 import attrs
 import numpy as np
 
-from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.messages import ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.model import INPUT_RATE_HZ
 
@@ -174,7 +173,7 @@ async def measure_live(
             for place, phrase in enumerate(phrases):
                 tell(f"phrase {place + 1} of {len(phrases)}: {phrase.text}")
                 told.append(await _say(session, make_utterance(phrase, place)))
-    except (ClientError, LocalProtocolError, RemoteProtocolError) as error:
+    except ClientError as error:
         raise StreamingBenchError(f"the session failed: {error}") from error
     return sum_up_live(told, find)
 
@@ -203,7 +202,7 @@ async def _say(session: TranscriptionSession, utterance: Utterance) -> Told:
             tasks.start_soon(send)
             try:
                 deltas = await _read(session)
-            except (ClientError, RemoteProtocolError, StreamingBenchError) as error:
+            except (ClientError, StreamingBenchError) as error:
                 failures.append(error)  # Not out of the nursery, which would put it into a group.
                 tasks.cancel_scope.cancel()
     if failures:

@@ -19,7 +19,6 @@ import anyio
 import attrs
 import click
 
-from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.messages import Created, ErrorReport, Listen, QueueDone, Speech
 from protocol.requests import Append, Init
 
@@ -158,7 +157,7 @@ class _Client:
                     elif isinstance(message, ErrorReport):
                         self.failure = f"{message.message} ({message.code})"
                 tasks.cancel_scope.cancel()
-        except* (ClientError, RemoteProtocolError, LocalProtocolError) as errors:
+        except* ClientError as errors:
             self.failure = self.failure or _first(errors)
         if not self._all_answered.is_set() and not self._sent_ns:
             self.failure = self.failure or "the server ended it at once"

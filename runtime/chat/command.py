@@ -2,7 +2,8 @@
 
 With a question on the command line, or on standard input, it is asked and the command ends. On a
 terminal without one, questions are asked in turn until Ctrl-D (`conversation`). Ctrl-C cuts an
-answer short. Files are read and checked before anything is sent.
+answer short, and ends the command at the prompt. Files are read and checked before anything is
+sent.
 
 It draws no Markdown, plays nothing on a loudspeaker and records nothing from a microphone.
 """
@@ -17,7 +18,7 @@ from typing import Final
 import attrs
 import click
 
-from protocol.errors import FieldError, RemoteProtocolError
+from protocol.errors import FieldError
 from protocol.limits import VIDEO_BYTES_MAX
 from protocol.media import check_image, check_video, read_audio, read_reference_audio
 from protocol.requests import ImagePart, Part, SpeechRequest, VideoPart, VoiceName
@@ -35,7 +36,7 @@ from .view import JsonAnswer, TextAnswer, echo_json
 DIALECTS: Final = ("realtime", "legacy-chat")
 PROMPT: Final = "> "
 TOKENS_MAX: Final = ChatConfig().max_new_tokens
-FAILURES: Final = (ClientError, RemoteProtocolError, AudioFileError)
+FAILURES: Final = (ClientError, AudioFileError)
 """What costs a question its answer, or the answer its WAV."""
 
 
@@ -49,7 +50,7 @@ FAILURES: Final = (ClientError, RemoteProtocolError, AudioFileError)
     "images",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="A JPEG or PNG that comes with the first question; as often as wanted.",
+    help="A JPEG, PNG or WebP that comes with the first question; as often as wanted.",
 )
 @click.option(
     "--audio",
@@ -142,7 +143,7 @@ def chat_command(
     if text is None and sys.stdin.isatty() and not as_json:
         _converse(chat)
         return
-    question = sys.stdin.read().strip() if text is None else text
+    question = _read_all() if text is None else text
     if not question:
         raise UnusableError("there is no question")
     try:
@@ -169,11 +170,30 @@ def _converse(chat: Chat) -> None:
             click.echo(f"Error: {error}", err=True)
 
 
-def _read_question() -> str | None:
-    """Wait for a line; None at the end of the input, or for a Ctrl-C."""
+def _read_all() -> str:
+    """Read the question from standard input.
+
+    Raises:
+        UnusableError: it is not UTF-8.
+    """
     try:
-        return input(PROMPT).strip()
-    except (EOFError, KeyboardInterrupt):
+        question = sys.stdin.read().strip()
+        question.encode()
+    except UnicodeError as error:
+        raise UnusableError("the question is not UTF-8") from error
+    return question
+
+
+def _read_question() -> str | None:
+    """Wait for a line; None at the end of the input, nothing for one that is not UTF-8."""
+    try:
+        question = input(PROMPT).strip()
+        question.encode()
+        return question
+    except UnicodeError:
+        click.echo("Error: the question is not UTF-8", err=True)
+        return ""
+    except EOFError:
         click.echo()
         return None
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Protocol
 
-import anyio
 import attrs
 
 from protocol.messages import Delta, QueuePlace, Response
@@ -23,6 +22,7 @@ from protocol.turn import ChatConfig
 from ..audio import write_wav
 from ..client.chat import message
 from ..client.sdk import Dialect, connect
+from ..interrupts import run
 
 RETRIES: Final = 0
 """Whoever sits before a terminal wants to know at once that nobody is there."""
@@ -93,11 +93,10 @@ class Chat:
 
         Raises:
             ClientError: it was not answered, and is forgotten.
-            RemoteProtocolError: likewise, for the server broke the protocol.
             AudioFileError: the speech cannot be written; the answer is remembered.
         """
         question = message("user", *self._media, text)
-        response, pcm = anyio.run(self._answer, (*self._history, question), shown)
+        response, pcm = run(self._answer, (*self._history, question), shown)
         self._history += [question, message("assistant", response.text)]
         self._media = ()
         self._speech += pcm

@@ -6,6 +6,8 @@ characters, so that it cannot move the cursor.
 
 from __future__ import annotations
 
+import json
+
 import attrs
 import click
 import orjson
@@ -67,8 +69,12 @@ class JsonAnswer:
 
 
 def echo_json(fields: dict[str, object]) -> None:
-    """Write one JSON object as a line."""
-    click.echo(orjson.dumps(fields).decode())
+    """Write one JSON object as a line; a path that is not UTF-8 makes it one of ASCII."""
+    try:
+        line = orjson.dumps(fields).decode()
+    except orjson.JSONEncodeError:
+        line = json.dumps(fields, separators=(",", ":"))
+    click.echo(line)
 
 
 def clean(text: str) -> str:

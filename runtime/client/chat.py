@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.errors import ADMISSION_ERRORS, LocalProtocolError
+from protocol.errors import ADMISSION_ERRORS
 from protocol.messages import (
     Closed,
     Created,
@@ -33,7 +33,12 @@ from protocol.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
 from protocol.turn import ChatConfig, Role
 
 from .duplex import say_goodbye
-from .errors import ReportedError, SessionClosedError
+from .errors import (
+    LocalProtocolError,
+    ReportedError,
+    SessionClosedError,
+    as_client_errors,
+)
 from .session import ClientSession
 
 Question = str | ChatMessage | Sequence[ChatMessage]
@@ -121,8 +126,10 @@ class ChatSession:
             speech_request = SpeechRequest() if speech else None
         else:
             speech_request = speech
+        with as_client_errors():
+            messages = _conversation(question)
         ask = Ask(
-            messages=_conversation(question),
+            messages=messages,
             streaming=stream,
             config=config,
             speech=speech_request,

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import anyio
 
-from protocol.errors import CLOSE_NORMAL, LocalProtocolError
+from protocol.errors import CLOSE_NORMAL
 from protocol.messages import (
     Closed,
     Created,
@@ -32,7 +32,7 @@ from protocol.messages import (
 from protocol.requests import Append
 from protocol.state import Gate
 
-from .errors import ClientError, SessionClosedError
+from .errors import ClientError, LocalProtocolError, SessionClosedError
 from .session import ClientSession
 from .units import Samples, UnitCutter
 from .websocket import CLOSE_WAIT_S
@@ -170,5 +170,5 @@ async def say_goodbye(raw: ClientSession) -> None:
     """Ask for a session's end in a bounded time, where it is still to be ended and can be."""
     if raw.connection.gate is Gate.CLOSED:
         return
-    with anyio.move_on_after(CLOSE_WAIT_S), suppress(ClientError, LocalProtocolError):
+    with anyio.move_on_after(CLOSE_WAIT_S), suppress(ClientError):
         await raw.close()

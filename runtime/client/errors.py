@@ -7,16 +7,20 @@
       SessionRefusedError     the server has no place: its code and message (`queue_full` ...)
       SessionClosedError      the connection is over: its close code and reason
       ReportedError           the server answered a request with an `error`; the session lives on
+      LocalProtocolError      the calling code asked for what is not possible now, or never is
+      RemoteProtocolError     the server broke the protocol
 
-The text of each is one line, fit to be shown to whoever runs the client. What the calling code does
-wrong is no `ClientError` but a `LocalProtocolError`, and a server that breaks the protocol is a
-`RemoteProtocolError`, both of `protocol.errors`.
+The text of each is one line, fit to be shown to the user of the client. The last two are those of
+`protocol.errors`, as a client raises them: `as_client_errors` makes one of the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from protocol import errors
 from protocol.messages import ErrorReport
 
 ABNORMAL_CLOSURE: Final = 1006
@@ -63,12 +67,18 @@ class SessionRefusedError(ClientError):
 
     Args:
         report: its `error` event.
+
+    Attributes:
+        code: as in the event.
+        message: likewise.
+        session_id: likewise; by it an operator finds the session. Empty where there is none.
     """
 
     def __init__(self, report: ErrorReport) -> None:
         super().__init__(f"the server refused the session: {report.message} ({report.code})")
         self.code = report.code
         self.message = report.message
+        self.session_id = report.session_id
 
 
 class SessionClosedError(ClientError):
@@ -91,9 +101,38 @@ class ReportedError(ClientError):
 
     Args:
         report: its `error` event.
+
+    Attributes:
+        code: as in the event.
+        message: likewise.
+        session_id: likewise; by it an operator finds the session. Empty where there is none.
     """
 
     def __init__(self, report: ErrorReport) -> None:
         super().__init__(f"the server reported an error: {report.message} ({report.code})")
         self.code = report.code
         self.message = report.message
+        self.session_id = report.session_id
+
+
+class LocalProtocolError(ClientError, errors.LocalProtocolError):
+    """The calling code asked for what the protocol does not allow; nothing was sent."""
+
+
+class RemoteProtocolError(ClientError, errors.RemoteProtocolError):
+    """The server did what the protocol does not allow."""
+
+
+@contextmanager
+def as_client_errors() -> Iterator[None]:
+    """Raise what the protocol raises as a `ClientError`; a value that no message holds likewise."""
+    try:
+        yield
+    except ClientError:
+        raise
+    except errors.RemoteProtocolError as error:
+        raise RemoteProtocolError(str(error)) from error
+    except errors.LocalProtocolError as error:
+        raise LocalProtocolError(str(error)) from error
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"this cannot be sent: {error}") from error

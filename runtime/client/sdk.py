@@ -28,7 +28,7 @@ from typing import Final, Literal, overload
 import anyio
 import attrs
 
-from protocol.errors import ADMISSION_ERRORS, LocalProtocolError
+from protocol.errors import ADMISSION_ERRORS
 from protocol.messages import Created, ErrorReport, Mode, Queued, QueueDone, QueuePlace, QueueUpdate
 from protocol.requests import Init
 from protocol.state import Gate
@@ -39,6 +39,7 @@ from .errors import (
     CannotConnectError,
     ClientError,
     HandshakeRejectedError,
+    LocalProtocolError,
     ReportedError,
     SessionClosedError,
     SessionRefusedError,
@@ -202,8 +203,8 @@ async def transcribe(
 
 
 def _check_retries(retries: int) -> None:
-    if not 0 <= retries <= RETRIES_MAX:
-        raise LocalProtocolError(f"retries is {retries}, allowed is 0 to {RETRIES_MAX}")
+    if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
+        raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
 
 
 @asynccontextmanager
@@ -228,7 +229,7 @@ async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
 def _choose_init(mode: Mode, instructions: str | None, init: Init | None) -> Init:
     if init is not None and instructions is not None:
         raise LocalProtocolError("instructions are given twice: as such and in init")
-    chosen = init or Init(instructions=instructions or "")
+    chosen = init or Init(instructions=instructions or "", notices=True)
     if mode == "chat" and chosen.instructions:
         raise LocalProtocolError("a chat has no instructions: begin it with a system message")
     return chosen

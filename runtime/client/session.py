@@ -8,9 +8,8 @@
                 case Listen(): await session.close()
 
 This is what `antiphon.connect` (`sdk`) and the commands stand on: every message is seen,
-those of the queue too, and every request is the caller's. What can go wrong is a tree of its own,
-`errors`; `LocalProtocolError` and `RemoteProtocolError` of `protocol.errors` pass through as
-they are.
+those of the queue too, and every request is the caller's. All that can go wrong is a `ClientError`
+(`errors`).
 
 Rules: one task receives and one sends. The messages of a session that ended in order run out;
 any other end raises. Leaving the block closes the connection, but says no `session.close`. It runs
@@ -22,9 +21,9 @@ It does not pace, play, cut, retry or reconnect.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -40,8 +39,11 @@ from .errors import (
     AddressError,
     SessionClosedError,
     SessionRefusedError,
+    as_client_errors,
 )
 from .websocket import open_socket
+
+Asked = ParamSpec("Asked")
 
 REALTIME_PATH: Final = "/v1/realtime"
 """The endpoint of an address that names none, but in the legacy dialects."""
@@ -96,51 +98,51 @@ class ClientSession:
 
     async def init(self, init: Init) -> None:
         """Set the session up, once the server said `QueueDone`; raises as said above."""
-        await self._send(self.connection.init(init))
+        await self._request(self.connection.init, init)
 
     async def append(self, append: Append) -> None:
         """Send audio, once `can_append`; raises as said above."""
-        await self._send(self.connection.append(append))
+        await self._request(self.connection.append, append)
 
     async def see(self, see: See) -> None:
         """Send a frame that goes with the next audio (002); raises as said above."""
-        await self._send(self.connection.see(see))
+        await self._request(self.connection.see, see)
 
     async def pause(self, timeout_s: float | None = None) -> None:
         """Ask for a pause, of so many seconds at most (002); raises as said above."""
-        await self._send(self.connection.pause(timeout_s))
+        await self._request(self.connection.pause, timeout_s)
 
     async def resume(self) -> None:
         """Ask to go on after a pause (002); raises as said above."""
-        await self._send(self.connection.resume())
+        await self._request(self.connection.resume)
 
     async def interrupt(self) -> None:
         """Ask the model to stop speaking (002); raises as said above."""
-        await self._send(self.connection.interrupt())
+        await self._request(self.connection.interrupt)
 
     async def report(self) -> None:
         """Leave a mark in the session's log (002, client_diagnostic); raises as said above."""
-        await self._send(self.connection.report())
+        await self._request(self.connection.report)
 
     async def ask(self, ask: Ask) -> None:
         """Ask for a turn of chat; raises as said above."""
-        await self._send(self.connection.ask(ask))
+        await self._request(self.connection.ask, ask)
 
     async def choose(self, model: str) -> None:
         """Choose the model of a transcription; raises as said above."""
-        await self._send(self.connection.choose(model))
+        await self._request(self.connection.choose, model)
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed; raises as said above."""
-        await self._send(self.connection.append_sound(pcm16))
+        await self._request(self.connection.append_sound, pcm16)
 
     async def commit(self, *, final: bool = False) -> None:
         """Have sound transcribed; final, end its utterance. Raises as said above."""
-        await self._send(self.connection.commit(final=final))
+        await self._request(self.connection.commit, final=final)
 
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; the last messages are still to be received. Raises as said."""
-        await self._send(self.connection.close(reason))
+        await self._request(self.connection.close, reason)
 
     async def receive(self) -> ServerMessage | None:
         """Wait for the server's next message.
@@ -159,7 +161,8 @@ class ClientSession:
             except SessionClosedError as closed:
                 self._end(closed)
                 return None
-            self._waiting += self.connection.receive(frame)
+            with as_client_errors():
+                self._waiting += self.connection.receive(frame)
         message = self._waiting.pop(0)
         if isinstance(message, ErrorReport) and message.code in ADMISSION_ERRORS:
             self._refusal = message
@@ -182,7 +185,11 @@ class ClientSession:
         """
         return self._websocket.closed or (ABNORMAL_CLOSURE, "")
 
-    async def _send(self, frame: str) -> None:
+    async def _request(
+        self, write: Callable[Asked, str], *args: Asked.args, **more: Asked.kwargs
+    ) -> None:
+        with as_client_errors():
+            frame = write(*args, **more)
         await self._websocket.send(frame)
 
     def _end(self, closed: SessionClosedError) -> None:
@@ -222,7 +229,8 @@ async def connect(
         HandshakeRejectedError: the server answered with an HTTP error.
         LocalProtocolError: there is no such dialect, it has no such mode, or the key is none.
     """
-    ClientConnection(dialect, mode)  # raises before anybody is called
+    with as_client_errors():
+        ClientConnection(dialect, mode)  # raises before anybody is called
     address = endpoint(url, mode, dialect)
     frame_bytes_max = FRAME_BYTES_MAX_OF.get(mode, FRAME_BYTES_MAX)  # the server says no to others
     opening = open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls, key=key)

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import LocalProtocolError
 from protocol.limits import APPEND_SAMPLES_MIN, FRAMES_MAX
 from protocol.model import SAMPLE_BYTES, UNIT_SAMPLES
 from protocol.requests import Append
+
+from .errors import LocalProtocolError
 
 Samples = bytes | bytearray | memoryview | NDArray[np.floating[Any]]
 """float32 LE as bytes, or an array of shape (samples,); 16 kHz mono, in [-1, 1]."""

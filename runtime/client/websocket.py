@@ -8,7 +8,7 @@ It runs on asyncio and on trio. The rules:
   it is not copied as a whole, and pongs pass between the pieces.
 - A send that is cancelled may have left half a message, so the connection is dropped.
 - Leaving the block closes: what still comes is thrown away, and the peer's answer is waited for at
-  most `CLOSE_WAIT_S`.
+  most `CLOSE_WAIT_S`; cancelled or interrupted, `HURRY_WAIT_S`.
 
 It offers no compression, which costs ten times what it saves, sends no pings, and knows neither
 sessions nor JSON.
@@ -33,13 +33,12 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from protocol.errors import LocalProtocolError
-
 from .errors import (
     ABNORMAL_CLOSURE,
     AddressError,
     CannotConnectError,
     HandshakeRejectedError,
+    LocalProtocolError,
     SessionClosedError,
 )
 
@@ -47,6 +46,8 @@ CONNECT_WAIT_S: Final = 10.0
 """TCP, TLS and the handshake across the world take one; a silent port is not waited for."""
 CLOSE_WAIT_S: Final = 2.0
 """A peer that lives answers a close within a round trip; one that does not is not waited for."""
+HURRY_WAIT_S: Final = 0.2
+"""Whoever pressed Ctrl-C does not wait for a peer that may be gone; a near one has answered."""
 READ_BYTES: Final = 262_144
 """A second of speech in one read."""
 PIECE_BYTES: Final = 1_048_576
@@ -89,15 +90,18 @@ async def open_socket(
     if key is not None and not re.fullmatch(TOKEN, key):
         raise LocalProtocolError("a key has letters, digits and -._~+/ alone")  # and is not shown
     failure: BaseException | None = None
+    wait_s = HURRY_WAIT_S
     socket = await _open(address, frame_bytes_max, tls, key)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(socket.read)
         try:
             yield socket
+            wait_s = CLOSE_WAIT_S
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             failure = error  # raised below as it is, and not as a group of one
+            wait_s = CLOSE_WAIT_S if isinstance(error, Exception) else HURRY_WAIT_S
         finally:
-            await socket.aclose()
+            await socket.aclose(wait_s)
             tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -166,10 +170,10 @@ class ClientSocket:
                 await self._ended.wait()  # what the peer said of the end may still be on its way
             raise self._closed() from None
 
-    async def aclose(self) -> None:
-        """Close, waiting a bounded time for the peer's answer; cancelled or not, it is closed."""
+    async def aclose(self, wait_s: float = CLOSE_WAIT_S) -> None:
+        """Close, waiting so long for the peer's answer; cancelled or not, it is closed."""
         self._inbox.close()
-        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
+        with anyio.move_on_after(wait_s, shield=True):
             with suppress(InvalidState, *_LOST):
                 async with self._sending:
                     self._protocol.send_close(CloseCode.NORMAL_CLOSURE)

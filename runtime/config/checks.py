@@ -9,13 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from ..access.hosts import is_loopback
 from ..access.keyfile import KeyFileError, read_key_file
 from ..access.origins import read_origins
 from ..models import ModelUnknownError, check_model
 from ..settings import Settings
+from ..voices import NAME_RULE, is_voice_name
 from .sources import ConfigError
+from .values import shown
+
+NOTICE_CHARS_MAX: Final = 2_000
+"""A page of text: more than anybody reads before they speak; each session's log holds it."""
 
 
 def check(settings: Settings) -> None:
@@ -28,8 +34,7 @@ def check(settings: Settings) -> None:
         ConfigError: some of them do not fit together, or name what is not there.
     """
     problems = [*_access(settings), *_tls(settings), *_models(settings)]
-    if settings.voices is not None and not settings.voices.is_dir():
-        problems.append(f"voices: there is no folder {settings.voices}")
+    problems += [*_voices(settings), *_static(settings), *_notice(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
             f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
@@ -85,6 +90,36 @@ def _models(settings: Settings) -> Iterator[str]:
             check_model(model)
         except ModelUnknownError as error:
             yield f"{name}: {error}"
+
+
+def _voices(settings: Settings) -> Iterator[str]:
+    folder, name = settings.voices, settings.default_voice
+    if folder is not None and not folder.is_dir():
+        yield f"voices: there is no folder {folder}"
+    if name is None:
+        return
+    if folder is None:
+        yield "default_voice: it is the name of a voice in voices, and there is no such folder"
+    elif not is_voice_name(name):
+        yield f"default_voice: {shown(name)} is no name: {NAME_RULE}"
+
+
+def _static(settings: Settings) -> Iterator[str]:
+    folder = settings.static
+    if folder is None:
+        return
+    if not folder.is_dir():
+        yield f"static: there is no folder {folder}"
+    for name in ("keys", "tls_key", "record_to"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            yield f"static: {folder} holds {name}, {path}: everyone could read it there"
+
+
+def _notice(settings: Settings) -> Iterator[str]:
+    text = settings.recording_notice or ""
+    if len(text) > NOTICE_CHARS_MAX:
+        yield f"recording_notice: {len(text)} characters, at most {NOTICE_CHARS_MAX}"
 
 
 def _can_be_read(path: Path) -> bool:

@@ -7,8 +7,9 @@ the value and the limit, in one line without control characters; the caller know
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -94,6 +95,12 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """Suggest the word that was meant, to end a line with; nothing where none is near."""
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def _number(setting: Setting, value: object) -> object:
     if value == "" and setting.optional:
         return None
@@ -117,7 +124,8 @@ def _text(setting: Setting, value: object) -> object:
         return None
     text = plain(value)
     if setting.choices and text not in setting.choices:
-        raise ValueWrongError(f"{shown(text)} is none of {setting.allowed}")
+        meant = nearest(text, setting.choices)
+        raise ValueWrongError(f"{shown(text)} is none of {setting.allowed}{meant}")
     return text
 
 

@@ -1,14 +1,16 @@
-"""Decoding of images: a JPEG is proven and kept as it came, a PNG becomes a JPEG.
+"""Decoding of images: a JPEG is proven and kept as it came, a PNG or a WebP becomes a JPEG.
 
 Rules:
 
 - A PNG is proven before it is decoded: the checksum of each chunk, the order of those that matter,
   and that its data unfolds to exactly as many bytes as its header promises. So a file that is cut
   short or has a bit flipped is refused.
+- A WebP has no checksums: its sizes are held to each other, so that one that is cut short is
+  refused. Where a lossy picture was cut and all sizes mended, what is missing is not noticed.
 - The decoder is given the chunks that make the picture and no other: text and colour profiles are
   compressed too, and could unfold to gigabytes.
 - What is transparent is shown on white.
-- A PNG with a side above `SIDE_MAX` is scaled down to it, as pictures of videos are.
+- A PNG or a WebP with a side above `SIDE_MAX` is scaled down to it, as pictures of videos are.
 
 Orientation, gamma and colour profiles are not applied.
 """
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 from protocol.errors import FieldError
 from protocol.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX, IMAGE_BYTES_MAX
 from protocol.media import PNG_SIGNATURE, check_image
+from protocol.webp import is_webp, read_webp
 
 from .values import MediaError
 
@@ -45,6 +48,9 @@ JPEG_QUALITY: Final = 95
 SMALL_BYTES: Final = 64 * 1024
 SMALL_PIXELS: Final = 640 * 480
 """A picture within both, of one scan, is proven in a quarter of a millisecond."""
+PACKED_BYTES_MAX: Final = 256 * 1024
+"""Of a lossless WebP, or its transparency, that is decoded in this process: tables of codes unfold
+to hundreds of bytes of memory for each of the file's."""
 PNG_CHUNKS_MAX: Final = 16_384
 """At 4 KiB each, the smallest that encoders write, 64 MiB of them."""
 
@@ -55,8 +61,26 @@ _CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _ADAM7: Final = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
                  (0, 1, 1, 2))  # fmt: skip
 """The passes of an interlaced image: first column and row, and the steps between them."""
+_HAS_ALPHA: Final = 0x10
+_NAMES: Final = {"png": "PNG", "webp": "WebP"}
 _PIECE_BYTES: Final = 1 << 20
 _BAND_ROWS: Final = 64
+
+
+def pixels_of(data: bytes) -> int:
+    """Say how many pixels an image claims to have, by its head.
+
+    Args:
+        data: a JPEG, PNG or WebP file, whose head is checked already.
+
+    Returns:
+        Its pixels; 0 where it is none of these.
+    """
+    try:
+        width, height = check_image("image", data)
+    except FieldError:
+        return 0
+    return width * height
 
 
 def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
@@ -140,30 +164,69 @@ def decode_image(data: bytes) -> bytes:
     """Make a conversation's image a JPEG.
 
     Args:
-        data: a JPEG or PNG file, 16 MiB and 20 megapixels at most.
+        data: a JPEG, PNG or WebP file, 16 MiB and 20 megapixels at most.
 
     Returns:
-        A JPEG as it came, or a PNG as a JPEG with no side above `SIDE_MAX`.
+        A JPEG as it came, or another as a JPEG with no side above `SIDE_MAX`.
 
     Raises:
-        MediaError: it is neither, too big, or damaged.
+        MediaError: it is none of these, too big, or damaged.
     """
-    if not data.startswith(PNG_SIGNATURE):
+    kind = "PNG" if data.startswith(PNG_SIGNATURE) else "WebP"
+    if kind == "WebP" and not is_webp(data):
         decode_jpeg(data, IMAGE_BYTES_MAX)
         return data
     try:
         width, height = check_image("image", data)
     except FieldError:
-        raise MediaError("the image is a PNG that is too big, or damaged") from None
+        raise MediaError(f"the image is a {kind} that is too big, or damaged") from None
+    made = _decode_webp(data) if kind == "WebP" else _decode_png(data, width, height)
+    return encode_jpeg(made)
+
+
+def needs_process(data: bytes) -> bool:
+    """Whether an image may unfold to so much that it is decoded in a process of its own.
+
+    Args:
+        data: the file.
+    """
+    try:
+        return is_webp(data) and read_webp("image", data).packed_bytes > PACKED_BYTES_MAX
+    except FieldError:
+        return False
+
+
+# -- WebP (RFC 9649) ----------------------------------------------------------------------------
+
+
+def _decode_webp(data: bytes) -> NDArray[np.uint8]:
+    """Decode what its header says is there; shape (height, width, 3), RGB."""
+    header = read_webp("image", data)
+    body = _padded(data[header.picture])
+    if header.alpha.stop:
+        sides = (header.width - 1).to_bytes(3, "little") + (header.height - 1).to_bytes(3, "little")
+        canvas = b"VP8X" + struct.pack("<IB3x", 10, _HAS_ALPHA) + sides
+        body = canvas + _padded(data[header.alpha]) + body
+    file = b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
+    return _decode_still("webp", file, header.is_clear)
+
+
+def _padded(chunk: bytes) -> bytes:
+    return chunk + bytes(len(chunk) % 2)
+
+
+# -- PNG (ISO 15948) ----------------------------------------------------------------------------
+
+
+def _decode_png(data: bytes, width: int, height: int) -> NDArray[np.uint8]:
+    """Prove and decode it; shape (height, width, 3), RGB."""
     chunks = list(_prove_png(data, width, height))
     names, colour = {name for name, _ in chunks}, data[25]
     if colour == 3 and b"PLTE" not in names:
         raise _damaged()
     is_clear = colour in (4, 6) or b"tRNS" in names
-    return encode_jpeg(_decode_png(b"".join(chunk for _, chunk in chunks), is_clear))
-
-
-# -- PNG (ISO 15948) ----------------------------------------------------------------------------
+    file = PNG_SIGNATURE + b"".join(chunk for _, chunk in chunks)
+    return _decode_still("png", file, is_clear)
 
 
 def _prove_png(data: bytes, width: int, height: int) -> Iterator[tuple[bytes, bytes]]:
@@ -229,19 +292,22 @@ def _unfolded_bytes(data: bytes, width: int, height: int) -> int:
     return total
 
 
-def _decode_png(chunks: bytes, is_clear: bool) -> NDArray[np.uint8]:
-    """Decode what was proven; shape (height, width, 3), RGB."""
-    import av  # It costs 50 ms: only a server that is sent a PNG pays them.
+# -- what both have -----------------------------------------------------------------------------
 
-    decoder = av.CodecContext.create("png", "r")
+
+def _decode_still(codec: Literal["png", "webp"], data: bytes, is_clear: bool) -> NDArray[np.uint8]:
+    """Decode a file of sound structure; shape (height, width, 3), RGB, within `SIDE_MAX`."""
+    import av  # It costs 50 ms: only a server that is sent such a file pays them.
+
+    decoder = av.CodecContext.create(codec, "r")
     decoder.thread_count = 1
     decoder.options = {"max_pixels": str(CODED_PIXELS_MAX)}
     try:
-        frames = decoder.decode(av.Packet(PNG_SIGNATURE + chunks)) or decoder.decode(None)
+        frames = decoder.decode(av.Packet(data)) or decoder.decode(None)
     except (av.FFmpegError, ValueError):
-        raise _damaged() from None
+        raise _damaged(codec) from None
     if len(frames) != 1:
-        raise _damaged()
+        raise _damaged(codec)
     frame = frames[0]
     size = fitted(frame.width, frame.height)
     if not is_clear:
@@ -314,5 +380,5 @@ def _convert(frame: VideoFrame, form: str, width: int, height: int) -> NDArray[n
     return made.to_ndarray().astype(np.uint8, copy=False)
 
 
-def _damaged() -> MediaError:
-    return MediaError("the image is a damaged PNG")
+def _damaged(codec: Literal["png", "webp"] = "png") -> MediaError:
+    return MediaError(f"the image is a damaged {_NAMES[codec]}")

@@ -1,7 +1,7 @@
-"""Decodes a video in a process of its own, and waits for it within bounds.
+"""Decodes a video, or a picture that may unfold, in a process of its own, within bounds.
 
 A decoder for every video in the world is the most likely place for a file to break in, to hang or
-to take all memory. In a process of its own that costs the client its video, and the server nothing.
+to take all memory. In a process of its own that costs the client its file, and the server nothing.
 The process is killed when its client leaves, when it takes too long, and when it answers too much;
 it has its own bounds of memory and processor time (`worker`), so that it ends even
 where the server was killed before it.
@@ -25,7 +25,7 @@ from protocol.limits import VIDEO_S_MAX
 from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
 
 from .pictures import PICTURES_BYTES_MAX
-from .values import Decoded, MediaError
+from .values import IMAGE, Decoded, MediaError
 
 VIDEO_WAIT_S: Final = 90.0
 """The processor time that it may take, and half as much again for those that run beside it."""
@@ -72,14 +72,38 @@ async def decode_video(
         MediaError: it is no video, damaged, too long, too large, or takes too much to decode; or
             the system has no room for a process.
     """
-    process = await _start([*command, str(stack_frames)])
+    return await _decode("video", [*command, str(stack_frames)], data, wait_s)
+
+
+async def decode_picture(
+    data: bytes, command: tuple[str, ...] = _COMMAND, wait_s: float = VIDEO_WAIT_S
+) -> Decoded:
+    """Decode a picture; cancelled, it kills the process that does it.
+
+    Args:
+        data: the file.
+        command: the worker's command line, without its argument.
+        wait_s: seconds that it may take.
+
+    Returns:
+        The picture, as `image.decode_image` makes it.
+
+    Raises:
+        MediaError: it is damaged, or takes too much to decode; or the system has no room for a
+            process.
+    """
+    return await _decode("image", [*command, IMAGE], data, wait_s)
+
+
+async def _decode(what: str, command: list[str], data: bytes, wait_s: float) -> Decoded:
+    process = await _start(what, command)
     with anyio.move_on_after(wait_s):
         async with process:  # Left by a cancellation, it kills the process and waits for its end.
-            return await _ask(process, data)
-    raise MediaError(f"the video takes more than {wait_s:g} s to decode")
+            return await _ask(what, process, data)
+    raise MediaError(f"the {what} takes more than {wait_s:g} s to decode")
 
 
-async def _start(command: list[str]) -> Process:
+async def _start(what: str, command: list[str]) -> Process:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
         return await anyio.open_process(
@@ -89,11 +113,11 @@ async def _start(command: list[str]) -> Process:
             start_new_session=True,  # Ctrl-C is for us: sessions end with their media.
         )
     except OSError as error:
-        _log.error("no process for a video: %s", error.strerror)
-        raise MediaError("the video cannot be decoded now") from None
+        _log.error("no process for a file: %s", error.strerror)
+        raise MediaError(f"the {what} cannot be decoded now") from None
 
 
-async def _ask(process: Process, data: bytes) -> Decoded:
+async def _ask(what: str, process: Process, data: bytes) -> Decoded:
     """Hand a file over and take the answer; a process that a limit ended gives none, or a part."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -106,8 +130,8 @@ async def _ask(process: Process, data: bytes) -> Decoded:
         with suppress(ProcessLookupError):  # It has ended by itself.
             process.kill()
         code = await process.wait()
-        _log.warning("a video was not decoded: its process ended with code %d", code)
-        answer = MediaError("the video is damaged, or takes too much to decode")
+        _log.warning("a file was not decoded: its process ended with code %d", code)
+        answer = MediaError(f"the {what} is damaged, or takes too much to decode")
     if isinstance(answer, MediaError):
         raise answer
     return answer

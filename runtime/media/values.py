@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
+
+IMAGE: Final = "image"
+"""The argument of a process that decodes a picture; of one that decodes a video it is a number."""
 
 
 class MediaError(Exception):

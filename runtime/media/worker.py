@@ -1,7 +1,7 @@
-"""The process that decodes one video: it gives itself limits, reads a file, answers and ends.
+"""The process that decodes one file: it gives itself limits, reads it, answers and ends.
 
 The file comes on standard input. The answer, on standard output, is a line of JSON and what it
-counts: `{"reason": ...}` where the video is refused, else `{"pcm": bytes, "pictures": [bytes, ...],
+counts: `{"reason": ...}` where the file is refused, else `{"pcm": bytes, "pictures": [bytes, ...],
 "stacked": [bytes, ...]}` and then those, one after the other.
 
 It is given its memory, its processor time and no way to open anything: all that a hostile file can
@@ -28,7 +28,8 @@ import orjson
 
 from protocol.limits import VIDEO_BYTES_MAX
 
-from .values import Decoded, MediaError
+from .image import decode_image
+from .values import IMAGE, Decoded, MediaError
 from .video import read_video
 
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -40,12 +41,19 @@ NICENESS: Final = 10
 
 
 def main() -> None:
-    """Decode the video on standard input, with as many pictures a second as the argument says."""
-    stack_frames = int(sys.argv[1])
+    """Decode the file on standard input.
+
+    The argument is `IMAGE`, or how many pictures a second of a video there are to be.
+    """
+    argument = sys.argv[1]
     av.logging.set_level(None)
     limit_itself()
     try:
-        made = read_video(sys.stdin.buffer.read(VIDEO_BYTES_MAX + 1), stack_frames)
+        data = sys.stdin.buffer.read(VIDEO_BYTES_MAX + 1)
+        if argument == IMAGE:
+            made = Decoded(pictures=(decode_image(data),))
+        else:
+            made = read_video(data, int(argument))
     except MediaError as error:
         sys.stdout.buffer.write(orjson.dumps({"reason": error.reason}) + b"\n")
     else:

@@ -30,8 +30,10 @@ BINDING_VERSION: Final = "0.1.0"
 """Of AsyncAPI's binding to WebSockets, which says how the query of an address is described."""
 
 GATES: Final[Mapping[Course, tuple[Gate, ...]]] = {
-    Course.DUPLEX: (Gate.QUEUED, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE, Gate.PAUSED),
-    Course.CHAT: (Gate.QUEUED, Gate.CONNECTED, Gate.ACTIVE, Gate.TURN),
+    Course.DUPLEX: (
+        *(Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE, Gate.PAUSED),
+    ),
+    Course.CHAT: (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.ACTIVE, Gate.TURN),
     Course.REQUEST: (Gate.CONNECTED, Gate.TURN),
     Course.TRANSCRIPTION: (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
 }

@@ -31,7 +31,7 @@ from .notes import CHANNELS, COURSES, DIALECTS, END_CLOSES, ENDS, RULES, Channel
 
 Json = Mapping[str, Any]
 
-VERDICTS: Final[Mapping[str, str]] = {"accept": "taken"}
+VERDICTS: Final[Mapping[str, str]] = {"accept": "taken", "keep": "kept for its turn"}
 """How the reception table's words read; the others are error codes."""
 TITLES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "Full duplex",

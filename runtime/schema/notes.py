@@ -104,10 +104,10 @@ DIALECTS: Final[Mapping[str, str]] = {
 
 COURSES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "The client waits for its place in the queue, sets the session up, and then "
-    f"sends sound all the time, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MIN} to "
-    f"{APPEND_SAMPLES_MAX} samples. Each second of it is a *unit*, and gets one outcome: the model "
-    f"listens, or it speaks a second at {OUTPUT_RATE_HZ} Hz. When more than {UNITS_PENDING_MAX} "
-    "units wait, the oldest is dropped and counted. A session lasts "
+    f"sends sound all the time, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
+    f"at most, and in `duplex-v1` of {APPEND_SAMPLES_MIN} at least. Each second of it is a *unit*, "
+    f"and gets one outcome: the model listens, or it speaks a second at {OUTPUT_RATE_HZ} Hz. When "
+    f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
     f"{LIMIT_VIDEO_S} s with video and {LIMIT_AUDIO_S} s without, queueing included, unless the "
     f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
     Course.CHAT: "The client sets the session up at once, and then asks as often as it likes, each "
@@ -122,7 +122,9 @@ COURSES: Final[Mapping[Course, str]] = {
     f"such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
     "kept from the first piece on, and transcribed from a commit on; a final commit ends the "
     "utterance, which is answered once, after those before it, and what comes next belongs to the "
-    "next one. What a piece of text says is never taken back. At most "
+    "next one. So does what comes after an utterance that the model failed at, or that outgrew its "
+    "context: it is answered by an error and its end, and the next commit, final or not, begins "
+    "a new one. What a piece of text says is never taken back. At most "
     f"{SOUND_BYTES_MAX // MIB} MiB of sound and {UTTERANCES_PENDING_MAX} utterances may wait. A "
     f"session lasts {LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed with {CLOSE_NORMAL} "
     f"and the reason `idle` where its client is silent for {IDLE_S} s and nothing is under way, "
@@ -140,6 +142,7 @@ ENDS: Final[Mapping[EndReason, str]] = {
     "server_shutdown": "The server is shutting down.",
     "cancelled": "An operator ended it.",
     "invalid_frame": "The client sent a frame that is beyond repair.",
+    "flooded": "The client sent large messages faster than the server can record them.",
     "refused": "A turn of chat could not be given to the model; an `error` came before.",
 }
 """What the ends mean that a client may be told of."""
@@ -164,7 +167,13 @@ RULES: Final[tuple[str, ...]] = (
     "is looked at, then the message's type, then its fields.",
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
     f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, it is 16-bit integers. Bytes are base64 with "
-    "the standard alphabet and padding, without white space.",
+    "the standard alphabet and padding, without white space; sound to be transcribed may have line "
+    "breaks in its base64.",
+    "OpenAI's Realtime API is not spoken. The header `OpenAI-Beta`, its subprotocols, and an "
+    "address with `model` and no `mode` (where the default is not `transcription`) are HTTP 400 "
+    "with the list of dialects. Before a session is set up, a `session.update` whose "
+    "`session.type` is `realtime` gets `invalid_event`, and the connection is closed with "
+    f"{CLOSE_NORMAL} at once.",
     f"A paused session ends after {PAUSE_S} s, or earlier if its client says so.",
 )
 """What holds in every dialect."""

@@ -1,6 +1,6 @@
 """Streaming input: a request to the model that is added to while it is answered (003).
 
-    async with Streaming(load_backend("tiny")) as streaming:
+    async with Streaming(await load_backend_async("tiny")) as streaming:
         async with streaming.generate(chunks(), SamplingParams(max_tokens=8)) as outputs:
             async for output in outputs:
                 print(output.text, end="")
@@ -13,18 +13,26 @@ batches and deadlines with sessions and turns of chat.
 
 from __future__ import annotations
 
+from protocol.errors import LocalProtocolError
 from protocol.turn import Picture, Sound, Text
 
+from ..admission import Refused
+from ..backends.base import BackendError, BackendGone, BackendRefused
 from ..backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds
-from .request import StreamingRequest
+from .outputs import StreamingRequest
 from .service import Streaming
 from .values import Prompt, StreamingInput, StreamingOutput
 
 __all__ = (
+    "BackendError",
+    "BackendGone",
+    "BackendRefused",
     "FinishReason",
+    "LocalProtocolError",
     "ParameterError",
     "Picture",
     "Prompt",
+    "Refused",
     "SamplingParams",
     "Sound",
     "Streaming",

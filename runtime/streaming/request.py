@@ -2,15 +2,17 @@
 
     generator -> reader task -> chunks that wait -> runner task -> outputs -> whoever iterates
 
-The two tasks live in the nursery of the `Streaming` that made the request. Rules:
+The two tasks live in the nursery of the `Streaming` that made the request. Whoever iterates holds a
+`StreamingRequest` (`outputs`), and the tasks hold no reference to it. Rules:
 
 - At most `CHUNKS_WAITING_MAX` chunks wait behind the one whose turn it is; the generator is asked
   for no more until there is room. Where `OUTPUTS_WAITING_MAX` outputs wait, no chunk is begun.
 - A slot is taken when the first chunk came, and given back, clean, before the request is over.
 - The generator's end ends the request once all chunks were answered, however late it comes; what
   the generator raises ends it at once and is raised as it was, behind the outputs that there are.
-- `aclose`, and the cancellation of whoever waits for an output, cut the chunk under way at its next
-  step and drop those that wait.
+- `aclose`, `abort`, the cancellation of whoever waits for an output, and the collection of outputs
+  that are not closed cut the chunk under way at its next step and drop those that wait.
+- The last output says `finished`: behind it the request is over, and its slot is given back.
 - A generator that is not read to its end is closed, by the task that read it.
 """
 
@@ -18,8 +20,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Final, Self
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -33,6 +36,7 @@ from ..backends.streams import Anchoring, AnchorSession, Sampled, SamplingParams
 from ..engine.pace import Pace
 from ..pool import Lease
 from .slots import Slots
+from .sound import Recut
 from .values import StreamingInput, StreamingOutput
 
 CHUNKS_WAITING_MAX: Final = 8
@@ -48,14 +52,12 @@ Waiting = tuple[StreamingInput, float]
 """A chunk and when it came, on the event loop's clock."""
 
 
-class StreamingRequest(AsyncIterator[StreamingOutput]):
-    """The outputs of one request, in order; `Streaming.generate` makes it.
-
-    As a context manager it is closed at the end of its block. One task at a time may wait for an
-    output; where that is cancelled the request is over.
+class Request:
+    """One request, from its first chunk to its end.
 
     Attributes:
         anchoring: its id, and what its chunks have in common.
+        is_over: nothing of it runs any more, and its slot is given back.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
         self._inputs, self._params, self._slots = inputs, params, slots
         self._scope = anyio.CancelScope()
         self._lease: Lease | None = None
-        self._is_unclean = False
+        self._is_unclean = self._is_aborted = False
         self._anchor: AnchorSession | None = None
-        self._pace, self._chunks, self._held = Pace(), 0, ""
+        self._pace, self._recut = Pace(), Recut()
+        self._chunks, self._is_owed, self._held = 0, False, ""
         self._last = StreamingOutput(
             request_id=anchoring.request_id,
             chunk=0,
@@ -86,19 +89,17 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
         self._error: Exception | None = None
         self._over, self._changed = anyio.Event(), anyio.Event()
         self._is_awaited = False
+        self._call_soon = _loop_caller()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._over.is_set()
 
     # -- for whoever iterates -------------------------------------------------------------------
 
-    async def __anext__(self) -> StreamingOutput:
-        """Wait for the next output.
-
-        Raises:
-            StopAsyncIteration: the request is over.
-            LocalProtocolError: another task waits for it.
-            BackendError: the model failed, refused a prompt, or is lost.
-            Refused: there is no slot for it.
-            Exception: as the generator raised it.
-        """
+    async def next(self) -> StreamingOutput:
+        """Wait for the next output; see `StreamingRequest.__anext__`."""
         if self._is_awaited:
             raise LocalProtocolError("another task waits for this request's next output")
         self._is_awaited = True
@@ -107,7 +108,7 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
             while not self._outputs and not self._over.is_set():
                 await self._changed.wait()
         except anyio.get_cancelled_exc_class():
-            await self.aclose()
+            await self.close()
             raise
         finally:
             self._is_awaited = False
@@ -118,33 +119,32 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
         error, self._error = self._error, None
         raise StopAsyncIteration if error is None else error
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """End the request, drop what was not read, and wait until its slot is given back."""
         self.cut()
-        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
-            await self._over.wait()
-        if not self._over.is_set():
-            _logger.error("request %s hangs in the model", self.anchoring.request_id)
-            self._give_back(condemned=True)
+        await self._wait_until_over()
         self._outputs.clear()
         self._error = None
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def abort(self) -> None:
+        """End the request behind a last output that says so, and wait as `close` does."""
+        if not self._over.is_set():
+            self._is_aborted = True
+            self._stop()
+        await self._wait_until_over()
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
+    def cut_soon(self) -> None:
+        """Cut the request from a finalizer: in any thread, also when the event loop has ended."""
+        with suppress(RuntimeError):  # With the loop its tasks have ended.
+            self._call_soon(self.cut)
 
     # -- for `Streaming` ------------------------------------------------------------------------
 
     def cut(self) -> None:
         """End the request at the model's next step; never blocks."""
-        if self._over.is_set():
-            return
-        self._fail(BackendError("the request was cut"))
-        if self._anchor is not None:
-            self._anchor.interrupt()
-        self._scope.cancel()
+        if not self._over.is_set():
+            self._fail(BackendError("the request was cut"))
+            self._stop()
 
     async def run(self) -> None:
         """Read, compute and answer, until it is over."""
@@ -155,12 +155,27 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
                     tasks.start_soon(self._read, send)
                     await self._serve(receive)
                     tasks.cancel_scope.cancel()
+            if self._error is None:
+                self._finish()
         except BaseException:  # Whoever owns the nursery is cancelled.
             self._fail(BackendError("the request was cut"))
             raise
         finally:
             self._over.set()
             self._tell_change()
+
+    def _stop(self) -> None:
+        if self._anchor is not None:
+            self._anchor.interrupt()
+        self._scope.cancel()
+
+    async def _wait_until_over(self) -> None:
+        """Wait until the slot is given back; where the model hangs, give it back condemned."""
+        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
+            await self._over.wait()
+        if not self._over.is_set():
+            _logger.error("request %s hangs in the model", self.anchoring.request_id)
+            self._give_back(condemned=True)
 
     # -- the reader -----------------------------------------------------------------------------
 
@@ -190,8 +205,8 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first error; those that follow come of it."""
-        if self._error is None:
+        """Keep the first error; those that follow come of it, or of being aborted."""
+        if self._error is None and not self._is_aborted:
             self._error = error
 
     # -- the runner -----------------------------------------------------------------------------
@@ -241,34 +256,49 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
         receive: MemoryObjectReceiveStream[Waiting],
     ) -> None:
         waiting: Waiting | None = first
-        while waiting is not None and await self._answer(anchor, *waiting):
+        while waiting is not None:
+            item = waiting[0]
+            if not await self._answer(anchor, *waiting):
+                return
             while len(self._outputs) >= OUTPUTS_WAITING_MAX:
                 await self._changed.wait()
             waiting = await _next(receive)
-        if self._held:
-            self._tell(attrs.evolve(self._last, token_ids=(), text=self._held, computed_tokens=0))
+        rest = self._recut.rest()
+        if rest:
+            self._chunks -= self._is_owed  # Its chunk was not answered yet, else it is one more.
+            await self._answer(anchor, attrs.evolve(item, prompt=rest), anyio.current_time())
 
     async def _answer(self, anchor: AnchorSession, item: StreamingInput, came_s: float) -> bool:
         """Answer a chunk; False where the context is full."""
-        params = item.sampling_params or self._params
+        parts = self._recut.cut(item.parts)
+        self._chunks, self._is_owed = self._chunks + 1, bool(item.parts) and not parts
         due_s = self._due_s(item, came_s)
+        if self._is_owed:  # Its sound completes no second: it is answered with what follows.
+            return True
         try:
-            done = await anchor.extend(item.parts, params, self._emit, due_s=due_s)
+            params = item.sampling_params or self._params
+            done = await anchor.extend(parts, params, self._emit, due_s=due_s)
         except ContextFull:
-            self._tell(
-                attrs.evolve(
-                    self._last,
-                    chunk=self._chunks,
-                    token_ids=(),
-                    text="",
-                    finish_reason="context_full",
-                    computed_tokens=0,
-                    prompt_tokens=0,
-                )
+            self._last = attrs.evolve(
+                self._last, chunk=self._chunks - 1, finish_reason="context_full", prompt_tokens=0
             )
             return False
-        self._held, self._chunks = done.held, self._chunks + 1
+        self._held, self._last = done.held, attrs.evolve(self._last, finish_reason=None)
         return done.reason != "context_full"
+
+    def _finish(self) -> None:
+        """Tell the last output: no token, but the text that was held back."""
+        reason = "abort" if self._is_aborted else self._last.finish_reason
+        self._tell(
+            attrs.evolve(
+                self._last,
+                token_ids=(),
+                text=self._held,
+                finish_reason=reason,
+                computed_tokens=0,
+                finished=True,
+            )
+        )
 
     def _due_s(self, item: StreamingInput, came_s: float) -> float | None:
         """Seconds from now until a chunk is due; None where nobody waits for it in real time."""
@@ -282,7 +312,7 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
         self._tell(
             StreamingOutput(
                 request_id=self.anchoring.request_id,
-                chunk=sampled.chunk,
+                chunk=self._chunks - 1,
                 token_ids=(sampled.token_id,),
                 text=sampled.text,
                 finish_reason=sampled.reason,
@@ -308,3 +338,15 @@ async def _next(receive: MemoryObjectReceiveStream[Waiting]) -> Waiting | None:
         return await receive.receive()
     except anyio.EndOfStream:
         return None
+
+
+def _loop_caller() -> Callable[[Callable[[], None]], object]:
+    """What runs a function in this event loop from any thread, and raises once it has ended.
+
+    It may be called amid anything, as a finalizer is: neither loop takes a lock for it that the
+    thread could hold already, but one that the same thread may take twice.
+    """
+    loop: Any = anyio.lowlevel.current_token().native_token
+    caller: Callable[[Callable[[], None]], object]
+    caller = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, trio's
+    return caller

@@ -16,7 +16,8 @@ from ..admission import Admission
 from ..backends.base import Backend, BackendError
 from ..backends.streams import Anchoring, SamplingParams, Streams
 from ..workers import Workers
-from .request import StreamingRequest
+from .outputs import StreamingRequest
+from .request import Request
 from .slots import Slots
 from .values import StreamingInput
 
@@ -24,7 +25,8 @@ from .values import StreamingInput
 class Streaming:
     """Requests with streaming input on one model; an asynchronous context manager.
 
-    At the end of its block all requests are cut. The model is the caller's, before and after.
+    At the end of its block all requests are cut. The task that entered it must leave it. The model
+    is the caller's, before and after.
 
     Args:
         model: a backend that takes streaming input (`Streams`), or the workers that serve it.
@@ -45,20 +47,27 @@ class Streaming:
         workers = model if isinstance(model, Workers) else Workers((model,))
         self._slots = Slots(workers, admission, mode)
         self._tasks: TaskGroup | None = None
-        self._running: dict[str, StreamingRequest] = {}
+        self._running: dict[str, Request] = {}
         self._numbers = count()
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
             raise LocalProtocolError("this Streaming was entered already")
         self._tasks = await anyio.create_task_group().__aenter__()
+        self._entered_by = anyio.get_current_task()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         assert self._tasks is not None
-        tasks, self._tasks = self._tasks, None
         for request in self._running.values():
             request.cut()
+        here, entered_by = anyio.get_current_task(), self._entered_by
+        if here != entered_by:  # A nursery is left by the task that opened it.
+            raise LocalProtocolError(
+                f"this Streaming was entered by the task {entered_by.name!r} and is left by "
+                f"{here.name!r}: its requests are cut; leave it in the task that entered it"
+            )
+        tasks, self._tasks = self._tasks, None
         # What the block raised is no business of the nursery's, which would put it into a group.
         await tasks.__aexit__(None, None, None)
 
@@ -83,7 +92,8 @@ class Streaming:
             max_slice_nums: most slices a picture is cut into, 1-9.
 
         Returns:
-            Its outputs. Close them, by `async with` or `aclose`, unless they are read to the end.
+            Its outputs. Close them, by `async with` or `aclose`, unless they are read to the end;
+            where they are collected unclosed the request is aborted, with a `ResourceWarning`.
 
         Raises:
             ParameterError: the id or the number of slices is out of its range.
@@ -99,10 +109,23 @@ class Streaming:
             request_id=name, carry_terminator=carry_terminator, max_slice_nums=max_slice_nums
         )
         params = SamplingParams() if sampling_params is None else sampling_params
-        request = StreamingRequest(aiter(inputs), params, anchoring, self._slots)
+        request = Request(aiter(inputs), params, anchoring, self._slots)
         self._running[name] = request
         self._tasks.start_soon(self._run, request)
-        return request
+        return StreamingRequest(request)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request at the model's next step, and wait until its slot is given back.
+
+        Whoever reads its outputs gets those that there are, then a last one that says `abort`.
+
+        Returns:
+            Whether a request of this id ran.
+        """
+        request = self._running.get(request_id)
+        if request is not None:
+            await request.abort()
+        return request is not None
 
     def token_id(self, name: str) -> int | None:
         """The id of a token by its name in the tokenizer, as `<|im_end|>`; None has none.
@@ -115,7 +138,7 @@ class Streaming:
             raise BackendError(f"model {self._slots.workers.info.name} takes no streaming input")
         return backend.token_id(name)
 
-    async def _run(self, request: StreamingRequest) -> None:
+    async def _run(self, request: Request) -> None:
         try:
             await request.run()
         finally:

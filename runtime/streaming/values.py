@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, SupportsIndex
+from typing import Final, Literal, SupportsIndex
 
 import attrs
 
@@ -104,23 +104,27 @@ class StreamingOutput:
 
     Attributes:
         request_id: the request's.
-        chunk: which chunk it answers, from 0.
-        token_ids: what was sampled: one id. None in an output that ends a request whose next chunk
-            does not fit, or that lets go of text which was held back.
-        text: whole characters alone; the texts of all outputs joined are the request's text.
-        finish_reason: why it is the chunk's last output; None where another follows. Behind
-            `context_full` the request is over, and chunks that wait are dropped.
+        chunk: which chunk it answers, from 0. Sound that completes no second is answered with the
+            chunk that completes it; what is left at the end as its own chunk, or as one more.
+        token_ids: what was sampled: one id. None in the last output.
+        text: whole characters alone; the texts of all outputs joined are the request's text. The
+            last output has what was held back of a character that never became whole.
+        finish_reason: why it is the chunk's last token; None where another follows. In the last
+            output `context_full` where the next chunk does not fit, and `abort` where the request
+            was aborted. Behind these the request is over, and chunks that wait are dropped.
         computed_tokens: tokens that the step computed: with a chunk's first all of its prompt, with
             the others the token before.
         prompt_tokens: rows of the chunk's prompt: tokens, embeddings, and the one carried over.
         kv_length: tokens in the KV cache; what this step sampled is not among them.
+        finished: it is the last: the request is over, and its slot is given back.
     """
 
     request_id: str
     chunk: int
     token_ids: tuple[int, ...]
     text: str
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["abort"] | None
     computed_tokens: int
     prompt_tokens: int
     kv_length: int
+    finished: bool = False

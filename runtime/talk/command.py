@@ -1,8 +1,9 @@
 """`antiphon talk`: say a sound file to a server, hear what it answers.
 
 The command reads and checks files before it connects, chooses how the conversation is shown
-(`view`), holds it (`session`), and writes the reply. Ctrl-C ends it politely, and what
-was said until then is kept; a second one ends at once.
+(`view`), holds it (`session`), and writes the reply. Ctrl-C ends it politely if the server is
+quick, and a second one at once. What was said until then is written where there was no reply yet;
+an existing reply is replaced only after a conversation that came to its end.
 
 It plays nothing on a loudspeaker and records nothing from a microphone.
 """
@@ -27,12 +28,15 @@ from ..audio import AudioFileError, read_wav, write_wav
 from ..client.errors import AddressError
 from ..client.options import key_option, url_option
 from ..client.session import endpoint
+from ..interrupts import run
 from .session import Plan, cut_units, talk
 from .tally import Tally
 from .view import JsonView, LineView, LiveView, View, summarize
 
 DIALECTS: Final = ("realtime", "duplex-v1", "legacy-duplex")
-MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
+MODES: Final[tuple[Mode, ...]] = ("video", "audio")
+GOODBYE_S: Final = 0.5
+"""After Ctrl-C: a round trip across the world, and short for whoever waits for the prompt."""
 SILENCE_S: Final = 10
 """A model that has not begun to answer ten seconds after the question will not."""
 EXIT_UNUSABLE: Final = 2
@@ -113,6 +117,7 @@ def talk_command(
       0  the conversation came to its end
       1  the server could not be reached, refused, reported an error, or ended it
       2  a file or an option that cannot be used
+      130  interrupted; a reply that was there stays
     """  # noqa: D301 - click takes a backspace to keep the lines
     mode = mode or ("audio" if frame is None else "video")
     if frame is not None and mode == "audio":
@@ -129,12 +134,15 @@ def talk_command(
     tally = Tally()
     view = _choose_view(as_json, tally, f"{file.name} to {url}", len(plan.units))
     started_s = time.monotonic()
+    talking = partial(_talk, url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally)
     with view:
-        anyio.run(partial(_talk, url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally))
+        is_interrupted = run(talking)
     elapsed_s = time.monotonic() - started_s
     written = _write_reply(tally, reply)
     answered = plan.is_answered(tally)
     view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=written))
+    if is_interrupted:
+        raise KeyboardInterrupt
     if tally.failure is not None:
         raise click.ClickException(tally.failure)
 
@@ -188,27 +196,30 @@ def _choose_view(as_json: bool, tally: Tally, title: str, file_s: int) -> View:
 
 async def _talk(
     url: str, plan: Plan, view: View, *, mode: Mode, dialect: str, key: str | None, tally: Tally
-) -> None:
-    """Talk; the first Ctrl-C ends it politely, the second at once."""
+) -> bool:
+    """Talk until Ctrl-C, which ends it politely; return whether there was one."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_interrupts, stop, tally, tasks.cancel_scope)
+        tasks.start_soon(_watch_interrupts, stop, tasks.cancel_scope)
         await talk(url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally, stop=stop)
         tasks.cancel_scope.cancel()
+    if stop.is_set():
+        tally.failure = "interrupted"
+    return stop.is_set()
 
 
-async def _watch_interrupts(stop: anyio.Event, tally: Tally, everything: anyio.CancelScope) -> None:
+async def _watch_interrupts(stop: anyio.Event, everything: anyio.CancelScope) -> None:
     with anyio.open_signal_receiver(signal.SIGINT) as signals:
         async for _ in signals:
             if stop.is_set():
-                tally.failure = "interrupted"
                 everything.cancel()
             stop.set()
+            everything.deadline = anyio.current_time() + GOODBYE_S
 
 
 def _write_reply(tally: Tally, path: Path) -> Path | None:
-    """Write what the model said, be it nothing, wherever there was a session."""
-    if tally.created is None:
+    """Write what the model said, be it nothing, where there was a session and nothing is lost."""
+    if tally.created is None or (tally.failure is not None and path.exists()):
         return None
     try:
         write_wav(path, bytes(tally.pcm))

@@ -22,7 +22,6 @@ import anyio
 import attrs
 import numpy as np
 
-from protocol.errors import RemoteProtocolError
 from protocol.messages import ErrorReport, Mode, QueueDone
 from protocol.model import UNIT_BYTES
 from protocol.requests import Append, Init
@@ -129,7 +128,7 @@ async def talk(
     try:
         async with connect(url, mode=mode, dialect=dialect, key=key) as session:
             await converse(session, plan, observer, tally=tally, started_s=started_s, stop=stop)
-    except (ClientError, RemoteProtocolError) as error:
+    except ClientError as error:
         tally.failure = str(error)
     return tally
 
@@ -209,7 +208,7 @@ class _Conversation:
                     await self._receive()
                 if self._patience.cancelled_caught:
                     self._fail(f"the server did not end the session within {CLOSED_WAIT_S:g} s")
-            except (ClientError, RemoteProtocolError) as error:
+            except ClientError as error:
                 self._tally.failure = str(error)
             tasks.cancel_scope.cancel()
 
@@ -220,7 +219,8 @@ class _Conversation:
             self._observer.heard(self._tally.heard(message, self._clock()))
             match message:
                 case QueueDone() if self._session.connection.gate is Gate.CONNECTED:
-                    await self._session.init(Init(instructions=self._plan.instructions))
+                    init = Init(instructions=self._plan.instructions, notices=True)
+                    await self._session.init(init)
                 case ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
                     self._stopped = True  # what was refused is our init: there is no other
             self._notify()

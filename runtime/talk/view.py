@@ -16,8 +16,6 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 import attrs
-import click
-import orjson
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -39,6 +37,7 @@ from protocol.messages import (
 )
 from protocol.model import SAMPLE_BYTES
 
+from ..chat.view import echo_json
 from .session import Observer
 from .tally import Happening, Tally
 
@@ -256,11 +255,11 @@ class JsonView:
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Write that a second of input is being sent."""
-        _echo({"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound})
+        echo_json({"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound})
 
     def heard(self, happening: Happening) -> None:
         """Write what the server said."""
-        _echo(
+        echo_json(
             {
                 "type": _TYPES[type(happening.message)],
                 "at_s": round(happening.at_s, 3),
@@ -270,7 +269,7 @@ class JsonView:
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums."""
-        _echo({"type": "summary", **summary})
+        echo_json({"type": "summary", **summary})
 
 
 _TYPES: Final[dict[type[ServerMessage], str]] = {
@@ -312,10 +311,6 @@ def _speech_fields(message: Listen | Speech) -> dict[str, object]:
         "end_of_turn": message.end_of_turn,
         "response_id": message.response_id,
     }
-
-
-def _echo(fields: dict[str, object]) -> None:
-    click.echo(orjson.dumps(fields).decode())
 
 
 def summarize(

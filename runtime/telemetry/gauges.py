@@ -56,8 +56,8 @@ REFUSED: Final = _count(
 )
 CUT: Final = _count(
     "connections_dropped",
-    "Connections that were cut: stalled (took nothing), silent (said nothing), slow (with a large "
-    "message), left (while held to their rate).",
+    "Connections that were cut: stalled (took nothing, or too slowly), silent (said nothing), "
+    "slow (with a large message), left (while held to their rate).",
     "cause",
 )
 DENIED: Final = _count(

@@ -36,6 +36,8 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
 
+from protocol.digest import session_id_of
+
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -52,7 +54,7 @@ TRACE_LINES_MAX: Final = 200
 """Lines of a trace in text: groups of exceptions nest."""
 NESTING_MAX: Final = 6
 """How deep groups of exceptions are followed: task groups nest four deep here."""
-FIRST: Final = ("timestamp", "level", "logger", "event", "session", "unit")
+FIRST: Final = ("timestamp", "level", "logger", "event", "session", "session_id", "unit")
 """The fields that come first, in this order."""
 
 
@@ -99,8 +101,8 @@ def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> 
 
 
 def bound_session(recording_id: str) -> AbstractContextManager[None]:
-    """Say, within this context, which session is logged of: by its recording's id."""
-    return bound_contextvars(session=recording_id)
+    """Say, within this context, which session is logged of: by its recording's id, and its own."""
+    return bound_contextvars(session=recording_id, session_id=session_id_of(recording_id))
 
 
 def name_unit(index: int | None) -> None:

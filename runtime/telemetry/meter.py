@@ -19,8 +19,8 @@ from protocol import effects as ef
 from protocol import events as ev
 from protocol.limits import NS_PER_S
 from protocol.session import Session
+from protocol.utf8 import frame_bytes
 
-from ..websocket import frame_bytes
 from .books import BROKEN_OFF, Books
 from .chunk_meter import ChunkMeter
 from .turn_meter import TurnMeter
@@ -83,7 +83,9 @@ class Meter:
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
         self._books.frames_received.inc()
-        if event.frame is not None:  # else it was too long, and never read whole
+        if event.shortened is not None:
+            self._books.received_bytes.inc(event.shortened.size_bytes)
+        elif event.frame is not None:  # else it was too long, and never read whole
             self._books.received_bytes.inc(frame_bytes(event.frame))
 
     def _send(self, effect: ef.Send) -> None:

@@ -62,7 +62,10 @@ PAGE_CSP: Final = (
 TONES: Final = {"ready": "good", "full": "warn", "loading": "busy", "draining": "warn"}
 """Of what `/ready` says; anything else is bad."""
 STATE_TONES: Final = {State.QUEUED: "warn", State.CONNECTED: "busy", State.ACTIVE: "good"}
-COLUMNS: Final = ("session", "state", "mode", "dialect", "key", "age", "units", "dropped", "tokens")
+COLUMNS: Final = (
+    *("recording", "session", "state", "mode", "dialect", "key"),
+    *("age", "units", "dropped", "tokens"),
+)
 NUMBERS_FROM: Final = COLUMNS.index("age")
 
 
@@ -142,6 +145,7 @@ def _row(session: SessionStatus) -> str:
     tone = STATE_TONES.get(session.state, "soft")
     cells = (
         f"<code>{_text(session.recording_id)}</code>",
+        f"<code>{_text(session.session_id)}</code>",
         f'<span class="{tone}">{session.state.value.lower()}</span>',
         _text(session.mode),
         _text(session.dialect or "-"),

@@ -6,12 +6,17 @@ What is told here names sessions and keys: it is for operators, and whoever serv
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import attrs
 
+from ..admission import RunningTask
+from ..pool import PoolCounts
 from ..transport.counters import Statistics
 from .watching import ServerStatus, SessionStatus
+
+DUPLEX: Final = frozenset({"video", "audio"})
 
 
 def status_json(status: ServerStatus) -> dict[str, Any]:
@@ -30,6 +35,8 @@ def status_json(status: ServerStatus) -> dict[str, Any]:
         "connections": status.connections,
         "tasks": status.tasks,
         "queue_length": status.queue_length,
+        "max_queue_size": status.max_queue_size,
+        **_workers_json(slots, status.running_tasks),
         "slots": None if slots is None else attrs.asdict(slots),
         "workers": None if workers is None else attrs.asdict(workers),
         "recorder": dict(status.recorder),
@@ -37,6 +44,25 @@ def status_json(status: ServerStatus) -> dict[str, Any]:
         "listener": None if status.listener is None else _listener_json(status.listener),
         "denied": dict(status.denied),
         "sessions": [session_json(session) for session in status.sessions],
+    }
+
+
+def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dict[str, Any]:
+    """Write the slots as the pages of MiniCPM-o's demo read them: a worker there has one slot."""
+    return {
+        "total_workers": 0 if slots is None else slots.slots,
+        "idle_workers": 0 if slots is None else slots.free,
+        "busy_workers": 0 if slots is None else slots.leased,
+        "duplex_workers": sum(task.mode in DUPLEX for task in tasks),
+        "running_tasks": [
+            {
+                "worker_id": f"{task.lease.worker}.{task.lease.slot}",
+                "request_type": task.mode,
+                "elapsed_s": task.held_s,
+                "estimated_remaining_s": task.left_s,
+            }
+            for task in tasks
+        ],
     }
 
 
@@ -49,6 +75,7 @@ def session_json(session: SessionStatus) -> dict[str, Any]:
     """Write one session's status likewise; `/api/sessions` may use it too."""
     return {
         "recording_id": session.recording_id,
+        "session_id": session.session_id,
         "owner": session.owner,
         "mode": session.mode,
         "dialect": session.dialect,

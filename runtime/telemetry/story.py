@@ -10,7 +10,8 @@ import logging
 from typing import Final
 
 from protocol import events as ev
-from protocol.effects import DropUnit, Effect
+from protocol.digest import session_id_of
+from protocol.effects import DropUnit, Effect, ForgetRecording
 from protocol.limits import NS_PER_S
 from protocol.session import Session
 
@@ -42,7 +43,11 @@ class Story:
         self._session: Session | None = None
         self._at_ns = 0
         self._has_dropped = False
-        self._named: Final = {"session": opened.recording_id} | ({"key": owner} if owner else {})
+        self._named: Final = {
+            "session": opened.recording_id,
+            "session_id": session_id_of(opened.recording_id),
+            **({"key": owner} if owner else {}),
+        }
         self._of: Final = {"mode": opened.mode, "endpoint": opened.endpoint}
         self._tell(logging.INFO, "session opened", **self._of)
 
@@ -52,8 +57,12 @@ class Story:
         match event:
             case ev.RecordingFailed():
                 self._tell(logging.ERROR, "the session is no longer recorded")
+            case ev.Flooded():
+                self._tell(logging.WARNING, "the client sends more than can be recorded")
             case ev.BackendLost():
                 self._tell(logging.WARNING, "the model was lost")
+        if any(isinstance(effect, ForgetRecording) for effect in effects):
+            self._tell(logging.INFO, "the client asked not to be recorded")
         if not self._has_dropped and any(isinstance(effect, DropUnit) for effect in effects):
             self._has_dropped = True
             self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")

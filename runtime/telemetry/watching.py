@@ -20,6 +20,7 @@ from protocol.session import Session
 from protocol.state import State
 
 from ..access.denials import Reason
+from ..admission import RunningTask
 from ..pool import PoolCounts
 from ..retention import RetentionStatistics
 from ..transport.counters import Statistics
@@ -66,7 +67,8 @@ class SessionStatus:
     """One session that runs.
 
     Attributes:
-        recording_id: its name.
+        recording_id: its recording's name.
+        session_id: its own, as its client knows it.
         owner: the name of its key; empty where there are no keys.
         mode: what it carries.
         dialect: its wire protocol; None before the client has chosen.
@@ -79,6 +81,7 @@ class SessionStatus:
     """
 
     recording_id: str
+    session_id: str
     owner: str
     mode: Mode
     dialect: str | None
@@ -102,6 +105,8 @@ class ServerStatus:
         uptime_s: since the server began.
         sessions: those that run, oldest first.
         queue_length: sessions and turns that wait for a slot.
+        max_queue_size: how many may wait.
+        running_tasks: the slots that are held, longest first.
         slots: where the slots are; None while the model loads.
         connections: open connections of any kind.
         tasks: of the event loop: a server that nobody uses comes back to the same number.
@@ -127,3 +132,5 @@ class ServerStatus:
     workers: WorkersStatistics | None = None
     retention: RetentionStatistics | None = None
     denied: Mapping[Reason, int] = MappingProxyType({})
+    max_queue_size: int = 0
+    running_tasks: tuple[RunningTask, ...] = ()

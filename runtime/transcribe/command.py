@@ -8,11 +8,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import anyio
 import attrs
 import click
 
-from protocol.errors import RemoteProtocolError
 from protocol.messages import ErrorReport, TranscriptDelta, TranscriptDone
 
 from ..audio import AudioFileError, read_wav
@@ -20,6 +18,7 @@ from ..chat.view import clean, echo_json
 from ..client.errors import AddressError, ClientError
 from ..client.options import key_option, url_option
 from ..client.session import endpoint
+from ..interrupts import run
 from ..talk.command import UnusableError
 from .dictation import cut_utterances, dictate
 
@@ -114,10 +113,10 @@ def transcribe_command(
     except AudioFileError as error:
         raise UnusableError(str(error)) from error
     shown = JsonTranscript() if as_json else TextTranscript()
-    run = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
+    dictation = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
     try:
-        whole = anyio.run(run)
-    except (ClientError, RemoteProtocolError) as error:
+        whole = run(dictation)
+    except ClientError as error:
         shown.breaks_off(error)
         raise click.ClickException(str(error)) from error
     if not whole:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import anyio
 
-from protocol.errors import ErrorCode, RemoteProtocolError
+from protocol.errors import ErrorCode
 from protocol.messages import ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.model import UNIT_BYTES
 
@@ -81,17 +81,16 @@ async def dictate(
     Raises:
         ClientError: the server could not be reached, refused, has no such model, or ended it; or it
             did not keep all of the sound.
-        RemoteProtocolError: it said what it may not.
     """
     async with transcribe(url, model=model, key=key) as session:
         places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)
-        failure: ClientError | RemoteProtocolError | None = None
+        failure: ClientError | None = None
         whole = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(_send, session, utterances, places, realtime=realtime))
             try:
                 whole = await _show(session, len(utterances), shown, places)
-            except (ClientError, RemoteProtocolError) as error:
+            except ClientError as error:
                 failure = error  # raised as it is, and not within a group
             tasks.cancel_scope.cancel()
         if failure is not None:

@@ -1,13 +1,15 @@
-"""Room for large messages on their way in, shared by all connections of a listener.
+"""Room for messages on their way in, shared by all connections of a listener.
 
-A connection holds the bytes of its message in progress here; where there is no room its reading
-pauses, and TCP slows the sender.
+A connection holds the bytes of its message in progress here, large or small; where there is no room
+its reading pauses, and TCP slows the sender.
 
-- A message keeps its room until whoever reads it comes for the next one.
+- A message keeps its room until its reader comes for the next one.
+- One that holds no more than its share, the room by the number of messages in progress, always gets
+  room: a second of sound waits for no video. So the room is exceeded by as much again at most.
 - The eldest that has not come in whole always gets room once none is left that has and is unread:
-  so one of them ends, and none waits for ever. The budget is exceeded by one message at most.
-- While others wait, the eldest has `LARGE_WAIT_S` to come in whole; then it is to be dropped.
-  While nobody waits, it may take as long as it likes.
+  so one of them ends, and none waits for ever. That exceeds the room by one message at most.
+- While others wait, the eldest has `LARGE_WAIT_S` to come in whole, and each small one
+  `SMALL_WAIT_S`; then it is to be dropped. While no other waits, it may take as long as it likes.
 
 It knows bytes and no sockets; the times are the event loop's.
 """
@@ -20,9 +22,12 @@ import anyio
 import anyio.lowlevel
 
 from .counters import Counters
+from .limits import LARGE_MESSAGE_BYTES
 
 LARGE_WAIT_S: Final = 120.0
 """For the largest message over a home's uplink, 6 Mbit/s."""
+SMALL_WAIT_S: Final = 10.0
+"""For a megabyte over an uplink of 1 Mbit/s; what takes longer is of no use to a call."""
 
 
 class Budget:
@@ -41,13 +46,21 @@ class Budget:
         self._freed = anyio.Event()
         self._waiting: dict[Share, None] = {}
 
-    def laggard(self, now_s: float) -> Share | None:
-        """Say whose message keeps others waiting and has had its time; None: nobody's."""
-        eldest = next(iter(self._in_progress), None)
-        others_wait = any(share is not eldest for share in self._waiting)
-        if eldest is None or not others_wait or eldest in self._waiting:
-            return None
-        return eldest if now_s - eldest.since_s >= LARGE_WAIT_S else None
+    @property
+    def is_tight(self) -> bool:
+        """More than half of the room is taken."""
+        return self._counters.receiving_bytes > self._bytes_max // 2
+
+    def laggards(self, now_s: float) -> tuple[Share, ...]:
+        """Say whose messages keep others waiting and have had their time."""
+        if not self._waiting:
+            return ()
+        eldest = next(iter(self._in_progress))
+        return tuple(
+            share
+            for share in self._in_progress
+            if share not in self._waiting and share.is_overdue(now_s, is_eldest=share is eldest)
+        )
 
     # -- for `Share` ----------------------------------------------------------------------------
 
@@ -56,6 +69,9 @@ class Budget:
         if share not in self._in_progress:
             self._in_progress[share] = None
             share.since_s = anyio.current_time()
+        if self._fits(share, size_bytes):
+            self._counters.receiving_bytes += size_bytes
+            return
         self._waiting[share] = None
         try:
             while not self._fits(share, size_bytes):
@@ -67,6 +83,8 @@ class Budget:
 
     def _fits(self, share: Share, size_bytes: int) -> bool:
         if self._counters.receiving_bytes + size_bytes <= self._bytes_max:
+            return True
+        if share.held_bytes + size_bytes <= self._bytes_max // len(self._in_progress):
             return True
         return not self._unread_bytes and next(iter(self._in_progress)) is share
 
@@ -102,27 +120,39 @@ class Share:
 
     Attributes:
         since_s: when its message in progress began to take room.
+        held_bytes: of that message.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._unread: dict[int, int] = {}
         self.since_s = 0.0
 
+    @property
+    def is_tight(self) -> bool:
+        """Read little at a time: what was read and waits for room is not counted yet."""
+        return self._budget.is_tight
+
+    def is_overdue(self, now_s: float, *, is_eldest: bool) -> bool:
+        """Whether its message in progress has had its time; of large ones, the eldest's only."""
+        if self.held_bytes > LARGE_MESSAGE_BYTES:
+            return is_eldest and now_s - self.since_s >= LARGE_WAIT_S
+        return now_s - self.since_s >= SMALL_WAIT_S
+
     async def hold(self, size_bytes: int) -> None:
         """Wait until there is room for the message in progress, `size_bytes` of which are here."""
-        more = size_bytes - self._held_bytes
+        more = size_bytes - self.held_bytes
         if more > 0:
             await self._budget.take(self, more)
-            self._held_bytes += more
+            self.held_bytes += more
 
     def finish(self, number: int) -> None:
         """Note that the message in progress, the `number`-th, has come in whole."""
-        if self._held_bytes:
-            self._unread[number] = self._held_bytes
-            self._budget.finish(self, self._held_bytes)
-            self._held_bytes = 0
+        if self.held_bytes:
+            self._unread[number] = self.held_bytes
+            self._budget.finish(self, self.held_bytes)
+            self.held_bytes = 0
 
     def release(self, number: int) -> None:
         """Give back what the `number`-th message held: it was read, and the next is asked for."""
@@ -134,6 +164,6 @@ class Share:
     def close(self) -> None:
         """Give everything back: the connection is over, and `hold` is not called any more."""
         self._budget.free(sum(self._unread.values()))
-        self._budget.give_up(self, self._held_bytes)
+        self._budget.give_up(self, self.held_bytes)
         self._unread.clear()
-        self._held_bytes = 0
+        self.held_bytes = 0

@@ -17,8 +17,8 @@ Refusal = Literal["full", "address", "rate", "tls", "silent", "head"]
 """Why there was no request: no place in all, none for its address, too many of its address lately,
 no TLS, not a word, no HTTP in time."""
 Drop = Literal["stalled", "silent", "slow", "left"]
-"""Why a connection was cut: it took nothing, said nothing, kept others from sending large messages
-by being slow with its own, or left while it was held to its rate."""
+"""Why a connection was cut: it took nothing, or too slowly; said nothing; kept others from sending
+large messages by being slow with its own; or left while it was held to its rate."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +31,7 @@ class Statistics:
         refused: connections that never came to a request, by cause, since the start.
         dropped: connections that were cut, by cause, since the start.
         pauses: how often a WebSocket's reading was paused because it was above its rate.
-        receiving_bytes: of large messages on their way in now.
+        receiving_bytes: of messages on their way in now.
     """
 
     connections: int

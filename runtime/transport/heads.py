@@ -17,13 +17,11 @@ import attrs
 import h11
 import trio
 
-from ..http import HEAD_BYTES_MAX, HTTP_VERSIONS, error_body, header_tokens
+from ..http import HEAD_BYTES_MAX, HEADERS_MAX, HTTP_VERSIONS, error_body, header_tokens
 from .link import Link
 
 HEAD_READ_BYTES: Final = 4096
 """A head is read in few pieces, and exceeds its bound by less than one."""
-HEADERS_MAX: Final = 100
-"""Browsers send twenty; each costs work further on."""
 ANSWER_WAIT_S: Final = 2.0
 """For a refusal to reach its client before the socket closes under it."""
 QUERY_FIELDS_MAX: Final = 32

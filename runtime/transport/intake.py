@@ -18,7 +18,7 @@ import trio
 from .budget import Share
 from .counters import Counters
 from .frames import FrameScanner
-from .limits import LARGE_MESSAGE_BYTES, Limits
+from .limits import UNCOUNTED_BYTES, Limits
 from .link import Link
 from .rates import Rate
 from .tcp import RECEIVE_BUFFER_BYTES
@@ -102,7 +102,8 @@ class Intake(trio.abc.Stream):
                     await trio.sleep(max(wait_s, PAUSE_S_MIN))
             if needs_more:
                 self.link.expect(self._scanner.missing_bytes)
-                more = await self.link.receive_some(max_bytes or RECEIVE_BUFFER_BYTES)
+                most = UNCOUNTED_BYTES if self.share.is_tight else RECEIVE_BUFFER_BYTES
+                more = await self.link.receive_some(min(max_bytes or most, most))
                 if not more:
                     return b""
                 self._rest += more
@@ -125,7 +126,7 @@ class Intake(trio.abc.Stream):
             self._on_too_big()
         if scanner.finished > finished:
             self.share.finish(finished)
-        if scanner.passed_bytes > LARGE_MESSAGE_BYTES:
+        if scanner.passed_bytes > UNCOUNTED_BYTES:
             with self.link.holding():
                 await self.share.hold(scanner.passed_bytes)
         return data[:end] if passes else b""

@@ -5,11 +5,14 @@ nothing between. What it drops:
 
 - `stalled`: there is something for the peer to take, and for `stall_s` it has taken nothing. That
   is judged by what its machine has acknowledged, not by how long a frame takes: a client that is
-  slow but steady may take its time.
+  slow but steady may take its time. An answer of HTTP may not take it for ever, for there what is
+  sent is kept until it is taken: while sending waits, `HTTP_BYTES_PER_S_MIN` must be taken.
 - `silent`: a WebSocket on which we waited `pong_wait_s` for any byte at all, pongs included. While
   we do not read, it is not silent.
-- `slow`: a large message that keeps others waiting for room for too long (`budget`).
+- `slow`: a message that keeps others waiting for room for too long (`budget`).
 - `left`: it is held to its rate, and its end has been here for `LEAVE_S` behind what is unread.
+
+When much of what was on its way in has come or is dropped, memory goes back to the system.
 
 A look that comes late judges nobody: the event loop was held up, and what has come is unread yet.
 """
@@ -17,11 +20,13 @@ A look that comes late judges nobody: the event loop was held up, and what has c
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
+from ..memory import HEAP_SPARE_BYTES, give_back
 from .budget import Budget, Share
 from .counters import Counters
 from .limits import Limits
@@ -33,6 +38,8 @@ LATE_S: Final = 1.5
 """Two looks that were missed: something held the event loop up."""
 LATE_LOOKS_MAX: Final = 4
 """In a row: a loop that is always late would judge nobody ever."""
+HTTP_BYTES_PER_S_MIN: Final = 16 * 1024
+"""A mobile network at its worst; what is slower is cut, and can be asked for in ranges."""
 LEAVE_S: Final = 10.0
 """For what a client said before it left, at its rate."""
 
@@ -60,6 +67,7 @@ class Line:
     _heard_at_s: float = 0.0
     _ping_at_s: float = 0.0
     _left_at_s: float | None = None
+    _held: tuple[float, int] | None = None
 
     def start(self, now_s: float, limits: Limits) -> None:
         """Begin at the present time."""
@@ -69,7 +77,9 @@ class Line:
     def look(self, now_s: float, limits: Limits, *, judges: bool) -> None:
         """See how far it has come since the last look; drop it if that is nowhere."""
         self._look_at_sending(now_s, limits.stall_s, judges=judges)
-        if self.share is not None:
+        if self.share is None:
+            self._look_at_pace(now_s, limits.stall_s, judges=judges)
+        else:
             self._look_at_hearing(now_s, limits, judges=judges)
             self._look_at_leaving(now_s)
 
@@ -80,6 +90,17 @@ class Line:
             self._taken = taken
             self._taken_at_s = now_s
         elif judges and now_s - self._taken_at_s >= stall_s - LOOK_S:
+            self.link.drop("stalled")
+
+    def _look_at_pace(self, now_s: float, stall_s: float, *, judges: bool) -> None:
+        """Drop a peer that is sent an answer, has held that up for a while and is too slow."""
+        if not self.link.is_sending:
+            self._held = None
+            return
+        _, taken = self.link.tcp.progress()
+        since_s, before = self._held = self._held or (now_s, taken)
+        due = (now_s - since_s - stall_s) * HTTP_BYTES_PER_S_MIN
+        if judges and taken - before < due:
             self.link.drop("stalled")
 
     def _look_at_hearing(self, now_s: float, limits: Limits, *, judges: bool) -> None:
@@ -130,6 +151,7 @@ class Keeper:
         self.counters = counters
         self.budget = Budget(limits.receiving_bytes_max, counters)
         self._lines: dict[Line, None] = {}
+        self._height_bytes = 0
 
     def add(self, line: Line) -> None:
         """Look after a connection from now on."""
@@ -143,6 +165,7 @@ class Keeper:
     async def run(self) -> None:
         """Look until cancelled."""
         before_s, late_looks = trio.current_time(), 0
+        giving = trio.CapacityLimiter(1)  # its own: other threads may hang on a disk
         async with trio.open_nursery() as pings:
             while True:
                 await trio.sleep(LOOK_S)
@@ -154,10 +177,21 @@ class Keeper:
                     line.look(now_s, self.limits, judges=judges)
                     if line.is_due(now_s, self.limits.ping_s):
                         pings.start_soon(line.ping)
-                self._look_at_large_messages(now_s)
+                self._look_at_messages(now_s)
+                if self._has_fallen():
+                    pings.start_soon(partial(trio.to_thread.run_sync, give_back, limiter=giving))
 
-    def _look_at_large_messages(self, now_s: float) -> None:
-        laggard = self.budget.laggard(now_s)
-        for line in self._lines if laggard is not None else ():
-            if line.share is laggard:
+    def _has_fallen(self) -> bool:
+        """Whether messages took much memory since this was last so, and take little now."""
+        bytes_now = self.counters.receiving_bytes
+        self._height_bytes = max(self._height_bytes, bytes_now)
+        if self._height_bytes < HEAP_SPARE_BYTES or bytes_now > self._height_bytes // 4:
+            return False
+        self._height_bytes = bytes_now
+        return True
+
+    def _look_at_messages(self, now_s: float) -> None:
+        laggards = self.budget.laggards(now_s)
+        for line in list(self._lines) if laggards else ():
+            if line.share in laggards:
                 line.link.drop("slow")

@@ -13,10 +13,12 @@ import attrs
 from ..settings import Settings
 
 RECEIVING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Large messages on their way in, over all connections: two or three of the largest, or a dozen
-videos as phones make them. What a message costs until it is decoded is three times this."""
+"""Messages on their way in, over all connections: two or three of the largest, or a dozen videos as
+phones make them. What a message costs until it is decoded is three times this."""
 LARGE_MESSAGE_BYTES: Final = 1024 * 1024
-"""A second of sound with pictures is less: the realtime path never asks for room."""
+"""A second of sound with pictures is less, and is to come in within seconds."""
+UNCOUNTED_BYTES: Final = 16 * 1024
+"""Of a message in progress: of as many connections as there may be these are 64 MiB."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +35,7 @@ class Limits:
         stall_s: a client that takes nothing of what is sent for so long is dropped.
         ping_s: how often a WebSocket is pinged; 0 never, and then nobody is dropped as silent.
         pong_wait_s: a WebSocket from which nothing at all came for so long is dropped.
-        receiving_bytes_max: large messages on their way in, over all connections.
+        receiving_bytes_max: messages on their way in, over all connections.
     """
 
     connections_max: int

@@ -7,6 +7,7 @@ written as IPv6 counts as what it is. Nothing here waits: there is a place, or t
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from typing import Final
 
 from .arrivals import Arrivals
@@ -23,10 +24,14 @@ class Places:
     Args:
         limits: how many there are.
         counters: `connections` and `refused` are kept there.
+        has_files: whether another connection leaves the files that are needed elsewhere.
     """
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
+    def __init__(
+        self, limits: Limits, counters: Counters, has_files: Callable[[], bool] = lambda: True
+    ) -> None:
         self._limits = limits
+        self._has_files = has_files
         self._counters = counters
         self._taken: dict[str, int] = {}
         self._arrivals = Arrivals(
@@ -43,7 +48,7 @@ class Places:
         origin = origin_of(host)
         taken = self._taken.get(origin, 0)
         refusal: Refusal | None = None
-        if self._counters.connections >= self._limits.connections_max:
+        if self._counters.connections >= self._limits.connections_max or not self._has_files():
             refusal = "full"
         elif taken >= self._limits.connections_per_address_max:
             refusal = "address"

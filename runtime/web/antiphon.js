@@ -55,7 +55,7 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {{type: "listen", inputId: string, metrics: Metrics}} ListenEvent
  * @typedef {{type: "speech", text: string, audio: Float32Array, endOfTurn: boolean,
  *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
- * @typedef {{type: "error", code: string, message: string}} ErrorEvent
+ * @typedef {{type: "error", code: string, message: string, sessionId: string}} ErrorEvent
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
  * @typedef {{type: "closed", reason: string}} ClosedEvent
  * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | ClosedEvent} SessionEvent
@@ -67,7 +67,9 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   responseId: string, metrics: Metrics}} Response
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
  * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
- * @typedef {{sessionId: string, recording?: string}} Created a transcription is not told of a recording
+ * @typedef {{sessionId: string, recording?: string, recordingId: string,
+ *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
+ *   transcription is not told of `recording`
  * @typedef {{
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
@@ -78,6 +80,7 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
+ * @property {boolean} [record] false: the session is not to be recorded; a server that must refuses
  * @property {(place: QueuePlace) => void} [onQueue] is told each place in the queue
  * @property {(event: any) => void} [onEvent] is told what happens, instead of the iterator
  * @property {(error: Error | null) => void} [onEnd] needed with `onEvent`: the session is over; null: in
@@ -97,7 +100,7 @@ export class AntiphonError extends Error {
   }
 }
 
-/** Nobody answers at the address, or not as a server does; a browser does not say why. */
+/** Nobody answers at the address, or not as a server does; a browser does not say why, the message guesses. */
 export class CannotConnectError extends AntiphonError {}
 
 /** What was asked for is not possible now, or never is: a mistake of the calling code. */
@@ -108,19 +111,21 @@ export class RemoteProtocolError extends AntiphonError {}
 
 /** The server answered a request with an `error`; the session lives on. */
 export class ReportedError extends AntiphonError {
-  /** @param {{code: string, message: string}} error */
-  constructor({ code, message }) {
+  /** @param {{code: string, message: string, sessionId?: string}} error by `sessionId` an operator finds it */
+  constructor({ code, message, sessionId = "" }) {
     super(`the server reported an error: ${message} (${code})`);
     this.code = code;
+    this.sessionId = sessionId;
   }
 }
 
 /** The server has no place for the session. */
 export class SessionRefusedError extends AntiphonError {
-  /** @param {{code: string, message: string}} error */
-  constructor({ code, message }) {
+  /** @param {{code: string, message: string, sessionId?: string}} error by `sessionId` an operator finds it */
+  constructor({ code, message, sessionId = "" }) {
     super(`the server refused the session: ${message} (${code})`);
     this.code = code;
+    this.sessionId = sessionId;
   }
 }
 
@@ -221,6 +226,7 @@ class Channel {
     if (typeof event.error === "string") {
       event.error = { code: event.code, message: event.error }; // as a transcription has it
     }
+    if (event.type === "error" && event.error) event.error.sessionId = event.session_id ?? "";
     if (this.#waiting.push(event) > EVENTS_WAITING_MAX) {
       return this.fail(new MisuseError(`${EVENTS_WAITING_MAX} events wait, and nobody reads them`));
     }
@@ -403,6 +409,11 @@ async function tell(session, onEvent, onEnd) {
   onEnd(failure);
 }
 
+/** @param {any} error @returns {ErrorEvent} */
+function errorEvent({ code, message, sessionId }) {
+  return { type: "error", code, message, sessionId };
+}
+
 /** @param {any} event @returns {SessionEvent | null} */
 function readEvent(event) {
   const about = { inputId: event.input_id, metrics: event.metrics };
@@ -418,7 +429,7 @@ function readEvent(event) {
         ...about,
       };
     case "error":
-      return { type: "error", code: event.error.code, message: event.error.message };
+      return errorEvent(event.error);
     case "session.going_away":
       return { type: "going_away", secondsLeft: event.seconds_left };
     case "session.closed":
@@ -603,7 +614,7 @@ export class TranscriptionSession {
         yield { type: "done", text: event.text, usage: event.usage };
       } else if (event.type === "error") {
         if (MODEL_ERRORS.includes(event.error.code)) throw new ReportedError(event.error);
-        yield { type: "error", code: event.error.code, message: event.error.message };
+        yield errorEvent(event.error);
       }
     }
   }
@@ -701,25 +712,42 @@ async function open(address, options) {
     return new Session(channel, created, options);
   } catch (error) {
     channel.socket.close();
-    if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}`);
+    if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}${whyPerhaps(address)}`);
     throw error;
   }
 }
 
+/**
+ * A browser hides from a page that the server refused it for its origin: name what the server needs.
+ * @param {string} address
+ */
+function whyPerhaps(address) {
+  const { location } = /** @type {any} */ (globalThis);
+  if (!location || location.host === new URL(address).host) return "";
+  const { origin } = location;
+  if (origin === "null") return "; a server refuses pages that are files: have one serve them (--static)";
+  return `; a server refuses pages of ${origin} unless it is started with --origin ${origin}`;
+}
+
 /** @param {Channel} channel @param {Options} options @returns {Promise<Created>} */
-async function setUp(channel, { mode, model, instructions, config, voice, onQueue }) {
-  const payload = mode === "chat" ? {} : { system_prompt: instructions ?? "", config, voice };
+async function setUp(channel, { mode, model, instructions, config, voice, record, onQueue }) {
+  const wishes = mode === "chat" ? {} : { system_prompt: instructions ?? "", config, voice };
+  const wish = record === undefined ? {} : { record };
+  const payload = { ...wishes, ...wish, notices: true };
   for (;;) {
     const event = await channel.receive();
     if (event === null) throw new SessionClosedError(channel.code, channel.reason);
     if (event.type === "session.queued" || event.type === "session.queue_update") onQueue?.(event);
     if (event.type === "session.queue_done") channel.send({ type: "session.init", payload });
     if (event.type === "session.created") {
+      const recordingId = event.recording_id ?? "";
+      const recordingNotice = event.recording_notice ?? "";
       if (mode !== "transcription") {
-        return { sessionId: event.session_id, recording: event.recording ?? "off" };
+        const recording = event.recording ?? "off";
+        return { sessionId: event.session_id, recording, recordingId, recordingNotice };
       }
-      channel.send({ type: "session.update", model });
-      return { sessionId: event.id };
+      channel.send({ type: "session.update", model, ...wish });
+      return { sessionId: event.id, recordingId, recordingNotice };
     }
     if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
       throw new ReportedError(event.error);

@@ -11,6 +11,25 @@ const cases = {
   async nobody() {
     await assert.rejects(antiphon.connect(url, { ...options, retries: 1 }), antiphon.CannotConnectError);
   },
+  async unwelcome() {
+    const origin = "https://app.example";
+    const { WebSocket } = globalThis;
+    class Browser extends WebSocket {
+      constructor(address, protocols) {
+        super(address, { protocols, headers: { origin } });
+      }
+    }
+    const attempt = { ...options, retries: 0, WebSocket: Browser };
+    globalThis.location = { origin, host: "app.example" };
+    await assert.rejects(antiphon.connect(url, attempt), (error) => {
+      assert.ok(error instanceof antiphon.CannotConnectError);
+      return error.message.endsWith(" unless it is started with --origin https://app.example");
+    });
+    globalThis.location = { origin: "null", host: "" };
+    await assert.rejects(antiphon.connect(url, attempt), /refuses pages that are files/);
+    globalThis.location = { origin: new URL(url).origin, host: new URL(url).host };
+    await assert.rejects(antiphon.connect(url, attempt), /mode=audio$/);
+  },
   async refusedTwice() {
     const session = await antiphon.connect(url, { ...options, retries: 2 });
     assert.equal(session.created.sessionId, "sess_1");
@@ -86,8 +105,8 @@ const cases = {
       },
     );
     assert.deepEqual(heard, [
-      { type: "error", code: "buffer_full", message: "not now" },
-      { type: "error", code: "backend_error", message: "the model was lost" },
+      { type: "error", code: "buffer_full", message: "not now", sessionId: "" },
+      { type: "error", code: "backend_error", message: "the model was lost", sessionId: "" },
     ]);
     await session.close();
   },

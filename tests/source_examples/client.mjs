@@ -23,9 +23,11 @@ socket.onopen = () => {
 const handlers = {
   prefill_done: (message) => console.log(`Prefill done, ${message.input_tokens} input tokens`),
   chunk: (message) => {
-    said += message.text_delta ?? '';
+    if (message.text_delta) {
+      said += message.text_delta;
+      console.log('Streaming:', said);
+    }
     if (message.audio_data) playAudio(message.audio_data);
-    console.log('Streaming:', said);
   },
   done: (message) => {
     console.log('Final text:', message.text);

@@ -51,9 +51,10 @@ async def main() -> None:
                 case "prefill_done":
                     print(f"Prefill done, {message['input_tokens']} input tokens")
                 case "chunk":
-                    said += message["text_delta"] or ""
+                    if message["text_delta"]:
+                        said += message["text_delta"]
+                        print(f"Streaming: {said}")
                     sound += base64.b64decode(message["audio_data"] or "")
-                    print(f"Streaming: {said}")
                 case "done":
                     print(f"Final: {message['text']}")
                     generated = message["generated_tokens"]

@@ -47,7 +47,9 @@ export function brief(value, length = 240) {
 
 /** What of a record's fields stands in its row. */
 export function summary(row) {
-  const { frame } = row.fields;
-  if (typeof frame === "string") return frame.length > 400 ? `${frame.slice(0, 400)}…` : frame;
-  return brief(row.fields);
+  const { frame, kept } = row.fields;
+  const before = typeof kept === "string" ? `(${kept}) ` : "";
+  if (typeof frame === "string")
+    return before + (frame.length > 400 ? `${frame.slice(0, 400)}…` : frame);
+  return before + brief(row.fields);
 }

@@ -82,7 +82,7 @@ function facts({ story }) {
 }
 
 function sentence({ story }) {
-  const { units, turns, drops, errors, marks, findings } = story;
+  const { units, turns, drops, errors, marks, findings, shortened } = story;
   const times = (outcome) => units.filter((unit) => unit.outcome === outcome).length;
   const told = [];
   if (units.length) {
@@ -103,6 +103,7 @@ function sentence({ story }) {
   }
   if (turns.length) told.push(many(turns.length, "turn"));
   told.push(`${count(story.frames_received)} frames received, ${count(story.frames_sent)} sent`);
+  if (shortened.length) told.push(`${count(shortened.length)} kept shortened, for they were refused`);
   if (drops.length) told.push(`${many(drops.length, "second")} of input dropped`);
   if (errors.length) told.push(many(errors.length, "error"));
   const said = marks.filter(({ kind, fields }) => kind === "mark" && typeof fields.text === "string");

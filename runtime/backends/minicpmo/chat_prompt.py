@@ -300,7 +300,7 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
     for message in messages:
         writer.message(message)
     heard = any(isinstance(part, Sound) for part in parts)
-    writer.ask(aloud=turn.speech is not None or heard)
+    writer.ask(aloud=turn.speech is not None or heard or turn.tts_template)
     pieces = writer.script.pieces()
     length = sum(rows_of(piece, config) for piece in pieces)
     return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)

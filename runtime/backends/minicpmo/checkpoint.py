@@ -1,7 +1,7 @@
 """Loading a checkpoint in the published layout: `config.json` and safetensors, sharded or not.
 
-Nothing of a checkpoint is ever executed. Every key must be known, present and of the right shape;
-where one is not, the error lists them all.
+Nothing of a checkpoint is ever executed. Every key must be known, present, of the right shape and
+finite; where one is not, the error lists them all.
 """
 
 from __future__ import annotations
@@ -180,15 +180,26 @@ def load_parts(
 
     Raises:
         OSError: a file is missing.
-        CheckpointError: a key is unknown, missing or of another shape, or a file is damaged.
+        CheckpointError: a key is unknown, missing, of another shape or has numbers that are not
+            finite, or a file is damaged.
     """
     problems = survey(shapes(config), folder).problems
     if problems:
         raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
     parts = build_parts(config, dtype, torch.device(device))
-    wanted = parts.state_dict()
+    wanted, broken = parts.state_dict(), list[str]()
     for path in weight_files(folder):
         with _opened(path) as file:
             for key in sorted(set(file.keys()) - UNUSED):
-                wanted[key].copy_(file.get_tensor(key))
+                weight = wanted[key].copy_(file.get_tensor(key))
+                if not _is_finite(weight):
+                    broken.append(key)
+    if broken:
+        kind = f"keys with numbers that are not finite in {str(dtype).removeprefix('torch.')}"
+        raise CheckpointError("; ".join(_listed(kind, tuple(sorted(broken)))))
     return parts
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether all numbers are finite: one pass, and no copy, as the weights are large."""
+    return bool(torch.stack(torch.aminmax(weight)).isfinite().all()) if weight.numel() else True

@@ -2,7 +2,8 @@
 
 The top level is a Qwen3 config; `vision_config`, `audio_config` and `tts_config` hold the towers.
 What a tower needs is read here into frozen values, and a value that this code does not compute is
-refused by name: a file of another version never loads half-understood. Keys that say nothing about
+refused by name: a file of another version never loads half-understood. A value that is absent is
+that of the published class, whose own writer leaves out what equals it. Keys that say nothing about
 the computation (`architectures`, `auto_map`, ...) are left alone.
 """
 
@@ -11,30 +12,65 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final
 
 import attrs
-from transformers import LlamaConfig, Qwen3Config, SiglipVisionConfig
+from transformers import LlamaConfig, Qwen3Config, SiglipVisionConfig, WhisperConfig
 
 from .attention import ATTENTION
-
-T = TypeVar("T")
+from .preprocessor import PREPROCESSOR, check_preprocessor
 
 UNIT_FRAMES: Final = 50
 """Audio frames a second after the convolutions; the encoder pools them to embeddings."""
-REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "config": {"attention_bias": False, "hidden_act": "silu", "rope_scaling": None},
-    "config.audio_config": {"activation_function": "gelu"},
-    "config.vision_config": {"hidden_act": "gelu_pytorch_tanh"},
-    "config.tts_config": {
-        "backbone_model": "llama",
-        "hidden_act": "silu",
-        "normalize_projected_hidden": True,
-        "num_vq": 1,
-        "projector_type": "mlp",
-    },
-}
+REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "config": {
+            "attention_bias": False,
+            "audio_chunk_length": 1.0,
+            "hidden_act": "silu",
+            "model_type": "minicpmo",
+            "quantization_config": None,
+            "rope_parameters": None,
+            "rope_scaling": None,
+            "slice_mode": True,
+        },
+        "config.audio_config": {"activation_function": "gelu", "scale_embedding": False},
+        "config.vision_config": {"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
+        "config.tts_config": {
+            "backbone_model": "llama",
+            "condition_type": "hidden_text_merge",
+            "hidden_act": "silu",
+            "interleaved": False,
+            "normalize_projected_hidden": True,
+            "num_vq": 1,
+            "projector_type": "mlp",
+            "use_llm_hidden_state": False,
+        },
+    }
+)
 """Where a file says anything else than this, it is another architecture."""
+VERSION: Final = "4.5"
+"""Of the published model; in its file it is a text or a number."""
+TTS_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "audio_bos_token_id": 21_132,
+        "condition_type": "llm_hidden",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "llm_dim": 2560,
+        "max_position_embeddings": 4096,
+        "normalize_projected_hidden": False,
+        "num_attention_heads": 12,
+        "num_audio_tokens": 4097,
+        "num_hidden_layers": 20,
+        "num_key_value_heads": 12,
+        "num_text_tokens": 21_178,
+        "text_eos_token_id": 21_133,
+    }
+)
+"""Of the published `MiniCPMTTSConfig`. Two of them are not computed, so a file must say them. The
+other sections are of stock classes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,88 +180,103 @@ CONTEXT_LIMIT: Final = 8192
 """A duplex session's context (000, `context_full`)."""
 
 
-def _fields(cls: type[T], raw: Mapping[str, Any], path: str, **given: object) -> T:
-    """Build an attrs class from the keys it names."""
-    names = [field.name for field in attrs.fields(cls) if field.name not in given]  # type: ignore[arg-type]
-    missing = [name for name in names if name not in raw]
-    if missing:
-        raise ValueError(f"{path}: missing keys {missing}")
-    return cls(**{name: raw[name] for name in names}, **given)
-
-
-def _check(raw: Mapping[str, Any], path: str) -> None:
+def _check(raw: Mapping[str, Any], path: str, defaults: Mapping[str, Any]) -> None:
+    """Refuse what is not computed; what `defaults` does not have is by default as it is wanted."""
     for key, wanted in REQUIRED[path].items():
-        if raw.get(key, wanted) != wanted:
-            raise ValueError(f"{path}.{key} is {raw[key]!r}; only {wanted!r} is supported")
+        found = raw.get(key, defaults.get(key, wanted))
+        if found != wanted:
+            where = "" if key in raw else " by default"
+            raise ValueError(f"{path}.{key} is {found!r}{where}; only {wanted!r} is supported")
 
 
-def _section(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _section(
+    raw: Mapping[str, Any], key: str, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Mapping[str, Any]:
     section = raw.get(key)
     if not isinstance(section, Mapping):
         raise ValueError(f"config.{key} is missing")
-    _check(section, f"config.{key}")
-    return section
+    _check(section, f"config.{key}", defaults)
+    return {**defaults, **section}
+
+
+def _chosen(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of some values that a file has; a stock class has its own for the rest."""
+    return {name: raw[name] for name in names if name in raw}
 
 
 def _llm(raw: Mapping[str, Any]) -> Qwen3Config:
-    names = {
+    chosen = _chosen(
+        raw,
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
         *("rms_norm_eps", "rope_theta", "tie_word_embeddings"),
         *("sliding_window", "use_sliding_window", "max_window_layers"),
-    }
-    missing = sorted(names - {"sliding_window", "use_sliding_window", "max_window_layers"} - {*raw})
-    if missing:
-        raise ValueError(f"config: missing keys {missing}")
+    )
     if raw.get("use_sliding_window") and raw.get("max_window_layers"):
         raise ValueError(
             f"config.max_window_layers is {raw['max_window_layers']}; with use_sliding_window only "
             "0 is supported"
         )
-    chosen = {name: raw[name] for name in sorted(names) if name in raw}
     return Qwen3Config(**chosen, attn_implementation=ATTENTION)
+
+
+def _audio(raw: Mapping[str, Any]) -> AudioConfig:
+    names = [field.name for field in attrs.fields(AudioConfig) if field.name != "pool"]
+    whisper = WhisperConfig(**_chosen(_section(raw, "audio_config"), *names))
+    pool = raw.get("audio_pool_step", 5)
+    return AudioConfig(**{name: getattr(whisper, name) for name in names}, pool=pool)
 
 
 def _vision(raw: Mapping[str, Any]) -> VisionConfig:
     section = _section(raw, "vision_config")
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "image_size", "patch_size")
-    missing = [name for name in (*names, "num_hidden_layers") if name not in section]
-    if missing:
-        raise ValueError(f"config.vision_config: missing keys {missing}")
-    layers = section["num_hidden_layers"] - bool(raw.get("drop_vision_last_layer", True))
     siglip = SiglipVisionConfig(
-        **{name: section[name] for name in names},
-        num_hidden_layers=layers,
-        layer_norm_eps=section.get("layer_norm_eps", 1e-6),
+        **_chosen(
+            section,
+            *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+            *("image_size", "patch_size", "layer_norm_eps"),
+        ),
         attn_implementation="sdpa",
     )
-    slices = raw.get("slice_config") or {}
+    siglip.num_hidden_layers -= bool(raw.get("drop_vision_last_layer", True))
+    slices, patch = raw.get("slice_config") or {}, siglip.patch_size
+    if slices.get("patch_size", patch) != patch:
+        raise ValueError(
+            f"config.slice_config.patch_size is {slices['patch_size']}, "
+            f"config.vision_config.patch_size {patch}; they must be equal"
+        )
     return VisionConfig(
         siglip=siglip,
         queries=raw.get("query_num", 64),
         scale_resolution=slices.get("scale_resolution", 448),
-        patch_size=section["patch_size"],
+        patch_size=patch,
     )
 
 
 def _tts(raw: Mapping[str, Any]) -> TtsConfig:
-    section = _section(raw, "tts_config")
-    names = (
-        *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
-        *("num_key_value_heads", "max_position_embeddings"),
-    )
-    missing = [name for name in names if name not in section]
-    if missing:
-        raise ValueError(f"config.tts_config: missing keys {missing}")
+    section = _section(raw, "tts_config", TTS_DEFAULTS)
     llama = LlamaConfig(
-        **{name: section[name] for name in names},
+        **_chosen(
+            section,
+            *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+            *("num_key_value_heads", "max_position_embeddings"),
+        ),
         vocab_size=1,
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation=ATTENTION,
     )
-    eos = section.get("text_eos_token_id")
-    return _fields(TtsConfig, section, "config.tts_config", llama=llama, text_eos_token_id=eos)
+    rows = section["num_text_tokens"]
+    for key in ("audio_bos_token_id", "text_eos_token_id"):
+        row = section[key]
+        if row is None and key == "text_eos_token_id":
+            continue
+        if not isinstance(row, int) or not 0 <= row < rows:
+            raise ValueError(
+                f"config.tts_config.{key} is {row!r}, not a row of the text table: "
+                f"config.tts_config.num_text_tokens is {rows}"
+            )
+    names = [field.name for field in attrs.fields(TtsConfig) if field.name != "llama"]
+    return TtsConfig(llama=llama, **{name: section[name] for name in names})
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
@@ -239,21 +290,18 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         The configuration.
 
     Raises:
-        ValueError: a key is missing or has a value that is not supported; the message names it.
+        ValueError: a section is missing, or a value is not supported; the message names it.
     """
-    _check(raw, "config")
+    _check(raw, "config", MappingProxyType({}))
+    if str(raw.get("version", VERSION)) != VERSION:
+        raise ValueError(f"config.version is {raw['version']!r}; only {VERSION!r} is supported")
     transcribes = raw.get("transcribes", False)
     if not isinstance(transcribes, bool):
         raise ValueError(f"config.transcribes is {transcribes!r}; it is true or false")
     config = ModelConfig(
         name=str(raw.get("name", name)),
         llm=_llm(raw),
-        audio=_fields(
-            AudioConfig,
-            _section(raw, "audio_config"),
-            "config.audio_config",
-            pool=raw.get("audio_pool_step", 5),
-        ),
+        audio=_audio(raw),
         vision=_vision(raw),
         tts=_tts(raw),
         transcribes=transcribes,
@@ -267,16 +315,29 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read a `config.json`; see `read_config`.
+    """Read a `config.json`; a `preprocessor_config.json` beside it must say the same.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON object, or not one that is supported.
+        ValueError: one of them is no JSON object, or not one that is supported.
     """
+    config = read_config(_read(path), path.parent.name)
+    if (beside := path.parent / PREPROCESSOR).exists():
+        check_preprocessor(
+            _read(beside),
+            scale_resolution=config.vision.scale_resolution,
+            patch_size=config.vision.patch_size,
+            queries=config.vision.queries,
+            mel_bins=config.audio.num_mel_bins,
+        )
+    return config
+
+
+def _read(path: Path) -> Mapping[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name} is not an object")
-    return read_config(raw, path.parent.name)
+    return raw

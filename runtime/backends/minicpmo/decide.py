@@ -226,6 +226,8 @@ def decide_chat(
     if spoken:
         logits.forbid([index for index in tokens.forbidden if index not in tokens.endings])
     logits.forbid_from(tokens.size)
+    if len(generated) < config.min_new_tokens:
+        logits.forbid(sorted(tokens.endings))
     recent = sorted(set(generated[-CHAT_WINDOW:]))
     logits.change(recent, partial(_lowered, penalty=config.repetition_penalty))
     logits.change(sorted(tokens.endings), partial(_lowered, penalty=config.length_penalty))

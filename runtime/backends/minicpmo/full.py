@@ -79,6 +79,9 @@ FULL: Final[Mapping[str, Any]] = {
         "num_text_tokens": 152_064,
         "num_audio_tokens": 6562,
         "audio_bos_token_id": 151_687,
+        "text_eos_token_id": 151_692,
+        "condition_type": "hidden_text_merge",
+        "normalize_projected_hidden": True,
     },
 }
 """A `config.json` of the published shape. Whisper's 80 mel bands and Qwen3's sizes are those of the

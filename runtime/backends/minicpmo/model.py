@@ -44,6 +44,9 @@ SLOTS: Final = 8
 """Sessions that one core of a common machine serves at one unit a second, with room to spare."""
 VOCODER: Final = Path("assets/token2wav")
 """Where a checkpoint keeps its vocoder."""
+NUMERICS: Final = "2"
+"""The version of our own arithmetic: it grows with each change that gives other bits for the same
+weights and input. 2 scales pictures as Pillow does; logs without a version are of 1."""
 LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
 
 
@@ -75,6 +78,7 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
     return {
         "model": machine.config.name,
         **hashes,
+        "numerics": NUMERICS,
         "voice": "none" if vocoder is None else vocoder.fingerprint,
         **{name: _version(name) for name in LIBRARIES},
         "device": device_name(keys.device),

@@ -3,7 +3,7 @@
 Big pictures are seen twice: whole, scaled down to about one slice's area, and cut into a grid of
 slices that is nearest to the picture's shape, each scaled to about one slice's area. The first
 slice is always the whole picture. Sides are multiples of a patch. (model.md, "slices"; the rules
-are the public image processor's.)
+are the public image processor's, and so is each pixel: see `resize`.)
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import math
 import attrs
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
-Pixels = NDArray[np.uint8]
-"""(height, width, 3), RGB."""
+from .resize import Pixels, resize
 
 
 @attrs.frozen(kw_only=True)
@@ -124,8 +121,5 @@ def scale(pixels: Pixels, size: tuple[int, int]) -> Tensor:
     Returns:
         (3, height, width) in [-1, 1].
     """
-    picture = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
-    if (size[1], size[0]) != tuple(picture.shape[2:]):
-        # Bytes, not floats: columns are scaled to whole values before rows, as Pillow does.
-        picture = F.interpolate(picture, size=(size[1], size[0]), mode="bicubic", antialias=True)
-    return picture[0].float() / 127.5 - 1.0
+    picture = torch.from_numpy(np.ascontiguousarray(resize(pixels, *size)))
+    return picture.permute(2, 0, 1).float() / 127.5 - 1.0

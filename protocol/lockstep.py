@@ -1,0 +1,75 @@
+"""The results that chunks of sound are owed in the dialect of 002: one at least for each chunk.
+
+Its clients send the next chunk when the last one was answered. A chunk that completes units has a
+result of each; one that completes none, and one whose units were all dropped (B7), has a pending
+result. Results keep the order of chunks: a pending one waits behind the units before it.
+
+This file counts what is owed. Saying it is the `duplex`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+
+@attrs.define
+class Owed:
+    """A unit whose result is owed.
+
+    Attributes:
+        ordinal: of the unit.
+        chunk: the number of the chunk that completed it.
+        pending: pending results that are owed after it, before the next unit's.
+    """
+
+    ordinal: int
+    chunk: int
+    pending: int = 0
+
+
+@attrs.define
+class Lockstep:
+    """What is owed, in the order in which it is said.
+
+    Attributes:
+        kv_length: tokens in the model's cache, as they were told last.
+        units: bounded by the units that may wait, and the one in flight.
+        chunk: the one whose unit was answered last.
+    """
+
+    kv_length: int
+    units: deque[Owed] = attrs.Factory(deque)
+    chunk: int = -1
+
+    def owe(self, ordinal: int, chunk: int) -> None:
+        """Note a unit that a chunk completed."""
+        self.units.append(Owed(ordinal=ordinal, chunk=chunk))
+
+    def wait(self) -> int:
+        """Note a chunk that completed none; returns how many pending results are due now."""
+        return self._pend(len(self.units) - 1, 1)
+
+    def answer(self) -> int:
+        """Note the result of the unit in flight; returns how many pending ones are due now."""
+        told = self.units.popleft()
+        self.chunk = told.chunk
+        return told.pending
+
+    def drop(self, ordinal: int) -> int:
+        """Note a unit that was dropped; returns how many pending results are due now."""
+        numbers = [owed.ordinal for owed in self.units]
+        index = numbers.index(ordinal)
+        dropped = self.units[index]
+        del self.units[index]
+        others = any(owed.chunk == dropped.chunk for owed in self.units)
+        is_answered = others or self.chunk == dropped.chunk
+        return self._pend(index - 1, dropped.pending + (not is_answered))
+
+    def _pend(self, index: int, count: int) -> int:
+        """Owe pending results after the unit at an index; without one they are due now."""
+        if index < 0:
+            return count
+        self.units[index].pending += count
+        return 0

@@ -1,0 +1,46 @@
+"""The limits of one session, as its server has resolved them: a part of its first event.
+
+What steers a session's course must stand in its log; a constant of `limits` that an operator may
+set, or that depends on the model, comes to the machine by this.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from .digest import added
+from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX
+from .model import SlidingWindow
+
+
+@attrs.frozen(kw_only=True)
+class SessionLimits:
+    """The settings that bound one session, as resolved at its start.
+
+    Attributes:
+        session_s: total time, queueing and idling included.
+        init_wait_s: time for the init once a slot is assigned.
+        cleanup_wait_s: time for the calls in flight once the session ended.
+        context_tokens: the backend's context limit.
+        sliding_windows: the window policies that the backend honours.
+        can_rollback: whether the backend can undo a failed unit.
+        close_on_recording_failure: end the session when its log fails; else go on and say so.
+        idle_s: time between two turns of chat; silence of a client that has something transcribed.
+        pause_s: longest pause.
+        call_wait_s: how long a model call may show no sign of life; 0 waits for ever.
+        models: the names by which a transcription's model may be chosen.
+        sound_bytes: PCM16 of a transcription that may wait for the model.
+    """
+
+    session_s: int
+    init_wait_s: int
+    cleanup_wait_s: int
+    context_tokens: int
+    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+    can_rollback: bool = True
+    close_on_recording_failure: bool = False
+    idle_s: int = added(IDLE_S)
+    pause_s: int = added(PAUSE_S)
+    call_wait_s: int = added(0)
+    models: tuple[str, ...] = added(())
+    sound_bytes: int = added(SOUND_BYTES_MAX)

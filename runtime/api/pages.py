@@ -1,0 +1,229 @@
+"""A folder of web pages, served to everyone who may address the server (`--static`).
+
+- `/a/b.js` is the file `a/b.js` of the folder. What begins with `/static/` is also looked for
+  without it: the pages of MiniCPM-o's demo refer to their files so.
+- A folder shows its `index.html`. An address without a file leads to the page of that name, if
+  there is one: `/omni` to `omni.html` or `omni/omni.html`.
+- What the server has itself at an address comes first. What lies in the folder is public, for a
+  browser opens a page without a key; only at addresses that begin with one of `RESERVED` a key is
+  asked for before it is looked up.
+- Nothing outside the folder is served, nor what a link leads to there; nothing whose name, or a
+  folder's on the way, begins with a dot; and nothing but regular files.
+
+Errors are JSON like all others. It lists no folder and changes no file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from http import HTTPStatus
+from io import FileIO
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import anyio.to_thread
+import attrs
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from .files import send_file
+
+RESERVED: Final = frozenset({"api", "v1", "ws", "health", "ready", "status", "metrics"})
+"""What the server's own addresses begin with, those of later versions too."""
+PREFIX: Final = "static/"
+PATH_CHARS_MAX: Final = 1024
+"""No page lies as deep, and looking for one takes a system call for each folder on the way."""
+INDEX: Final = "index.html"
+HEADERS: Final = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "frame-ancestors 'self'",
+}
+"""A page is asked for again whenever it is used (304 where it is the same), may do what it likes,
+and is framed by its own site alone: it may have the microphone."""
+TYPES: Final = {
+    ".avif": "image/avif",
+    ".css": "text/css",
+    ".csv": "text/csv",
+    ".gif": "image/gif",
+    ".htm": "text/html",
+    ".html": "text/html",
+    ".ico": "image/x-icon",
+    ".jpeg": "image/jpeg",
+    ".jpg": "image/jpeg",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".m4a": "audio/mp4",
+    ".map": "application/json",
+    ".md": "text/markdown",
+    ".mjs": "text/javascript",
+    ".mp3": "audio/mpeg",
+    ".mp4": "video/mp4",
+    ".ogg": "audio/ogg",
+    ".otf": "font/otf",
+    ".pdf": "application/pdf",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".ttf": "font/ttf",
+    ".txt": "text/plain",
+    ".wasm": "application/wasm",
+    ".wav": "audio/wav",
+    ".webm": "video/webm",
+    ".webmanifest": "application/manifest+json",
+    ".webp": "image/webp",
+    ".woff": "font/woff",
+    ".woff2": "font/woff2",
+    ".xml": "application/xml",
+}
+"""The same on every machine: browsers are told not to guess, and run no script of another type."""
+OTHER_TYPE: Final = "application/octet-stream"
+
+
+class Pages:
+    """The pages of one folder.
+
+    Args:
+        folder: holds them; files may come and go while the server runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = StaticFiles(directory=folder, check_dir=False)
+
+    def route(self) -> Route:
+        """Give the route for `http.make_app`; it must be the last."""
+        return _LastRoute("/{path:path}", self._send)
+
+    async def _send(self, request: Request) -> Response:
+        find = partial(self._find, str(request.scope["path"]).removeprefix("/"))
+        found = await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
+        if found is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such page")
+        if isinstance(found, str):
+            query = request.scope["query_string"].decode("latin-1")
+            location = f"{found}?{query}" if query else found
+            return Response(status_code=HTTPStatus.FOUND, headers={"Location": location})
+        with ExitStack() as opening:
+            opening.callback(found.close)
+            return send_file(request, found, opening, HEADERS, media_type=found.media_type)
+
+    # -- in threads -------------------------------------------------------------------------------
+
+    def _find(self, asked: str) -> _File | str | None:
+        """Find what an address shows: a file, or where it leads, seen from that address."""
+        if len(asked) > PATH_CHARS_MAX:
+            return None
+        for name in dict.fromkeys((asked, asked.removeprefix(PREFIX))):
+            found = self._find_exactly(name)
+            if found is not None:
+                return found
+        return None
+
+    def _find_exactly(self, name: str) -> _File | str | None:
+        is_folder = name == "" or name.endswith("/")
+        stem = name.removesuffix("/")
+        if is_folder:
+            return self._open(f"{stem}/{INDEX}" if stem else INDEX)
+        file = self._open(stem)
+        if file is not None:
+            return file
+        parent, _, last = stem.rpartition("/")
+        for page in _pages_of(last):
+            if self._is_there(f"{parent}/{page}" if parent else page):
+                return f"./{quote(page.removesuffix(INDEX))}"
+        return None
+
+    def _open(self, name: str) -> _File | None:
+        path = self._look_up(name)
+        try:
+            return None if path is None else _File(path)
+        except OSError:
+            return None
+
+    def _is_there(self, name: str) -> bool:
+        return self._look_up(name) is not None
+
+    def _look_up(self, name: str) -> str | None:
+        """Find a regular file within the folder, links followed."""
+        if not _is_plain(name.split("/")):
+            return None
+        try:
+            path, found = self._files.lookup_path(name)
+        except (OSError, ValueError):  # a name that no file can have, or a folder that is shut
+            return None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return None
+        below = os.path.relpath(path, os.path.realpath(self._folder))
+        return path if _is_plain(below.split(os.sep)) else None
+
+
+class _LastRoute(Route):
+    """Matches what no other route does; of other methods it knows nothing."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        matched, child = super().matches(scope)
+        return (matched, child) if matched == Match.FULL else (Match.NONE, {})
+
+
+@attrs.define(init=False, eq=False)
+class _File:
+    """A page, opened for handing it out."""
+
+    size: int
+    etag: str
+    media_type: str
+    _file: FileIO
+
+    def __init__(self, path: str) -> None:
+        self._file = FileIO(path, opener=_open_plainly)
+        found = os.fstat(self._file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise FileNotFoundError(path)
+        self.size = found.st_size
+        self.etag = f'"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"'
+        self.media_type = TYPES.get(os.path.splitext(path)[1].lower(), OTHER_TYPE)
+
+    def read(self, start: int, count: int) -> bytes:
+        data = os.pread(self._file.fileno(), count, start)
+        if len(data) != count:
+            raise OSError("a page became shorter while it was sent")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _open_plainly(path: str, flags: int) -> int:
+    """Open a path that was resolved: neither follow a link that took its place, nor wait."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def is_public(path: str) -> bool:
+    """Whether an address is that of a page, which needs no key.
+
+    Args:
+        path: of the request, percent-decoded.
+    """
+    return path.isprintable() and path[1:].partition("/")[0] not in RESERVED
+
+
+def _pages_of(name: str) -> Iterator[str]:
+    """Name the pages that an address without a file may stand for."""
+    yield f"{name}/{INDEX}"
+    yield f"{name}.html"
+    yield f"{name}/{name}.html"
+    yield f"{name.replace('_', '-')}/{name}.html"
+
+
+def _is_plain(names: Sequence[str]) -> bool:
+    """Whether no name is empty, hidden, or a way up."""
+    return all(name and not name.startswith(".") for name in names)

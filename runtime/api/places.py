@@ -1,0 +1,51 @@
+"""Places for what keeps the server busy or holds its memory: a few in all, and fewer a client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from ..access.middleware import principal_of
+
+RETRY_S: Final = 5
+"""After which a place may be free."""
+
+
+class Places:
+    """Places for one kind of answer.
+
+    Args:
+        most: at once.
+        most_each: of one key at once, or of one address where there are no keys.
+    """
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._taken: Counter[str] = Counter()
+
+    def take(self, request: Request) -> ExitStack:
+        """Take a place; leaving the stack gives it back.
+
+        Raises:
+            HTTPException: there is none (503).
+        """
+        name = principal_of(request).name or f"@{request.client.host if request.client else ''}"
+        if self._taken.total() >= self._most or self._taken[name] >= self._most_each:
+            text = "there are too many of these at once"
+            headers = {"Retry-After": str(RETRY_S)}
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text, headers)
+        self._taken[name] += 1
+        place = ExitStack()
+        place.callback(self._give_back, name)
+        return place
+
+    def _give_back(self, name: str) -> None:
+        self._taken[name] -= 1
+        if not self._taken[name]:
+            del self._taken[name]

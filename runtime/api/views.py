@@ -1,0 +1,131 @@
+"""The page of a recording: made whole first, then sent from memory or from a file.
+
+So making it takes a place for as long as that takes, and not for as long as its client reads. The
+file has no name, lies where the system keeps temporary files (`TMPDIR`), and is gone with the page,
+also where the server is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Final
+
+import attrs
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from recorder.reader import LogReader
+
+from ..settings import MIB
+from .files import send_file
+from .places import Places
+from .threads import in_thread
+
+MAKING_MAX: Final = 2
+"""Making a page keeps a thread busy for seconds, in which sessions have less of the processor."""
+MAKING_PER_KEY_MAX: Final = 1
+"""One client leaves one for the others."""
+HELD_MAX: Final = 16
+"""That are made or sent: each is kept until its client has it."""
+HELD_PER_KEY_MAX: Final = 4
+"""One client that reads slowly leaves most of them for the others."""
+MEMORY_BYTES_MAX: Final = 2 * MIB
+"""Of a page in memory: a short conversation, and 32 MiB for all that are held."""
+PAGE_BYTES_MAX: Final = 256 * MIB
+"""Of a page: an hour with pictures takes a part of it, and a browser would not show more."""
+_SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
+"""The page is a site of its own: it can do nothing here, whatever a log makes of it."""
+
+
+@attrs.frozen(kw_only=True)
+class Viewer:
+    """Shows a session as one HTML page.
+
+    Attributes:
+        page_of: writes the page of a log, UTF-8, a part at a time.
+        policy: the `Content-Security-Policy` under which the page works.
+    """
+
+    page_of: Callable[[LogReader], Iterator[bytes]]
+    policy: str
+
+
+LoadViewer = Callable[[], Viewer]
+"""Loads it, when a page is first asked for; in a thread."""
+
+
+class Views:
+    """Answers with pages.
+
+    Args:
+        load_viewer: loads what makes them.
+    """
+
+    def __init__(self, load_viewer: LoadViewer) -> None:
+        self._load_viewer = load_viewer
+        self._making = Places(MAKING_MAX, MAKING_PER_KEY_MAX)
+        self._held = Places(HELD_MAX, HELD_PER_KEY_MAX)
+
+    async def answer(self, request: Request, path: Path) -> Response:
+        """Make the page of a log, and an answer that sends it.
+
+        Raises:
+            HTTPException: there is no place (503) or no room (507) for it now; or the log cannot be
+                read, or makes too large a page (422).
+        """
+        with ExitStack() as opening:
+            opening.enter_context(self._held.take(request))
+            page = _Page()
+            opening.callback(page.close)
+            with self._making.take(request):
+                viewer = await in_thread(self._load_viewer)
+                with await in_thread(partial(LogReader, path)) as reader:
+                    pieces = viewer.page_of(reader)
+                    # A step at a time, so that it can be given up.
+                    while await in_thread(partial(page.take_from, pieces)):
+                        pass
+            headers = {"Content-Security-Policy": f"{viewer.policy}; {_SANDBOX}"}
+            return send_file(request, page, opening, headers, media_type="text/html")
+
+
+class _Page:
+    """A page, first written, then sent; see `files.File`. The caller closes it."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(MEMORY_BYTES_MAX)  # noqa: SIM115 - the caller closes it
+        self._hash = sha256()
+        self.size = 0
+        self.etag = ""
+
+    def take_from(self, pieces: Iterator[bytes]) -> bool:
+        """Write the next piece, blocking; False where there is none."""
+        piece = next(pieces, b"")
+        self._hash.update(piece)
+        self.size += len(piece)
+        if self.size > PAGE_BYTES_MAX:
+            text = f"its page would have more than {PAGE_BYTES_MAX} bytes; take the log"
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, text)
+        try:
+            self._file.write(piece)
+            self._file.flush()
+        except OSError:
+            text = "the server has no room for its page now"
+            raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, text) from None
+        self.etag = f'"{self._hash.hexdigest()}"'
+        return bool(piece)
+
+    def read(self, start: int, count: int) -> bytes:
+        """Read a part of it."""
+        self._file.seek(start)
+        return self._file.read(count)
+
+    def close(self) -> None:
+        """Give it up; safe to repeat."""
+        self._file.close()

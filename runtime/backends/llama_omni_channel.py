@@ -1,0 +1,110 @@
+"""A session on a remote backend, as long as it lasts: begun, and closed in every case.
+
+    channel = Channel(address, await Link.connect(address))
+    created = await channel.begin(init_message(opening), FULL_DUPLEX)
+    ...
+    await channel.close()
+
+The server holds one session at a time. It refuses a second one without a word, and may still hold
+one for a while that was closed. `close` posts to `/sessions/{id}/close` and then closes the
+WebSocket: what the first does not free, the second does. Neither raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import quote
+
+from .base import BackendError, BackendGone
+from .llama_omni_http import Address, request
+from .llama_omni_link import Link, Pong
+from .llama_omni_wire import Closed, Created, RemoteMode, read_event, shown
+
+CLOSE_WAIT_S: Final = 6.0
+"""The server stops its threads first; with the WebSocket's own, below `calls.RELEASE_WAIT_S`."""
+OK: Final = 200
+NOT_FOUND: Final = 404
+
+_log = logging.getLogger(__name__)
+
+
+class Channel:
+    """One session on the server.
+
+    Args:
+        address: of the server.
+        link: open, with nothing said yet; `close` closes it.
+
+    Attributes:
+        link: its WebSocket.
+    """
+
+    def __init__(self, address: Address, link: Link) -> None:
+        self.link = link
+        self._address = address
+        self._remote_id: str | None = None
+
+    async def begin(self, init: str, mode: RemoteMode) -> Created:
+        """Say `session.init` and wait for `session.created`, however long it takes.
+
+        Raises:
+            BackendGone: the server refuses; it does so without a word where it is busy.
+            BackendError: it answers something else.
+        """
+        await self.link.send(init)
+        frame: str | bytes | Pong | None = None
+        while not isinstance(frame, str | bytes):
+            try:
+                frame = await self.link.receive()
+            except BackendGone as error:
+                raise BackendGone(f"{error} before session.created: it may be busy") from None
+        event = read_event(frame)
+        if isinstance(event, Closed):
+            raise BackendGone(f"expected session.created, got session.closed {shown(event.reason)}")
+        if not isinstance(event, Created):
+            raise BackendError("expected session.created, got an answer")
+        self._remote_id = event.session_id
+        if event.mode not in (mode, None):
+            raise BackendError(f"expected a session of mode {mode}, got one of {event.mode}")
+        return event
+
+    async def close(self) -> None:
+        """Close the session on the server and then the WebSocket; a failure is logged."""
+        try:
+            await self._close_remote()
+        except BackendError as error:
+            _log.warning("remote %s: closing a session: %s", self._address.netloc, error)
+        finally:
+            await self.link.close()
+
+    async def _close_remote(self) -> None:
+        """Have the server close the session; one that it does not know any more is closed.
+
+        Raises:
+            BackendGone: it does not answer.
+            BackendError: it says that it failed.
+        """
+        if self._remote_id is None:
+            return
+        path = f"/sessions/{quote(self._remote_id, safe='')}/close"
+        status, _ = await request(self._address, "POST", path, wait_s=CLOSE_WAIT_S)
+        if status not in (OK, NOT_FOUND):
+            raise BackendError(f"expected HTTP {OK} or {NOT_FOUND}, got HTTP {status}")
+
+
+@contextmanager
+def told(address: Address) -> Iterator[None]:
+    """Name the server in an error."""
+    try:
+        yield
+    except BackendError as error:
+        raise type(error)(f"remote {address.netloc}: {error}") from error
+
+
+def gone(event: Closed) -> BackendGone:
+    """The error of a session that the server has ended."""
+    why = f", reason {shown(event.reason)}" if event.reason else ""
+    return BackendGone(f"the remote ended the session{why}")

@@ -1,0 +1,75 @@
+"""How many files the process may have open, and how many connections that is enough for.
+
+A connection takes a descriptor, and so does the log of its session. A log may outlive its session
+while it waits to be synced. So connections are taken only while there is room for all of these: a
+log that cannot be opened would be a recording that is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from typing import Final
+
+import attrs
+
+from .settings import Settings
+
+OTHER_FILES: Final = 512
+"""Model files, what Python holds open, connections that are being refused, and logs that end."""
+LOGS_ENDING_MAX: Final = 256
+"""Logs whose session is over and that wait to be synced: half of the reserve."""
+
+_logger = logging.getLogger("antiphon.server")
+
+
+@attrs.frozen(kw_only=True)
+class Allowance:
+    """What the open files are enough for.
+
+    Attributes:
+        connections_max: connections at once.
+        logs_ending_max: logs of sessions that are over; with more no connection is taken.
+    """
+
+    connections_max: int
+    logs_ending_max: int
+
+
+def allow(wanted: int, *, files: int | None) -> Allowance:
+    """Say how many connections there may be.
+
+    Args:
+        wanted: by the operator.
+        files: that the process may have open; None: without a limit.
+    """
+    if files is None or files >= 2 * wanted + OTHER_FILES:
+        return Allowance(connections_max=wanted, logs_ending_max=LOGS_ENDING_MAX)
+    reserve = min(OTHER_FILES, files // 2)
+    return Allowance(
+        connections_max=max(1, min(wanted, (files - reserve) // 2)),
+        logs_ending_max=max(1, reserve * LOGS_ENDING_MAX // OTHER_FILES),
+    )
+
+
+def allow_open_files(settings: Settings) -> tuple[Settings, int]:
+    """Raise the process's limit of open files as far as it may be, and keep within it.
+
+    Returns:
+        The settings with as many connections as that is enough for, and `logs_ending_max`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max
+    needed = 2 * wanted + OTHER_FILES
+    files = None if resource.RLIM_INFINITY in (soft, hard) else min(max(soft, needed), hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if files is None else files, hard))
+    allowance = allow(wanted, files=files)
+    if allowance.connections_max < wanted:
+        text = (
+            "%d files may be open: connections_max is lowered from %d to %d. Raise the limit "
+            "(ulimit -n) to %d"
+        )
+        _logger.warning(text, files, wanted, allowance.connections_max, needed)
+    kept = attrs.evolve(settings, connections_max=allowance.connections_max)
+    return kept, allowance.logs_ending_max
