@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -232,6 +233,7 @@ def _broken_off() -> Iterator[None]:
                 sys.stdout.flush()
     except BaseException as error:
         if is_interrupt(error):
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             click.echo("\ninterrupted", err=True)
             sys.exit(EXIT_BY_SIGNAL + signal.SIGINT)
         lost = _lost_stdout(error)

@@ -243,6 +243,22 @@ def test_a_bench(tmp_path: Path) -> None:
         ends(process)
 
 
+def test_a_task_that_was_about_to_start(tmp_path: Path) -> None:
+    """Python would warn of it after the last line, as the process ends."""
+    early = (
+        "from anyio._backends._trio import TaskGroup\n"
+        "def start(tasks, function, *args, **kwargs):\n"
+        "    waiting = function(*args)\n"
+        "    print('about to start', flush=True)\n"
+        "    time.sleep(600)\n"
+        "TaskGroup.start_soon = start"
+    )
+    words = ("chat", "hello", "--url", "ws://127.0.0.1:1")
+    with command(*words, before=early, folder=tmp_path) as process:
+        until("about to start", process.stdout)
+        ends(process)
+
+
 def test_the_bar_of_a_full_replay(tmp_path: Path) -> None:
     """It would stand at 0 until the model is done, as if the command hung."""
     log = tmp_path / "log.session.zst"
