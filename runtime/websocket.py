@@ -15,11 +15,9 @@ How trio-websocket is used here, and why (design.md, "Transport facts"):
 
 - It is given a handshake that we wrote ourselves from a head that the listener has checked: it
   fails in its reader task on some heads (an odd `Host`), and loses bytes sent before the 101.
-- It reads 256 KiB at a time, and its codec's mask is replaced by `FastMasker`.
+- It reads 256 KiB at a time, and each connection gets our own decoders (`transport.codec`).
 - It sees no message above the limit: its own limit ends the WebSocket before it can be explained.
   In place of one, the channel between its reader and us is closed, which has no public name.
-- Text that is not ASCII passes through it byte for byte (`transport.text`), by a decoder put in
-  its codec's place for one, which has no public name either.
 - Its reader task lives in `TrioWebSocket.run` and cannot take a session down with it: it raises,
   for one, when a ping comes after we sent a close.
 - It answers pings itself, but waits for a frame that is being sent, and for a queue that is full.
@@ -38,10 +36,8 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 import attrs
-import numpy as np
 import trio
 import trio_websocket
-import wsproto.frame_protocol
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, TextMessage
 from wsproto.frame_protocol import CloseReason
@@ -50,11 +46,11 @@ from wsproto.utilities import LocalProtocolError
 from protocol.utf8 import Frame
 
 from .transport.budget import Share
+from .transport.codec import message_of, tune
 from .transport.intake import Intake
 from .transport.keeper import Keeper, Line
 from .transport.link import Link
 from .transport.tcp import RECEIVE_BUFFER_BYTES
-from .transport.text import BytewiseDecoder, message_of
 
 MESSAGE_QUEUE_SIZE: Final = 4
 """A burst of small messages does not stall the reader; four of the largest still fit in memory."""
@@ -106,42 +102,6 @@ class WebSocket(Protocol):
 
     async def abort(self) -> None:
         """Drop the TCP connection at once, with all that is unsent; closed already, do nothing."""
-
-
-class FastMasker:
-    """The mask of RFC 6455, 5.3, eight bytes at a time; a frame's payload may come in pieces.
-
-    Args:
-        masking_key: the frame's four bytes.
-    """
-
-    def __init__(self, masking_key: bytes | bytearray) -> None:
-        self._key = bytes(masking_key)
-
-    def process(self, data: bytes | bytearray) -> bytearray:
-        """Mask or unmask the next piece; in place, if it is a `bytearray`."""
-        masked = data if isinstance(data, bytearray) else bytearray(data)
-        words = len(masked) // 8
-        if words:
-            view = np.frombuffer(masked, dtype=np.uint64, count=words)
-            np.bitwise_xor(view, np.frombuffer(self._key * 2, dtype=np.uint64), out=view)
-        for i in range(words * 8, len(masked)):
-            masked[i] ^= self._key[i % 4]
-        turn = len(masked) % 4
-        self._key = self._key[turn:] + self._key[:turn]
-        return masked
-
-
-def install_fast_masker() -> None:
-    """Let wsproto mask with `FastMasker`: its codec looks this name up for every frame.
-
-    A wsproto without that name works as it comes, only slower; a test of ours says so.
-    """
-    if hasattr(wsproto.frame_protocol, "XorMaskerSimple"):
-        wsproto.frame_protocol.XorMaskerSimple = FastMasker  # type: ignore[misc, assignment]
-
-
-install_fast_masker()
 
 
 @attrs.frozen(kw_only=True)
@@ -264,9 +224,7 @@ class TrioWebSocket:
             receive_buffer_size=RECEIVE_BUFFER_BYTES,
         )
         connection = await request.accept(subprotocol=self._handshake.subprotocol)
-        codec = connection._wsproto.connection
-        assert codec is not None
-        codec._proto._message_decoder = BytewiseDecoder()
+        tune(connection)
         self._intake.open()
         return connection
 

@@ -12,7 +12,7 @@ from wsproto.connection import SERVER, Connection
 from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 from protocol.utf8 import TEXT_BYTES_MIN, Utf8Text
-from runtime.transport.text import BytewiseDecoder, message_of
+from runtime.transport.codec import BytewiseDecoder, message_of
 from tests.transport import CONTINUATION, TEXT, raw_frame
 
 BINARY = 0x2
