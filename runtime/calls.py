@@ -9,27 +9,21 @@
 
 Rules:
 
-- What is done under a lease belongs to that lease (`_Tenure`). Once it is given back, nothing that
+- What is done under a lease belongs to that lease (`tenure`). Once it is given back, nothing that
   its calls still do is told to the session, which may hold another by then, nor waited for.
 - The calls of a lease that is condemned are cancelled, so that nothing keeps a hung backend alive
   that can be made to let go. One in a thread goes on; what it returns is released or forgotten.
-- Opening alone is tried again, a few times and briefly (`opening`).
-
-The machine never asks for two at once (B1, B4), so one task makes all calls of a lease, one after
-the other; it lasts as long as the lease, for a task costs more than a call has to. It lives in the
-server's nursery, not the session's: a call that hangs must not keep its session from ending. An
-exception that is no `BackendError` is a bug of the backend: it costs that session, not the server.
+- Only opening is tried again, a few times and briefly (`opening`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
 
 import anyio
-import attrs
 from anyio.abc import TaskGroup
 
 from protocol import effects as ef
@@ -37,20 +31,15 @@ from protocol import events as ev
 
 from .admission import Admission
 from .backends.base import (
-    Backend,
     BackendError,
     BackendGone,
     BackendRefused,
-    BackendSession,
     Chats,
-    ContextFull,
     Transcribes,
-    TranscriptSession,
-    TurnSession,
 )
 from .opening import try_to_open
 from .pool import Lease
-from .telemetry.logs import name_unit
+from .tenure import Asked, Held, Tenure
 from .workers import Workers
 
 RELEASE_WAIT_S: Final = 10.0
@@ -59,77 +48,52 @@ RELEASE_WAIT_S: Final = 10.0
 _logger = logging.getLogger("antiphon.session")
 
 
-class Post(Protocol):
-    """Posts an event to the session's inbox; it never blocks."""
+ModelEffect = (
+    ef.OpenBackend
+    | ef.StartUnit
+    | ef.Interrupt
+    | ef.StartFinalize
+    | ef.Rollback
+    | ef.StartTurn
+    | ef.CutTurn
+    | ef.RunChunk
+    | ef.Release
+)
+"""The effects that ask something of the model."""
 
-    def __call__(self, kind: type[Any], **fields: object) -> None:
-        """Post `kind(at_ns=now, **fields)`."""
+
+class Inbox(Protocol):
+    """Where a session's events wait."""
+
+    def now_ns(self) -> int:
+        """Read the session's clock: nanoseconds since it was opened."""
         ...
 
-
-_Call = Callable[["_Tenure", Any], Awaitable[None]]
-_Held = BackendSession | TurnSession | TranscriptSession
-
-
-@attrs.define(eq=False)
-class _Tenure:
-    """One lease, from its `SlotLeased` to its `BackendReleased`, and what is done under it.
-
-    Attributes:
-        lease: the slot.
-        backend: whose slot it is.
-        held: what the backend holds for the session; None before it is opened.
-        turn, transcript: likewise for a turn of chat, and for a transcription.
-        is_cut: the turn is not wanted any more, be it begun or not.
-        is_lost: the backend said that it is gone.
-        is_releasing: asked for already.
-        is_over: set once opening is not to be tried again.
-        asked: the calls that are to be made, the one under way first.
-        wakeup: set when there is one.
-        settled: set when there is none any more.
-        scope: of the task that makes them; None before the first.
-    """
-
-    lease: Lease
-    backend: Backend
-    held: BackendSession | None = None
-    turn: TurnSession | None = None
-    transcript: TranscriptSession | None = None
-    is_cut: bool = False
-    is_lost: bool = False
-    is_releasing: bool = False
-    is_over: anyio.Event = attrs.Factory(anyio.Event)
-    asked: deque[tuple[_Call, object]] = attrs.Factory(deque)
-    wakeup: anyio.Event = attrs.Factory(anyio.Event)
-    settled: anyio.Event = attrs.Factory(anyio.Event)
-    scope: anyio.CancelScope | None = None
-
-    async def settle(self) -> None:
-        """Wait until no call is under way."""
-        while self.asked:
-            self.settled = anyio.Event()
-            await self.settled.wait()
+    def post(self, event: ev.Event) -> None:
+        """Put an event of this moment into it; never blocks."""
+        ...
 
 
 class Calls:
     """Runs one session's model calls and posts what came of them."""
 
     def __init__(
-        self, *, workers: Workers, admission: Admission, post: Post, tasks: TaskGroup
+        self, *, workers: Workers, admission: Admission, inbox: Inbox, tasks: TaskGroup
     ) -> None:
         """Serve one session.
 
         Args:
             workers: the model.
             admission: where the slot goes back to.
-            post: the session's inbox.
+            inbox: the session's.
             tasks: the server's nursery for model calls.
         """
         self._workers = workers
         self._admission = admission
-        self._post = post
+        self._inbox = inbox
+        self._now_ns = inbox.now_ns
         self._tasks = tasks
-        self._tenure: _Tenure | None = None
+        self._tenure: Tenure | None = None
 
     @property
     def lease(self) -> Lease | None:
@@ -139,39 +103,50 @@ class Calls:
     def hold(self, lease: Lease) -> None:
         """Take the slot that was leased to the session."""
         assert self._tenure is None, "a slot is given back before the next is leased"
-        self._tenure = _Tenure(lease=lease, backend=self._workers.backend_of(lease))
-        self._post(ev.SlotLeased, lease=lease.generation, slot=lease.slot)
+        self._tenure = Tenure(
+            lease=lease,
+            backend=self._workers.backend_of(lease),
+            tasks=self._tasks,
+            on_lost=self._lost,
+        )
+        self._inbox.post(
+            ev.SlotLeased(at_ns=self._now_ns(), lease=lease.generation, slot=lease.slot)
+        )
 
-    def open(self, effect: ef.OpenBackend) -> None:
-        """Open the session on its slot."""
-        self._start(self._open, effect)
+    def perform(self, effect: ModelEffect) -> None:
+        """Make a call, cut the one under way at once, or give the slot back."""
+        match effect:
+            case ef.Interrupt():
+                if self._tenure is not None and self._tenure.held is not None:
+                    self._tenure.held.interrupt(effect.index)
+            case ef.CutTurn():
+                self._cut_turn()
+            case ef.Release():
+                self._release_slot(condemn=effect.condemn)
+            case ef.OpenBackend():
+                self._ask(self._open, effect)
+            case ef.StartUnit():
+                self._ask(self._run_unit, effect)
+            case ef.StartFinalize():
+                self._ask(self._finalize, effect)
+            case ef.Rollback():
+                self._ask(self._roll_back, effect)
+            case ef.StartTurn():
+                self._ask(self._run_turn, effect)
+            case ef.RunChunk():
+                self._ask(self._run_chunk, effect)
 
-    def start_unit(self, effect: ef.StartUnit) -> None:
-        """Prefill and generate a unit."""
-        self._start(self._run_unit, effect)
+    def _ask(self, call: Callable[[Tenure, Asked], Awaitable[None]], effect: Asked) -> None:
+        assert self._tenure is not None
+        self._tenure.ask(call, effect)
 
-    def interrupt(self, effect: ef.Interrupt) -> None:
-        """Cut the unit in flight, at once."""
-        if self._tenure is not None and self._tenure.held is not None:
-            self._tenure.held.interrupt(effect.index)
+    def give_up(self) -> None:
+        """Cut what is under way and give the slot back, if there is one."""
+        if self._tenure is not None:
+            self._cut_turn()
+            self._release_slot(condemn=False)
 
-    def finalize(self, effect: ef.StartFinalize) -> None:
-        """Finalize a unit."""
-        self._start(self._finalize, effect)
-
-    def roll_back(self, effect: ef.Rollback) -> None:
-        """Undo a unit."""
-        self._start(self._roll_back, effect)
-
-    def start_turn(self, effect: ef.StartTurn) -> None:
-        """Prefill a conversation and answer it."""
-        self._start(self._run_turn, effect)
-
-    def run_chunk(self, effect: ef.RunChunk) -> None:
-        """Have a second of an utterance heard."""
-        self._start(self._run_chunk, effect)
-
-    def cut_turn(self) -> None:
+    def _cut_turn(self) -> None:
         """Cut the answer under way, at once, or as soon as there is one to be cut."""
         tenure = self._tenure
         if tenure is not None:
@@ -184,7 +159,7 @@ class Calls:
         if self._tenure is not None:
             self._tenure.is_over.set()
 
-    def release(self, *, condemn: bool) -> None:
+    def _release_slot(self, *, condemn: bool) -> None:
         """Give the slot back once it is clean; asked twice, do it once (B5).
 
         Args:
@@ -200,153 +175,143 @@ class Calls:
 
     # -- the tasks ------------------------------------------------------------------------------
 
-    def _start(self, call: _Call, argument: object, *, shield: bool = False) -> None:
-        tenure = self._tenure
-        assert tenure is not None
-        tenure.asked.append((call, argument))
-        tenure.wakeup.set()
-        if tenure.scope is None:
-            tenure.scope = anyio.CancelScope(shield=shield)
-            self._tasks.start_soon(self._make_calls, tenure, tenure.scope)
+    def _lost(self, tenure: Tenure) -> None:
+        lease = tenure.lease.generation
+        self._tell(tenure, ev.BackendLost(at_ns=self._now_ns(), lease=lease))
 
-    async def _make_calls(self, tenure: _Tenure, scope: anyio.CancelScope) -> None:
-        """Make the calls of a lease, until it is over."""
-        with scope:
-            while True:
-                while not tenure.asked:
-                    tenure.wakeup = anyio.Event()
-                    await tenure.wakeup.wait()
-                call, argument = tenure.asked[0]
-                name_unit(_unit_of(argument))
-                try:
-                    await call(tenure, argument)
-                except BackendGone as error:
-                    _logger.warning("the worker is gone in %s: %s", _name(call), error)
-                    tenure.is_lost = True
-                    self._lost(tenure)
-                except Exception:
-                    _logger.exception("the backend broke in %s", _name(call))
-                    self._lost(tenure)
-                finally:
-                    tenure.asked.popleft()
-                    if not tenure.asked:
-                        tenure.settled.set()
-
-    def _tell(self, tenure: _Tenure, kind: type[Any], **fields: object) -> None:
-        """Post a fact, unless its lease is over: it concerns nobody then."""
-        if self._tenure is tenure:
-            self._post(kind, **fields)
-        else:
-            _logger.info("a late %s of lease %d", kind.__name__, tenure.lease.generation)
-
-    def _lost(self, tenure: _Tenure) -> None:
-        self._tell(tenure, ev.BackendLost, lease=tenure.lease.generation)
-
-    async def _open(self, tenure: _Tenure, effect: ef.OpenBackend) -> None:
-        lease = tenure.lease
+    @contextmanager
+    def _failing(
+        self, tenure: Tenure, name: str, failed: Callable[[BackendError], ev.Event]
+    ) -> Iterator[None]:
+        """Tell the session of a call that failed, where the backend is not gone."""
         try:
-            held = await try_to_open(tenure.backend, effect.opening, lease.slot, tenure.is_over)
+            yield
+        except BackendGone:
+            raise
+        except BackendError as error:
+            level = logging.INFO if tenure.is_cut else logging.WARNING
+            _logger.log(level, "%s failed: %s", name, error)
+            self._tell(tenure, failed(error))
+
+    def _tell(self, tenure: Tenure, event: ev.Event) -> None:
+        """Post a fact, unless its lease is over: the session has no use for it then."""
+        if self._tenure is tenure:
+            self._inbox.post(event)
+        else:
+            late = type(event).__name__
+            _logger.info("a late %s of lease %d", late, tenure.lease.generation)
+
+    async def _open(self, tenure: Tenure, effect: ef.OpenBackend) -> None:
+        lease = tenure.lease.generation
+        try:
+            held = await try_to_open(
+                tenure.backend, effect.opening, tenure.lease.slot, tenure.is_over
+            )
         except BackendError as error:
             tenure.is_lost = isinstance(error, BackendGone)
-            full = isinstance(error, ContextFull)
-            self._tell(tenure, ev.BackendOpenFailed, lease=lease.generation, context_full=full)
+            failed = ev.BackendOpenFailed(
+                at_ns=self._now_ns(), lease=lease, context_full=error.context_full
+            )
+            self._tell(tenure, failed)
         else:
             if not await self._is_late(tenure, held):
-                tenure.held = held
-                self._tell(tenure, ev.BackendOpened, lease=lease.generation, opened=held.opened)
+                tenure.held, opened = held, held.opened
+                self._tell(
+                    tenure, ev.BackendOpened(at_ns=self._now_ns(), lease=lease, opened=opened)
+                )
 
-    async def _is_late(self, tenure: _Tenure, held: _Held) -> bool:
-        """Release what came after its lease was condemned: nobody waits for it any more."""
-        if self._tenure is tenure:
-            return False
-        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-            await held.release()
-        return True
-
-    async def _run_unit(self, tenure: _Tenure, effect: ef.StartUnit) -> None:
+    async def _run_unit(self, tenure: Tenure, effect: ef.StartUnit) -> None:
         assert tenure.held is not None
         index = effect.unit.index
-        try:
+        with self._failing(
+            tenure,
+            f"unit {index}",
+            lambda error: ev.UnitFailed(
+                at_ns=self._now_ns(), index=index, context_full=error.context_full
+            ),
+        ):
             result = await tenure.held.run_unit(effect.unit)
-        except BackendGone:
-            raise
-        except BackendError as error:
-            _logger.warning("unit %d failed: %s", index, error)
-            full = isinstance(error, ContextFull)
-            self._tell(tenure, ev.UnitFailed, index=index, context_full=full)
-        else:
-            self._tell(tenure, ev.UnitDone, result=result)
+            self._tell(tenure, ev.UnitDone(at_ns=self._now_ns(), result=result))
 
-    async def _finalize(self, tenure: _Tenure, effect: ef.StartFinalize) -> None:
+    async def _finalize(self, tenure: Tenure, effect: ef.StartFinalize) -> None:
         assert tenure.held is not None
-        try:
-            done = await tenure.held.finalize(effect.index, interrupted=effect.interrupted)
-        except BackendGone:
-            raise
-        except BackendError as error:
-            _logger.warning("finalize of unit %d failed: %s", effect.index, error)
-            self._tell(tenure, ev.FinalizeFailed, index=effect.index)
-        else:
-            self._tell(tenure, ev.FinalizeDone, finalized=done)
+        index = effect.index
+        with self._failing(
+            tenure,
+            f"finalize of unit {index}",
+            lambda _: ev.FinalizeFailed(at_ns=self._now_ns(), index=index),
+        ):
+            done = await tenure.held.finalize(index, interrupted=effect.interrupted)
+            self._tell(tenure, ev.FinalizeDone(at_ns=self._now_ns(), finalized=done))
 
-    async def _roll_back(self, tenure: _Tenure, effect: ef.Rollback) -> None:
+    async def _roll_back(self, tenure: Tenure, effect: ef.Rollback) -> None:
         assert tenure.held is not None
-        try:
-            await tenure.held.rollback(effect.index)
-        except BackendGone:
-            raise
-        except BackendError as error:
-            _logger.warning("rollback of unit %d failed: %s", effect.index, error)
-            self._tell(tenure, ev.RollbackFailed, index=effect.index)
-        else:
-            self._tell(tenure, ev.RollbackDone, index=effect.index)
+        index = effect.index
+        with self._failing(
+            tenure,
+            f"rollback of unit {index}",
+            lambda _: ev.RollbackFailed(at_ns=self._now_ns(), index=index),
+        ):
+            await tenure.held.rollback(index)
+            self._tell(tenure, ev.RollbackDone(at_ns=self._now_ns(), index=index))
 
-    async def _run_turn(self, tenure: _Tenure, effect: ef.StartTurn) -> None:
-        turn = effect.turn
+    async def _run_turn(self, tenure: Tenure, effect: ef.StartTurn) -> None:
+        index = effect.turn.index
         assert isinstance(tenure.backend, Chats)
-        try:
-            held = await tenure.backend.chat(turn, slot=tenure.lease.slot)
+
+        def failed(error: BackendError) -> ev.TurnFailed:
+            is_refused = isinstance(error, BackendRefused) and tenure.turn is None
+            return ev.TurnFailed(
+                at_ns=self._now_ns(),
+                index=index,
+                context_full=error.context_full,
+                refused=str(error) if is_refused else "",
+            )
+
+        with self._failing(tenure, f"turn {index}", failed):
+            held = await tenure.backend.chat(effect.turn, slot=tenure.lease.slot)
             if await self._is_late(tenure, held):
                 return
             tenure.turn = held
             if tenure.is_cut:
                 held.interrupt()
-            self._tell(tenure, ev.TurnPrefilled, prefill=await held.prefill())
+            prefill = await held.prefill()
+            self._tell(tenure, ev.TurnPrefilled(at_ns=self._now_ns(), prefill=prefill))
             result = await held.generate(
-                lambda chunk: self._tell(tenure, ev.TurnProgress, chunk=chunk)
+                lambda chunk: self._tell(tenure, ev.TurnProgress(at_ns=self._now_ns(), chunk=chunk))
             )
-        except BackendGone:
-            raise
-        except BackendError as error:
-            level = logging.INFO if tenure.is_cut else logging.WARNING
-            _logger.log(level, "turn %d failed: %s", turn.index, error)
-            failed = {"index": turn.index, "context_full": isinstance(error, ContextFull)}
-            is_refused = isinstance(error, BackendRefused) and tenure.turn is None
-            self._tell(tenure, ev.TurnFailed, **failed, refused=str(error) if is_refused else "")
-        else:
-            self._tell(tenure, ev.TurnDone, result=result)
+            self._tell(tenure, ev.TurnDone(at_ns=self._now_ns(), result=result))
 
-    async def _run_chunk(self, tenure: _Tenure, effect: ef.RunChunk) -> None:
+    async def _run_chunk(self, tenure: Tenure, effect: ef.RunChunk) -> None:
         chunk = effect.chunk
         assert isinstance(tenure.backend, Transcribes)
-        try:
+        with self._failing(
+            tenure,
+            f"chunk {chunk.utterance}.{chunk.index}",
+            lambda error: ev.ChunkFailed(
+                at_ns=self._now_ns(),
+                utterance=chunk.utterance,
+                index=chunk.index,
+                context_full=error.context_full,
+            ),
+        ):
             if tenure.transcript is None:
                 held = await tenure.backend.transcribe(slot=tenure.lease.slot)
                 if await self._is_late(tenure, held):
                     return
                 tenure.transcript = held
             result = await tenure.transcript.run_chunk(chunk)
-        except BackendGone:
-            raise
-        except BackendError as error:
-            _logger.warning("chunk %d.%d failed: %s", chunk.utterance, chunk.index, error)
-            failed = {"utterance": chunk.utterance, "index": chunk.index}
-            failed["context_full"] = isinstance(error, ContextFull)
-            self._tell(tenure, ev.ChunkFailed, **failed)
-        else:
-            self._tell(tenure, ev.ChunkDone, result=result)
+            self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
 
-    async def _release(self, tenure: _Tenure, condemn: bool) -> None:
+    async def _is_late(self, tenure: Tenure, held: Held) -> bool:
+        """Release what came after its lease was condemned: the session does not wait for it."""
+        if self._tenure is tenure:
+            return False
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await held.release()
+        return True
+
+    async def _release(self, tenure: Tenure, condemn: bool) -> None:
         clean = False
         try:
             if not condemn:
@@ -358,12 +323,11 @@ class Calls:
                 text = "slot %d of worker %d is condemned: its call hangs or broke"
                 _logger.error(text, lease.slot, lease.worker)
             self._tenure = None
-            if tenure.scope is not None:
-                tenure.scope.cancel()
+            tenure.cancel()
             self._admission.release(lease, condemned=lost or not clean)
-            self._post(ev.BackendReleased, lease=lease.generation)
+            self._inbox.post(ev.BackendReleased(at_ns=self._now_ns(), lease=lease.generation))
 
-    async def _clean_up(self, tenure: _Tenure) -> bool:
+    async def _clean_up(self, tenure: Tenure) -> bool:
         """Wait for the call under way, then have the backend forget the session; True once it has.
 
         The release is a task of its own: a thread that hangs in it has no bound.
@@ -374,27 +338,11 @@ class Calls:
             return True
         released = anyio.Event()
 
-        async def release(_: _Tenure, __: object) -> None:
+        async def release(_: Tenure, __: None) -> None:
             await held.release()
             released.set()
 
-        if tenure.scope is not None:
-            tenure.scope.cancel()  # A server that is cut off cancels it, and the release with it.
-        tenure.scope = None
-        self._start(release, None, shield=True)
+        tenure.cancel()
+        tenure.ask(release, None, shield=True)  # A server that is cut off would cancel it.
         await tenure.settle()
         return released.is_set()
-
-
-def _unit_of(argument: object) -> int | None:
-    """Say which unit a call is about; None for other calls."""
-    match argument:
-        case ef.StartUnit():
-            return argument.unit.index
-        case ef.StartFinalize() | ef.Rollback():
-            return argument.index
-    return None
-
-
-def _name(call: Callable[..., object]) -> str:
-    return getattr(call, "__name__", "a call")

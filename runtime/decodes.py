@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from protocol import effects as ef
 from protocol import events as ev
 
+from .calls import Inbox
 from .media.decoder import decode_at_once
 from .media.fair import Client
 from .media.values import Decoded, MediaError
@@ -33,7 +34,7 @@ class Decodes:
     Args:
         decode: `MediaDecoder.decode`, off the event loop.
         client: the session, to the decoder.
-        post: posts an event to the session.
+        inbox: the session's.
         on_done: told when some media holds nothing any more.
     """
 
@@ -42,12 +43,12 @@ class Decodes:
         decode: DecodeMedia,
         client: Client,
         *,
-        post: Callable[..., None],
+        inbox: Inbox,
         on_done: Callable[[], None],
     ) -> None:
         self._decode = decode
         self._client: Final = client
-        self._post = post
+        self._inbox = inbox
         self._on_done = on_done
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._bytes = 0
@@ -104,13 +105,18 @@ class Decodes:
             self._on_done()
 
     def _take(self, effect: ef.DecodeMedia, made: Decoded) -> None:
-        self._post(
-            ev.MediaDecoded,
-            media=effect.media,
-            pcm=made.pcm,
-            pictures=made.pictures,
-            stacked=made.stacked,
+        self._inbox.post(
+            ev.MediaDecoded(
+                at_ns=self._inbox.now_ns(),
+                media=effect.media,
+                pcm=made.pcm,
+                pictures=made.pictures,
+                stacked=made.stacked,
+            )
         )
 
     def _reject(self, effect: ef.DecodeMedia, error: MediaError) -> None:
-        self._post(ev.MediaRejected, media=effect.media, reason=str(error))
+        reason = str(error)
+        self._inbox.post(
+            ev.MediaRejected(at_ns=self._inbox.now_ns(), media=effect.media, reason=reason)
+        )

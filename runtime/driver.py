@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -26,13 +26,14 @@ from protocol import events as ev
 from protocol.digest import session_id_of
 from protocol.errors import ErrorCode
 from protocol.limits import NS_PER_S
+from protocol.messages import QueuePlace
 from protocol.session import Session
 from protocol.state import State
 from protocol.utf8 import Frame
 from recorder.records import Fields
 
 from .admission import Admission, Refused, Ticket
-from .calls import Calls
+from .calls import Calls, Inbox
 from .connection import Outlet, Ready
 from .decodes import DecodeMedia, Decodes
 from .journal import Journal, MarkRefused, OpenLog, fin_fields
@@ -52,7 +53,7 @@ class Driver:
         opened: the session's first event, at 0 ns.
         open_log: opens its log; None where it is not recorded.
         admission: the queue for slots.
-        make_calls: makes the session's `Calls` around its `post`.
+        make_calls: makes the session's `Calls` around its inbox.
         decode_media: `MediaDecoder.decode`, off the event loop.
         clock_ns: monotonic nanoseconds.
         lane: of the server's large messages.
@@ -73,7 +74,7 @@ class Driver:
         *,
         open_log: OpenLog | None,
         admission: Admission,
-        make_calls: Callable[[Callable[..., None]], Calls],
+        make_calls: Callable[[Inbox], Calls],
         decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
         lane: Lane,
@@ -88,9 +89,9 @@ class Driver:
         self._admission = admission
         self._admit = admit
         self._has_room = has_room
-        self._calls = make_calls(self.post)
+        self._calls = make_calls(self)
         client = Client(is_live=opened.mode != "chat", owner=owner)
-        self._decodes = Decodes(decode_media, client, post=self.post, on_done=self._relieve)
+        self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
@@ -130,7 +131,7 @@ class Driver:
             mode=self._opened.mode,
             dialect=None if session is None else session.dialect_name,
             state=State.QUEUED if session is None else session.state,
-            age_s=self._now_ns() / NS_PER_S,
+            age_s=self.now_ns() / NS_PER_S,
             units=counts.get("units", 0),
             chunks=counts.get("chunks", 0),
             dropped_units=counts.get("units_dropped", 0),
@@ -149,25 +150,26 @@ class Driver:
         """
         if self.session is None or self.session.state is State.CLOSED:
             raise MarkRefused("over")
-        at_ns = self._inbox[0].at_ns if self._inbox else self._now_ns()
+        at_ns = self._inbox[0].at_ns if self._inbox else self.now_ns()
         return await self._journal.append_mark(at_ns, fields), at_ns
 
-    def post(self, kind: type[Any], **fields: object) -> None:
-        """Post `kind(at_ns=now, **fields)`; it never blocks, and from the event loop alone."""
-        self._inbox.append(kind(at_ns=self._now_ns(), **fields))
+    def post(self, event: ev.Event) -> None:
+        """Put an event of this moment into the inbox; from the event loop, and it never blocks."""
+        self._inbox.append(event)
         self._arrival.set()
 
-    def _now_ns(self) -> int:
+    def now_ns(self) -> int:
+        """Read the session's clock: nanoseconds since it was opened."""
         return self._clock_ns() - self._began_ns
 
     async def frame_received(self, frame: Frame) -> None:
         """Post a client's frame; waits while the server is too far behind to take more."""
         await self._lane.enter(len(frame or b""))
         if self._journal.is_flooded_by(frame):
-            self.post(ev.Flooded)
+            self.post(ev.Flooded(at_ns=self.now_ns()))
             await anyio.sleep_forever()  # the session ends, and the connection with it
         self._inbox_bytes += len(frame or b"")
-        self.post(ev.FrameReceived, frame=frame)
+        self.post(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
         while self._inbox_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
             self._relief = anyio.Event()
             await self._relief.wait()
@@ -185,7 +187,7 @@ class Driver:
         while not self._inbox or self._recording_lost:
             if self._recording_lost:
                 self._recording_lost = False
-                self.post(ev.RecordingFailed)
+                self.post(ev.RecordingFailed(at_ns=self.now_ns()))
                 continue
             self._arrival = anyio.Event()
             await self._arrival.wait()
@@ -223,7 +225,7 @@ class Driver:
             self._give_up_slot()
             if self._watcher is not None:
                 self._watcher.over(None if self.session is None else self.session.end_reason)
-            await self._journal.finish(self._now_ns(), fin_fields(self.session, "broken_off"))
+            await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
 
     async def _run_session(self) -> None:
         self._journal.append_event(self._opened)
@@ -234,15 +236,13 @@ class Driver:
             event = await self._next_event()
             self._journal.append_event(event)
             self._perform(event, session.step(event))
-        await self._journal.finish(self._now_ns(), fin_fields(session, session.end_reason))
+        await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
 
     def _give_up_slot(self) -> None:
         """After a cancellation or a bug of ours: no task drives the session to its end any more."""
         if self._ticket is not None:
             self._admission.leave(self._ticket)
-        if self._calls.lease is not None:
-            self._calls.cut_turn()
-            self._calls.release(condemn=False)
+        self._calls.give_up()
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         assert self.session is not None
@@ -275,59 +275,49 @@ class Driver:
                 self._decodes.start(effect, self._tasks)
             case ef.CancelDecode():
                 self._decodes.cancel(effect.media)
-            case ef.OpenBackend():
-                self._calls.open(effect)
-            case ef.StartUnit():
-                self._calls.start_unit(effect)
-            case ef.Interrupt():
-                self._calls.interrupt(effect)
-            case ef.StartFinalize():
-                self._calls.finalize(effect)
-            case ef.Rollback():
-                self._calls.roll_back(effect)
-            case ef.StartTurn():
-                self._calls.start_turn(effect)
-            case ef.RunChunk():
-                self._calls.run_chunk(effect)
-            case ef.CutTurn():
-                self._calls.cut_turn()
-            case ef.Release():
-                self._calls.release(condemn=effect.condemn)
             case ef.SetTimer():
                 self._set_timer(effect)
             case ef.CancelTimer():
                 self._cancel_timer(effect)
             case ef.DropUnit() | ef.ForgetRecording():
                 pass  # a watcher counts it; it is done before anything is said
+            case _:
+                self._calls.perform(effect)
 
     # -- the queue ------------------------------------------------------------------------------
 
     def _ask_for_room(self) -> None:
         refused = self._refusal or self._admit()
         if refused is None:
-            self.post(ev.Admitted)
+            self.post(ev.Admitted(at_ns=self.now_ns()))
         else:
-            self.post(ev.AdmissionRefused, code=refused)
+            self._refuse(refused)
 
     def _enter_queue(self, effect: ef.EnterQueue) -> None:
         if self._refusal is not None:
-            self.post(ev.AdmissionRefused, code=self._refusal)
+            self._refuse(self._refusal)
             return
         try:
             self._ticket = self._admission.enter(
                 effect.mode,
                 owner=self.owner,
                 on_leased=self._calls.hold,
-                on_moved=lambda place: self.post(ev.TicketMoved, place=place),
-                on_cancelled=lambda: self.post(ev.TicketCancelled),
-                on_refused=lambda code: self.post(ev.AdmissionRefused, code=code),
+                on_moved=self._move,
+                on_cancelled=lambda: self.post(ev.TicketCancelled(at_ns=self.now_ns())),
+                on_refused=self._refuse,
             )
         except Refused as refused:
-            self.post(ev.AdmissionRefused, code=refused.code)
+            self._refuse(refused.code)
+
+    def _refuse(self, code: ErrorCode) -> None:
+        self.post(ev.AdmissionRefused(at_ns=self.now_ns(), code=code))
+
+    def _move(self, place: QueuePlace) -> None:
+        self.post(ev.TicketMoved(at_ns=self.now_ns(), place=place))
 
     def _leave_queue(self) -> None:
         if self._ticket is not None and self._admission.leave(self._ticket):
-            self.post(ev.TicketLeft)
+            self.post(ev.TicketLeft(at_ns=self.now_ns()))
 
     # -- timers ---------------------------------------------------------------------------------
 
@@ -345,8 +335,9 @@ class Driver:
 
     async def _run_timer(self, effect: ef.SetTimer, scope: anyio.CancelScope) -> None:
         with scope:
-            await anyio.sleep(max(0, effect.at_ns - self._now_ns()) / 1e9)
+            await anyio.sleep(max(0, effect.at_ns - self.now_ns()) / 1e9)
             if self._timers.get(effect.name) is not scope:
                 return  # it was cancelled in the moment in which it fired
             del self._timers[effect.name]
-            self.post(ev.TimerFired, name=effect.name, generation=effect.generation)
+            now_ns, generation = self.now_ns(), effect.generation
+            self.post(ev.TimerFired(at_ns=now_ns, name=effect.name, generation=generation))

@@ -222,8 +222,8 @@ class Server:
         connection = Connection(
             websocket,
             on_frame=driver.frame_received,
-            on_gone=partial(driver.post, ev.PeerGone),
-            on_send_failed=partial(driver.post, ev.SendFailed),
+            on_gone=lambda: driver.post(ev.PeerGone(at_ns=driver.now_ns())),
+            on_send_failed=lambda: driver.post(ev.SendFailed(at_ns=driver.now_ns())),
             stall_s=self._settings.stall_s,
         )
         self._drivers[driver] = None
@@ -308,8 +308,8 @@ class Server:
             if self._recorder is None
             else partial(self._open_log, opened, arrival.owner),
             admission=self.admission,
-            make_calls=lambda post: Calls(
-                workers=self.workers, admission=self.admission, post=post, tasks=self._tasks
+            make_calls=lambda inbox: Calls(
+                workers=self.workers, admission=self.admission, inbox=inbox, tasks=self._tasks
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
@@ -383,13 +383,13 @@ class Server:
         """
         self.admission.drain()
         for driver in self._drivers:
-            driver.post(ev.DrainBegan, wait_s=wait_s)
+            driver.post(ev.DrainBegan(at_ns=driver.now_ns(), wait_s=wait_s))
 
     def drain(self) -> None:
         """Admit nobody any more and end every session with `server_shutdown`."""
         self.admission.drain()
         for driver in self._drivers:
-            driver.post(ev.Draining)
+            driver.post(ev.Draining(at_ns=driver.now_ns()))
 
     async def wait_until_empty(self) -> None:
         """Wait until no session is left; those that came late are refused and leave."""

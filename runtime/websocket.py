@@ -224,7 +224,7 @@ class TrioWebSocket:
             receive_buffer_size=RECEIVE_BUFFER_BYTES,
         )
         connection = await request.accept(subprotocol=self._handshake.subprotocol)
-        tune(connection)
+        tune(connection._wsproto.connection)
         self._intake.open()
         return connection
 

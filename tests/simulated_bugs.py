@@ -24,7 +24,7 @@ from protocol.messages import QueuePlace, QueueUpdate
 from protocol.state import State
 from protocol.unit_loop import Phase
 from runtime.admission import Admission
-from runtime.calls import Calls
+from runtime.calls import Calls, ModelEffect
 from runtime.driver import Driver
 from runtime.pool import Lease
 
@@ -96,18 +96,21 @@ def _leak_without_queue_done(stack: ExitStack) -> None:
 
 def _config_of_the_last(stack: ExitStack) -> None:
     """A slot keeps the settings of the session that it was opened for before (B8)."""
-    real, kept = Calls.open, {}
+    real, kept = Calls.perform, {}
 
-    def open_it(self: Calls, effect: ef.OpenBackend) -> None:
+    def open_it(self: Calls, effect: ModelEffect) -> None:
         lease = self.lease
         assert lease is not None
+        if not isinstance(effect, ef.OpenBackend):
+            real(self, effect)
+            return
         config = effect.opening.config
         before = kept.setdefault((lease.worker, lease.slot), config)
         kept[lease.worker, lease.slot] = config
         opening = attrs.evolve(effect.opening, config=before)
         real(self, attrs.evolve(effect, opening=opening))
 
-    _put(stack, Calls, "open", open_it)
+    _put(stack, Calls, "perform", open_it)
 
 
 def _update_after_closed(stack: ExitStack) -> None:
@@ -171,14 +174,17 @@ def _lease_by_slot(stack: ExitStack) -> None:
 
 def _answers_of_a_neighbour(stack: ExitStack) -> None:
     """A unit runs on the sound of the session before it (B8)."""
-    real, last = Calls.start_unit, []
+    real, last = Calls.perform, []
 
-    def start_unit(self: Calls, effect: ef.StartUnit) -> None:
+    def start_unit(self: Calls, effect: ModelEffect) -> None:
+        if not isinstance(effect, ef.StartUnit):
+            real(self, effect)
+            return
         last.append(effect.unit.pcm)
         unit = attrs.evolve(effect.unit, pcm=last[-2] if len(last) > 40 else effect.unit.pcm)
         real(self, attrs.evolve(effect, unit=unit))
 
-    _put(stack, Calls, "start_unit", start_unit)
+    _put(stack, Calls, "perform", start_unit)
 
 
 def _no_limit(stack: ExitStack) -> None:

@@ -131,18 +131,19 @@ class Desk:
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.backends = [Stubborn(), Stubborn()]
         self.workers = Workers(self.backends)
-        self.posted: list[Any] = []
+        self.posted: list[ev.Event] = []
         self.admission = Admission(
             self.workers.pool,
             clock_ns=lambda: int(anyio.current_time() * 1e9),
             new_ticket_id=lambda: "ticket_000000000000",
         )
-        self.calls = Calls(
-            workers=self.workers, admission=self.admission, post=self.post, tasks=tasks
-        )
+        self.calls = Calls(workers=self.workers, admission=self.admission, inbox=self, tasks=tasks)
 
-    def post(self, kind: type[Any], **fields: object) -> None:
-        self.posted.append(kind(at_ns=0, **fields))
+    def now_ns(self) -> int:
+        return 0
+
+    def post(self, event: ev.Event) -> None:
+        self.posted.append(event)
 
     def take(self) -> list[str]:
         """What was posted since the last time, by name."""
@@ -175,7 +176,7 @@ async def desk() -> AsyncIterator[Desk]:
             for backend in made.backends:
                 backend.go.set()
             if made.calls.lease is not None:
-                made.calls.release(condemn=False)
+                made.calls.perform(ef.Release(lease=1, condemn=False))
 
 
 async def settle() -> None:
@@ -184,27 +185,27 @@ async def settle() -> None:
 
 
 async def open_session(it: Desk) -> None:
-    it.calls.open(ef.OpenBackend(lease=1, opening=OPENING))
+    it.calls.perform(ef.OpenBackend(lease=1, opening=OPENING))
     await settle()
 
 
 async def start_unit(it: Desk) -> None:
     await open_session(it)
-    it.calls.start_unit(ef.StartUnit(unit=UNIT))
+    it.calls.perform(ef.StartUnit(unit=UNIT))
 
 
 async def finalize(it: Desk) -> None:
     await open_session(it)
-    it.calls.finalize(ef.StartFinalize(index=0, interrupted=False))
+    it.calls.perform(ef.StartFinalize(index=0, interrupted=False))
 
 
 async def roll_back(it: Desk) -> None:
     await open_session(it)
-    it.calls.roll_back(ef.Rollback(index=0))
+    it.calls.perform(ef.Rollback(index=0))
 
 
 async def start_turn(it: Desk) -> None:
-    it.calls.start_turn(ef.StartTurn(lease=1, turn=TURN))
+    it.calls.perform(ef.StartTurn(lease=1, turn=TURN))
 
 
 HANGING: Final[dict[str, Callable[[Desk], Awaitable[None]]]] = {
@@ -246,7 +247,7 @@ def test_what_ends_after_its_lease_was_condemned_does_nothing(
             await settle()
             assert backend.calls[-1] == call
             it.take()
-            it.calls.release(condemn=True)
+            it.calls.perform(ef.Release(lease=1, condemn=True))
             await settle()
             assert it.take() == ["BackendReleased"]
             assert it.workers.pool.counts.condemned == 1
@@ -254,7 +255,7 @@ def test_what_ends_after_its_lease_was_condemned_does_nothing(
             second = it.lease()
             assert (second.worker, second.generation) == (1, first.generation + 1)
             other.hangs = "generate"
-            it.calls.start_turn(ef.StartTurn(lease=2, turn=TURN))
+            it.calls.perform(ef.StartTurn(lease=2, turn=TURN))
             await settle()
             assert it.take() == ["SlotLeased", "TurnPrefilled"]
             backend.go.set()
@@ -268,7 +269,7 @@ def test_what_ends_after_its_lease_was_condemned_does_nothing(
             other.go.set()
             await settle()
             assert it.take() == ["TurnProgress", "TurnDone"]
-            it.calls.release(condemn=False)
+            it.calls.perform(ef.Release(lease=1, condemn=False))
             await settle()
             assert it.take() == ["BackendReleased"]
             assert it.workers.pool.counts.free == 1
@@ -287,7 +288,7 @@ def test_a_release_that_hangs_delays_no_later_one() -> None:
             it.lease()
             await start_turn(it)
             await settle()
-            it.calls.release(condemn=False)
+            it.calls.perform(ef.Release(lease=1, condemn=False))
             await anyio.sleep(RELEASE_WAIT_S + 0.1)
             assert it.take()[-1] == "BackendReleased"
             assert it.workers.pool.is_condemned(0)
@@ -296,7 +297,7 @@ def test_a_release_that_hangs_delays_no_later_one() -> None:
             it.lease()
             await start_turn(it)
             await settle()
-            it.calls.release(condemn=False)
+            it.calls.perform(ef.Release(lease=1, condemn=False))
             await settle()
             assert it.take()[-1] == "BackendReleased"
             assert anyio.current_time() == began_s
@@ -313,16 +314,16 @@ def test_a_late_cut_is_not_the_next_turn_s() -> None:
 
     async def body() -> None:
         async with desk() as it:
-            it.calls.cut_turn()
+            it.calls.perform(ef.CutTurn(index=0))
             it.lease()
             await start_turn(it)
-            it.calls.cut_turn()
+            it.calls.perform(ef.CutTurn(index=0))
             await settle()
             assert "interrupt" in it.backends[0].calls
-            it.calls.release(condemn=False)
+            it.calls.perform(ef.Release(lease=1, condemn=False))
             await settle()
             it.backends[0].calls.clear()
-            it.calls.cut_turn()
+            it.calls.perform(ef.CutTurn(index=0))
             it.lease()
             await start_turn(it)
             await settle()
@@ -503,7 +504,7 @@ def test_a_session_that_is_cut_off_is_released_by_its_model() -> None:
             await open_session(it)
             it.take()
             tasks.cancel_scope.cancel()
-            it.calls.release(condemn=False)
+            it.calls.perform(ef.Release(lease=1, condemn=False))
         assert it.take() == ["BackendReleased"]
         assert it.backends[0].calls == ["open", "release"]
         assert anyio.current_time() == began_s

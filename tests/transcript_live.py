@@ -235,7 +235,7 @@ class LivePlayer:
                 self._live.disk.is_broken = True
             case "overrun the log":
                 for driver in self._live.server._drivers:
-                    driver.post(ev.Flooded)
+                    driver.post(ev.Flooded(at_ns=driver.now_ns()))
             case _:
                 raise AssertionError(f"{what} is nothing that an operator does")
 

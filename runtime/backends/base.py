@@ -12,7 +12,7 @@ Times are real for a real model and virtual for the scripted one; nothing here a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, runtime_checkable
+from typing import ClassVar, Final, Protocol, runtime_checkable
 
 import attrs
 
@@ -29,9 +29,13 @@ OPEN_PAUSE_S: Final = 0.25
 class BackendError(Exception):
     """A call failed; what it changed can be rolled back, unless a subclass says otherwise."""
 
+    context_full: ClassVar[bool] = False
+
 
 class ContextFull(BackendError):  # noqa: N818 - names say what happened
     """The unit's worst case does not fit the context; nothing was fed (B10)."""
+
+    context_full = True
 
 
 class BackendRefused(BackendError):  # noqa: N818

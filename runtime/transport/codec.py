@@ -1,9 +1,8 @@
 """What wsproto does slowly, done faster for one connection: unmasking, and text that is not ASCII.
 
-`tune` replaces the two decoders of a connection's codec. These names are not public, and a test
-checks them: `WebSocketConnection._wsproto`, `wsproto.Connection._proto`, and of that
-`_frame_decoder` and `_message_decoder`; `FrameDecoder.masker` after `parse_header`, and the
-`_masking_key` of that.
+`tune` replaces the two decoders of a connection's codec. It uses names that are not public, and a
+test checks them: `Connection._proto`, its `_frame_decoder` and `_message_decoder`, and the
+`_masking_key` of `FrameDecoder.masker`.
 
 - Unmasking works on eight bytes at a time.
 - wsproto checks that text is UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one
@@ -14,15 +13,15 @@ checks them: `WebSocketConnection._wsproto`, `wsproto.Connection._proto`, and of
 from __future__ import annotations
 
 import numpy as np
-import trio_websocket
+from wsproto.connection import Connection
 from wsproto.frame_protocol import Frame, FrameDecoder, MessageDecoder, XorMaskerSimple
 
 from protocol.utf8 import TEXT_BYTES_MIN, Utf8Text
 
 
-def tune(connection: trio_websocket.WebSocketConnection) -> None:
+def tune(connection: Connection) -> None:
     """Give a server's connection our decoders, before it has read a frame."""
-    codec = connection._wsproto.connection._proto
+    codec = connection._proto
     before = codec._frame_decoder
     codec._frame_decoder = FastFrameDecoder(before.client, before.extensions)
     codec._frame_decoder.buffer = before.buffer
