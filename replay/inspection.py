@@ -5,21 +5,16 @@ Times are nanoseconds of the session's clock, 0 at its start. `inspect` collects
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import attrs
 from cattrs import Converter
 
-from protocol.model import Costs, Cut
 from protocol.state import State
 from recorder.records import Value
 
-Outcome = Literal["pending", "listen", "speech", "withheld", "ended", "failed", "context_full"]
-"""What became of a unit.
-
-`pending`: no result came, or none yet; `withheld`: it spoke, and was interrupted (B6); `ended`: the
-session was over when its result came; `failed` and `context_full` are the model's.
-"""
+from .story.exchanges import Exchange, Outcome
 
 
 @attrs.frozen(kw_only=True)
@@ -30,77 +25,7 @@ class StateSpan:
     at_ns: int
 
 
-@attrs.frozen(kw_only=True)
-class UnitStory:
-    """One unit.
-
-    Attributes:
-        index: counts units started.
-        started_ns: when it was started.
-        done_ns: when its result or failure came; None where neither did.
-        finalized_ns: when its finalize was done.
-        outcome: what became of it; `withheld`: it was spoken, and not sent (B6).
-        forced: it had to listen.
-        frames: video frames that it saw.
-        text: what was said, also where it was withheld.
-        audio_ms: likewise, in milliseconds.
-        end_of_turn: the turn ends with it.
-        cut: where it was interrupted.
-        kv_length: tokens in the KV cache after generate.
-        costs: as measured.
-    """
-
-    index: int
-    started_ns: int
-    done_ns: int | None = None
-    finalized_ns: int | None = None
-    outcome: Outcome = "pending"
-    forced: bool = False
-    frames: int = 0
-    text: str = ""
-    audio_ms: int = 0
-    end_of_turn: bool = False
-    cut: Cut | None = None
-    kv_length: int | None = None
-    costs: Costs | None = None
-
-
-TurnOutcome = Literal["pending", "turn_end", "length", "interrupted", "failed", "context_full"]
-"""What became of a turn of chat; `pending`: no end came, or none yet."""
-
-
-@attrs.frozen(kw_only=True)
-class TurnStory:
-    """One turn of chat, from when it has a slot.
-
-    Attributes:
-        index: counts the session's turns.
-        started_ns: when it got its slot.
-        prefilled_ns: when its conversation was in the model; None where that is not told.
-        done_ns: when its end or failure came; None where neither did.
-        outcome: what became of it.
-        input_tokens: tokens prefilled.
-        generated_tokens: tokens generated.
-        text: what was answered, as far as the model told.
-        audio_ms: likewise, in milliseconds.
-        kv_length: tokens in the KV cache at its end.
-        costs: as measured.
-    """
-
-    index: int
-    started_ns: int
-    prefilled_ns: int | None = None
-    done_ns: int | None = None
-    outcome: TurnOutcome = "pending"
-    input_tokens: int | None = None
-    generated_tokens: int = 0
-    text: str = ""
-    audio_ms: int = 0
-    kv_length: int | None = None
-    costs: Costs | None = None
-
-
-UtteranceOutcome = Literal["pending", "done", "failed", "context_full"]
+UtteranceOutcome = Outcome | Literal["done"]
 """What became of an utterance; `pending`: its end was not heard, or not yet."""
 
 
@@ -237,8 +162,8 @@ class Inspection:
     shortened: tuple[ShortenedFrame, ...]
     frames_sent: int
     fields_ignored: int
-    units: tuple[UnitStory, ...]
-    turns: tuple[TurnStory, ...]
+    units: tuple[Exchange, ...]
+    turns: tuple[Exchange, ...]
     utterances: tuple[UtteranceStory, ...]
     drops: tuple[Drop, ...]
     errors: tuple[ErrorSent, ...]
@@ -251,8 +176,22 @@ class Inspection:
 
 def to_json(inspection: Inspection) -> dict[str, Value]:
     """Write an inspection as plain values, for JSON."""
-    plain: dict[str, Value] = _CONVERTER.unstructure(inspection)
+    plain: dict[str, Any] = _CONVERTER.unstructure(inspection)
+    for kind, names in _TOLD.items():
+        told = [{**one, "cut": one["stopped"]} for one in plain[kind]]
+        plain[kind] = [{name: one[name] for name in names} for one in told]
     return plain
 
 
+_TOLD: Final[Mapping[str, tuple[str, ...]]] = {
+    "units": (
+        *("index", "started_ns", "done_ns", "finalized_ns", "outcome", "forced", "frames"),
+        *("text", "audio_ms", "end_of_turn", "cut", "kv_length", "costs"),
+    ),
+    "turns": (
+        *("index", "started_ns", "prefilled_ns", "done_ns", "outcome", "input_tokens"),
+        *("generated_tokens", "text", "audio_ms", "kv_length", "costs"),
+    ),
+}
+"""What is told of an exchange."""
 _CONVERTER: Final = Converter()

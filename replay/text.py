@@ -18,9 +18,10 @@ from recorder.scan import Damage
 from recorder.verify import Report
 
 from .difference import NOTHING, label, show
-from .inspection import Inspection, TurnStory, UnitStory, UtteranceStory
+from .inspection import Inspection, UtteranceStory
 from .recordings import show_ms, show_seconds
 from .report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
+from .story.exchanges import Exchange
 
 SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
@@ -284,7 +285,7 @@ def _end(told: Inspection) -> str:
     return f"{label(told.end.reason or 'not yet')}{close}{fin}"
 
 
-def _turn_table(turns: Sequence[TurnStory]) -> RenderableType:
+def _turn_table(turns: Sequence[Exchange]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("turn", "started", "took", "outcome", "tokens", "text"):
         table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
@@ -324,7 +325,7 @@ def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
     return Group(table, Text(f"and {more} more utterances, see --json")) if more > 0 else table
 
 
-def _unit_table(units: Sequence[UnitStory]) -> RenderableType:
+def _unit_table(units: Sequence[Exchange]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("unit", "started", "took", "outcome", "kv", "text"):
         table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
@@ -335,9 +336,9 @@ def _unit_table(units: Sequence[UnitStory]) -> RenderableType:
     return Group(table, Text(f"and {more} more units, see --json")) if more else table
 
 
-def _runs(units: Sequence[UnitStory]) -> list[list[UnitStory]]:
+def _runs(units: Sequence[Exchange]) -> list[list[Exchange]]:
     """Split units into rows: units that only listen, a turn of speech, or one that is special."""
-    runs: list[list[UnitStory]] = []
+    runs: list[list[Exchange]] = []
     for unit in units:
         if runs and _is_plain(unit) and _goes_on(runs[-1][-1], unit):
             runs[-1].append(unit)
@@ -346,15 +347,15 @@ def _runs(units: Sequence[UnitStory]) -> list[list[UnitStory]]:
     return runs
 
 
-def _is_plain(unit: UnitStory) -> bool:
+def _is_plain(unit: Exchange) -> bool:
     return unit.outcome in ("listen", "speech") and not unit.forced and not unit.frames
 
 
-def _goes_on(last: UnitStory, unit: UnitStory) -> bool:
+def _goes_on(last: Exchange, unit: Exchange) -> bool:
     return _is_plain(last) and last.outcome == unit.outcome and not last.end_of_turn
 
 
-def _row(run: Sequence[UnitStory]) -> tuple[str, ...]:
+def _row(run: Sequence[Exchange]) -> tuple[str, ...]:
     first, last = run[0], run[-1]
     took = [(unit.done_ns - unit.started_ns) for unit in run if unit.done_ns is not None]
     said = "".join(unit.text for unit in run)
@@ -368,11 +369,11 @@ def _row(run: Sequence[UnitStory]) -> tuple[str, ...]:
     )
 
 
-def _outcome(run: Sequence[UnitStory]) -> str:
+def _outcome(run: Sequence[Exchange]) -> str:
     unit, audio_ms = run[-1], sum(unit.audio_ms for unit in run)
     words = [unit.outcome.replace("_", " ")]
     words += ["forced"] if unit.forced else []
-    words += [f"cut at {unit.cut.stage} {unit.cut.step}"] if unit.cut is not None else []
+    words += [f"cut at {unit.cut}"] if unit.cut else []
     words += [f"{audio_ms} ms"] if audio_ms else []
     words += ["end of turn"] if unit.end_of_turn else []
     words += [f"{unit.frames} video frames"] if unit.frames else []

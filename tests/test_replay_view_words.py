@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from protocol.codec import parse_frame
 from protocol.dialects import LEGACY_CHAT, REALTIME, Dialect
 from protocol.messages import Delta, Metrics, Response, ServerMessage
 from recorder.reader import LogReader
 from recorder.records import Record
 from replay.inspection import to_json
-from replay.view.exchange import Exchange
+from replay.view.dialogue import Dialogue
 
 from .test_replay_view import GOLDEN, golden
 
@@ -72,12 +73,11 @@ def test_an_answer_is_said_once(dialect: Dialect, pieces: tuple[str, ...]) -> No
         recording_id="",
         metrics=Metrics(kv_cache_length=3),
     )
-    exchange: Any = Exchange()
+    dialogue = Dialogue()
     answered: list[ServerMessage] = [*(Delta(**ids, text=text) for text in pieces), answer]
     for message in answered:
         for frame in dialect.encode(message):
-            exchange.send(
-                Record(kind="tx", seq=1, at_ns=5, fields={"frame": frame}), dialect, "chat"
-            )
-    exchange.end()
-    assert "".join(text for _, _, _, text, _ in exchange.said) == "Good morning."
+            record = Record(kind="tx", seq=1, at_ns=5, fields={"frame": frame})
+            dialogue.send(record, dialect.decode(parse_frame(frame), "chat"))
+    dialogue.end()
+    assert "".join(text for _, _, _, text, _ in dialogue.said) == "Good morning."

@@ -27,7 +27,8 @@ from recorder.scan import Damage
 from ..difference import NOTHING, Difference, show
 from ..environment import model_of
 from ..outputs import compare_openings, output_difference, snr_db
-from .exchanges import Exchange, Story
+from ..story.exchanges import Exchange
+from ..story.reading import Story
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
 
 FIELDS: Final = (
@@ -61,7 +62,7 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
     Returns:
         Where they part, and what they have in common.
     """
-    a, b = _Reading(head_a, Story(items_a)), _Reading(head_b, Story(items_b))
+    a, b = _Reading(head_a, items_a), _Reading(head_b, items_b)
     tally = _Tally()
     for first, second in _aligned(iter(a), iter(b)):
         if not (tally.compared or tally.only_a or tally.only_b):
@@ -88,14 +89,15 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
 class _Reading:
     """One log while it is read, and what is told of it in the end."""
 
-    def __init__(self, head: Fields, story: Story) -> None:
+    def __init__(self, head: Fields, items: Items) -> None:
         self.head: Final = head
-        self.story: Final = story
+        self.story: Final = Story()
+        self._items: Final = items
         self._took_ns: list[int] = []
         self._exchanges = 0
 
     def __iter__(self) -> Iterator[Exchange]:
-        for exchange in self.story:
+        for exchange in self.story.read(self._items):
             self._exchanges += 1
             if exchange.took_ns is not None:
                 self._took_ns.append(exchange.took_ns)
@@ -103,20 +105,20 @@ class _Reading:
 
     def facts(self) -> SessionFacts:
         recording_id, seed = self.head.get("recording_id"), self.head.get("seed")
-        connected = self.story.connected
+        story = self.story
         return SessionFacts(
             recording_id=recording_id if isinstance(recording_id, str) else None,
             model=model_of(self.head),
-            mode=None if connected is None else connected.mode,
+            mode=None if story.opened is None else story.opened.mode,
             seed=seed if isinstance(seed, int) else None,
-            span_ns=self.story.span_ns,
+            span_ns=story.duration_ns,
             exchanges=self._exchanges,
-            drops=self.story.drops,
-            shortened=self.story.shortened,
-            shortened_bytes=self.story.shortened_bytes,
-            end_reason=self.story.end_reason,
+            drops=len(story.drops),
+            shortened=len(story.shortened),
+            shortened_bytes=sum(short.size_bytes for short in story.shortened),
+            end_reason=story.end.reason,
             latency=_latency(self._took_ns),
-            damage_count=self.story.damage_count,
+            damage_count=story.damage_count,
         )
 
 
@@ -231,21 +233,21 @@ def _side(exchange: Exchange) -> Side:
 
 def _opening_parting(a: Story, b: Story) -> Parting | None:
     """Compare what the model made of its prompt."""
-    if a.opened is None and b.opened is None:
+    if a.prepared is not None and b.prepared is not None:
+        found = compare_openings(a.prepared, b.prepared)
+    elif a.prepared is b.prepared:
         return None
-    if a.opened is not None and b.opened is not None:
-        found = compare_openings(a.opened, b.opened)
     else:
-        shown = [NOTHING if one.opened is None else "opened" for one in (a, b)]
+        shown = [NOTHING if one.prepared is None else "opened" for one in (a, b)]
         found = Difference(path="opened", recorded=shown[0], came_out=shown[1])
     return None if found is None else _bare("opening", found)
 
 
 def _end_parting(a: Story, b: Story) -> Parting | None:
-    if a.end_reason is None or b.end_reason is None or a.end_reason == b.end_reason:
+    ends = a.end.reason, b.end.reason
+    if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
         return None
-    reasons = Difference(path="reason", recorded=a.end_reason, came_out=b.end_reason)
-    return _bare("end", reasons)
+    return _bare("end", Difference(path="reason", recorded=ends[0], came_out=ends[1]))
 
 
 def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:
@@ -273,11 +275,11 @@ def _setup(a: _Reading, b: _Reading) -> Iterator[SetupLine]:
 
 def _given(reading: _Reading) -> dict[str, Value]:
     """List what a session was given, one value a line."""
-    head, connected = reading.head, reading.story.connected
+    head, opened = reading.head, reading.story.opened
     given: dict[str, Value] = {"model": model_of(head), "seed": head.get("seed")}
-    if connected is not None:
-        given |= {"mode": connected.mode, "endpoint": connected.endpoint}
-    lines = [("environment", head.get("fingerprint")), ("", reading.story.asked)]
+    if opened is not None:
+        given |= {"mode": opened.mode, "endpoint": opened.endpoint}
+    lines = [("environment", head.get("fingerprint")), ("", reading.story.opening)]
     for prefix, values in lines:
         given |= _flat(values, prefix)
     return given

@@ -15,21 +15,18 @@ It knows frames and media, and nothing of units: those are `story`'s.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
 
 from protocol import events as ev
-from protocol.codec import parse_frame
-from protocol.dialects.base import Context, Dialect
 from protocol.digest import digest
-from protocol.errors import RemoteProtocolError
-from protocol.limits import FRAME_BYTES_MAX_OF, NS_PER_S
+from protocol.limits import NS_PER_S
 from protocol.messages import (
     Delta,
     Interrupted,
     Listen,
-    Mode,
     Paused,
     Response,
     Resumed,
@@ -39,11 +36,11 @@ from protocol.messages import (
     TranscriptDone,
 )
 from protocol.model import INPUT_RATE_HZ, SAMPLE16_BYTES
-from protocol.requests import Append, AppendSound, Ask, AudioPart, See, TextPart
+from protocol.requests import Append, AppendSound, Ask, AudioPart, ClientMessage, See, TextPart
 from protocol.requests import Part as ReceivedPart
 from protocol.session import Session
 from protocol.transcription import to_float32
-from recorder.records import Record, Value
+from recorder.records import Record
 
 from ..dictated import Dictated
 from ..placing import Voice
@@ -68,7 +65,7 @@ class _Held:
     text: str = ""
 
 
-class Exchange:
+class Dialogue:
     """Takes a session's frames and media in order.
 
     Attributes:
@@ -95,15 +92,10 @@ class Exchange:
         self._asked_ns = 0
 
     def receive(
-        self, record: Record, dialect: Dialect, mode: Mode, session: Session | None
+        self, record: Record, request: ClientMessage, session: Session | None
     ) -> list[Part]:
-        """Take a frame of the client's that `session` took."""
-        try:
-            body = parse_frame(_text(record.fields.get("frame")), FRAME_BYTES_MAX_OF[mode])
-            message = dialect.parse(dialect.classify(body), body, Context(mode=mode))
-        except RemoteProtocolError:
-            return []
-        match message:
+        """Take a request that `session` took."""
+        match request:
             case AppendSound(pcm16=pcm16):
                 heard, parts = self.user.arrive(record.at_ns, to_float32(pcm16))
                 self.dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
@@ -138,13 +130,8 @@ class Exchange:
         new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 
-    def send(self, record: Record, dialect: Dialect, mode: Mode) -> list[Part]:
-        """Take a frame of the server's."""
-        try:
-            body = parse_frame(_text(record.fields.get("frame")), FRAME_BYTES_MAX_OF[mode])
-            messages = dialect.decode(body, mode)
-        except RemoteProtocolError:
-            return []
+    def send(self, record: Record, messages: Iterable[ServerMessage]) -> list[Part]:
+        """Take what the server said in a frame."""
         return [part for message in messages for part in self._take(record, message)]
 
     def end(self) -> list[Part]:
@@ -215,7 +202,3 @@ class Exchange:
             last[2] = min(last[2], max(last[1], heard.begin_ns))
         self._last_said[voice] = said = [voice, heard.begin_ns, heard.end_ns, plain(text), seq]
         self.said.append(said)
-
-
-def _text(frame: Value) -> str | bytes | None:
-    return frame if isinstance(frame, str) else None

@@ -1,0 +1,276 @@
+"""What was asked of the model, and what came of it.
+
+An exchange is a unit, a turn of chat, or a second of a transcription; all are told in the same
+terms, so that they are compared and shown alike. What was recorded is told; one is held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+
+from protocol import events as ev
+from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Costs, Cut, UnitResult
+from protocol.transcript import ChunkResult
+from protocol.turn import StopReason, TurnChunk, TurnResult
+from recorder.records import Fields, Record, Value
+
+ExchangeKind = Literal["unit", "turn", "chunk"]
+Failure = Literal["failed", "context_full"]
+Outcome = (
+    Literal["pending", "listen", "speech", "withheld", "ended", "heard"] | StopReason | Failure
+)
+"""What became of it.
+
+`pending`: no result came, or none yet; `withheld`: a unit spoke, and was interrupted (B6); `ended`:
+the session was over when its result came; `heard`: a second was written down; `failed` and
+`context_full` are the model's. The others are those of turns.
+"""
+UNANSWERED: Final = frozenset({"pending", "failed", "context_full"})
+OUTPUTS: Final = frozenset({"pcm", "decided_ids", "fed_ids", "codec_ids", "finalized_ids"})
+"""What takes memory; who keeps many exchanges leaves it out."""
+
+_BEGINNINGS: Final[Mapping[object, ExchangeKind]] = {
+    "StartUnit": "unit",
+    "StartTurn": "turn",
+    "RunChunk": "chunk",
+}
+"""By the effect that an exchange begins with; the field that it is named by has what was asked."""
+
+
+@attrs.frozen(kw_only=True)
+class Exchange:
+    """One unit, one turn of chat, or one chunk of a transcription.
+
+    Attributes:
+        kind: which of them.
+        index: counts the session's; of chunks, those of all utterances.
+        seq: the record by which the model was asked.
+        started_ns: when that was, on the session's clock.
+        prefilled_ns: when a turn's conversation was in the model; None where that is not told.
+        done_ns: when its result or failure came; None where neither did.
+        finalized_ns: when a unit's finalize was done.
+        outcome: what became of it.
+        forced: the unit had to listen.
+        frames: video frames that a unit saw.
+        place: of a chunk: the utterance, and which of its seconds it is.
+        is_last: of a chunk: the utterance ends with it.
+        input_hash: of all that the model took in.
+        input_tokens: of a turn's conversation.
+        vision_slices: image slices fed; 0 for a turn.
+        vision_tokens: likewise, vision embeddings.
+        decided_ids: token ids.
+        fed_ids: token ids; of a turn those of its prefill.
+        codec_ids: speech codes.
+        kv_length: tokens in the KV cache after it.
+        kv_added: those of a unit that were not there after the one before it, or after the
+            opening; for a turn, all of them.
+        generated_tokens: of a turn; 0 for a unit.
+        logits_hash: of the first token's logits.
+        text: what was said, also where it was withheld.
+        streamed: a turn's text as its pieces told it; empty for a unit.
+        pcm: likewise; float32 LE, 24 kHz mono.
+        audio_ms: likewise, in milliseconds.
+        end_of_turn: the model's turn ends with this unit.
+        stopped: before what it was interrupted; of a turn, the token.
+        costs: as measured.
+        heard: what was written of a chunk.
+        finalized_ids: token ids fed after a unit; None where it was not finalized.
+        finalized_kv_added: what that added to the KV cache, or took from it; None likewise.
+    """
+
+    kind: ExchangeKind
+    index: int
+    seq: int
+    started_ns: int
+    prefilled_ns: int | None = None
+    done_ns: int | None = None
+    finalized_ns: int | None = None
+    outcome: Outcome = "pending"
+    forced: bool = False
+    frames: int = 0
+    place: tuple[int, int] = (0, 0)
+    is_last: bool = False
+    input_hash: str = ""
+    input_tokens: int | None = None
+    vision_slices: int = 0
+    vision_tokens: int = 0
+    decided_ids: tuple[int, ...] = ()
+    fed_ids: tuple[int, ...] = ()
+    codec_ids: tuple[int, ...] = ()
+    kv_length: int | None = None
+    kv_added: int = 0
+    generated_tokens: int = 0
+    logits_hash: str = ""
+    text: str = ""
+    streamed: str = ""
+    pcm: bytes = b""
+    audio_ms: int = 0
+    end_of_turn: bool = False
+    stopped: Cut | int | None = None
+    costs: Costs | None = None
+    heard: ChunkResult | None = None
+    finalized_ids: tuple[int, ...] | None = None
+    finalized_kv_added: int | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the model made something of it."""
+        return self.outcome not in UNANSWERED
+
+    @property
+    def took_ns(self) -> int | None:
+        """From the question to the answer; None where there is none."""
+        return None if self.done_ns is None else self.done_ns - self.started_ns
+
+    @property
+    def cut(self) -> str:
+        """Where it was interrupted, as `stage step`; empty where it was not."""
+        if isinstance(self.stopped, int):
+            return f"token {self.stopped}"
+        return "" if self.stopped is None else f"{self.stopped.stage} {self.stopped.step}"
+
+
+class Exchanges:
+    """Follows a session's exchanges: one at a time, for each begins when the last is over.
+
+    Args:
+        leaves_out: fields that are not kept.
+
+    Attributes:
+        current: the last that began; more may still become of it.
+    """
+
+    def __init__(self, leaves_out: frozenset[str] = frozenset()) -> None:
+        self.current: Exchange | None = None
+        self._leaves_out: Final = leaves_out
+        self._kv_length = self._chunks = 0
+
+    def begin(self, record: Record) -> Exchange | None:
+        """Take an effect; gives the exchange before the one that begins with it."""
+        kind = _BEGINNINGS.get(record.fields.get("type"))
+        asked = record.fields.get(kind) if kind is not None else None
+        index = asked.get("index") if isinstance(asked, Mapping) else None
+        if kind is None or not isinstance(asked, Mapping) or not isinstance(index, int):
+            return None
+        frames, place = asked.get("frames"), (0, 0)
+        if kind == "chunk":
+            if not isinstance(utterance := asked.get("utterance"), int):
+                return None
+            place, index, self._chunks = (utterance, index), self._chunks, self._chunks + 1
+        last, self.current = (
+            self.current,
+            Exchange(
+                kind=kind,
+                index=index,
+                seq=record.seq,
+                started_ns=record.at_ns,
+                forced=asked.get("force_listen") is True,
+                frames=len(frames) if isinstance(frames, list | tuple) else 0,
+                place=place,
+                is_last=asked.get("is_last") is True,
+            ),
+        )
+        return last
+
+    def withhold(self, fields: Fields) -> None:
+        """Take `StartFinalize`: of an interrupted unit, nothing was sent."""
+        if fields.get("interrupted") is True:
+            self._change("unit", fields.get("index"), outcome="withheld")
+
+    def take(self, event: ev.Event, *, is_over: bool) -> None:
+        """Take what became of one; what concerns another than the current is stale.
+
+        Args:
+            event: any event.
+            is_over: the session was over before it.
+        """
+        at_ns = event.at_ns
+        match event:
+            case ev.BackendOpened(opened=opened):
+                self._kv_length = opened.prompt_length
+            case ev.UnitDone(result=result):
+                self._take_unit(at_ns, result, is_over=is_over)
+            case ev.UnitFailed(index=index, context_full=is_full):
+                self._fail("unit", index, at_ns, is_full=is_full)
+            case ev.FinalizeDone(finalized=done):
+                added = done.kv_length - self._kv_length
+                facts = {"finalized_ids": done.fed_ids, "finalized_kv_added": added}
+                self._change("unit", done.index, finalized_ns=at_ns, **facts)
+            case ev.ChunkDone(result=heard):
+                self._take_chunk(at_ns, heard)
+            case ev.ChunkFailed(utterance=utterance, index=index, context_full=is_full):
+                self._fail("chunk", self._chunk(utterance, index), at_ns, is_full=is_full)
+            case _:
+                self._take_turn(event)
+
+    def _take_unit(self, at_ns: int, result: UnitResult, *, is_over: bool) -> None:
+        outcome = "listen" if result.is_listen else "speech"
+        outcome = "ended" if is_over else outcome if result.cut is None else "withheld"
+        same = (
+            *("input_hash", "vision_slices", "vision_tokens", "decided_ids", "fed_ids"),
+            *("codec_ids", "logits_hash", "text", "pcm", "end_of_turn", "kv_length", "costs"),
+        )
+        added, self._kv_length = result.kv_length - self._kv_length, result.kv_length
+        facts = {name: getattr(result, name) for name in same}
+        facts |= {"stopped": result.cut, "audio_ms": audio_ms(result.pcm), "kv_added": added}
+        self._change("unit", result.index, done_ns=at_ns, outcome=outcome, **facts)
+
+    def _chunk(self, utterance: int, index: int) -> int | None:
+        """The index of an utterance's chunk; None where it is not the current one."""
+        current = self.current
+        is_it = current is not None and current.place == (utterance, index)
+        return current.index if is_it and current is not None else None
+
+    def _take_chunk(self, at_ns: int, heard: ChunkResult) -> None:
+        index = self._chunk(heard.utterance, heard.index)
+        if index is None:
+            return
+        before, self._kv_length = self._kv_length if heard.index else 0, heard.kv_length
+        same = ("input_hash", "fed_ids", "text")
+        facts: dict[str, Any] = {name: getattr(heard, name) for name in same}
+        facts |= {"decided_ids": heard.token_ids, "kv_added": heard.kv_length - before}
+        self._change("chunk", index, done_ns=at_ns, outcome="heard", heard=heard, **facts)
+
+    def _take_turn(self, event: ev.Event) -> None:
+        match event:
+            case ev.TurnPrefilled(at_ns=at_ns, prefill=made):
+                names = ("input_hash", "fed_ids", "input_tokens")
+                facts = {name: getattr(made, name) for name in names}
+                self._change("turn", made.index, prefilled_ns=at_ns, **facts)
+            case ev.TurnProgress(chunk=chunk) if self.current is not None:
+                ids = chunk.token_ids
+                more = self._added(chunk, text=chunk.text, streamed=chunk.text, decided_ids=ids)
+                count = self.current.generated_tokens + len(ids)
+                self._change("turn", chunk.index, generated_tokens=count, **more)
+            case ev.TurnDone(at_ns=at_ns, result=result) if self.current is not None:
+                same = ("text", "kv_length", "generated_tokens", "logits_hash", "costs")
+                facts = self._added(result) | {name: getattr(result, name) for name in same}
+                facts |= {"outcome": result.reason, "stopped": result.cut}
+                facts |= {"done_ns": at_ns, "kv_added": result.kv_length}
+                self._change("turn", result.index, **facts)
+            case ev.TurnFailed(at_ns=at_ns, index=index, context_full=is_full):
+                self._fail("turn", index, at_ns, is_full=is_full)
+
+    def _added(self, made: TurnChunk | TurnResult, **more: Any) -> dict[str, Any]:
+        """Add a piece of an answer to what there is of it."""
+        turn = self.current
+        assert turn is not None
+        more |= {"pcm": made.pcm, "codec_ids": made.codec_ids, "audio_ms": audio_ms(made.pcm)}
+        return {name: getattr(turn, name) + value for name, value in more.items()}
+
+    def _fail(self, kind: ExchangeKind, index: int | None, at_ns: int, *, is_full: bool) -> None:
+        self._change(kind, index, done_ns=at_ns, outcome="context_full" if is_full else "failed")
+
+    def _change(self, kind: ExchangeKind, index: Value, **changes: Any) -> None:
+        current = self.current
+        if current is not None and (current.kind, current.index) == (kind, index):
+            kept = {n: value for n, value in changes.items() if n not in self._leaves_out}
+            self.current = attrs.evolve(current, **kept)
+
+
+def audio_ms(pcm: bytes) -> int:
+    """Say how long the model's sound is, in milliseconds."""
+    return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ

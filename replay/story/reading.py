@@ -1,0 +1,236 @@
+"""One log, read once: what each record says, and what was collected so far.
+
+    story = Story()
+    for item in reader: passage = story.take(item)
+
+Rules: what was recorded is told, not what a replay would make of it. Damage is counted and passed
+by. Where the session is stepped beside that, it says which requests it took; where it parts from
+its log, each counts as taken.
+
+It keeps what happened to the session as a whole, and one exchange (`exchanges`); it compares
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from protocol import events as ev
+from protocol.dialects.opening import OPENING
+from protocol.messages import ErrorReport
+from protocol.model import Opened
+from protocol.session import Session
+from recorder.mapping import EVENT_KINDS, MappingError, event_of
+from recorder.records import Fields, Record
+from recorder.scan import Damage
+
+from ..inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
+from ..logic import Replayer
+from ..wire import Wire, requests_taken, was_taken
+from ..words import Step, show_shortened
+from .exchanges import Exchange, Exchanges
+
+ERROR_CHARS_MAX: Final = 4096
+"""A longer frame is audio, and no `error`: it is not parsed to find that out."""
+
+
+@attrs.frozen(kw_only=True)
+class Passage:
+    """A record, read.
+
+    Attributes:
+        record: the record.
+        effect: the effect's name; empty for all else.
+        event: that it holds; None where it holds none that can be read, or a frame that was taken.
+        step: what came of it, where the session is stepped and did not part from its log.
+        frame: of a `tx`, and of an `rx` that the session took whole; else empty.
+        ended: the exchange of which nothing more can become, from here on.
+    """
+
+    record: Record
+    effect: str = ""
+    event: ev.Event | None = None
+    step: Step | None = None
+    frame: str = ""
+    ended: Exchange | None = None
+
+
+class Story:
+    """A log under way.
+
+    Args:
+        replayer: steps the session; None: it is not stepped.
+        leaves_out: fields of exchanges that are not kept.
+
+    Attributes:
+        exchanges: of which the current one is held.
+        wire: the connection's dialect, as far as its frames have told.
+        opened: the session's first event; None before it, and where it is lost.
+        opening: what the model was opened with, as its record tells; empty where it was not.
+        prepared: what the model made of that.
+        drops: so far.
+        errors: likewise.
+        shortened: likewise, refused messages that are kept shortened.
+        marks: likewise.
+        end: how the session ended.
+        frames_received: from the client.
+        frames_sent: to it.
+        records: read.
+        damage_count: damage passed by.
+        duration_ns: the session's time so far.
+    """
+
+    def __init__(
+        self, replayer: Replayer | None = None, *, leaves_out: frozenset[str] = frozenset()
+    ) -> None:
+        self.exchanges: Final = Exchanges(leaves_out)
+        self.wire = Wire()
+        self.opened: ev.ConnectionOpened | None = None
+        self.opening: Fields = {}
+        self.prepared: Opened | None = None
+        self.drops: Final[list[Drop]] = []
+        self.errors: Final[list[ErrorSent]] = []
+        self.shortened: Final[list[ShortenedFrame]] = []
+        self.marks: Final[list[Mark]] = []
+        self.end = End()
+        self.frames_received = self.frames_sent = self.records = self.damage_count = 0
+        self.duration_ns = 0
+        self._replayer: Final = replayer
+        self._is_over = False
+
+    @property
+    def session(self) -> Session | None:
+        """The machine; None before its first event, and where none is stepped."""
+        return None if self._replayer is None else self._replayer.session
+
+    def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
+        """Read a log to its end.
+
+        Args:
+            items: its records in order, and its damage.
+
+        Yields:
+            Each exchange, once nothing more can become of it.
+        """
+        for item in items:
+            passage = self.take(item)
+            if passage is not None and passage.ended is not None:
+                yield passage.ended
+        if self.exchanges.current is not None:
+            yield self.exchanges.current
+
+    def take(self, item: Record | Damage) -> Passage | None:
+        """Take the next record, or damage, of which there is nothing to read."""
+        before = requests_taken(self.session)
+        step = None if self._replayer is None else self._replayer.feed(item)
+        if isinstance(item, Damage):
+            self.damage_count += 1
+            return None
+        self.records += 1
+        self.duration_ns = max(self.duration_ns, item.at_ns)
+        passage = Passage(record=item, step=step)
+        match item.kind:
+            case "effect":
+                name, ended = item.fields.get("type"), self.exchanges.begin(item)
+                passage = attrs.evolve(
+                    passage, effect=name if isinstance(name, str) else "", ended=ended
+                )
+                self._take_effect(passage.effect, item)
+            case "rx":
+                return self._take_received(passage, is_taken=was_taken(step, before, self.session))
+            case "tx":
+                return self._take_sent(passage)
+            case "mark":
+                self._take_mark(item)
+            case "fin":
+                reason = item.fields.get("reason")
+                said = reason if isinstance(reason, str) else None
+                self.end = attrs.evolve(self.end, finished=True, reason=said)
+            case kind if kind in EVENT_KINDS:
+                event = step.event if step is not None else event_in(item)
+                if event is not None:
+                    self._take_event(event)
+                    passage = attrs.evolve(passage, event=event)
+        return passage
+
+    # -- what was said --------------------------------------------------------------------------
+
+    def _take_received(self, passage: Passage, *, is_taken: bool) -> Passage:
+        self.frames_received += 1
+        record = passage.record
+        frame = record.fields.get("frame")
+        if isinstance(frame, str) and self.wire.dialect is OPENING:
+            self.wire.kind(frame)  # which dialect it is, the client's first frames tell
+        if "shortened" not in record.fields:
+            return attrs.evolve(passage, frame=frame if is_taken and isinstance(frame, str) else "")
+        event = passage.step.event if passage.step is not None else event_in(record)
+        short = event.shortened if isinstance(event, ev.FrameReceived) else None
+        if short is not None:
+            kept = ShortenedFrame(
+                at_ns=record.at_ns,
+                size_bytes=short.size_bytes,
+                blake2b=short.blake2b,
+                told=show_shortened(short),
+            )
+            self.shortened.append(kept)
+        return passage
+
+    def _take_sent(self, passage: Passage) -> Passage:
+        self.frames_sent += 1
+        frame = passage.record.fields.get("frame")
+        if not isinstance(frame, str):
+            return passage
+        if len(frame) <= ERROR_CHARS_MAX and '"error"' in frame:
+            told = self.wire.messages(frame)
+            error = next((it for it in told if isinstance(it, ErrorReport)), None)
+            if error is not None:
+                at_ns, code = passage.record.at_ns, error.code.value
+                self.errors.append(ErrorSent(at_ns=at_ns, code=code, message=error.message))
+        return attrs.evolve(passage, frame=frame)
+
+    def _take_mark(self, record: Record) -> None:
+        text, by = record.fields.get("text"), record.fields.get("by")
+        if isinstance(text, str):  # else a machine made it, and it says something else
+            name = by if isinstance(by, str) else None
+            self.marks.append(Mark(at_ns=record.at_ns, text=text, by=name))
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def _take_event(self, event: ev.Event) -> None:
+        match event:
+            case ev.ConnectionOpened():
+                self.opened, self.wire = event, Wire(event)
+            case ev.BackendOpened(opened=prepared):
+                self.prepared = prepared
+        self.exchanges.take(event, is_over=self._is_over)
+        self._is_over = self._is_over or isinstance(event, ev.PeerGone | ev.SendFailed)
+
+    def _take_effect(self, name: str, record: Record) -> None:
+        fields = record.fields
+        match name:
+            case "OpenBackend":
+                opening = fields.get("opening")
+                self.opening = opening if isinstance(opening, Mapping) else {}
+            case "StartFinalize":
+                self.exchanges.withhold(fields)
+            case "DropUnit":
+                ordinal, input_id = fields.get("ordinal"), fields.get("input_id")
+                if isinstance(ordinal, int) and isinstance(input_id, str):
+                    drop = Drop(at_ns=record.at_ns, ordinal=ordinal, input_id=input_id)
+                    self.drops.append(drop)
+            case "Close":
+                self._is_over = True
+                code, reason = fields.get("code"), fields.get("reason")
+                if isinstance(code, int) and isinstance(reason, str):
+                    self.end = attrs.evolve(self.end, close_code=code, close_reason=reason)
+
+
+def event_in(record: Record) -> ev.Event | None:
+    """Read an event back from its record; None where it does not hold one."""
+    try:
+        return event_of(record.fields, record.at_ns)
+    except MappingError:
+        return None
