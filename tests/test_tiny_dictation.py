@@ -18,8 +18,8 @@ from fixtures.tiny.recipe.timeline import RATE, World
 from protocol.model import UNIT_SAMPLES
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.prompt import EMBEDDED
-from runtime.backends.minicpmo.score_transcripts import Written, word_error, write_down
-from runtime.backends.minicpmo.staging import known_phrases, read_speech
+from runtime.backends.minicpmo.score_transcripts import Written, word_error, writing_down
+from runtime.backends.minicpmo.staging import known_phrases, read_speech, together
 
 from .test_tiny_recipe import noisy
 
@@ -49,7 +49,7 @@ def test_layout_is_what_a_transcription_feeds(model: DuplexModel) -> None:
     """The model would be trained on another sequence than it is run on."""
     item = known_phrases(HELDOUT)[0]
     pcm = np.concatenate([read_speech(HELDOUT, item)] * 2)
-    results = list(write_down(model, pcm))
+    (results,) = together(model, [writing_down(model, pcm)])
     fed, decided = list[int](), list[int]()
     for result in results:
         fed += [AUDIO if index == EMBEDDED else index for index in result.fed_ids]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.backends.minicpmo.decoder import ROWS_MIN
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.score import (
     score_barge,
@@ -30,7 +31,7 @@ HELDOUT = FIXTURES / "speech" / "heldout"
 
 @pytest.fixture(scope="module")
 def model() -> DuplexModel:
-    return DuplexModel.load(FIXTURES / "tiny")
+    return DuplexModel.load(FIXTURES / "tiny", slots=ROWS_MIN)
 
 
 def test_answers_what_it_knows_and_never_interrupts(model: DuplexModel) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -32,13 +33,17 @@ from .score_transcripts import score_transcripts
 from .staging import (
     AFTER,
     SEEING,
+    Course,
+    Heldout,
+    Pcm,
     known_phrases,
-    play,
+    playing,
     read_manifest,
     read_speech,
     room,
-    speak_into,
+    speaking_into,
     stage_phrase,
+    together,
 )
 
 COLOURS: Final = {
@@ -92,69 +97,100 @@ def judge(results: list[UnitResult], end: int) -> Outcome:
     )
 
 
+def judge_all(
+    model: DuplexModel,
+    staged: Iterable[tuple[Pcm, int]],
+    shown: Iterable[tuple[bytes, ...]] = repeat(()),
+    *,
+    every: int = 1,
+) -> list[Outcome]:
+    """Play phrases into sessions of their own, and judge each.
+
+    Args:
+        model: the model.
+        staged: each phrase's sound and the sample after its last; its place gives the seed.
+        shown: JPEG files to show with each.
+        every: in which units, as in `playing`.
+    """
+    ends = list[int]()
+
+    def courses() -> Iterator[Course[list[UnitResult]]]:
+        for place, ((pcm, end), frames) in enumerate(zip(staged, shown, strict=False)):
+            ends.append(end)
+            yield playing(model, pcm, place, frames, every=every)
+
+    return [
+        judge(results, end) for results, end in zip(together(model, courses()), ends, strict=True)
+    ]
+
+
+def _right(items: Sequence[Heldout], outcomes: Sequence[Outcome]) -> float:
+    """The share of phrases that were answered with their own answers."""
+    answered = zip(items, outcomes, strict=True)
+    return float(np.mean([outcome.text == item.answer for item, outcome in answered]))
+
+
 def score_heldout(model: DuplexModel, folder: Path) -> dict[str, float]:
     """The known phrases in voices that training never heard."""
     items = known_phrases(folder)
-    outcomes = []
-    for place, item in enumerate(items):
-        pcm, end = stage_phrase(folder, item, place)
-        outcomes.append((item, judge(list(play(model, pcm, seed=place)), end)))
-    right = [o.text == item.answer for item, o in outcomes]
+    staged = [stage_phrase(folder, item, place) for place, item in enumerate(items)]
+    outcomes = judge_all(model, staged)
+    right = [o.text == item.answer for item, o in zip(items, outcomes, strict=True)]
     return {
         "renderings": len(items),
         "answered_right": float(np.mean(right)),
         "answered_aloud": float(
-            np.mean([r and o.audible for r, (_, o) in zip(right, outcomes, strict=True)])
+            np.mean([r and o.audible for r, o in zip(right, outcomes, strict=True)])
         ),
-        "never_during_phrase": float(np.mean([not o.interrupted for _, o in outcomes])),
-        "ended_turn": float(np.mean([o.ended for _, o in outcomes])),
-        "latency_s_mean": float(np.nanmean([o.latency_s for _, o in outcomes])),
+        "never_during_phrase": float(np.mean([not o.interrupted for o in outcomes])),
+        "ended_turn": float(np.mean([o.ended for o in outcomes])),
+        "latency_s_mean": float(np.nanmean([o.latency_s for o in outcomes])),
     }
 
 
 def score_unknown(model: DuplexModel, folder: Path) -> dict[str, float]:
     """Speech that means nothing to it, in voices and sentences that training never heard."""
-    silent = []
     items = [item for item in read_manifest(folder) if not item.answer]
-    for place, item in enumerate(items):
-        pcm, _ = stage_phrase(folder, item, place)
-        silent.append(all(result.is_listen for result in play(model, pcm, seed=place)))
+    played = together(
+        model,
+        (
+            playing(model, stage_phrase(folder, item, place)[0], place)
+            for place, item in enumerate(items)
+        ),
+    )
+    silent = [all(result.is_listen for result in results) for results in played]
     return {"renderings": len(items), "left_unanswered": float(np.mean(silent))}
 
 
 def score_quiet(model: DuplexModel, folder: Path) -> dict[str, float]:
     """Half a minute of silence, and of noise at three levels: units in which it spoke."""
     del folder
-    samples, spoken = LONG_UNITS * UNIT_SAMPLES, {}
+    samples = LONG_UNITS * UNIT_SAMPLES
     sounds = {"silence": np.zeros(samples, np.float32)}
     sounds |= {f"noise_{-db}_db": room(samples, db + 200, float(db)) for db in (-20, -40, -60)}
-    for seed, (name, pcm) in enumerate(sounds.items()):
-        spoken[name] = float(sum(not result.is_listen for result in play(model, pcm, seed)))
-    return spoken
+    played = together(model, (playing(model, pcm, n) for n, pcm in enumerate(sounds.values())))
+    return {
+        name: float(sum(not result.is_listen for result in results))
+        for name, results in zip(sounds, played, strict=True)
+    }
 
 
 def score_late(model: DuplexModel, folder: Path) -> dict[str, float]:
     """A phrase after a minute of quiet is answered like one after three seconds."""
     items = known_phrases(folder)[::25]
-    right = []
-    for place, item in enumerate(items):
-        pcm, end = stage_phrase(folder, item, place, lead_s=60.0)
-        right.append(judge(list(play(model, pcm, seed=place)), end).text == item.answer)
-    return {"renderings": len(items), "answered_right": float(np.mean(right))}
+    staged = (stage_phrase(folder, item, place, lead_s=60.0) for place, item in enumerate(items))
+    return {"renderings": len(items), "answered_right": _right(items, judge_all(model, staged))}
 
 
 def score_omni(model: DuplexModel, folder: Path) -> dict[str, float]:
     """A quarter of the known phrases with a picture every third second, and with one in each."""
     items = known_phrases(folder)[::4]
     frame = (folder.parent / "frame.jpg").read_bytes()
-    shares = []
-    for every in (SHOWN_EVERY, 1):
-        right = []
-        for place, item in enumerate(items):
-            pcm, end = stage_phrase(folder, item, place)
-            outcome = judge(list(play(model, pcm, place, (frame,), every=every)), end)
-            right.append(outcome.text == item.answer)
-        shares.append(float(np.mean(right)))
+    staged = [stage_phrase(folder, item, place) for place, item in enumerate(items)]
+    shares = [
+        _right(items, judge_all(model, staged, repeat((frame,)), every=every))
+        for every in (SHOWN_EVERY, 1)
+    ]
     return {
         "renderings": len(items),
         "answered_right": shares[0],
@@ -169,10 +205,12 @@ def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
         (name, (jpeg,)) for name, jpeg in colour_pictures(COLOURS, SIZES)
     ]
     trials += [*trials, *[("nothing", ())] * len(COLOURS)]
+    staged = [
+        stage_phrase(folder, items[place % len(items)], place) for place in range(len(trials))
+    ]
+    outcomes = judge_all(model, staged, (frames for _, frames in trials))
     right: dict[bool, list[bool]] = {True: [], False: []}
-    for place, (name, frames) in enumerate(trials):
-        pcm, end = stage_phrase(folder, items[place % len(items)], place)
-        outcome = judge(list(play(model, pcm, place, frames)), end)
+    for (name, frames), outcome in zip(trials, outcomes, strict=True):
         right[bool(frames)].append(outcome.text == f"I see {name}.")
     return {
         "questions": len(right[True]),
@@ -184,15 +222,18 @@ def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
 def score_barge(model: DuplexModel, folder: Path) -> dict[str, float]:
     """Somebody speaks into an answer: it stops at once, and answers what was said."""
     items, strange = known_phrases(folder), [i for i in read_manifest(folder) if not i.answer]
-    stopped, answered = [], []
+    others, courses, stopped, answered = [], [], list[bool](), list[bool]()
     for place, item in enumerate(items[::2]):
         other = items[(2 * place + 37) % len(items)] if place % 5 else strange[place % len(strange)]
+        others.append(other)
         speech = read_speech(folder, other)
         begin = place % BARGE_OFFSETS * INPUT_RATE_HZ // 10
         units = -(-(begin + len(speech)) // UNIT_SAMPLES) + AFTER
         sound = room(units * UNIT_SAMPLES, place)
         sound[begin : begin + len(speech)] += speech
-        played = speak_into(model, stage_phrase(folder, item, place)[0], place, sound)
+        phrase, _ = stage_phrase(folder, item, place)
+        courses.append(speaking_into(model, phrase, place, sound))
+    for other, played in zip(others, together(model, courses), strict=True):
         if played is None:
             continue
         first, *rest = played[1]
@@ -208,11 +249,13 @@ def score_barge(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 def score_noise_during_answer(model: DuplexModel, folder: Path) -> dict[str, float]:
     """Noise and knocks during an answer do not stop it."""
-    whole = []
-    for place, item in enumerate(known_phrases(folder)[::4]):
+    items, courses, whole = known_phrases(folder)[::4], [], list[bool]()
+    for place, item in enumerate(items):
         sound = room(AFTER * UNIT_SAMPLES, place, (-62.0, -45.0, -35.0)[place % 3])
         sound[4000:4400] += (0.3 if place % 2 else 0.0) * np.hanning(400).astype(np.float32)
-        played = speak_into(model, stage_phrase(folder, item, place)[0], place, sound)
+        phrase, _ = stage_phrase(folder, item, place)
+        courses.append(speaking_into(model, phrase, place, sound))
+    for item, played in zip(items, together(model, courses), strict=True):
         if played is not None:
             said = "".join(r.text for r in (*played[0], *played[1]))
             whole.append(said == item.answer or not item.answer.startswith(played[0][-1].text))

@@ -28,7 +28,10 @@ from protocol.turn import (
 )
 
 from .model import DuplexModel
-from .staging import SEEING, Heldout, picture, read_manifest, read_speech
+from .staging import SEEING, Course, Heldout, picture, read_manifest, read_speech, together
+from .work import Steps
+
+Answer = tuple[list[TurnChunk], TurnResult]
 
 UNKNOWN: Final = "I do not know that."
 """Its answer to what it does not know."""
@@ -48,7 +51,7 @@ def message(*content: Content | str) -> Message:
 
 def ask(
     model: DuplexModel, place: int, *messages: Message, speech: SpeechConfig | None = None
-) -> tuple[list[TurnChunk], TurnResult]:
+) -> Course[Answer]:
     """Have a conversation answered.
 
     Args:
@@ -70,7 +73,18 @@ def ask(
         thinking=False,
         seed=place,
     )
-    return model.answer(turn)[1:]
+
+    def course(slot: int) -> Steps[Answer]:
+        chunks, session = list[TurnChunk](), model.chat(turn, slot=slot)
+        try:
+            for picture in range(session.measure()):
+                yield from session.see(picture, session.look(picture))
+            yield from session.prefill()
+            return chunks, (yield from session.generate(chunks.append))
+        finally:
+            session.release()
+
+    return course
 
 
 def _questions(folder: Path) -> list[Heldout]:
@@ -91,16 +105,17 @@ def _earlier(items: Sequence[Heldout], place: int) -> tuple[Message, ...]:
 def score_chat_typed(model: DuplexModel, folder: Path) -> dict[str, float]:
     """All phrases, typed in three spellings, behind no, one or two earlier turns; and strangers."""
     items = _questions(folder)
-    right, asked = [], product(items, SPELLINGS)
+    courses, asked = [], list(product(items, SPELLINGS))
     for place, (item, spelling) in enumerate(asked):
         typed = spelling.format(item.phrase.capitalize() if place % 2 else item.phrase)
-        result = ask(model, place, *_earlier(items, place), message(typed))[1]
-        right.append(result.text == item.answer and result.reason == "turn_end")
-    strange = sorted({item.phrase for item in read_manifest(folder) if not item.answer})
-    honest = [
-        ask(model, place, message(phrase))[1].text == UNKNOWN
-        for place, phrase in enumerate(strange)
+        courses.append(ask(model, place, *_earlier(items, place), message(typed)))
+    right = [
+        result.text == item.answer and result.reason == "turn_end"
+        for (item, _), (_, result) in zip(asked, together(model, courses), strict=True)
     ]
+    strange = sorted({item.phrase for item in read_manifest(folder) if not item.answer})
+    strangers = (ask(model, place, message(phrase)) for place, phrase in enumerate(strange))
+    honest = [result.text == UNKNOWN for _, result in together(model, strangers)]
     return {
         "phrases": len(items),
         "questions": len(right),
@@ -113,10 +128,10 @@ def score_chat_spoken(model: DuplexModel, folder: Path) -> dict[str, float]:
     """All held-out renderings as sound contents; and speech that it does not know."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     items = read_manifest(folder)
-    for place, item in enumerate(items):
-        sound = Sound(pcm=read_speech(folder, item).astype("<f4").tobytes())
-        text = ask(model, place, message(sound))[1].text
-        right[bool(item.answer)].append(text == (item.answer or UNKNOWN))
+    sounds = (Sound(pcm=read_speech(folder, item).astype("<f4").tobytes()) for item in items)
+    courses = (ask(model, place, message(sound)) for place, sound in enumerate(sounds))
+    for item, (_, result) in zip(items, together(model, courses), strict=True):
+        right[bool(item.answer)].append(result.text == (item.answer or UNKNOWN))
     return {
         "renderings": len(right[True]),
         "answered_right": float(np.mean(right[True])),
@@ -135,21 +150,28 @@ def score_chat_colour(
         pictures: the name of a colour and a JPEG file of it.
     """
     spoken = [item for item in read_manifest(folder) if item.phrase == SEEING]
-    right: dict[str, list[bool]] = {"typed": [], "spoken": []}
+    asked, courses = [], []
     for place, (name, jpeg) in enumerate(pictures):
         pcm = read_speech(folder, spoken[place % len(spoken)]).astype("<f4").tobytes()
         questions: dict[str, Content] = {"typed": Text(text=SEEING), "spoken": Sound(pcm=pcm)}
         for way, question in questions.items():
-            text = ask(model, place, message(Picture(jpeg=jpeg), question))[1].text
-            right[way].append(text == f"I see {name}.")
+            asked.append((way, name))
+            courses.append(ask(model, place, message(Picture(jpeg=jpeg), question)))
+    right: dict[str, list[bool]] = {"typed": [], "spoken": []}
+    for (way, name), (_, result) in zip(asked, together(model, courses), strict=True):
+        right[way].append(result.text == f"I see {name}.")
     return {f"named_right_{way}": float(np.mean(named)) for way, named in right.items()}
 
 
 def score_chat_aloud(model: DuplexModel, folder: Path) -> dict[str, float]:
     """All phrases, typed, to be answered aloud: the same words, and sound of a fitting length."""
     right, sounded, seconds = [], [], []
-    for place, item in enumerate(_questions(folder)):
-        chunks, result = ask(model, place, message(item.phrase), speech=SpeechConfig())
+    items = _questions(folder)
+    courses = (
+        ask(model, place, message(item.phrase), speech=SpeechConfig())
+        for place, item in enumerate(items)
+    )
+    for item, (chunks, result) in zip(items, together(model, courses), strict=True):
         pcm = sum(len(chunk.pcm) for chunk in chunks) + len(result.pcm)
         seconds.append(pcm / SAMPLE_BYTES / OUTPUT_RATE_HZ)
         right.append(result.text == item.answer)

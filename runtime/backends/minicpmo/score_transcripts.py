@@ -7,7 +7,7 @@ silence. Then a stream: every fourth rendering, one after another, as one uttera
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,18 @@ from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES
 from protocol.transcript import Chunk, ChunkResult
 
 from .model import DuplexModel
-from .staging import Heldout, Pcm, known_phrases, pause_of, read_manifest, read_speech, room
-from .work import alone
+from .staging import (
+    Course,
+    Heldout,
+    Pcm,
+    known_phrases,
+    pause_of,
+    read_manifest,
+    read_speech,
+    room,
+    together,
+)
+from .work import Steps
 
 PAUSES: Final = (0.3, 0.7, 1.1, 1.9)
 """Seconds of quiet between the renderings of the stream, in turn."""
@@ -55,37 +65,46 @@ def word_error(transcripts: Sequence[Written]) -> float:
     return sum(item.errors for item in transcripts) / sum(len(item.said) for item in transcripts)
 
 
-def write_down(model: DuplexModel, pcm: Pcm) -> Iterator[ChunkResult]:
+def writing_down(model: DuplexModel, pcm: Pcm) -> Course[list[ChunkResult]]:
     """Have an utterance written down in a transcription of its own.
 
     Args:
         model: the model.
         pcm: 16 kHz, in [-1, 1]; of any length.
 
-    Yields:
-        What each second gave; the last is silence.
+    Returns:
+        A course that gives what each second gave; the last is silence.
     """
     seconds = -(-len(pcm) // UNIT_SAMPLES) + 1
     sound = np.pad(pcm, (0, seconds * UNIT_SAMPLES - len(pcm))).astype("<f4")
-    transcript = model.transcript(slot=0)
-    try:
-        for index, second in enumerate(sound.reshape(seconds, UNIT_SAMPLES)):
-            chunk = Chunk(
-                utterance=0,
-                index=index,
-                pcm=second.tobytes(),
-                is_last=index == seconds - 1,
-                seed=0,
-            )
-            yield alone(transcript.chunk(chunk), model.compute)
-    finally:
-        transcript.release()
+
+    def course(slot: int) -> Steps[list[ChunkResult]]:
+        transcript, results = model.transcript(slot=slot), []
+        try:
+            for index, second in enumerate(sound.reshape(seconds, UNIT_SAMPLES)):
+                chunk = Chunk(
+                    utterance=0,
+                    index=index,
+                    pcm=second.tobytes(),
+                    is_last=index == seconds - 1,
+                    seed=0,
+                )
+                results.append((yield from transcript.chunk(chunk)))
+        finally:
+            transcript.release()
+        return results
+
+    return course
 
 
-def transcribe(model: DuplexModel, said: str, pcm: Pcm) -> Written:
-    """Have an utterance written down, and lay it beside what was said."""
-    text = "".join(result.text for result in write_down(model, pcm))
-    return Written(said=tuple(said.split()), wrote=tuple(text.split()))
+def transcribe(model: DuplexModel, said: Sequence[str], sounds: Iterable[Pcm]) -> list[Written]:
+    """Have utterances written down, and lay each beside what was said."""
+    written = together(model, (writing_down(model, pcm) for pcm in sounds))
+    texts = ("".join(result.text for result in results) for results in written)
+    return [
+        Written(said=tuple(words.split()), wrote=tuple(text.split()))
+        for words, text in zip(said, texts, strict=True)
+    ]
 
 
 def _staged(folder: Path, item: Heldout, place: int) -> Pcm:
@@ -107,16 +126,21 @@ def score_transcripts(model: DuplexModel, folder: Path) -> dict[str, float]:
     known = known_phrases(folder)
     strange = [item for item in read_manifest(folder) if not item.answer]
     phrases, others = (
-        [transcribe(model, item.phrase, _staged(folder, item, n)) for n, item in enumerate(items)]
+        transcribe(
+            model,
+            [item.phrase for item in items],
+            (_staged(folder, item, place) for place, item in enumerate(items)),
+        )
         for items in (known, strange)
     )
     some = known[::4]
-    stream = transcribe(model, " ".join(item.phrase for item in some), _stream(folder, some))
+    spoken = " ".join(item.phrase for item in some)
+    stream = transcribe(model, [spoken], [_stream(folder, some)])
     return {
         "renderings": len(phrases),
         "word_error": word_error(phrases),
         "written_right": float(np.mean([item.errors == 0 for item in phrases])),
         "stream_phrases": len(some),
-        "stream_word_error": word_error([stream]),
+        "stream_word_error": word_error(stream),
         "strange_word_error": word_error(others),
     }

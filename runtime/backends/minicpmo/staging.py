@@ -6,15 +6,16 @@ See `score.py`. Nothing here says what is right.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import numpy as np
 import simplejpeg
 import soundfile
 from numpy.typing import NDArray
+from torch import Tensor
 
 from protocol.model import (
     INPUT_RATE_HZ,
@@ -27,8 +28,14 @@ from protocol.model import (
 )
 
 from .model import DuplexModel
+from .unit import Pictures
+from .work import See, Steps, Work
+
+Result = TypeVar("Result")
 
 Pcm = NDArray[np.float32]
+Course = Callable[[int], Steps[Result]]
+"""A session from its beginning to its end, in the slot that it is given."""
 
 SEEING: Final = "what do you see"
 """The phrase that is answered from the pictures."""
@@ -78,41 +85,107 @@ def room(samples: int, key: int, level_db: float = ROOM_DB) -> Pcm:
     return pcm
 
 
+def together(model: DuplexModel, courses: Iterable[Course[Result]]) -> list[Result]:
+    """Drive courses to their ends in all slots of a model; those that can are computed as a batch.
+
+    What a course gets does not depend on its company, on a CPU (`Machine`).
+
+    Args:
+        model: the model; nobody else uses its slots.
+        courses: each is begun once a slot is free, in order.
+
+    Returns:
+        What each course returns.
+    """
+    results: dict[int, Result] = {}
+    waiting = enumerate(courses)
+    running: dict[int, tuple[int, Steps[Result], Work]] = {}
+
+    def begin(slot: int) -> None:
+        for place, course in waiting:
+            if go_on(slot, place, course(slot), None):
+                return
+
+    def go_on(slot: int, place: int, steps: Steps[Result], answer: Any) -> bool:
+        try:
+            running[slot] = (place, steps, steps.send(answer))
+        except StopIteration as end:
+            running.pop(slot, None)
+            results[place] = end.value
+            return False
+        return True
+
+    for slot in range(model.info.slots):
+        begin(slot)
+    while running:
+        bucket = min(running.values(), key=lambda one: one[2].stage)[2].bucket
+        batch = [(slot, *one) for slot, one in running.items() if one[2].bucket == bucket]
+        answers = model.compute([work for *_, work in batch])
+        for (slot, place, steps, _), answer in zip(batch, answers, strict=True):
+            if not go_on(slot, place, steps, answer):
+                begin(slot)
+    return [results[place] for place in sorted(results)]
+
+
 class Player:
-    """A new session into which sound is played unit by unit.
+    """A new session, played into unit by unit; a picture that is shown again is computed once.
 
     Args:
         model: the model.
         seed: the session's.
+        slot: the session's.
     """
 
-    def __init__(self, model: DuplexModel, seed: int) -> None:
-        self._session = model.open(
-            Opening(
-                instructions="You are a helpful assistant.",
-                voice=Voice(),
-                config=DuplexConfig(),
-                seed=seed,
-            )
+    def __init__(self, model: DuplexModel, seed: int, slot: int) -> None:
+        opening = Opening(
+            instructions="You are a helpful assistant.",
+            voice=Voice(),
+            config=DuplexConfig(),
+            seed=seed,
         )
-        self._index = 0
+        self._session = model.session(opening, slot=slot)
+        self._index = -1
+        self._looked: dict[tuple[bytes, ...], Pictures] = {}
+        self._seen: dict[int, Tensor] = {}
 
-    def step(self, second: Pcm, frames: tuple[bytes, ...] = ()) -> UnitResult:
+    def step(self, second: Pcm, frames: tuple[bytes, ...] = ()) -> Steps[UnitResult]:
         """Play one unit, (16000,); gives its result after it was finalized."""
-        index, self._index = self._index, self._index + 1
-        unit = Unit(index=index, pcm=second.astype("<f4").tobytes(), frames=frames)
-        result = self._session.run_unit(unit)
-        self._session.finalize(index, interrupted=False)
+        session = self._session
+        if self._index < 0:
+            yield from session.open()
+        self._index += 1
+        unit = Unit(index=self._index, pcm=second.astype("<f4").tobytes(), frames=frames)
+        if frames not in self._looked:
+            self._looked[frames] = session.look(unit)
+        result = yield from self._seeing_once(session.unit(unit, self._looked[frames], None))
+        yield from session.finalize(self._index, interrupted=False)
         return result
+
+    def _seeing_once(self, steps: Steps[Result]) -> Steps[Result]:
+        """Answer a slice that was seen before as it was answered then."""
+        answer: Any = None
+        try:
+            while True:
+                work = steps.send(answer)
+                if not isinstance(work, See):
+                    answer = yield work
+                    continue
+                key = id(work.picture)  # Of what was looked at, which is kept.
+                if key not in self._seen:
+                    self._seen[key] = yield work
+                answer = self._seen[key]
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
     def close(self) -> None:
         """Release the session."""
         self._session.release()
 
 
-def play(
+def playing(
     model: DuplexModel, pcm: Pcm, seed: int, frames: tuple[bytes, ...] = (), *, every: int = 1
-) -> Iterator[UnitResult]:
+) -> Course[list[UnitResult]]:
     """Play sound into a new session; what does not fill a unit is left out.
 
     Args:
@@ -122,16 +195,27 @@ def play(
         frames: JPEG files to show.
         every: in which units: 1 is all of them.
 
-    Yields:
-        Each unit's result, after it was finalized.
+    Returns:
+        A course that gives each unit's result.
     """
-    player = Player(model, seed)
-    try:
-        for index in range(len(pcm) // UNIT_SAMPLES):
-            second = pcm[index * UNIT_SAMPLES : (index + 1) * UNIT_SAMPLES]
-            yield player.step(second, frames if index % every == 0 else ())
-    finally:
-        player.close()
+
+    def course(slot: int) -> Steps[list[UnitResult]]:
+        player, results = Player(model, seed, slot), []
+        try:
+            for index in range(len(pcm) // UNIT_SAMPLES):
+                second = pcm[index * UNIT_SAMPLES : (index + 1) * UNIT_SAMPLES]
+                shown = frames if index % every == 0 else ()
+                results.append((yield from player.step(second, shown)))
+        finally:
+            player.close()
+        return results
+
+    return course
+
+
+def play(model: DuplexModel, pcm: Pcm, seed: int) -> list[UnitResult]:
+    """Play sound into a new session by itself; see `playing`."""
+    return together(model, [playing(model, pcm, seed)])[0]
 
 
 def known_phrases(folder: Path) -> list[Heldout]:
@@ -175,9 +259,9 @@ def stage_phrase(
     return pcm, end
 
 
-def speak_into(
+def speaking_into(
     model: DuplexModel, pcm: Pcm, seed: int, second: Pcm
-) -> tuple[list[UnitResult], list[UnitResult]] | None:
+) -> Course[tuple[list[UnitResult], list[UnitResult]] | None]:
     """Play sound, and other sound into its answer.
 
     Args:
@@ -187,23 +271,26 @@ def speak_into(
         second: what is said into the answer, from the start of its second unit on; whole units.
 
     Returns:
-        What came before and from the second sound on; None where no answer was left open.
+        A course that gives what came before and from the second sound on; None where no answer was
+        left open.
     """
-    player, before = Player(model, seed), []
-    try:
-        for start in range(0, len(pcm), UNIT_SAMPLES):
-            before.append(player.step(pcm[start : start + UNIT_SAMPLES]))
-            if not before[-1].is_listen:
-                break
-        if before[-1].is_listen or before[-1].end_of_turn:
-            return None
-        rest = [
-            player.step(second[start : start + UNIT_SAMPLES])
-            for start in range(0, len(second), UNIT_SAMPLES)
-        ]
-    finally:
-        player.close()
-    return before, rest
+
+    def course(slot: int) -> Steps[tuple[list[UnitResult], list[UnitResult]] | None]:
+        player, before, rest = Player(model, seed, slot), list[UnitResult](), list[UnitResult]()
+        try:
+            for start in range(0, len(pcm), UNIT_SAMPLES):
+                before.append((yield from player.step(pcm[start : start + UNIT_SAMPLES])))
+                if not before[-1].is_listen:
+                    break
+            if before[-1].is_listen or before[-1].end_of_turn:
+                return None
+            for start in range(0, len(second), UNIT_SAMPLES):
+                rest.append((yield from player.step(second[start : start + UNIT_SAMPLES])))
+        finally:
+            player.close()
+        return before, rest
+
+    return course
 
 
 def picture(colour: tuple[int, int, int], size: tuple[int, int], key: int) -> bytes:
