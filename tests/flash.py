@@ -67,17 +67,20 @@ def forward(  # noqa: PLR0917
         assert 0 < count <= max_q
         assert count <= seen <= max_k
         assert start + seen <= len(key)
-        asking = query[begin:end].double().transpose(0, 1)  # (H, T, D)
+        first = max(0, seen - count - before) if before >= 0 else 0  # No query sees those before.
+        asking = query[begin:end].double().unflatten(1, (-1, groups))
+        asking = asking.permute(1, 2, 0, 3).flatten(1, 2)  # (heads of keys, groups * T, D)
         keys, values = (
-            part[start : start + seen].double().transpose(0, 1).repeat_interleave(groups, 0)
-            for part in (key, value)
+            part[start + first : start + seen].double().transpose(0, 1) for part in (key, value)
         )
-        apart = torch.arange(seen) - (torch.arange(count)[:, None] + seen - count)  # (T, S)
+        apart = torch.arange(first, seen) - (torch.arange(count)[:, None] + seen - count)  # (T, S)
         hidden = torch.zeros_like(apart, dtype=torch.bool)
         hidden |= (apart < -before) if before >= 0 else False
         hidden |= (apart > after) if after >= 0 else False
-        products = (asking @ keys.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf)
-        out[begin:end] = (products.softmax(-1) @ values).transpose(0, 1).to(query.dtype)
+        products = (asking @ keys.transpose(1, 2) * scale).unflatten(1, (groups, -1))
+        shares = products.masked_fill_(hidden, -torch.inf).softmax(-1).flatten(1, 2)
+        attended = (shares @ values).unflatten(1, (groups, -1))  # (heads of keys, groups, T, D)
+        out[begin:end] = attended.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
     return (
         out,
         query.new_empty(query.shape[1], len(query), dtype=torch.float32),
