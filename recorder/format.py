@@ -8,20 +8,28 @@ starts a header (`MARK`) never occurs inside a block, so that a reader which los
 trust the next mark it finds, whatever a client sent. Where zstd's frame would hold it, the payload
 is stuffed: a zero byte after each start of a mark.
 
+A log is a file of its own, named by its recording and `SUFFIX`.
+
 It does not compress, does no IO, and knows nothing of what a record says.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import attrs
 
-from .errors import FormatError, VersionUnknown
+from .errors import FormatError, LogMisuse, VersionUnknown
+
+SUFFIX: Final = ".session.zst"
+_RECORDING_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""No dot and no slash: an id is a name, never a path. 64 holds any hash or UUID."""
 
 FORMAT_VERSION: Final = 1
 """Of the blocks that are written live."""
@@ -246,3 +254,20 @@ def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memor
         at = end
     if at != len(payload):
         raise FormatError(f"{len(payload) - at} bytes follow the last record of the payload")
+
+
+def is_recording_id(text: str) -> bool:
+    """Whether a recording may be called so."""
+    return _RECORDING_ID.fullmatch(text) is not None
+
+
+def recording_id_of(path: Path) -> str:
+    """Return the recording id in a log's name.
+
+    Raises:
+        LogMisuse: the name is not that of a log.
+    """
+    recording_id = path.name.removesuffix(SUFFIX)
+    if not path.name.endswith(SUFFIX) or not is_recording_id(recording_id):
+        raise LogMisuse(f"{path.name!r} is not the name of a session log")
+    return recording_id

@@ -10,7 +10,6 @@ and which of them may go is `retention`.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,8 @@ from typing import Final
 import attrs
 
 from .errors import LogMisuse
+from .format import SUFFIX, is_recording_id
 
-SUFFIX: Final = ".session.zst"
-_RECORDING_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""No dot and no slash: an id is a name, never a path. 64 holds any hash or UUID."""
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -48,23 +45,6 @@ class LogInfo:
     def modified_s(self) -> float:
         """Seconds since the epoch when it last grew."""
         return self.modified_ns / _NS_PER_S
-
-
-def is_recording_id(text: str) -> bool:
-    """Whether a recording may be called so."""
-    return _RECORDING_ID.fullmatch(text) is not None
-
-
-def recording_id_of(path: Path) -> str:
-    """Return the recording id in a log's name.
-
-    Raises:
-        LogMisuse: the name is not that of a log.
-    """
-    recording_id = path.name.removesuffix(SUFFIX)
-    if not path.name.endswith(SUFFIX) or not is_recording_id(recording_id):
-        raise LogMisuse(f"{path.name!r} is not the name of a session log")
-    return recording_id
 
 
 @attrs.frozen

@@ -43,11 +43,10 @@ from anyio import to_thread
 from .compression import Compressor
 from .disk import Directories, Disk, LocalDisk
 from .errors import LogFailed, LogMisuse
-from .format import MIB
+from .format import MIB, recording_id_of
 from .log import OnFailure, SessionLog, Shared
 from .logfile import LogFile
 from .records import Fields, Record
-from .store import recording_id_of
 from .syncer import Syncer
 
 _LOG: Final = logging.getLogger("antiphon.recorder")

@@ -17,8 +17,8 @@ from cattrs import Converter
 from rich.console import Console, RenderableType
 
 from recorder.errors import RecorderError
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
-from recorder.store import SUFFIX
 from recorder.verify import verify
 from runtime.backends.base import Backend
 from runtime.interrupts import run

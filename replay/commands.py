@@ -17,10 +17,10 @@ from typing import Final
 import click
 
 from recorder.errors import RecorderError
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
-from recorder.store import SUFFIX
 
 from .progress import Watch, unwatched, watched
 

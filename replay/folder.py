@@ -24,8 +24,8 @@ from typing import Final
 import click
 
 from recorder.errors import RecorderError, TooNew
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
-from recorder.store import SUFFIX
 
 from .commands import LogUnusableError, reason
 from .files import PART_PREFIX

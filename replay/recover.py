@@ -17,9 +17,10 @@ from cattrs import Converter
 
 from recorder.disk import LocalDisk
 from recorder.errors import LogMisuse, RecorderError
+from recorder.format import recording_id_of
 from recorder.lock import is_held
 from recorder.recover import Survey, recover, survey
-from recorder.store import Store, recording_id_of
+from recorder.store import Store
 
 from .commands import HELP, complaint, print_json, reason
 from .files import new_file, own_as

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.limits import NS_PER_S
-from recorder.store import SUFFIX
+from recorder.format import SUFFIX
 
 from .difference import label
 from .outcome import EXIT_CODES, Outcome

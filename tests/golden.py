@@ -25,10 +25,10 @@ from typing import Any
 import attrs
 
 from protocol.digest import digest
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
-from recorder.store import SUFFIX
 from runtime.backends.scripted import ScriptedBackend
 from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES

@@ -15,7 +15,7 @@ import anyio
 import numpy as np
 
 from recorder.compact import compact
-from recorder.store import SUFFIX
+from recorder.format import SUFFIX
 from runtime.audio import read_wav
 from tests.golden import FOLDER, items, record, twin, twin_path
 from tests.golden_stage import Scene, part

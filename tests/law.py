@@ -36,10 +36,9 @@ from anyio.streams.text import TextReceiveStream
 import antiphon
 from recorder.chain import Chain
 from recorder.compression import Frame
-from recorder.format import HEADER_BYTES, BlockHeader, frame_record
+from recorder.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_record
 from recorder.reader import LogReader
 from recorder.records import Record
-from recorder.store import SUFFIX
 from recorder.verify import verify
 from runtime.server_process import ServerProcessError, served
 

@@ -30,8 +30,8 @@ from anyio.abc import TaskGroup
 from protocol import requests as rq
 from protocol.messages import Mode
 from recorder.errors import RecorderError
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
-from recorder.store import SUFFIX
 from replay.logic import replay
 from runtime.backends.base import BackendError
 from runtime.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN

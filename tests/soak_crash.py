@@ -42,10 +42,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from protocol.digest import derive_id
 from recorder.errors import Unreadable
+from recorder.format import recording_id_of
 from recorder.lock import is_held
 from recorder.reader import LogReader
 from recorder.records import Record
-from recorder.store import recording_id_of
 from recorder.verify import verify
 from replay.logic import replay
 from runtime.server_process import RUN

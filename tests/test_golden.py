@@ -9,10 +9,10 @@ import pytest
 
 from protocol import effects as ef
 from protocol import events as ev
+from recorder.format import SUFFIX
 from recorder.mapping import EVENT_KINDS, event_of
 from recorder.records import Record
 from recorder.scan import Damage
-from recorder.store import SUFFIX
 from recorder.verify import State, verify
 from replay.folder import replay_log
 from tests.golden import (

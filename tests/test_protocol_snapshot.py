@@ -28,10 +28,10 @@ from protocol.pending_turn import PendingTurn
 from protocol.session import Session
 from protocol.turn import Picture, Prefill, Sound, Text
 from protocol.utf8 import Utf8Text
+from recorder.format import SUFFIX
 from recorder.mapping import EVENT_KINDS, event_of
 from recorder.reader import LogReader
 from recorder.records import Record
-from recorder.store import SUFFIX
 from replay.logic import advance
 
 from .golden import FOLDER, SCENES

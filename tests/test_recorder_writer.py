@@ -16,11 +16,11 @@ import pytest
 
 from recorder.bell import Bell
 from recorder.errors import LogFailed, LogFull, LogMisuse
-from recorder.format import MIB
+from recorder.format import MIB, SUFFIX, recording_id_of
 from recorder.log import SessionLog
 from recorder.reader import LogReader
 from recorder.records import Record
-from recorder.store import SUFFIX, Store, recording_id_of
+from recorder.store import Store
 from recorder.verify import verify
 from recorder.writer import Recorder, RecorderPolicy
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from recorder.store import SUFFIX, Store
+from recorder.format import SUFFIX
+from recorder.store import Store
 from recorder.summary import summarize
 from replay import compact as command
 from replay.files import PART_PREFIX

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
 from recorder.records import Record
-from recorder.store import SUFFIX
 from recorder.verify import verify
 from replay.folder import replay_log
 from runtime.cli import main

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from websockets.sync.client import ClientConnection, connect
 
+from recorder.format import SUFFIX
 from recorder.reader import read
-from recorder.store import SUFFIX, Store
+from recorder.store import Store
 from recorder.verify import verify
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from protocol.limits import NS_PER_MS
-from recorder.store import SUFFIX
+from recorder.format import SUFFIX
 
 from ..commands import (
     HELP,

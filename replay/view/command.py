@@ -17,8 +17,8 @@ from typing import IO, Final
 import click
 
 from recorder.errors import RecorderError
+from recorder.format import SUFFIX
 from recorder.reader import LogReader
-from recorder.store import SUFFIX
 
 from ..commands import (
     HELP,
