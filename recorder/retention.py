@@ -10,7 +10,8 @@ It reads no logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import attrs
@@ -86,6 +87,37 @@ class Pruned:
     def freed_bytes(self) -> int:
         """Bytes of the logs that were removed."""
         return sum(removal.info.file_bytes for removal in self.removed)
+
+
+@attrs.frozen(kw_only=True)
+class RetentionStatistics:
+    """What is recorded, and what was removed of it since a server began.
+
+    Attributes:
+        logs: that there are, when they were counted last.
+        file_bytes: of these.
+        removed: logs that were removed, by why.
+        removed_bytes: of these.
+        failures: times that a log could not be removed.
+    """
+
+    logs: int = 0
+    file_bytes: int = 0
+    removed: Mapping[Cause, int] = attrs.field(factory=dict)
+    removed_bytes: int = 0
+    failures: int = 0
+
+    def after(self, done: Pruned) -> RetentionStatistics:
+        """Count once more."""
+        removed = Counter[Cause](self.removed)
+        removed.update(removal.cause for removal in done.removed)
+        return RetentionStatistics(
+            logs=done.kept_logs,
+            file_bytes=done.kept_bytes,
+            removed=removed,
+            removed_bytes=self.removed_bytes + done.freed_bytes,
+            failures=self.failures + len(done.failed),
+        )
 
 
 def prune(

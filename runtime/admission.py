@@ -35,9 +35,8 @@ from protocol.messages import Mode, QueuePlace
 
 from .estimates import Durations, waits_ns
 from .pool import Lease, Pool
+from .settings import QUEUE_MAX
 
-QUEUE_MAX: Final = 64
-"""At 90 s a session and one slot the last of 64 waits over an hour: more would only time out."""
 QUEUE_TOLD_MAX: Final = 8
 """In a longer queue its length alone is no news but for `refresh`: else whoever comes and goes at
 its end would have all others told, each time."""

@@ -267,12 +267,14 @@ def _give_up_stdout() -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="antiphon")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Antiphon: a realtime session server for omni models.
 
     It speaks the MiniCPM-o realtime protocols, records every session, and runs a recording again
     byte for byte. `antiphon demo` shows all of it in a minute.
     """
+    ctx.obj = load_viewer  # for `serve`: no room of `runtime` may know `replay`
 
 
 def load_viewer() -> Viewer:

@@ -32,8 +32,6 @@ MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
 LLAMA_OMNI: Final = "llama_omni:"
 """Before the URL of a llama.cpp-omni server, `ws://host:port`."""
-DEVICES: Final = ("cpu", "cuda")
-DTYPES: Final = ("fp32", "fp16", "bf16")
 
 
 class ModelUnknownError(ValueError):
@@ -105,9 +103,9 @@ def load_backend(
         name: one of `MODELS`, `llama_omni:` and a URL, or the folder of a checkpoint.
         slots: sessions at once; None takes the model's own number, and for a folder as many as
             fit into memory.
-        device: one of `DEVICES`; None takes the CPU for `tiny`, and for a folder a GPU where
-            there is one.
-        dtype: one of `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
+        device: one of the settings' `DEVICES`; None takes the CPU for `tiny`, and for a folder a
+            GPU where there is one.
+        dtype: one of their `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
         deterministic: what a session gets is to be bitwise the same alone and among others; whether
             it is, its `info` says (`require_deterministic`).
 

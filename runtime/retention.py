@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
-import attrs
 
-from recorder.retention import Cause, Pruned, Retention, prune
+from recorder.retention import Retention, RetentionStatistics, prune
 from recorder.store import Store
 
 from .settings import Settings
@@ -29,25 +27,6 @@ DAY_S: Final = 86_400
 MB: Final = 1_000_000
 
 _logger = logging.getLogger("antiphon.server")
-
-
-@attrs.frozen(kw_only=True)
-class RetentionStatistics:
-    """What is recorded, and what was removed of it since the server began.
-
-    Attributes:
-        logs: that there are, when they were counted last.
-        file_bytes: of these.
-        removed: logs that were removed, by why.
-        removed_bytes: of these.
-        failures: times that a log could not be removed.
-    """
-
-    logs: int = 0
-    file_bytes: int = 0
-    removed: Mapping[Cause, int] = attrs.field(factory=dict)
-    removed_bytes: int = 0
-    failures: int = 0
 
 
 class Retainer:
@@ -85,7 +64,7 @@ class Retainer:
         except OSError as error:
             _logger.error("cannot look through %s: %s", self._store.directory, error.strerror)
             return
-        self._count(done)
+        self.statistics = self.statistics.after(done)
         if done.removed:
             text = "%d recordings were removed, %d bytes; %d are left, %d bytes"
             freed, kept = done.freed_bytes, done.kept_bytes
@@ -94,18 +73,6 @@ class Retainer:
             first = done.failed[0]
             text = "%d recordings cannot be removed; %s: %s"
             _logger.error(text, len(done.failed), first.info.path, first.reason)
-
-    def _count(self, done: Pruned) -> None:
-        before = self.statistics
-        removed = Counter[Cause](before.removed)
-        removed.update(removal.cause for removal in done.removed)
-        self.statistics = RetentionStatistics(
-            logs=done.kept_logs,
-            file_bytes=done.kept_bytes,
-            removed=removed,
-            removed_bytes=before.removed_bytes + done.freed_bytes,
-            failures=before.failures + len(done.failed),
-        )
 
 
 def make_retainer(settings: Settings) -> Retainer | None:

@@ -13,20 +13,22 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import click
 
 from .access.hosts import is_loopback
-from .cli import load_viewer
-from .config.checks import check, warnings
+from .checks import check, warnings
 from .config.options import SettingsCommand, given, settings_options
 from .config.printing import to_toml
 from .config.sources import CONFIG_VARIABLE, ConfigError, Effective, read
 from .listener import Address
 from .settings import Settings
 from .telemetry.logs import configure
+
+if TYPE_CHECKING:
+    from .api.views import LoadViewer
 
 EXIT_WAIT_S: Final = 25.0
 """Sessions that were cut off, then the last spans, are done with by then (`CUT_OFF_S`,
@@ -97,7 +99,7 @@ def serve_command(
         click.echo(to_toml(effective), nl=False)
     _check(effective.settings)
     if not print_config:
-        _serve(effective.settings)
+        _serve(effective.settings, ctx.obj)
 
 
 def _read(flags: dict[str, object], config: Path | None) -> Effective:
@@ -116,7 +118,7 @@ def _check(settings: Settings) -> None:
         click.echo(f"Warning: {warning}", err=True)
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, load_viewer: LoadViewer | None) -> None:
     from .serving import CannotServeError, run
 
     configure(settings.log_format, settings.log_level)

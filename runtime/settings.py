@@ -27,15 +27,17 @@ from protocol.limits import (
 from protocol.messages import Mode
 from recorder.writer import Durability
 
-from .admission import QUEUE_MAX
 from .config.declaration import setting
-from .models import DEVICES, DTYPES
 
 DEFAULT_PORT: Final = 8006
+DEVICES: Final = ("cpu", "cuda")
+DTYPES: Final = ("fp32", "fp16", "bf16")
 RECORDINGS: Final = Path("recordings")
 """Where logs go unless told otherwise: every session is recorded."""
 MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat", "transcription")
 """The modes that are served, where the model has them."""
+QUEUE_MAX: Final = 64
+"""At 90 s a session and one slot the last of 64 waits over an hour: more would only time out."""
 CHATS_MAX: Final = 256
 """Chats that are connected: between turns each holds a socket and no slot, but memory amid one."""
 CONNECTIONS_MAX: Final = 4096

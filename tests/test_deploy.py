@@ -18,8 +18,8 @@ import yaml
 
 from runtime.access.command import keys_command
 from runtime.access.middleware import OPEN_PATHS
+from runtime.checks import check
 from runtime.cli import COMMANDS
-from runtime.config.checks import check
 from runtime.config.declaration import PREFIX, Setting, declared
 from runtime.config.sources import OTHERS, ConfigError, Effective, read
 from runtime.serve_command import EXIT_WAIT_S, serve_command

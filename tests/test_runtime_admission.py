@@ -13,16 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from protocol.errors import ErrorCode, LocalProtocolError
 from protocol.limits import NS_PER_S
 from protocol.messages import Mode, QueuePlace
-from runtime.admission import (
-    QUEUE_MAX,
-    QUEUE_TOLD_MAX,
-    Admission,
-    AdmissionState,
-    Refused,
-    Ticket,
-)
+from runtime.admission import QUEUE_TOLD_MAX, Admission, AdmissionState, Refused, Ticket
 from runtime.estimates import SESSION_S_ASSUMED
 from runtime.pool import Lease, Pool
+from runtime.settings import QUEUE_MAX
 
 
 @attrs.define

@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runtime.backends.minicpmo import token2wav
+from runtime.checks import check, warnings
 from runtime.cli import main
-from runtime.config.checks import check, warnings
 from runtime.config.declaration import PREFIX, Setting, declared
 from runtime.config.printing import to_toml, written
 from runtime.config.sources import (

@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from runtime import models
 from runtime.backends.minicpmo import device
 from runtime.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.backends.minicpmo.device import DeviceError, pick_device, pick_dtype
@@ -28,6 +27,7 @@ from runtime.models import (
     load_backend_async,
     model_folder,
 )
+from runtime.settings import DTYPES
 from tests.random_model import opening, unit
 
 
@@ -209,4 +209,4 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_names_of_formats_and_devices_agree() -> None:
     """The command line would offer a format that the model does not know."""
-    assert set(models.DTYPES) == set(device.DTYPES)
+    assert set(DTYPES) == set(device.DTYPES)

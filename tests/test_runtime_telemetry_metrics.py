@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from protocol.digest import session_id_of
 from protocol.limits import NS_PER_S
 from protocol.state import State
+from recorder.retention import RetentionStatistics
 from runtime.pool import PoolCounts
-from runtime.retention import RetentionStatistics
 from runtime.telemetry import catalogue, gauges, reference
 from runtime.telemetry.instruments import Instruments, Spread
 from runtime.telemetry.metrics import Metrics

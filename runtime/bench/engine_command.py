@@ -16,8 +16,6 @@ from rich.table import Table
 from .. import interrupts
 from ..backends.base import BackendError
 from ..models import (
-    DEVICES,
-    DTYPES,
     ModelUnknownError,
     ModelUnusableError,
     load_checkpoint,
@@ -25,6 +23,7 @@ from ..models import (
     slots_that_fit,
     tiny_path,
 )
+from ..settings import DEVICES, DTYPES
 from .engine import (
     MODES,
     Arrival,

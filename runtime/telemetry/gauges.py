@@ -15,10 +15,9 @@ from prometheus_client.registry import Collector
 
 from protocol.messages import Mode
 from protocol.state import State
-from recorder.retention import Cause
+from recorder.retention import Cause, RetentionStatistics
 
 from ..access.denials import Reason
-from ..retention import RetentionStatistics
 from ..transport.counters import Drop, Refusal, Statistics
 from ..workers import WorkersStatistics
 from .catalogue import Metric

@@ -18,11 +18,11 @@ from protocol.events import ConnectionOpened, Event
 from protocol.messages import Mode
 from protocol.session import Session
 from protocol.state import State
+from recorder.retention import RetentionStatistics
 
 from ..access.denials import Reason
 from ..admission import RunningTask
 from ..pool import PoolCounts
-from ..retention import RetentionStatistics
 from ..transport.counters import Statistics
 from ..workers import WorkersStatistics
 

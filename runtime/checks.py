@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ..access.hosts import is_loopback
-from ..access.keyfile import KeyFileError, read_key_file
-from ..access.origins import read_origins
-from ..models import ModelUnknownError, check_model
-from ..settings import Settings
-from ..voices import NAME_RULE, is_voice_name
-from .sources import ConfigError
-from .values import shown
+from .access.hosts import is_loopback
+from .access.keyfile import KeyFileError, read_key_file
+from .access.origins import read_origins
+from .config.sources import ConfigError
+from .config.values import shown
+from .models import ModelUnknownError, check_model
+from .settings import Settings
+from .voices import NAME_RULE, is_voice_name
 
 NOTICE_CHARS_MAX: Final = 2_000
 """A page of text: more than anybody reads before they speak; each session's log holds it."""
