@@ -197,7 +197,7 @@ class PureModel:
 
     def _begin_turn(self, effect: ef.StartTurn) -> None:
         turn, self._lease, self._turn_is_cut = effect.turn, effect.lease, False
-        scripted = ScriptedTurn(self.backend, turn, 0, self.backend._answer(turn))
+        scripted = ScriptedTurn(self.backend.rules, turn, 0, self.backend._answer(turn))
         tokens = scripted._input_tokens
         answer = scripted._answer
         if answer.fault == "context_full" or tokens >= self.backend.info.context_limit:
@@ -245,7 +245,7 @@ class PureModel:
         chunk = effect.chunk
         which: dict[str, Any] = {"utterance": chunk.utterance, "index": chunk.index}
         if self._transcript is None:
-            self._transcript = ScriptedTranscript(self.backend, self.backend._hears, 0)
+            self._transcript = ScriptedTranscript(self.backend.rules, self.backend._hears, 0)
         try:
             heard = self._transcript.take(chunk)
         except ContextFull:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
 import anyio
 import attrs
@@ -44,6 +44,7 @@ from .forcing import Forced, ForcedResult
 from .scripted_chat import ChatScript, ScriptedTurn, default_answer
 from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
 from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
+from .scripted_rules import Rules
 from .scripted_tone import tone
 
 SLOTS: Final = 4
@@ -135,6 +136,7 @@ class ScriptedBackend:
 
     Attributes:
         info: what it is; constant.
+        rules: what callers are held to.
         violations: the rules that callers broke, in order.
         held_slots: slots with a session, also one that opens; empty once all are released (B5).
     """
@@ -154,8 +156,8 @@ class ScriptedBackend:
     ) -> None:
         self.script, self._answer, self._hears = script, chat, hears
         self.release = release
-        self.violations: list[str] = []
-        self.held_slots: set[int] = set()
+        self.rules = Rules(slots, context_limit)
+        self.violations, self.held_slots = self.rules.violations, self.rules.held_slots
         self._opening = opening
         self.info = BackendInfo(
             name="scripted",
@@ -170,7 +172,7 @@ class ScriptedBackend:
 
     async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
         """Open a session, as `Backend.open` says; a cancelled one leaves the slot empty."""
-        self._hold(slot)
+        self.rules.hold(slot)
         try:
             await _perform(self._opening(opening), "open")
             prompt_length = PROMPT_TOKENS_MIN + len(opening.instructions) // TOKEN_CHARS
@@ -184,23 +186,13 @@ class ScriptedBackend:
 
     async def chat(self, turn: Turn, *, slot: int) -> ScriptedTurn:
         """Take a turn, as `Chats.chat` says."""
-        self._hold(slot)
-        return ScriptedTurn(self, turn, slot, self._answer(turn))
+        self.rules.hold(slot)
+        return ScriptedTurn(self.rules, turn, slot, self._answer(turn))
 
     async def transcribe(self, *, slot: int) -> ScriptedTranscript:
         """Take a transcription, as `Transcribes.transcribe` says."""
-        self._hold(slot)
-        return ScriptedTranscript(self, self._hears, slot)
-
-    def _hold(self, slot: int) -> None:
-        if slot in self.held_slots or not 0 <= slot < self.info.slots:
-            self.violate(f"B5: slot {slot} of {self.info.slots} is not released, or not ours")
-        self.held_slots.add(slot)
-
-    def violate(self, rule: str) -> NoReturn:
-        """Keep and raise a broken rule."""
-        self.violations.append(rule)
-        raise AssertionError(rule)
+        self.rules.hold(slot)
+        return ScriptedTranscript(self.rules, self._hears, slot)
 
 
 _Phase = Literal["ready", "ran", "failed", "broken", "released"]
@@ -218,7 +210,7 @@ class ScriptedSession:
     """One session's state (B8); `opened` is what opening gave."""
 
     def __init__(self, backend: ScriptedBackend, opening: Opening, slot: int, opened: Opened):
-        self._backend = backend
+        self._backend, self._rules = backend, backend.rules
         self._opening = opening
         self._slot = slot
         self.opened = opened
@@ -262,7 +254,7 @@ class ScriptedSession:
         """Close the unit, as `BackendSession.finalize` says."""
         with self._call("finalize", index, expected=self._index):
             if self._cut is not None and not interrupted:
-                self._backend.violate(f"B6: unit {index} was cut, its finalize does not say so")
+                self._rules.violate(f"B6: unit {index} was cut, its finalize does not say so")
             await _perform(self._step.finalize, "finalize")
             self._kv_length = kv_length = self._kv_length + FINALIZE_TOKENS
             self._phase = "ready"
@@ -274,7 +266,7 @@ class ScriptedSession:
         """Undo the failed unit, whose tokens were never counted (B3)."""
         with self._call("rollback", index, expected=self._index):
             if not self._backend.info.can_rollback:
-                self._backend.violate("B3: rollback of a backend that cannot")
+                self._rules.violate("B3: rollback of a backend that cannot")
             await _perform(self._step.rollback, "rollback")
             self._phase = "ready"
 
@@ -290,12 +282,12 @@ class ScriptedSession:
         """Hold callers to the rules; a call that does not say how it ended leaves `broken`."""
         if self._running is not None:
             rule = "B4" if name == "release" else "B1"
-            self._backend.violate(f"{rule}: {name} while {self._running} is in flight")
+            self._rules.violate(f"{rule}: {name} while {self._running} is in flight")
         allowed, rule = _ALLOWED[self._phase]
         if name not in allowed:
-            self._backend.violate(f"{rule}; {name} was called")
+            self._rules.violate(f"{rule}; {name} was called")
         if index != expected:
-            self._backend.violate(f"B9: {name} of unit {index}, not {expected}")
+            self._rules.violate(f"B9: {name} of unit {index}, not {expected}")
         self._running = name
         self._phase = "broken"
         try:
@@ -306,7 +298,7 @@ class ScriptedSession:
     def _decide(self, unit: Unit) -> Step:
         """Ask the script; refuse a unit whose worst case does not fit, before it is fed (B10)."""
         if len(unit.pcm) != UNIT_BYTES:
-            self._backend.violate(f"B1: unit {unit.index} has {len(unit.pcm)} bytes of PCM")
+            self._rules.violate(f"B1: unit {unit.index} has {len(unit.pcm)} bytes of PCM")
         step = self._backend.script(unit, self._opening.seed)
         worst = self._kv_length + _prefill_tokens(unit) + FINALIZE_TOKENS
         worst += self._opening.config.max_new_speak_tokens_per_chunk

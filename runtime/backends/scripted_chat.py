@@ -7,9 +7,9 @@ prefill it takes effect within `POLL_S`, but where the script has it hang.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import anyio
 import attrs
@@ -19,12 +19,8 @@ from protocol.model import Costs
 from protocol.turn import Message, Picture, Prefill, Sound, Text, Turn, TurnChunk, TurnResult
 
 from .base import BackendError, BackendGone, ContextFull
+from .scripted_rules import Rules
 from .scripted_tone import tone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .scripted import ScriptedBackend
 
 MESSAGE_TOKENS: Final = 5
 """`<|im_start|>`, the role, its line break, `<|im_end|>` and another line break (model.md)."""
@@ -79,8 +75,8 @@ def default_answer(turn: Turn) -> Answer:
 class ScriptedTurn:
     """One turn on a slot; see `base.TurnSession` for what its methods do."""
 
-    def __init__(self, backend: ScriptedBackend, turn: Turn, slot: int, answer: Answer) -> None:
-        self._backend, self._turn, self._slot, self._answer = backend, turn, slot, answer
+    def __init__(self, rules: Rules, turn: Turn, slot: int, answer: Answer) -> None:
+        self._rules, self._turn, self._slot, self._answer = rules, turn, slot, answer
         self._phase: Literal["new", "prefilled", "answered", "broken", "released"] = "new"
         self._running = False
         self._is_cut = False
@@ -91,7 +87,7 @@ class ScriptedTurn:
         with self._call("prefill", "new"):
             if self._answer.fault == "context_full":
                 raise ContextFull(f"turn {self._turn.index}: the script says so")
-            if self._input_tokens >= self._backend.info.context_limit:
+            if self._input_tokens >= self._rules.context_limit:
                 raise ContextFull(f"a conversation of {self._input_tokens} tokens")
             await self._take_in()
             if self._answer.fault == "hang":
@@ -141,11 +137,11 @@ class ScriptedTurn:
     async def release(self) -> None:
         """Give back the slot."""
         if self._running:
-            self._backend.violate("B4: release while the turn is in flight")
+            self._rules.violate("B4: release while the turn is in flight")
         if self._phase == "released":
-            self._backend.violate("B5: the turn is released already")
+            self._rules.violate("B5: the turn is released already")
         self._phase = "released"
-        self._backend.held_slots.discard(self._slot)
+        self._rules.held_slots.discard(self._slot)
 
     def _piece(self, step: int, text: str) -> TurnChunk:
         pcm = b"" if self._turn.speech is None else self._speech(step, self._answer.samples)
@@ -185,7 +181,7 @@ class ScriptedTurn:
     def _call(self, name: str, due: str) -> Iterator[None]:
         """Hold callers to the order of calls; one that fails leaves `broken`."""
         if self._running or self._phase != due:
-            self._backend.violate(f"B1: {name} of a turn that is {self._phase}")
+            self._rules.violate(f"B1: {name} of a turn that is {self._phase}")
         self._running, self._phase = True, "broken"
         try:
             yield

@@ -11,7 +11,7 @@ It watches its callers as the other scripts do: chunks that are out of order bre
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import anyio
 import attrs
@@ -23,10 +23,8 @@ from protocol.transcript import Chunk, ChunkResult
 
 from .base import BackendError, BackendGone, ContextFull
 from .scripted_ids import CHUNK_EOS_ID, TOKEN_CHARS
+from .scripted_rules import Rules
 from .scripted_tone import draw
-
-if TYPE_CHECKING:
-    from .scripted import ScriptedBackend
 
 INSTRUCTION_TOKENS: Final = 12
 """Of a system message that says what to do."""
@@ -72,8 +70,8 @@ def default_hearing(chunk: Chunk) -> Heard:
 class ScriptedTranscript:
     """A transcription on a slot; see `base.TranscriptSession` for what its methods do."""
 
-    def __init__(self, backend: ScriptedBackend, hears: HearingScript, slot: int) -> None:
-        self._backend, self._hears, self._slot = backend, hears, slot
+    def __init__(self, rules: Rules, hears: HearingScript, slot: int) -> None:
+        self._rules, self._hears, self._slot = rules, hears, slot
         self._expected: tuple[int, int] | None = None
         self._kv_length = 0
         self._running = self._released = False
@@ -108,7 +106,7 @@ class ScriptedTranscript:
             self._kv_length = 0
         heard = self._hears(chunk)
         worst = self._kv_length + _prompt_tokens(chunk) + TOKENS_MAX
-        if heard.fault == "context_full" or worst > self._backend.info.context_limit:
+        if heard.fault == "context_full" or worst > self._rules.context_limit:
             raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")
         return heard
 
@@ -137,20 +135,20 @@ class ScriptedTranscript:
     async def release(self) -> None:
         """Give back the slot."""
         if self._running:
-            self._backend.violate("B4: release while a chunk is in flight")
+            self._rules.violate("B4: release while a chunk is in flight")
         if self._released:
-            self._backend.violate("B5: the transcription is released already")
+            self._rules.violate("B5: the transcription is released already")
         self._released = True
-        self._backend.held_slots.discard(self._slot)
+        self._rules.held_slots.discard(self._slot)
 
     def _check(self, chunk: Chunk) -> None:
         """Hold callers to the order of chunks; an utterance that failed is not gone on with."""
         if self._running or self._released:
-            self._backend.violate(f"B1: chunk {chunk.index} while another is in flight, or after")
+            self._rules.violate(f"B1: chunk {chunk.index} while another is in flight, or after")
         if len(chunk.pcm) != UNIT_BYTES:
-            self._backend.violate(f"B1: chunk {chunk.index} has {len(chunk.pcm)} bytes of PCM")
+            self._rules.violate(f"B1: chunk {chunk.index} has {len(chunk.pcm)} bytes of PCM")
         if chunk.index and (chunk.utterance, chunk.index) != self._expected:
-            self._backend.violate(f"B9: chunk {chunk.utterance}.{chunk.index}: {self._expected}")
+            self._rules.violate(f"B9: chunk {chunk.utterance}.{chunk.index}: {self._expected}")
 
 
 def _prompt_tokens(chunk: Chunk) -> int:

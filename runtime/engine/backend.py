@@ -8,66 +8,62 @@ Rules:
   its own, before it is handed to the engine.
 - `interrupt` takes effect before the unit's next step. Where it comes while its unit still waits
   for the engine, the unit is cut before its first step, as the log tells and a replay repeats.
-- A call that has begun is never abandoned: cancelling waits for it, so that nothing of it can run
-  beside what comes next (B4). One that never ends is its worker's end: the driver condemns it.
+- A call that has begun is never abandoned (`calls`), so that nothing of it can run beside what
+  comes next (B4). One that never ends is its worker's end: the driver condemns it.
 - A turn of chat that is cut goes no further than its next picture, block or token: also where it
   waits for the engine. Before its answer began it fails.
 - Chat is nobody's deadline: it is `BACKGROUND` work, computed with the units of sessions or where
-  no unit waits. Its pieces cross from the engine's thread to the event loop in their order, through
-  the thread that waits for the answer. Where the task that waits is cancelled, the answer is cut.
-- What a model raises by mistake is logged here and becomes a `BackendError` without its text.
+  no unit waits. So are chunks of a request with streaming input, but those of sound, unless whoever
+  asks says otherwise.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator
-from concurrent.futures import wait
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 import attrs
-from anyio import from_thread, to_thread
 
 from protocol.errors import LocalProtocolError
-from protocol.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.limits import NS_PER_S
+from protocol.model import (
+    INPUT_RATE_HZ,
+    UNIT_SAMPLES,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    Unit,
+    UnitResult,
+)
+from protocol.transcript import Chunk, ChunkResult
 from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..backends.base import BackendError, BackendInfo
 from ..backends.forcing import Forced, ForcedResult
-from ..backends.streams import Anchoring
+from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
+from .calls import EngineCalls
 from .engine import Engine
+from .pace import Pace
 from .scheduler import BACKGROUND
 from .stepped import (
+    SteppedAnchor,
     SteppedChats,
     SteppedForces,
     SteppedModel,
     SteppedSession,
     SteppedStreams,
     SteppedTranscribes,
+    SteppedTranscript,
     SteppedTurn,
 )
-from .streams import EngineAnchor, EngineTranscript
 
-Result = TypeVar("Result")
-Piece = TypeVar("Piece")
-
-DUE_NS: Final = 1_000_000_000
-"""A unit is due when the next second of sound has come."""
 BATCH_MAX: Final = 64
 """Requests answered together; more sessions than one engine is expected to hold."""
-THREADS_A_SLOT: Final = 2
-"""Calls of a session that wait at once: one, and a release that waits behind it."""
-
-_log = logging.getLogger(__name__)
-
-
-def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
-    """A call without requests, as a generator."""
-    return call()
-    yield
+CHUNK_S: Final = UNIT_SAMPLES / INPUT_RATE_HZ
+"""Seconds of a transcription's chunk."""
 
 
 class EngineBackend:
@@ -81,7 +77,7 @@ class EngineBackend:
     def __init__(self, model: SteppedModel, *, batch_max: int = BATCH_MAX) -> None:
         self._model = model
         self.engine = Engine(model.compute, batch_max=batch_max)
-        self._threads = anyio.CapacityLimiter(THREADS_A_SLOT * model.info.slots)
+        self._calls = EngineCalls(self.engine, model.info)
 
     @property
     def info(self) -> BackendInfo:
@@ -98,8 +94,8 @@ class EngineBackend:
         Cancelled while the model opens it, it is opened nevertheless, returned, and the caller's.
         """
         self._check(slot)
-        session = EngineSession(self._model.session(opening, slot=slot), self)
-        await self.call("open", session.stepped.open)
+        session = EngineSession(self._model.session(opening, slot=slot), self._calls)
+        await self._calls.call("open", session.stepped.open)
         return session
 
     async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
@@ -111,7 +107,7 @@ class EngineBackend:
         self._check(slot)
         if not isinstance(self._model, SteppedChats):
             raise BackendError(f"model {self.info.name} does not chat")
-        return EngineTurn(self._model.chat(turn, slot=slot), self)
+        return EngineTurn(self._model.chat(turn, slot=slot), self._calls)
 
     async def anchor(self, anchoring: Anchoring, *, slot: int) -> EngineAnchor:
         """Take a request with streaming input, as `Streams.anchor` says.
@@ -120,7 +116,7 @@ class EngineBackend:
             BackendError: the model takes none.
         """
         self._check(slot)
-        return EngineAnchor(self._streams().anchor(anchoring, slot=slot), self)
+        return EngineAnchor(self._streams().anchor(anchoring, slot=slot), self._calls)
 
     def token_id(self, name: str) -> int | None:
         """The id of a token by its name, as `Streams.token_id` says.
@@ -140,7 +136,7 @@ class EngineBackend:
         model = self._model
         if "transcription" not in self.info.modes or not isinstance(model, SteppedTranscribes):
             raise BackendError(f"model {self.info.name} does not transcribe")
-        return EngineTranscript(model.transcript(slot=slot), self)
+        return EngineTranscript(model.transcript(slot=slot), self._calls)
 
     def _streams(self) -> SteppedStreams:
         if not isinstance(self._model, SteppedStreams):
@@ -150,85 +146,6 @@ class EngineBackend:
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.info.slots:
             raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
-
-    async def call(
-        self,
-        name: str,
-        steps: Callable[[], Generator[Any, Any, Result]],
-        *,
-        due_ns: float = DUE_NS,
-    ) -> Result:
-        """Run a generator on the engine.
-
-        Args:
-            name: of the call, for the log and the error.
-            steps: makes the generator, in a thread of its own.
-            due_ns: nanoseconds until its result is due, or `BACKGROUND`.
-
-        Raises:
-            BackendError: it failed: as the model raised it, or in place of its mistake.
-        """
-        return await self.work(name, lambda: self.engine.submit(steps(), due_ns=due_ns).result())
-
-    async def at_once(self, name: str, call: Callable[[], Result]) -> Result:
-        """Run a function in the engine's thread, between batches; it raises as `call` does."""
-        return await self.call(name, lambda: _at_once(call))
-
-    async def tell(
-        self,
-        name: str,
-        steps: Callable[[Callable[[Piece], None]], Generator[Any, Any, Result]],
-        emit: Callable[[Piece], None],
-        interrupt: Callable[[], None],
-        *,
-        due_ns: float = BACKGROUND,
-    ) -> Result:
-        """Run a generator that tells pieces as it goes, and hand these to the event loop.
-
-        Args:
-            name: of the call, for the log and the error.
-            steps: makes the generator, in a thread of its own; it is given whom to tell.
-            emit: told each piece, in order, from the event loop.
-            interrupt: cuts the generator: where this is cancelled, or `emit` fails.
-            due_ns: as of `call`.
-
-        Raises:
-            BackendError: it failed: as the model raised it, or in place of its mistake.
-        """
-
-        def tell() -> Result:
-            pieces: SimpleQueue[Piece | None] = SimpleQueue()
-            future = self.engine.submit(steps(pieces.put), due_ns=due_ns)
-            future.add_done_callback(lambda _: pieces.put(None))
-            try:
-                while (piece := pieces.get()) is not None:
-                    from_thread.run_sync(emit, piece)
-                    from_thread.check_cancelled()
-            except BaseException:  # Cancelled, by the event loop's own exception, or `emit` failed.
-                interrupt()
-                wait((future,))
-                raise
-            return future.result()
-
-        return await self.work(name, tell)
-
-    async def work(self, name: str, work: Callable[[], Result]) -> Result:
-        """Run a function in a thread of its own; cancelling waits for it.
-
-        Args:
-            name: of the call, for the log and the error.
-            work: the function.
-
-        Raises:
-            BackendError: it failed: as the model raised it, or in place of its mistake.
-        """
-        try:
-            return await to_thread.run_sync(work, limiter=self._threads)
-        except BackendError:
-            raise
-        except Exception as mistake:
-            _log.exception("the model's %s failed", name)
-            raise BackendError(f"{name} failed") from mistake
 
 
 @attrs.define(eq=False)
@@ -240,7 +157,7 @@ class EngineSession:
     """
 
     stepped: SteppedSession
-    _backend: EngineBackend
+    _calls: EngineCalls
 
     @property
     def opened(self) -> Opened:
@@ -253,7 +170,7 @@ class EngineSession:
         def steps() -> Generator[Any, Any, UnitResult]:
             return self.stepped.unit(unit, self.stepped.look(unit), cut)
 
-        return await self._backend.call("run_unit", steps)
+        return await self._calls.call("run_unit", steps)
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
         """Prefill and generate one unit as it was recorded, as `Forces.run_forced` says.
@@ -263,12 +180,12 @@ class EngineSession:
         """
         stepped = self.stepped
         if not isinstance(stepped, SteppedForces):
-            raise BackendError(f"model {self._backend.info.name} cannot be forced")
+            raise BackendError(f"model {self._calls.info.name} cannot be forced")
 
         def steps() -> Generator[Any, Any, ForcedResult]:
             return stepped.forced_unit(unit, stepped.look(unit), cut, forced)
 
-        return await self._backend.call("run_forced", steps)
+        return await self._calls.call("run_forced", steps)
 
     def interrupt(self, index: int) -> None:
         """Cut unit `index`, whether it runs or waits for the engine; never blocks."""
@@ -276,13 +193,13 @@ class EngineSession:
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit, as `BackendSession.finalize` says."""
-        return await self._backend.call(
+        return await self._calls.call(
             "finalize", lambda: self.stepped.finalize(index, interrupted=interrupted)
         )
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit, as `BackendSession.rollback` says."""
-        await self._backend.at_once("rollback", lambda: self.stepped.rollback(index))
+        await self._calls.at_once("rollback", lambda: self.stepped.rollback(index))
 
     async def release(self) -> None:
         """Give back everything the session holds.
@@ -290,7 +207,7 @@ class EngineSession:
         Raises:
             BackendError: it failed; what it held may still be held, so the slot is not safe to use.
         """
-        await self._backend.at_once("release", self.stepped.release)
+        await self._calls.at_once("release", self.stepped.release)
 
 
 @attrs.define(eq=False)
@@ -302,18 +219,18 @@ class EngineTurn:
     """
 
     stepped: SteppedTurn
-    _backend: EngineBackend
+    _calls: EngineCalls
 
     async def prefill(self) -> Prefill:
         """Feed the conversation, as `TurnSession.prefill` says; pictures are seen one by one."""
-        stepped, backend = self.stepped, self._backend
+        stepped, calls = self.stepped, self._calls
 
         def look(place: int) -> Generator[Any, Any, None]:
             return stepped.see(place, stepped.look(place))
 
-        for place in range(await backend.work("measure", stepped.measure)):
-            await backend.call("see", partial(look, place), due_ns=BACKGROUND)
-        return await backend.call("prefill", stepped.prefill, due_ns=BACKGROUND)
+        for place in range(await calls.work("measure", stepped.measure)):
+            await calls.call("see", partial(look, place), due_ns=BACKGROUND)
+        return await calls.call("prefill", stepped.prefill, due_ns=BACKGROUND)
 
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
@@ -323,7 +240,7 @@ class EngineTurn:
         def steps(put: Callable[[TurnChunk], None]) -> Generator[Any, Any, TurnResult]:
             return self.stepped.generate(put, cut)
 
-        return await self._backend.tell("generate", steps, emit, self.interrupt)
+        return await self._calls.tell("generate", steps, emit, self.interrupt)
 
     def interrupt(self) -> None:
         """Cut the turn at its next step, whether it runs or waits for the engine; never blocks."""
@@ -335,4 +252,74 @@ class EngineTurn:
         Raises:
             BackendError: it failed; what it held may still be held, so the slot is not safe to use.
         """
-        await self._backend.at_once("release", self.stepped.release)
+        await self._calls.at_once("release", self.stepped.release)
+
+
+@attrs.define(eq=False)
+class EngineAnchor:
+    """One request with streaming input on an engine.
+
+    Attributes:
+        stepped: its state.
+    """
+
+    stepped: SteppedAnchor
+    _calls: EngineCalls
+
+    async def extend(
+        self,
+        prompt: Sequence[Part],
+        params: SamplingParams,
+        emit: Callable[[Sampled], None],
+        *,
+        due_s: float | None = None,
+    ) -> Extended:
+        """Extend the cumulative prompt and sample behind it, as `AnchorSession.extend` says."""
+        stepped = self.stepped
+
+        def steps(put: Callable[[Sampled], None]) -> Generator[Any, Any, Extended]:
+            return stepped.extend(stepped.look(prompt, params), params, put)
+
+        due_ns = BACKGROUND if due_s is None else due_s * NS_PER_S
+        return await self._calls.tell("extend", steps, emit, self.interrupt, due_ns=due_ns)
+
+    def interrupt(self) -> None:
+        """Cut the request, whether a chunk of it runs or waits for the engine; never blocks."""
+        self.stepped.interrupt()
+
+    async def release(self) -> None:
+        """Give back everything the request holds.
+
+        Raises:
+            BackendError: it failed; what it held may still be held, so the slot is not safe to use.
+        """
+        await self._calls.at_once("release", self.stepped.release)
+
+
+@attrs.define(eq=False)
+class EngineTranscript:
+    """One transcription on an engine.
+
+    Attributes:
+        stepped: its state.
+    """
+
+    stepped: SteppedTranscript
+    _calls: EngineCalls
+    _pace: Pace = attrs.field(factory=Pace)
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Hear a second of an utterance, as `TranscriptSession.run_chunk` says."""
+        now_s = anyio.current_time()
+        due_s = self._pace.due_s(now_s, CHUNK_S) - now_s
+        return await self._calls.call(
+            "run_chunk", lambda: self.stepped.chunk(chunk), due_ns=due_s * NS_PER_S
+        )
+
+    async def release(self) -> None:
+        """Give back everything the transcription holds.
+
+        Raises:
+            BackendError: it failed; what it held may still be held, so the slot is not safe to use.
+        """
+        await self._calls.at_once("release", self.stepped.release)
