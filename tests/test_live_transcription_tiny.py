@@ -19,11 +19,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from protocol.model import UNIT_SAMPLES
-from runtime.backends.minicpmo.score_transcripts import Written, word_error
-from runtime.backends.minicpmo.staging import Heldout, known_phrases, read_speech
 from runtime.backends.minicpmo.tokens import Tokens
 from runtime.backends.minicpmo.transcript import opening_ids
 from runtime.server_process import RUN
+from tests.bench.tiny.score_transcripts import Written, word_error
+from tests.bench.tiny.staging import Heldout, known_phrases, read_speech
 from tests.live import LiveServer
 from tests.test_live_transcription import (
     NAME,

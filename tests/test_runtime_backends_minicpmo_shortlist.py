@@ -25,7 +25,6 @@ from protocol.turn import ChatConfig
 from runtime.backends.minicpmo.candidates import DOUBT, Candidates, Mass, TooShortError
 from runtime.backends.minicpmo.decide import decide, decide_chat, decide_plain
 from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.staging import known_phrases, play, stage_phrase
 from runtime.backends.minicpmo.token_logits import (
     NOT_FINITE,
     Rule,
@@ -36,6 +35,7 @@ from runtime.backends.minicpmo.token_logits import (
 from runtime.backends.minicpmo.tokens import Tokens
 from runtime.backends.minicpmo.work import alone
 from runtime.backends.streams import SamplingParams
+from tests.bench.tiny.staging import known_phrases, play, stage_phrase
 
 from . import random_model
 from .random_model import opening

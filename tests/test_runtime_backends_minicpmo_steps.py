@@ -32,10 +32,10 @@ from runtime.backends.minicpmo.flash import SpanCache
 from runtime.backends.minicpmo.machine import Machine
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.parts import fuse_norms
-from runtime.backends.minicpmo.staging import known_phrases, stage_phrase
 from runtime.backends.minicpmo.steps import Step, Stepper, batches
 from runtime.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
 from tests import gpu
+from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.flash import flash_on_cpu, forward, unread
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

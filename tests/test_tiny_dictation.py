@@ -18,8 +18,8 @@ from fixtures.tiny.recipe.timeline import RATE, World
 from protocol.model import UNIT_SAMPLES
 from runtime.backends.minicpmo.model import DuplexModel
 from runtime.backends.minicpmo.prompt import EMBEDDED
-from runtime.backends.minicpmo.score_transcripts import Written, word_error, writing_down
-from runtime.backends.minicpmo.staging import known_phrases, read_speech, together
+from tests.bench.tiny.score_transcripts import Written, word_error, writing_down
+from tests.bench.tiny.staging import known_phrases, read_speech, together
 
 from .test_tiny_recipe import noisy
 

@@ -38,10 +38,10 @@ from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult
 from protocol.turn import Picture, Sound
 from runtime.backends.minicpmo.chat_voice import Mouth
 from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.score_chat import UNKNOWN as ADMITTED
-from runtime.backends.minicpmo.staging import known_phrases, read_manifest, stage_phrase
 from runtime.backends.minicpmo.tokens import Tokens
 from runtime.backends.minicpmo.work import Speak
+from tests.bench.tiny.score_chat import UNKNOWN as ADMITTED
+from tests.bench.tiny.staging import known_phrases, read_manifest, stage_phrase
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "fixtures" / "tiny"

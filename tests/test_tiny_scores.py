@@ -9,7 +9,7 @@ import pytest
 
 from runtime.backends.minicpmo.decoder import ROWS_MIN
 from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.score import (
+from tests.bench.tiny.score import (
     score_barge,
     score_chat_aloud,
     score_chat_sight,
@@ -23,7 +23,7 @@ from runtime.backends.minicpmo.score import (
     score_quiet,
     score_unknown,
 )
-from runtime.backends.minicpmo.score_transcripts import score_transcripts
+from tests.bench.tiny.score_transcripts import score_transcripts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"

@@ -28,7 +28,6 @@ from rich.table import Table
 from ..models import MODELS
 from ..server_process import served
 from .engine_command import engine_command
-from .gateway_command import gateway_command
 from .material import Times, load_speech, machine_facts
 from .output import measured, print_found, tell
 from .recording import RecordingResult, measure_recording
@@ -100,8 +99,8 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
     """Measure units, replay and recording, and print what they cost in terms of each other.
 
     It takes about two minutes, and wants a machine that does nothing else meanwhile. `bench engine`
-    measures the model's engine by itself instead: how many sessions it serves. `bench gateway`
-    measures the server without a model, `bench streaming` live transcription.
+    measures the model's engine by itself instead: how many sessions it serves; `bench streaming`
+    live transcription.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -109,7 +108,6 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
 
 
 bench_command.add_command(engine_command)
-bench_command.add_command(gateway_command)
 bench_command.add_command(streaming_command)
 
 

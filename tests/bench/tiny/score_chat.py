@@ -26,10 +26,10 @@ from protocol.turn import (
     TurnChunk,
     TurnResult,
 )
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.work import Steps
 
-from .model import DuplexModel
 from .staging import SEEING, Course, Heldout, picture, read_manifest, read_speech, together
-from .work import Steps
 
 Answer = tuple[list[TurnChunk], TurnResult]
 

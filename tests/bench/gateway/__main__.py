@@ -1,7 +1,4 @@
-"""`antiphon bench gateway`: what the server itself adds to a unit, beside two yardsticks.
-
-The options and the tables; see `gateway` for what is measured and how.
-"""
+"""The options and the tables; see `measure` for what is measured and how."""
 
 from __future__ import annotations
 
@@ -16,11 +13,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from .gateway import GatewayResult, Run, measure_gateway
-from .gateway_child import GatewayBenchError
-from .gateway_material import PATTERNS, Plan, make_plan
-from .material import machine_facts
-from .output import measured, print_found, tell
+from runtime.bench.material import machine_facts
+from runtime.bench.output import measured, print_found, tell
+
+from .child import GatewayBenchError
+from .material import PATTERNS, Plan, make_plan
+from .measure import GatewayResult, Run, measure_gateway
 
 ROUNDS: Final = 7
 ROUNDS_MAX: Final = 101
@@ -60,7 +58,7 @@ def gateway_command(*, as_json: bool, rounds: int, sessions: int, names: tuple[s
     library. Seven rounds take about ten minutes, on a machine that does nothing else meanwhile.
     """
     if find_spec("uvloop") is None:
-        text = "bench gateway needs uvloop, for its yardstick: pip install uvloop"
+        text = "the bench needs uvloop, for its yardstick: pip install uvloop"
         raise GatewayBenchError(text)
     plan = make_plan(names, sessions)
     print_found(measured(partial(_run, rounds, plan)), show, as_json=as_json)
@@ -147,3 +145,7 @@ def _capacity(runs: list[Run]) -> Table:
             f"{times.max_ms:.2f}",
         )
     return table
+
+
+if __name__ == "__main__":
+    gateway_command()

@@ -1,4 +1,4 @@
-"""`antiphon bench gateway`: it runs, its load counts rightly, its yardsticks do the same work.
+"""The bench of the gateway: it runs, its load counts rightly, its yardsticks do the same work.
 
 No time is judged here.
 """
@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import anyio
 import attrs
-import click
 import numpy as np
 import orjson
 import pytest
@@ -31,11 +30,11 @@ from protocol.dialects.realtime import REALTIME
 from protocol.messages import Speech
 from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.requests import Append, Request
-from runtime.bench import gateway, gateway_command
-from runtime.bench.gateway import GatewayResult, Run, measure_gateway
-from runtime.bench.gateway_child import GatewayBenchError, child
-from runtime.bench.gateway_command import gateway_command as command
-from runtime.bench.gateway_load import (
+from runtime.bench.material import Times
+from tests.bench.gateway import __main__ as command
+from tests.bench.gateway import measure as gateway
+from tests.bench.gateway.child import GatewayBenchError, child
+from tests.bench.gateway.load import (
     CLOSE,
     PING,
     PONG,
@@ -46,7 +45,7 @@ from runtime.bench.gateway_load import (
     client_frame,
     connect,
 )
-from runtime.bench.gateway_material import (
+from tests.bench.gateway.material import (
     CONTENDERS,
     PATTERNS,
     Contender,
@@ -57,11 +56,10 @@ from runtime.bench.gateway_material import (
     make_exchanges,
     make_plan,
 )
-from runtime.bench.gateway_meter import STAGES, Stages
-from runtime.bench.gateway_servers import _read_unit
-from runtime.bench.material import Times
-
-from .helpers import numbers
+from tests.bench.gateway.measure import GatewayResult, Run, measure_gateway
+from tests.bench.gateway.meter import STAGES, Stages
+from tests.bench.gateway.servers import _read_unit
+from tests.helpers import numbers
 
 SMALL: Final = Plan(
     patterns=(
@@ -139,8 +137,8 @@ def test_every_stage_is_seen(found: GatewayResult) -> None:
 
 def test_the_tables_show_it_all(found: GatewayResult) -> None:
     """Somebody runs the bench for ten minutes and sees an error instead of a table."""
-    console = gateway_command.Console(record=True, width=100)
-    gateway_command.show(console, found)
+    console = command.Console(record=True, width=100)
+    command.show(console, found)
     text = console.export_text()
     for word in (*CONTENDERS, *(pattern.name for pattern in SMALL.patterns), "many", "Memory"):
         assert word in text
@@ -159,8 +157,8 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path: Path) -> None:
 
 def test_without_uvloop_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench dies of an import error in a process that nobody sees."""
-    monkeypatch.setattr(gateway_command, "find_spec", lambda _: None)
-    done = CliRunner().invoke(command, [])
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    done = CliRunner().invoke(command.gateway_command, [])
     assert done.exit_code == 1
     assert "pip install uvloop" in done.output
 
@@ -403,14 +401,6 @@ def test_the_yardstick_checks_what_we_check(exchange: Exchange) -> None:
 
 def test_the_keys_are_documented() -> None:
     """A reader of the JSON has to guess what a figure is."""
-    text = Path(__file__).parents[1].joinpath("docs", "performance.md").read_text("utf-8")
+    text = Path(__file__).parents[2].joinpath("docs", "performance.md").read_text("utf-8")
     names = {field.name for cls in (GatewayResult, Run) for field in attrs.fields(cls)}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
-
-
-def test_it_is_a_command_of_bench() -> None:
-    """Nobody finds it."""
-    from runtime.bench.command import bench_command
-
-    assert isinstance(bench_command, click.Group)
-    assert bench_command.commands["gateway"] is command

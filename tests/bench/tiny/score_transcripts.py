@@ -16,8 +16,9 @@ import numpy as np
 
 from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES
 from protocol.transcript import Chunk, ChunkResult
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.work import Steps
 
-from .model import DuplexModel
 from .staging import (
     Course,
     Heldout,
@@ -29,7 +30,6 @@ from .staging import (
     room,
     together,
 )
-from .work import Steps
 
 PAUSES: Final = (0.3, 0.7, 1.1, 1.9)
 """Seconds of quiet between the renderings of the stream, in turn."""

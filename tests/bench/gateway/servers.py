@@ -7,7 +7,7 @@
   and pybase64: parse, base64, check, decode the picture, write the deltas. No session, no log.
 
 A server says where it listens, as `{"port": ...}` on a line. Then it answers each line of its
-standard input with one of what it has used so far; see `gateway_meter`. It ends with its input.
+standard input with one of what it has used so far; see `meter`. It ends with its input.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from protocol.model import (
     Unit,
     UnitResult,
 )
+from runtime import listener
+from runtime.backends.base import Backend, BackendInfo
+from runtime.http import make_app
+from runtime.listener import Address, WebSocketRequest
+from runtime.media.image import decode_jpeg
+from runtime.serving import run
+from runtime.settings import Settings
+from runtime.transport.limits import Limits
+from runtime.websocket import WebSocketClosed
 
-from .. import listener
-from ..backends.base import Backend, BackendInfo
-from ..http import make_app
-from ..listener import Address, WebSocketRequest
-from ..media.image import decode_jpeg
-from ..serving import run
-from ..settings import Settings
-from ..transport.limits import Limits
-from ..websocket import WebSocketClosed
-from .gateway_material import CREATED, QUEUE_DONE, TEXT, Contender, deltas, make_exchanges
-from .gateway_meter import Meter
+from .material import CREATED, QUEUE_DONE, TEXT, Contender, deltas, make_exchanges
+from .meter import Meter
 
 HOST: Final = "127.0.0.1"
 SLOTS: Final = 2048
@@ -81,7 +81,7 @@ class _Answering:
         self._pcms = pcms
         self._kv_length = 40
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:  # noqa: ARG002
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Answer at once."""
         await checkpoint()
         self._kv_length += 70
@@ -105,7 +105,7 @@ class _Answering:
     def interrupt(self, index: int) -> None:
         """Be done already."""
 
-    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:  # noqa: ARG002
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close a unit at once."""
         await checkpoint()
         self._kv_length += 2
@@ -135,7 +135,7 @@ class _Model:
             fingerprint={"backend": "bench"},
         )
 
-    async def open(self, opening: Opening, *, slot: int) -> _Answering:  # noqa: ARG002
+    async def open(self, opening: Opening, *, slot: int) -> _Answering:
         """Open a session at once."""
         await checkpoint()
         return _Answering(self._pcms)

@@ -26,10 +26,9 @@ from protocol.model import (
     UnitResult,
     Voice,
 )
-
-from .model import DuplexModel
-from .unit import Pictures
-from .work import See, Steps, Work
+from runtime.backends.minicpmo.model import DuplexModel
+from runtime.backends.minicpmo.unit import Pictures
+from runtime.backends.minicpmo.work import See, Steps, Work
 
 Result = TypeVar("Result")
 

@@ -1,7 +1,7 @@
 """What the gateway bench exchanges: a second of sound and a picture in, a second of speech out.
 
 All contenders answer with the same bytes, and none of them twice in a row. A contender says which
-it is; a pattern says how units come; see `gateway`.
+it is; a pattern says how units come; see `measure`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import attrs
 import orjson
 
 from protocol.codec import encode_base64
-
-from .material import Speech, camera_frame, load_speech, output_second
+from runtime.bench.material import Speech, camera_frame, load_speech, output_second
 
 Contender = Literal["antiphon", "recorded", "echo", "websockets"]
 """Our server without and with recording, the echo on its transport, and the other library."""

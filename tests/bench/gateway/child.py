@@ -20,6 +20,7 @@ import click
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+ROOT: Final = Path(__file__).resolve().parents[3]
 ANSWER_WAIT_S: Final = 180.0
 """For a child's next line: loading on a busy machine, or the longest pattern with its waits."""
 STOP_WAIT_S: Final = 10.0
@@ -88,7 +89,8 @@ async def child(name: str, folder: Path, cores: Iterable[int], *words: str) -> A
     errors = folder / f"{name}.log"
     with errors.open("wb") as written:
         process = await anyio.open_process(
-            [sys.executable, "-P", "-m", *words],
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stderr=written,
             start_new_session=True,  # Ctrl-C is ours: its input ends, and so does it

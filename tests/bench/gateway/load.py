@@ -32,7 +32,7 @@ import numpy as np
 
 from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 
-from .gateway_material import Pace, make_exchanges
+from .material import Pace, make_exchanges
 
 WINDOW: Final = 2
 """Units of a session under way when it goes flat out: one is answered while the next is read."""

@@ -1,7 +1,7 @@
 """What the gateway adds to a unit: CPU, latency and memory, beside two yardsticks in the same run.
 
-Each contender is a server in a process of its own (`gateway_servers`), held to one core; the load
-(`gateway_load`) is another process, on the other cores. In every round each pattern is run against
+Each contender is a server in a process of its own (`servers`), held to one core; the load
+(`load`) is another process, on the other cores. In every round each pattern is run against
 every contender, one after the other, and each round begins with another of them. A figure is the
 median of the rounds. A ratio is taken within a round, then its median: so a machine that was slower
 for a while was so for both.
@@ -22,9 +22,10 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from .gateway_child import Child, child
-from .gateway_material import CONTENDERS, Contender, Pattern, Plan
-from .material import Times, sum_up
+from runtime.bench.material import Times, sum_up
+
+from .child import Child, child
+from .material import CONTENDERS, Contender, Pattern, Plan
 
 CAPACITY_OF: Final[tuple[Contender, ...]] = ("recorded", "websockets")
 NS_PER_US: Final = 1000
@@ -145,7 +146,7 @@ class _Bench:
     async def server(self, contender: Contender, *words: str) -> AsyncIterator[Child]:
         """Run a contender."""
         logs = self._folder / "logs"
-        module = f"{__package__}.gateway_servers"
+        module = f"{__package__}.servers"
         name = "-".join((contender, *words))
         async with child(
             name, self._folder, self._cores, module, contender, str(logs), *words
@@ -238,7 +239,7 @@ async def measure_gateway(
         GatewayBenchError: a server or the load failed.
     """
     cores, load_cores = _split_cores()
-    module = f"{__package__}.gateway_load"
+    module = f"{__package__}.load"
     async with AsyncExitStack() as stack:
         load = await stack.enter_async_context(child("load", folder, load_cores, module))
         bench = _Bench(folder, load, cores, plan.settle_s)

@@ -1,4 +1,4 @@
-"""What `tiny` can do, measured: `python -m runtime.backends.minicpmo.score` prints JSON.
+"""What `tiny` can do, measured: `python -m tests.bench.tiny.score` prints JSON.
 
 Held-out renderings lie in `fixtures/speech/heldout` with a manifest; no synthesiser is needed.
 Each is played into a session of its own, second by second, with the default settings:
@@ -20,8 +20,8 @@ import attrs
 import numpy as np
 
 from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
+from runtime.backends.minicpmo.model import DuplexModel
 
-from .model import DuplexModel
 from .score_chat import (
     colour_pictures,
     score_chat_aloud,
