@@ -1,8 +1,8 @@
-"""How a session begins: the client's init, its voices decoded, the model opened, `Created`.
+"""How a session that keeps its model begins: an init, its voices decoded, the model opened.
 
 In between the session is CONNECTED, and a second init is out of place (`Gate.OPENING`). An init
-that turns out to be wrong leads back: the client may send a better one. A chat opens no model: each
-of its turns does.
+that turns out to be wrong leads back: the client may send a better one. Raw float32 voices are
+ready as they come; WAV files are decoded outside and come back by number.
 """
 
 from __future__ import annotations
@@ -11,118 +11,148 @@ import attrs
 
 from . import effects as ef
 from . import events as ev
-from .chat import Chat
 from .core import Core
-from .duplex import Duplex
 from .errors import ErrorCode
-from .messages import Created
-from .pending_init import PendingInit
-from .requests import Init
-from .state import Course
+from .model import Opening, Voice
+from .pending_turn import decode_voice
+from .requests import Init, ReferenceAudio
+from .state import Gate, State
+from .unit_loop import Phase
 
 
 @attrs.define
-class Beginning:
-    """An init on its way.
+class PendingInit:
+    """An accepted init and the voices it is still waiting for.
 
     Attributes:
-        core: the session's state and voice.
-        duplex: what the init is for, but in a chat.
-        chat: what it is for there.
-        pending: the init that was accepted; None before, and once the model is open.
+        init: what the client asked for.
+        voices: PCM by field name, float32 LE 16 kHz mono, as far as it is known.
+        undecided: the media number of each voice that is being decoded, by field name.
     """
 
-    core: Core
-    duplex: Duplex
-    chat: Chat
-    pending: PendingInit | None = None
+    init: Init
+    voices: dict[str, bytes] = attrs.Factory(dict)
+    undecided: dict[str, int] = attrs.Factory(dict)
 
-    def begin(self, init: Init) -> None:
-        """Take an init."""
-        core = self.core
-        core.fields_ignored += len(init.ignored)
-        core.wants_notices = init.notices
-        if not init.record:
-            core.forget_recording()
-        core.cancel_timer("init")
-        if core.course is Course.CHAT:
-            self.chat.instructions = init.instructions
-            core.set_timer("idle", core.opened.limits.idle_s)
-            self._create(prompt_length=0)
-            return
-        self.pending, decodes = PendingInit.of(init, self.duplex.media)
-        self.duplex.media += len(decodes)
-        for decode in decodes:
-            core.do(decode)
-        self._open_if_decoded(self.pending)
+    def decode(self, first_media: int) -> list[ef.DecodeMedia]:
+        """Say what has to be decoded, numbered from `first_media`."""
+        decodes: list[ef.DecodeMedia] = []
+        for name, source in {"llm": self.init.ref_audio, "tts": self.init.tts_ref_audio}.items():
+            if source is None:
+                continue
+            decode = decode_voice(source, first_media + len(decodes))
+            if decode is not None:
+                self.undecided[name] = decode.media
+                decodes.append(decode)
+            elif isinstance(source, ReferenceAudio):
+                self.voices[name] = source.data
+        return decodes
 
     def awaits(self, media: int) -> bool:
-        """Whether `media` is one of the init's voices."""
-        return self.pending is not None and self.pending.awaits(media)
+        """Whether `media` is one of its voices."""
+        return media in self.undecided.values()
+
+    def decoded(self, media: int, pcm: bytes) -> None:
+        """Take a decoded voice in."""
+        for name, number in list(self.undecided.items()):
+            if number == media:
+                self.voices[name] = pcm
+                del self.undecided[name]
+
+    def to_opening(self, seed: int) -> Opening:
+        """What the backend is asked for; the spoken voice falls back on the heard one (000)."""
+        llm = self.voices.get("llm", b"")
+        voice = Voice(llm_pcm=llm, tts_pcm=self.voices.get("tts", llm))
+        return Opening(
+            instructions=self.init.instructions, voice=voice, config=self.init.config, seed=seed
+        )
+
+
+@attrs.define(kw_only=True, eq=False)
+class Beginning(Core):
+    """A session whose model is opened by an init.
+
+    Attributes:
+        pending: the init that was accepted; None before, and once the model is open.
+        media: the number of the next thing to be decoded.
+    """
+
+    pending: PendingInit | None = None
+    media: int = 0
+
+    def slot_leased(self) -> None:
+        """The client may say how it wants the session."""
+        self.queue_done()
+
+    @property
+    def gate(self) -> Gate:
+        """What the client's messages are judged by."""
+        return super().gate if self.pending is None else Gate.OPENING
+
+    def configure(self, init: Init) -> None:
+        """Take the settings of an init, before the model is opened."""
+
+    def ready(self, prompt_length: int) -> None:
+        """The model holds the prompt."""
+        self.create(prompt_length=prompt_length)
+
+    def init(self, init: Init) -> None:
+        """Take an init."""
+        self.cancel_timer("init")
+        self.pending = PendingInit(init)
+        for decode in self.pending.decode(self.media):
+            self.media += 1
+            self.do(decode)
+        self._open_if_decoded(self.pending)
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Take a voice in."""
-        assert self.pending is not None
-        self.pending.decoded(event.media, event.pcm)
-        if not self.core.is_closed:
-            self._open_if_decoded(self.pending)
+        """Take a voice in, if it is one."""
+        if self.pending is not None and self.pending.awaits(event.media):
+            self.pending.decoded(event.media, event.pcm)
+            if not self.is_closed:
+                self._open_if_decoded(self.pending)
 
-    def media_rejected(self, reason: str) -> None:
-        """A voice is damaged."""
-        if not self.core.is_closed:
-            self._reject(f"reference audio: {reason}")
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """A voice is damaged, if it is one."""
+        if self.pending is not None and self.pending.awaits(event.media) and not self.is_closed:
+            self._reject(f"reference audio: {event.reason}")
 
     def _open_if_decoded(self, pending: PendingInit) -> None:
-        core = self.core
-        if not pending.is_complete:
+        if pending.undecided:
             return
-        assert core.lease is not None
-        core.opening_backend = True
-        self.duplex.configure(pending.init)
-        opening = pending.to_opening(core.opened.seed)
-        core.do(ef.OpenBackend(lease=core.lease, opening=opening))
+        assert self.lease is not None
+        self.call.phase = Phase.OPENING
+        self.configure(pending.init)
+        self.do(ef.OpenBackend(lease=self.lease, opening=pending.to_opening(self.opened.seed)))
 
     def _reject(self, message: str) -> None:
         """Back to CONNECTED: the client may send a better init."""
         self.pending = None
-        self.core.complain(ErrorCode.INVALID_PAYLOAD, message)
-        self.core.set_timer("init", self.core.opened.limits.init_wait_s)
+        self.complain(ErrorCode.INVALID_PAYLOAD, message)
+        self.set_timer("init", self.opened.limits.init_wait_s)
+
+    def _is_opening(self, lease: int) -> bool:
+        return lease == self.lease and self.call.phase is Phase.OPENING
 
     def backend_opened(self, event: ev.BackendOpened) -> None:
         """The model holds the prompt: the session is ACTIVE."""
-        core = self.core
-        if event.lease != core.lease or not core.opening_backend:
-            return
-        core.opening_backend = False
-        self.pending = None
-        if core.is_closed:
-            core.release()
-        else:
-            self.duplex.opened(event.opened.prompt_length)
-            self._create(prompt_length=event.opened.prompt_length)
+        if self._is_opening(event.lease):
+            self.pending = None
+            if self.settle():
+                self.ready(event.opened.prompt_length)
 
     def backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
         """It does not: the prompt is too long, or the model cannot be had."""
-        core = self.core
-        if event.lease != core.lease or not core.opening_backend:
+        if not self._is_opening(event.lease) or not self.settle():
             return
-        core.opening_backend = False
-        if core.is_closed:
-            core.release()
-        elif event.context_full:
+        if event.context_full:
             self._reject("the prompt does not fit the model's context")
         else:
-            core.refuse(ErrorCode.WORKER_CONNECT_FAILED, "the model could not be opened")
+            self.give_up("the model could not be opened")
 
-    def _create(self, *, prompt_length: int) -> None:
-        core = self.core
-        core.say(
-            Created(
-                session_id=core.session_id,
-                prompt_length=prompt_length,
-                recording=core.recording,
-                recording_id=core.recording_id,
-                recording_notice=core.recording_notice,
-                is_chat=core.course is Course.CHAT,
-            )
-        )
+    def give_up(self, text: str) -> None:
+        """The model does not answer: without one there is no session yet, or no more."""
+        if self.state is State.CONNECTED:
+            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
+        else:
+            self.end("backend_error")

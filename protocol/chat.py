@@ -6,8 +6,8 @@ A turn holds a slot from prefill to its end alone; between turns a chat holds no
 is under way. Its answer is told as it is made (streaming) or at once, and always ends: with a
 `Response`, with an error, or with the session (`break_off`).
 
-A connection that carries a single request (004) is the same, but for its end: it closes with its
-answer or its first error.
+A connection that carries a single request (004) is a chat of one turn, which needs no init: it
+closes with its answer or its first error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from . import events as ev
 from .behaviour import LAST_PIECE
 from .core import Core
 from .digest import derive_id
-from .errors import CLOSE_INTERNAL_ERROR, ErrorCode
-from .messages import Delta, Metrics, Prefilled, QueueDone, Response
+from .errors import CLOSE_INTERNAL_ERROR, CLOSE_TOO_BIG, ErrorCode, FrameError
+from .messages import Delta, ErrorReport, Metrics, Prefilled, QueueDone, Response
 from .pending_turn import PendingTurn
-from .requests import Ask, ChatMessage, TextPart
-from .state import Course, State
-from .turn import Prefill, StopReason, TurnChunk, TurnResult
+from .requests import Ask, ChatMessage, Init, TextPart
+from .state import Course, Gate, State
+from .turn import Prefill, StopReason, TurnResult
+from .unit_loop import Phase
 
 
 class Stage(StrEnum):
@@ -66,34 +67,62 @@ class ActiveTurn:
     codes: int = 0
 
 
-@attrs.define
-class Chat:
+@attrs.define(kw_only=True, eq=False)
+class Chat(Core):
     """What a chat remembers between events.
 
     Attributes:
-        core: the session's state and voice.
         media: the number of the next thing to be decoded.
         turns: turns asked for so far.
         turn: the one under way; None between turns.
         instructions: the system message of turns that bring none; empty where there is none.
     """
 
-    core: Core = attrs.field(eq=False)
+    course = Course.CHAT
+
     media: int = 0
     turns: int = 0
     turn: ActiveTurn | None = None
     instructions: str = ""
 
+    def begin(self) -> None:
+        """Ask for room; a slot is waited for with each turn."""
+        self.do(ef.Admit())
+
+    def admitted(self) -> None:
+        """The client may say how it wants the session."""
+        self.queue_done()
+
+    def admission_refused(self, code: ErrorCode) -> None:
+        """There is no room, or no slot for the turn: it is over without an answer."""
+        self.turn = None
+        super().admission_refused(code)
+
+    @property
+    def gate(self) -> Gate:
+        """What the client's messages are judged by."""
+        return super().gate if self.turn is None else Gate.TURN
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Turns asked for."""
+        return {"turns": self.turns, **super().counts}
+
+    def init(self, init: Init) -> None:
+        """Take the system message of turns that bring none."""
+        self.cancel_timer("init")
+        self.instructions = init.instructions
+        self.set_timer("idle", self.opened.limits.idle_s)
+        self.create()
+
     # -- in -------------------------------------------------------------------------------------
 
     def ask(self, ask: Ask) -> None:
         """Take a question; there is no turn under way."""
-        core, recording_id = self.core, self.core.opened.recording_id
-        core.fields_ignored += len(ask.ignored)
-        if not ask.record:
-            core.forget_recording()
-        core.cancel_timer("idle")
-        core.cancel_timer("init")
+        recording_id = self.opened.recording_id
+        self.place = None
+        self.cancel_timer("idle")
+        self.cancel_timer("init")
         pending, decodes = PendingTurn.of(self._instructed(ask), self.media)
         self.media += len(decodes)
         self.turn = ActiveTurn(
@@ -104,7 +133,7 @@ class Chat:
         )
         self.turns += 1
         for decode in decodes:
-            core.do(decode)
+            self.do(decode)
         self._queue_if_due()
 
     def _instructed(self, ask: Ask) -> Ask:
@@ -115,49 +144,46 @@ class Chat:
         return attrs.evolve(ask, messages=(prompt, *ask.messages))
 
     @property
-    def is_answering(self) -> bool:
+    def is_busy(self) -> bool:
         """The model is at work for a turn."""
         return self.turn is not None and self.turn.stage is Stage.RUNNING
 
-    def awaits(self, media: int) -> bool:
-        """Whether `media` belongs to the turn under way."""
-        return self.turn is not None and self.turn.pending.awaits(media)
-
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a part of the question in."""
-        assert self.turn is not None
-        self.turn.pending.decoded(event)
-        self._queue_if_due()
+        if self.turn is not None and self.turn.pending.awaits(event.media):
+            self.turn.pending.decoded(event)
+            self._queue_if_due()
 
-    def media_rejected(self, media: int, reason: str) -> None:
+    def media_rejected(self, event: ev.MediaRejected) -> None:
         """A part of the question is damaged: the turn is over, and the client may ask again."""
-        if self.core.is_closed or self.turn is None:
+        if self.is_closed or self.turn is None or not self.turn.pending.awaits(event.media):
             return
         for other in self.turn.pending.undecided:
-            if other != media:
-                self.core.do(ef.CancelDecode(media=other))
-        self._give_up(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {reason}")
+            if other != event.media:
+                self.do(ef.CancelDecode(media=other))
+        self._answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
 
     def _queue_if_due(self) -> None:
         """Ask for a slot once the question is whole and the last turn's slot is back."""
-        core, turn = self.core, self.turn
-        if core.is_closed or turn is None or turn.stage is not Stage.DECODING:
+        turn = self.turn
+        if self.is_closed or turn is None or turn.stage is not Stage.DECODING:
             return
-        if turn.pending.is_complete and core.lease is None and not core.waits_for_slot:
+        if turn.pending.is_complete and self.lease is None and not self.waits_for_slot:
             turn.stage = Stage.QUEUED
-            core.waits_for_slot = True
-            core.do(ef.EnterQueue(mode="chat"))
+            self.waits_for_slot = True
+            self.do(ef.EnterQueue(mode="chat"))
 
-    def slot_leased(self, lease: int) -> None:
+    def slot_leased(self) -> None:
         """Start the turn on its slot."""
-        core, turn = self.core, self.turn
+        turn, lease = self.turn, self.lease
         assert turn is not None, "a turn waits until it has a slot, or the session ends"
         assert turn.stage is Stage.QUEUED
-        if core.state is State.QUEUED:
-            core.say(QueueDone())
+        assert lease is not None
+        if self.state is State.QUEUED:
+            self.say(QueueDone())
         turn.stage = Stage.RUNNING
-        core.running_turn = turn.index
-        core.do(ef.StartTurn(lease=lease, turn=turn.pending.to_turn(turn.index, core.opened.seed)))
+        self.call.begin(turn.index)
+        self.do(ef.StartTurn(lease=lease, turn=turn.pending.to_turn(turn.index, self.opened.seed)))
 
     def slot_returned(self) -> None:
         """The last turn's slot is clean: the next may wait for one."""
@@ -169,17 +195,25 @@ class Chat:
         """The turn that the model tells of; None where it is over, or another's."""
         turn = self.turn
         is_it = turn is not None and turn.stage is Stage.RUNNING and turn.index == index
-        return turn if is_it and not self.core.is_closed else None
+        return turn if is_it and not self.is_closed else None
 
-    def prefilled(self, prefill: Prefill) -> None:
+    def _settled(self, index: int) -> ActiveTurn | None:
+        """The call is over: the slot goes back; gives the turn, as `_running`."""
+        if self.call.awaits(Phase.RUNNING, index):
+            self.call.settle()
+            self.release()
+        return self._running(index)
+
+    def turn_prefilled(self, event: ev.TurnPrefilled) -> None:
         """The question is in the model."""
-        turn = self._running(prefill.index)
+        turn = self._running(event.prefill.index)
         if turn is not None:
-            turn.prefill = prefill
-            self.core.say(Prefilled(input_tokens=prefill.input_tokens))
+            turn.prefill = event.prefill
+            self.say(Prefilled(input_tokens=event.prefill.input_tokens))
 
-    def progressed(self, chunk: TurnChunk) -> None:
+    def turn_progressed(self, event: ev.TurnProgress) -> None:
         """Tell a piece of the answer, or keep it until all of it is there."""
+        chunk = event.chunk
         turn = self._running(chunk.index)
         if turn is None:
             return
@@ -191,28 +225,26 @@ class Chat:
         elif chunk.text or chunk.pcm:
             self._say_piece(turn, chunk.text, chunk.pcm)
 
-    def done(self, result: TurnResult) -> None:
+    def turn_done(self, event: ev.TurnDone) -> None:
         """Tell the end of the answer, and give the slot back."""
-        core, turn = self.core, self._running(result.index)
-        if core.running_turn == result.index:
-            core.running_turn = None
-            core.release()
+        result = event.result
+        turn = self._settled(result.index)
         if turn is None:
             return
         turn.tokens = result.generated_tokens
         turn.codes += len(result.codec_ids)
         turn.text = result.text
-        if not (turn.pending.ask.streaming and core.behaves(LAST_PIECE)):
+        if not (turn.pending.ask.streaming and self.behaves(LAST_PIECE)):
             turn.pcm.append(result.pcm)
         elif result.pcm:
             self._say_piece(turn, "", result.pcm)
-        core.say(self._response(turn, result.reason, result))
+        self.say(self._response(turn, result.reason, result))
         self._go_on()
 
     def _say_piece(self, turn: ActiveTurn, text: str, pcm: bytes) -> None:
-        self.core.say(
+        self.say(
             Delta(
-                session_id=self.core.session_id,
+                session_id=self.session_id,
                 response_id=turn.response_id,
                 input_id=turn.input_id,
                 text=text,
@@ -220,76 +252,72 @@ class Chat:
             )
         )
 
-    def failed(self, index: int, *, context_full: bool, refused: str = "") -> None:
+    def turn_failed(self, event: ev.TurnFailed) -> None:
+        """There is no answer, or no more of it."""
+        self.failed(event.index, context_full=event.context_full, refused=event.refused)
+
+    def failed(self, index: int, *, context_full: bool = False, refused: str = "") -> None:
         """There is no answer, or no more of it: the turn ends, the chat goes on."""
-        core, turn = self.core, self._running(index)
-        if core.running_turn == index:
-            core.running_turn = None
-            core.release()
-        if turn is None:
+        if self._settled(index) is None:
             return
         if context_full:
-            text = "the conversation does not fit the model's context"
-            self._give_up(ErrorCode.INVALID_PAYLOAD, text)
-        elif refused:
-            self._give_up(ErrorCode.INVALID_PAYLOAD, refused)
-        elif core.course is Course.REQUEST:
-            core.refuse(
-                ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR
-            )
+            refused = "the conversation does not fit the model's context"
+        if refused:
+            self._answer_with(ErrorCode.INVALID_PAYLOAD, refused)
         else:
-            self._give_up(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
+            self.model_failed(index)
+
+    def model_failed(self, index: int) -> None:
+        """The model failed at the turn."""
+        self._answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
 
     def backend_lost(self) -> None:
         """The model is gone, and the turn with it."""
-        if self.core.running_turn is not None:
-            self.failed(self.core.running_turn, context_full=False)
+        if not self.call.is_idle:
+            self.failed(self.call.index)
 
-    def refused(self) -> None:
-        """There is no slot for the turn, nor a place in the queue: it is over without an answer."""
-        self.turn = None
+    def cut(self) -> ef.CutTurn | None:
+        """Cut the answer under way."""
+        return None if self.call.is_idle else ef.CutTurn(index=self.call.index)
 
-    def break_off(self) -> None:
+    def farewell(self) -> None:
         """The session ends amid a turn: tell what there is of its answer."""
         turn, self.turn = self.turn, None
         if turn is not None:
-            self.core.say(self._response(turn, "interrupted", None))
+            self.say(self._response(turn, "interrupted", None))
 
-    def _give_up(self, code: ErrorCode, text: str) -> None:
-        self.core.complain(code, text)
-        self._go_on(answered=False)
+    def _answer_with(self, code: ErrorCode, text: str) -> None:
+        self.complain(code, text)
+        self._go_on()
 
-    def _go_on(self, *, answered: bool = True) -> None:
-        """The turn is over: wait for the next, or end where there can be none."""
+    def _go_on(self) -> None:
+        """The turn is over: wait for the next."""
         self.turn = None
-        if self.core.course is Course.REQUEST:
-            self.core.end("answered" if answered else "rejected")
-        elif self.core.is_draining:
-            self.core.end("server_shutdown")
-        elif not self.core.is_closed:
-            self.core.set_timer("idle", self.core.opened.limits.idle_s)
+        if self.is_draining:
+            self.end("server_shutdown")
+        elif not self.is_closed:
+            self.set_timer("idle", self.opened.limits.idle_s)
 
     def _response(
         self, turn: ActiveTurn, reason: StopReason, result: TurnResult | None
     ) -> Response:
-        core, streaming = self.core, turn.pending.ask.streaming
         return Response(
-            session_id=core.session_id,
+            session_id=self.session_id,
             response_id=turn.response_id,
             input_id=turn.input_id,
             text=turn.text,
             pcm=b"".join(turn.pcm),
             reason=reason,
-            streaming=streaming,
+            streaming=turn.pending.ask.streaming,
             input_tokens=0 if turn.prefill is None else turn.prefill.input_tokens,
             generated_tokens=turn.tokens,
-            recording_id=core.recording_id,
+            recording_id=self.recording_id,
             metrics=self._metrics(turn, result),
         )
 
     def _metrics(self, turn: ActiveTurn, result: TurnResult | None) -> Metrics:
         prefill_us = 0 if turn.prefill is None else turn.prefill.cost_us
-        recording = self.core.recording
+        recording = self.recording
         if result is None:
             return Metrics(kv_cache_length=0, prefill_ms=prefill_us / 1000, recording=recording)
         costs = result.costs
@@ -305,3 +333,44 @@ class Chat:
             n_tts_tokens=turn.codes,
             recording=recording,
         )
+
+
+@attrs.define(kw_only=True, eq=False)
+class SingleRequest(Chat):
+    """One turn a connection (004)."""
+
+    course = Course.REQUEST
+    has_opening = False
+    goodbye_in = frozenset()
+
+    def admitted(self) -> None:
+        """The client has so long to ask."""
+        self.set_timer("init", self.opened.limits.init_wait_s)
+
+    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
+        """Answer a frame that is beyond repair, as any mistake."""
+        self.say(ErrorReport(code=ErrorCode.INVALID_PAYLOAD, message=error.reason))
+        is_too_big = error.close_code == CLOSE_TOO_BIG
+        self.end("rejected", close_code=CLOSE_TOO_BIG if is_too_big else None)
+
+    def complain(self, code: ErrorCode, message: str) -> None:
+        """Send an `error`, and close."""
+        super().complain(code, message)
+        self.end("rejected")
+
+    def model_failed(self, index: int) -> None:
+        """The model failed at the turn."""
+        self.give_up(f"turn {index} failed")
+
+    def give_up(self, _text: str) -> None:
+        """The model does not answer any more."""
+        self.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
+
+    def shut_down(self) -> None:
+        """The server goes away."""
+        self.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")
+
+    def _go_on(self) -> None:
+        """The turn is over, and the connection with it."""
+        self.turn = None
+        self.end("answered")

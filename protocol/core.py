@@ -1,26 +1,29 @@
-"""What every session has, whatever its mode: a state, a voice, timers, a slot, and an end.
+"""What every session has, whatever its course: a state, a voice, timers, a slot, and an end.
+
+A course (`duplex`, `chat`, `transcription`) is a `Core` that says what it does at each turn of a
+session: `begin`, `admitted`, `slot_leased`, `timed_out`, `shut_down`, `give_up`, `cut`,
+`slot_returned`; what is said here is what most do. It has a method for each message and each fact
+that concerns it alone (`session.METHODS`).
 
 - Every message to the client passes `say`, which looks its transition up in `state.TRANSITIONS`.
 - `end` says `session.closed` where there was a `session.created`, then closes the socket.
 - Once CLOSED nothing more is said, and the slot is given back as soon as the model call that was
   under way is over (B4, B5); one that hangs condemns its worker.
 
-It does not know what clients say or what units and turns are made of: see `session`, `duplex` and
-`chat`.
+It does not know what clients say or what units and turns are made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 import attrs
 
 from . import effects as ef
 from . import events as ev
-from .behaviour import EARLY_INIT, NOTICES, SESSION_NAMED
+from .behaviour import EARLY_INIT, SESSION_NAMED
 from .dialects.base import Dialect
-from .dialects.opening import OPENING
 from .digest import derive_id, session_id_of
 from .errors import (
     CLOSE_INTERNAL_ERROR,
@@ -28,13 +31,25 @@ from .errors import (
     CLOSE_POLICY,
     CLOSE_RESTART,
     CLOSE_TRY_LATER,
+    REFUSALS,
     ErrorCode,
+    FrameError,
 )
-from .limits import NS_PER_S
-from .messages import Closed, EndReason, ErrorReport, RecordingState, ServerMessage
-from .state import ConnectionEnded, Course, Role, State, Trigger, course_of, next_state
+from .limits import MS_PER_S, NS_PER_S
+from .messages import (
+    Closed,
+    Created,
+    EndReason,
+    ErrorReport,
+    QueueDone,
+    QueuePlace,
+    RecordingState,
+    ServerMessage,
+)
+from .requests import ClientMessage
+from .state import ConnectionEnded, Course, Gate, Role, State, Trigger, gate_of, next_state
 from .timers import Timers
-from .unit_loop import UnitLoop
+from .unit_loop import Call
 from .utf8 import Frame, Refused
 
 CLOSE_CODES: Final[Mapping[EndReason, int]] = {
@@ -55,11 +70,15 @@ ENDED_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pau
 """The timers that bound a session's life, and end with it."""
 
 
-@attrs.define
+@attrs.define(kw_only=True, eq=False)
 class Core:
-    """State, effects and slot of one session.
+    """State, effects and slot of one session; each course adds its own.
 
     Attributes:
+        course: what the session is for.
+        has_opening: an init sets it up, which may come early and ask for notices.
+        hears_queue: the client is told its place in the queue.
+        goodbye_in: the states in which an end is a message of its own.
         opened: the session's first event: its ids, seed and limits.
         state: where it stands.
         now_ns: the time of the event being handled.
@@ -67,12 +86,11 @@ class Core:
         end_reason: why it ended; None while it has not.
         lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
         waits_for_slot: a place in the queue is held, or its answer is on the way.
-        opening_backend: `OpenBackend` is under way.
+        place: in the queue, as it was told last; None where it was told none, for the slot that
+            the session waits for.
+        told_ns: when that was.
         releasing: `Release` is under way.
-        loop: the unit loop, which knows the model call under way.
-        running_turn: the turn of chat that is under way on the model, be it wanted or not.
-        running_chunk: the chunk of a transcription that is under way on the model, likewise:
-            which utterance's, and its index.
+        call: the model call under way, be it wanted or not.
         alive_ns: when the model call under way last showed that it goes on; None where none is.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
@@ -81,59 +99,125 @@ class Core:
         early: the opening message that came while queued.
         wants_notices: the client asked to be told of what is not an answer to it.
         effects: what the event being handled asks for, in order.
-        farewell: says what is still to be said before a session that is ACTIVE ends.
     """
 
+    course: ClassVar[Course]
+    has_opening: ClassVar[bool] = True
+    hears_queue: ClassVar[bool] = True
+    goodbye_in: ClassVar[frozenset[State]] = frozenset({State.ACTIVE})
+
     opened: ev.ConnectionOpened
+    dialect: Dialect
     state: State = State.QUEUED
     now_ns: int = 0
     recording: RecordingState = "off"
     end_reason: EndReason | None = None
     lease: int | None = None
     waits_for_slot: bool = False
-    opening_backend: bool = False
+    place: QueuePlace | None = None
+    told_ns: int = 0
     releasing: bool = False
-    loop: UnitLoop = attrs.Factory(UnitLoop)
+    call: Call = attrs.Factory(Call)
     timers: Timers = attrs.Factory(Timers)
     frames_sent: int = 0
     fields_ignored: int = 0
-    dialect: Dialect = OPENING
-    effects: list[ef.Effect] = attrs.field(factory=list, eq=False)
-    farewell: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
-    running_turn: int | None = None
+    effects: list[ef.Effect] = attrs.Factory(list)
     alive_ns: int | None = None
     is_draining: bool = False
-    running_chunk: tuple[int, int] | None = None
     early: Frame = None
     wants_notices: bool = False
+
+    # -- what a course says of itself -----------------------------------------------------------
+
+    def begin(self) -> None:
+        """Wait for the slot that is held to the session's end."""
+        self.waits_for_slot = True
+        self.set_timer("session", self.opened.limits.session_s)
+        self.do(ef.EnterQueue(mode=self.opened.mode))
+
+    def admitted(self) -> None:
+        """There is room for a session that holds no slot."""
+
+    def admission_refused(self, code: ErrorCode) -> None:
+        """There is no room for it, or no place in the queue."""
+        self.refuse(code, REFUSALS[code])
+
+    def slot_leased(self) -> None:
+        """A slot is there."""
+        raise NotImplementedError
+
+    def slot_returned(self) -> None:
+        """The slot is clean and given back."""
+
+    @property
+    def gate(self) -> Gate:
+        """What the client's messages are judged by."""
+        if self.early_bytes is not None:
+            return Gate.KEPT if self.early_bytes else Gate.WAITING
+        return gate_of(self.course, self.state)
+
+    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
+        """Answer a frame that is beyond repair."""
+        self.end("invalid_frame", close_code=error.close_code, words=error.reason)
+
+    def refused(self, _message: ClientMessage) -> Refused | None:
+        """Say how a message is refused that is right by itself, without a change; None: not."""
+        return None
+
+    def heard(self) -> None:
+        """The client said something, whatever it was."""
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """A timer fired that bounds the session."""
+        self.end("pause_timeout" if name == "pause" else "timeout")
+
+    @property
+    def is_busy(self) -> bool:
+        """The model is at work for the client, who is warned before the server goes away."""
+        return self.state is State.ACTIVE
+
+    def shut_down(self) -> None:
+        """The server goes away."""
+        self.end("server_shutdown")
+
+    def backend_lost(self) -> None:
+        """The model is gone, and the session with it."""
+        if self.settle():
+            self.give_up("the model was lost")
+
+    def give_up(self, _text: str) -> None:
+        """The model does not answer any more."""
+        self.end("backend_error")
+
+    def cut(self) -> ef.Effect | None:
+        """Say how the model call under way is cut short; None where it cannot be, or is."""
+        return None
+
+    def farewell(self) -> None:
+        """Say what is still to be said before the end."""
+
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+        return 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the course counts."""
+        return {"units": 0, "units_dropped": 0, "appends": 0}
+
+    # -- what it is ------------------------------------------------------------------------------
 
     def behaves(self, change: int) -> bool:
         """Whether the session's course has a change (`behaviour`)."""
         return self.opened.behaviour >= change
 
     @property
-    def hears_notices(self) -> bool:
-        """Whether the client is told of what is not an answer to it."""
-        is_told = self.wants_notices or not self.behaves(NOTICES)
-        return is_told and self.course in {Course.DUPLEX, Course.CHAT}
-
-    @property
     def early_bytes(self) -> int | None:
         """Of the opening message that is kept; 0 where one may come, None where it may not."""
-        has_opening = self.course in {Course.DUPLEX, Course.CHAT} and self.behaves(EARLY_INIT)
-        is_waiting = has_opening and self.state is State.QUEUED
+        is_kept = self.has_opening and self.behaves(EARLY_INIT)
+        is_waiting = is_kept and self.state is State.QUEUED
         return len(self.early or b"") if is_waiting else None
-
-    @property
-    def course(self) -> Course:
-        """What the session is for."""
-        return course_of(self.opened.mode, is_request=self.opened.endpoint == "chat")
-
-    @property
-    def is_calling(self) -> bool:
-        """A model call is under way, be it wanted or not."""
-        is_opening_or_answering = self.opening_backend or self.running_turn is not None
-        return is_opening_or_answering or self.running_chunk is not None or not self.loop.is_idle
 
     @property
     def session_id(self) -> str:
@@ -151,23 +235,11 @@ class Core:
         is_told = self.recording == "on" and (was_told or self.behaves(SESSION_NAMED))
         return self.opened.recording_id if is_told else ""
 
-    @property
-    def recording_notice(self) -> str:
-        """What a client is told about its recording; empty where there is none."""
-        return self.opened.recording_notice if self.recording == "on" else ""
-
     def forget_recording(self) -> None:
         """Record no more, and keep nothing of what was: the client asked for it."""
         if self.recording != "off":
             self.recording = "off"
             self.do(ef.ForgetRecording())
-
-    def lose_recording(self) -> None:
-        """The log failed; a client that is not recorded by its own wish is not concerned."""
-        if self.recording != "off":
-            self.recording = "failed"
-            if self.opened.limits.close_on_recording_failure:
-                self.end("backend_error")
 
     # -- saying ---------------------------------------------------------------------------------
 
@@ -188,11 +260,31 @@ class Core:
         """Take a transition that no message makes."""
         self.state = next_state(Role.SERVER, self.course, self.state, trigger)
 
+    def queue_done(self) -> None:
+        """The client's turn has come: it may say how it wants the session, for so long."""
+        if self.opened.quiet and self.place is None:
+            self.move(QueueDone)
+        else:
+            self.say(QueueDone())
+        self.set_timer("init", self.opened.limits.init_wait_s)
+
+    def create(self, *, prompt_length: int = 0) -> None:
+        """Tell the client that the session is set up."""
+        self.say(
+            Created(
+                session_id=self.session_id,
+                prompt_length=prompt_length,
+                recording=self.recording,
+                recording_id=self.recording_id,
+                recording_notice=self.opened.recording_notice if self.recording == "on" else "",
+                is_chat=self.course is Course.CHAT,
+                created_s=self.opened.created_ms // MS_PER_S,
+            )
+        )
+
     def complain(self, code: ErrorCode, message: str) -> None:
-        """Send an `error`; the connection stays, unless it carries a single request (004)."""
+        """Send an `error`; the connection stays."""
         self.say(ErrorReport(code=code, message=message))
-        if self.course is Course.REQUEST:
-            self.end("rejected")
 
     def turn_down(self, refused: Refused) -> None:
         """Refuse a message that is right by itself, or was refused so when it was recorded."""
@@ -236,7 +328,7 @@ class Core:
         """
         if self.is_closed:
             return
-        if self._says_goodbye:
+        if self.state in self.goodbye_in:
             self.farewell()
             session_id = self.session_id
             self.say(
@@ -247,13 +339,6 @@ class Core:
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
         self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
-
-    @property
-    def _says_goodbye(self) -> bool:
-        """Whether an end is a message of its own; a transcription's is an error, in any state."""
-        if self.course is Course.TRANSCRIPTION:
-            return True
-        return self.state is State.ACTIVE and self.course is not Course.REQUEST
 
     def lose_peer(self) -> None:
         """The peer is gone: nothing can be said any more."""
@@ -277,15 +362,20 @@ class Core:
             self.do(ef.LeaveQueue())
         if self.lease is None:
             return
-        interrupt = self.loop.interrupt()
-        if interrupt is not None:
-            self.do(interrupt)
-        if self.running_turn is not None:
-            self.do(ef.CutTurn(index=self.running_turn))
-        if self.is_calling:
-            self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
-        else:
+        cut = self.cut()
+        if cut is not None:
+            self.do(cut)
+        if self.call.is_idle:
             self.release()
+        else:
+            self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
+
+    def settle(self) -> bool:
+        """The model call is over: the slot goes back where the session is; gives whether not."""
+        self.call.settle()
+        if self.is_closed:
+            self.release()
+        return not self.is_closed
 
     def release(self, *, condemn: bool = False) -> None:
         """Give the slot back; once (B5).

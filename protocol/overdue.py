@@ -11,9 +11,7 @@ from typing import Final
 
 from . import events as ev
 from .core import Core
-from .errors import CLOSE_INTERNAL_ERROR, ErrorCode
 from .limits import NS_PER_S
-from .state import Course, State
 
 SIGNS_OF_LIFE: Final = (
     ev.BackendOpened,
@@ -39,7 +37,7 @@ def watch(core: Core, event: ev.Event) -> None:
     wait_s = core.opened.limits.call_wait_s
     if not wait_s or core.is_closed:
         return
-    if not core.is_calling:
+    if core.call.is_idle:
         core.alive_ns = None
     elif core.alive_ns is None or isinstance(event, SIGNS_OF_LIFE):
         core.alive_ns = core.now_ns
@@ -50,11 +48,5 @@ def watch(core: Core, event: ev.Event) -> None:
 def look(core: Core) -> None:
     """The timer fired: end a session whose call hangs; for one that lives, `watch` sets it anew."""
     wait_ns = core.opened.limits.call_wait_s * NS_PER_S
-    if core.alive_ns is None or core.now_ns - core.alive_ns < wait_ns:
-        return
-    if core.course is Course.DUPLEX and core.state is State.CONNECTED:
-        core.refuse(ErrorCode.WORKER_CONNECT_FAILED, "the model could not be opened")
-    elif core.course is Course.REQUEST:
-        core.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
-    else:
-        core.end("backend_error")
+    if core.alive_ns is not None and core.now_ns - core.alive_ns >= wait_ns:
+        core.give_up("the model could not be opened")

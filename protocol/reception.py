@@ -3,8 +3,7 @@
 A frame that is refused is answered here; what is left is a message whose every field is within its
 bounds and which has its place. What becomes of it is the `session`'s.
 
-A frame that cannot be read ends a session, but for two courses: a single request is answered as any
-mistake is, and a transcription goes on (003).
+What a frame that cannot be read does to a session is the course's (`Core.frame_refused`).
 
 A large frame that is refused is not worth its recording: the log of a client that sends one after
 the other would fill the disk. `Reception.shortened` says, before it is recorded, what is kept.
@@ -13,9 +12,9 @@ the other would fill the disk. `Reception.shortened` says, before it is recorded
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -31,9 +30,8 @@ from .digest import DIGEST_BYTES
 from .errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from .events import FrameReceived
 from .limits import FRAME_BYTES_MAX_OF
-from .messages import ErrorReport
 from .requests import ClientMessage, Request
-from .state import ACCEPT, KEEP, OPENAI_GATES, Course, Gate, Verdict, judge
+from .state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from .strict import not_json
 from .utf8 import Frame, Refused, Shortened, Utf8Text
 
@@ -112,15 +110,10 @@ class Reception:
 
     Args:
         core: the session's.
-        refusals: by its class, how the session refuses a message that is right by itself; asking
-            changes nothing.
     """
 
-    def __init__(
-        self, core: Core, refusals: Mapping[type, Callable[[Any], Refused | None]]
-    ) -> None:
+    def __init__(self, core: Core) -> None:
         self._core: Final = core
-        self._refusals: Final = refusals
         self._ahead: _Ahead | None = None
 
     def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
@@ -137,7 +130,9 @@ class Reception:
         try:
             body = self._body_of(event) if ahead is None else ahead.body
         except FrameError as error:
-            _refuse_frame(core, error, is_binary=isinstance(frame, bytes))
+            is_binary = isinstance(frame, bytes)
+            code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
+            core.frame_refused(error, code)
             return None
         if _is_openai(core, gate, body):
             core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
@@ -224,8 +219,7 @@ class Reception:
             ahead.message = ahead.dialect.parse(request, ahead.body, _context(core))
         except FieldError as error:
             return Refused(code=error.code, message=error.message)
-        refusal = self._refusals.get(type(ahead.message))
-        return None if refusal is None else refusal(ahead.message)
+        return core.refused(ahead.message)
 
     def _body_of(self, event: FrameReceived) -> Json:
         """Read a frame as JSON.
@@ -346,16 +340,3 @@ def _dialect_after(dialect: Dialect, gate: Gate, request: Request, body: Json) -
     if gate is Gate.UNCHOSEN and request is Request.INIT:
         return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
     return dialect
-
-
-def _refuse_frame(core: Core, error: FrameError, *, is_binary: bool) -> None:
-    """Answer a frame that is beyond repair, by what the course is."""
-    is_too_big = error.close_code == CLOSE_TOO_BIG
-    if core.course is Course.REQUEST:
-        core.say(ErrorReport(code=ErrorCode.INVALID_PAYLOAD, message=error.reason))
-        core.end("rejected", close_code=CLOSE_TOO_BIG if is_too_big else None)
-    elif core.course is Course.TRANSCRIPTION and not is_too_big:
-        code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
-        core.complain(code, error.reason)
-    else:
-        core.end("invalid_frame", close_code=error.close_code, words=error.reason)

@@ -8,45 +8,39 @@ Sound, pictures and questions are here by their sizes, for they stand in the log
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from .beginning import PendingInit
 from .chat import ActiveTurn, Chat
 from .core import Core
 from .duplex import Duplex
 from .lockstep import Lockstep
 from .messages import Listen, Speech
-from .pending_init import PendingInit
 from .state import Course
 from .transcription import Transcription, Utterance
+from .unit_loop import Phase, UnitLoop
 from .units import Attachments, Frame, PendingUnit
 from .utf8 import frame_bytes
-from .waiting import Waiting
 
 Keys = dict[str, object]
 
 
-def snapshot_of(
-    core: Core,
-    waiting: Waiting,
-    init: PendingInit | None,
-    courses: tuple[Duplex, Chat, Transcription],
-) -> Keys:
-    """Say what a session holds; `init` waits for voices. Of the courses its own alone counts."""
-    duplex, chat, transcription = courses
-    match core.course:
-        case Course.DUPLEX:
-            own = _duplex(duplex)
-        case Course.TRANSCRIPTION:
-            own = _transcription(transcription)
-        case _:
-            own = _chat(chat)
+def snapshot_of(core: Core) -> Keys:
+    """Say what a session holds; a course overlays what it says of its model call."""
     return {
         **_core(core),
-        "queue": _queue(waiting),
-        "init": None if init is None else _init(init),
-        "own": own,
+        "opening": False,
+        "running_turn": None,
+        "running_chunk": None,
+        "loop": _loop(UnitLoop()),
+        "init": None,
+        **_OWN[core.course](core),
     }
 
 
 def _core(core: Core) -> Keys:
+    place = core.place
     return {
         "now_ns": core.now_ns,
         "state": core.state.value,
@@ -55,35 +49,32 @@ def _core(core: Core) -> Keys:
         "end_reason": core.end_reason,
         "lease": core.lease,
         "waits_for_slot": core.waits_for_slot,
-        "opening": core.opening_backend,
         "releasing": core.releasing,
         "draining": core.is_draining,
-        "running_turn": core.running_turn,
-        "running_chunk": core.running_chunk,
         "alive_ns": core.alive_ns,
         "frames_sent": core.frames_sent,
         "fields_ignored": core.fields_ignored,
         "early_bytes": None if core.early is None else frame_bytes(core.early),
         "wants_notices": core.wants_notices,
         "timers": {"set": dict(core.timers.pending), "generation": core.timers.generation},
-        "loop": {
-            "phase": core.loop.phase.value,
-            "unit": core.loop.index,
-            "input_id": core.loop.input_id,
-            "interrupted": core.loop.interrupted,
-            "failures": core.loop.failures,
+        "queue": {
+            "told_ns": core.told_ns,
+            "position": None if place is None else place.position,
+            "length": None if place is None else place.queue_length,
+            "wait_s": None if place is None else place.estimated_wait_s,
+            "ticket_id": None if place is None else place.ticket_id,
         },
     }
 
 
-def _queue(waiting: Waiting) -> Keys:
-    place = waiting.place
+def _loop(loop: UnitLoop) -> Keys:
+    is_opening = loop.phase is Phase.OPENING
     return {
-        "told_ns": waiting.told_ns,
-        "position": None if place is None else place.position,
-        "length": None if place is None else place.queue_length,
-        "wait_s": None if place is None else place.estimated_wait_s,
-        "ticket_id": None if place is None else place.ticket_id,
+        "phase": "idle" if is_opening else loop.phase.value,
+        "unit": loop.index,
+        "input_id": loop.input_id,
+        "interrupted": loop.interrupted,
+        "failures": loop.failures,
     }
 
 
@@ -96,7 +87,7 @@ def _init(init: PendingInit) -> Keys:
 
 def _duplex(duplex: Duplex) -> Keys:
     assembler = duplex.assembler
-    return {
+    own = {
         "media": duplex.media,
         "undecided": sorted(duplex.undecided_media),
         "assembler": {
@@ -116,6 +107,12 @@ def _duplex(duplex: Duplex) -> Keys:
         "max_slice_nums": duplex.max_slice_nums,
         "deferred_finalize": duplex.deferred_finalize,
         "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
+    }
+    return {
+        "opening": duplex.call.phase is Phase.OPENING,
+        "loop": _loop(duplex.call),
+        "init": None if duplex.pending is None else _init(duplex.pending),
+        "own": own,
     }
 
 
@@ -155,12 +152,13 @@ def _lockstep(lockstep: Lockstep) -> Keys:
 
 
 def _chat(chat: Chat) -> Keys:
-    return {
+    own = {
         "media": chat.media,
         "turns": chat.turns,
         "turn": None if chat.turn is None else _turn(chat.turn),
         "instructions": chat.instructions,
     }
+    return {"running_turn": None if chat.call.is_idle else chat.call.index, "own": own}
 
 
 def _turn(turn: ActiveTurn) -> Keys:
@@ -184,16 +182,18 @@ def _turn(turn: ActiveTurn) -> Keys:
 
 
 def _transcription(transcription: Transcription) -> Keys:
-    return {
+    call, pending = transcription.call, transcription.pending
+    own = {
         "model": transcription.model,
         "utterances": transcription.utterances,
-        "pending": [_utterance(utterance) for utterance in transcription.pending],
+        "pending": [_utterance(utterance) for utterance in pending],
         "appends": transcription.appends,
         "chunks": transcription.chunks,
         "waiting_bytes": transcription.waiting_bytes,
         "active_ns": transcription.active_ns,
         "owes_commit": transcription.owes_commit,
     }
+    return {"running_chunk": None if call.is_idle else (pending[0].index, call.index), "own": own}
 
 
 def _utterance(utterance: Utterance) -> Keys:
@@ -209,3 +209,11 @@ def _utterance(utterance: Utterance) -> Keys:
         "prompt_tokens": utterance.prompt_tokens,
         "completion_tokens": utterance.completion_tokens,
     }
+
+
+_OWN: Final[Mapping[Course, Callable[[Any], Keys]]] = {
+    Course.DUPLEX: _duplex,
+    Course.CHAT: _chat,
+    Course.REQUEST: _chat,
+    Course.TRANSCRIPTION: _transcription,
+}

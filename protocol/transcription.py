@@ -21,22 +21,23 @@ difference to what the model is given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import numpy as np
 
 from . import effects as ef
+from . import events as ev
 from .behaviour import COMMIT_BEGINS_ANEW, NO_MODEL_TOLD, TWO_SIGNALS
 from .core import Core
-from .errors import ErrorCode
+from .errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from .limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
-from .messages import Created, TranscriptDelta, TranscriptDone
+from .messages import TranscriptDelta, TranscriptDone
 from .model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
-from .requests import AppendSound, ChooseModel, Commit
-from .state import ModelChosen
-from .transcript import Chunk, ChunkResult
+from .requests import AppendSound, ChooseModel, ClientMessage, Commit
+from .state import Course, ModelChosen, State
+from .transcript import Chunk
+from .unit_loop import Phase
 from .utf8 import Refused
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
@@ -44,7 +45,6 @@ SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
 """Of a second of PCM16."""
 PCM16_SCALE: Final = 32_768
 """From a 16-bit integer to [-1, 1): a power of two, so that every sample is exact."""
-MS_PER_S: Final = 1_000
 
 
 def to_float32(pcm16: bytes) -> bytes:
@@ -111,12 +111,11 @@ class Utterance:
         return chunk
 
 
-@attrs.define
-class Transcription:
+@attrs.define(kw_only=True, eq=False)
+class Transcription(Core):
     """What a transcription remembers between events.
 
     Attributes:
-        core: the session's state and voice.
         model: as it was chosen last; empty before.
         pending: utterances that are not answered yet, oldest first; the last may be open.
         utterances: utterances begun or appended to so far.
@@ -128,7 +127,11 @@ class Transcription:
         active_ns: when the client last said something, or the model answered it.
     """
 
-    core: Core = attrs.field(eq=False)
+    course = Course.TRANSCRIPTION
+    has_opening = False
+    hears_queue = False  # 003 has no word for it
+    goodbye_in = frozenset(State)  # it is an error
+
     model: str = ""
     pending: deque[Utterance] = attrs.Factory(deque)
     utterances: int = 0
@@ -140,70 +143,65 @@ class Transcription:
 
     # -- beginning ------------------------------------------------------------------------------
 
-    def greet(self) -> None:
-        """A slot is there: the client is told, and has so long to choose a model."""
-        core = self.core
-        created_s = core.opened.created_ms // MS_PER_S
-        core.say(
-            Created(
-                session_id=core.session_id,
-                prompt_length=0,
-                recording=core.recording,
-                recording_id=core.recording_id,
-                recording_notice=core.recording_notice,
-                created_s=created_s,
-            )
-        )
-        self.active_ns = core.now_ns
-        core.set_timer("init", core.opened.limits.init_wait_s)
-        core.set_timer("idle", core.opened.limits.idle_s)
+    def slot_leased(self) -> None:
+        """The client is greeted, and has so long to choose a model."""
+        self.create()
+        self.active_ns = self.now_ns
+        self.set_timer("init", self.opened.limits.init_wait_s)
+        self.set_timer("idle", self.opened.limits.idle_s)
 
     def choose(self, message: ChooseModel) -> None:
-        """Take a model by its name, which is the one there is, or refuse the name."""
-        core = self.core
-        refused = self.choice_refused(message)
-        if refused is not None:
-            core.turn_down(refused)
-            return
-        core.fields_ignored += len(message.ignored)
-        if not message.record:
-            core.forget_recording()
+        """Take a model by its name, which is the one there is."""
         self.model = message.model
-        core.cancel_timer("init")
-        core.move(ModelChosen)
+        self.cancel_timer("init")
+        self.move(ModelChosen)
 
-    @property
-    def refused(self) -> Mapping[type, Callable[[Any], Refused | None]]:
-        """Say by its class how a message is refused."""
-        return {ChooseModel: self.choice_refused, AppendSound: self.sound_refused}
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Say how the choice of a model or sound is refused; None: it is not."""
+        match message:
+            case ChooseModel(model=model) if model not in self.opened.limits.models:
+                code = ErrorCode.MODEL_NOT_FOUND
+                text = f"$.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
+            case AppendSound(pcm16=sound) if self._has_no_room(sound):
+                code, limit = ErrorCode.BUFFER_FULL, self.opened.limits.sound_bytes
+                text = (
+                    f"{self.waiting_bytes} bytes of sound wait, at most {limit} may: it is not kept"
+                )
+            case AppendSound() if self._is_full:
+                code, text = ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES
+            case _:
+                return None
+        return Refused(code=code, message=text, ignored=len(message.ignored))
 
-    def choice_refused(self, message: ChooseModel) -> Refused | None:
-        """Say how the choice of a model is refused; None: it is there."""
-        if message.model in self.core.opened.limits.models:
-            return None
-        name = message.model[:MODEL_CHARS_SHOWN]
-        text = f"$.model: there is no model {name!r} here"
-        code, ignored = ErrorCode.MODEL_NOT_FOUND, len(message.ignored)
-        return Refused(code=code, message=text, ignored=ignored)
+    def _has_no_room(self, sound: bytes) -> bool:
+        return self.waiting_bytes + len(sound) > self.opened.limits.sound_bytes
 
-    def has_waited(self, *, for_model: bool) -> None:
-        """A timer fired: the client chose no model in time, or may be silent."""
-        if not for_model:
+    def heard(self) -> None:
+        """The client said something, whatever it was."""
+        self.active_ns = self.now_ns
+
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer a frame that is beyond repair, and go on (003)."""
+        if error.close_code == CLOSE_TOO_BIG:
+            super().frame_refused(error, code)
+        else:
+            self.complain(code, error.reason)
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """The client chose no model in time, or may be silent."""
+        if name == "idle":
             self._look_at_idle()
-            return
-        wait_s = self.core.opened.limits.init_wait_s
-        told = f"the session is over: no model was chosen within {wait_s:g} s"
-        self.core.end("timeout", told=told if self.core.behaves(NO_MODEL_TOLD) else None)
+        elif name == "init":
+            wait_s = self.opened.limits.init_wait_s
+            told = f"the session is over: no model was chosen within {wait_s:g} s"
+            self.end("timeout", told=told if self.behaves(NO_MODEL_TOLD) else None)
+        else:
+            super().timed_out(name)
 
     # -- in -------------------------------------------------------------------------------------
 
     def append(self, message: AppendSound) -> None:
         """Keep sound for the utterance that is open, and have heard what may be."""
-        refused = self.sound_refused(message)
-        if refused is not None:
-            self.core.turn_down(refused)
-            return
-        self.core.fields_ignored += len(message.ignored)
         utterance = self._open_utterance()
         assert utterance is not None, "a sound without room for it is refused"
         self.appends += 1
@@ -212,21 +210,8 @@ class Transcription:
             self.waiting_bytes += len(message.pcm16)
         self._go_on()
 
-    def sound_refused(self, message: AppendSound) -> Refused | None:
-        """Say how sound is refused; None: there is room for it."""
-        limit = self.core.opened.limits.sound_bytes
-        if self.waiting_bytes + len(message.pcm16) > limit:
-            text = f"{self.waiting_bytes} bytes of sound wait, at most {limit} may: it is not kept"
-        elif self._is_full:
-            text = _TOO_MANY_UTTERANCES
-        else:
-            return None
-        code, ignored = ErrorCode.BUFFER_FULL, len(message.ignored)
-        return Refused(code=code, message=text, ignored=ignored)
-
     def commit(self, message: Commit) -> None:
         """Close the open utterance, have the oldest heard that waits for that, or both."""
-        self.core.fields_ignored += len(message.ignored)
         begins, self.owes_commit = message.begins or self.owes_commit, False
         unasked = [utterance for utterance in self.pending if not utterance.is_begun]
         utterance = self._open_utterance() if message.final or not unasked else unasked[0]
@@ -256,37 +241,33 @@ class Transcription:
             self.pending[-1].is_final = False
             return self.pending[-1]
         if self._is_full:
-            self.core.complain(ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES)
+            self.complain(ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES)
             return None
         utterance = Utterance(index=self.utterances)
         self.utterances += 1
         self.pending.append(utterance)
         return utterance
 
-    def heard(self) -> None:
-        """The client said something, whatever it was."""
-        self.active_ns = self.core.now_ns
-
     def _look_at_idle(self) -> None:
         """End a silent session; for one that is not, set its timer anew.
 
         So it is set once in a while, and not with every frame.
         """
-        core = self.core
-        if core.running_chunk is not None:
-            self.active_ns = core.now_ns
-        idle_ns = core.opened.limits.idle_s * NS_PER_S
-        if core.now_ns - self.active_ns >= idle_ns:
-            core.end("idle")
+        if not self.call.is_idle:
+            self.active_ns = self.now_ns
+        idle_ns = self.opened.limits.idle_s * NS_PER_S
+        if self.now_ns - self.active_ns >= idle_ns:
+            self.end("idle")
         else:
-            core.do(core.timers.set("idle", self.active_ns + idle_ns))
+            self.do(self.timers.set("idle", self.active_ns + idle_ns))
 
     # -- out ------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> dict[str, int]:
-        """Utterances begun, and chunks heard of them."""
-        return {"utterances": self.utterances, "chunks": self.chunks}
+        """Utterances begun, chunks heard of them, and appends."""
+        own = {"utterances": self.utterances, "chunks": self.chunks}
+        return {**own, **super().counts, "appends": self.appends}
 
     @property
     def is_busy(self) -> bool:
@@ -295,8 +276,7 @@ class Transcription:
 
     def _go_on(self) -> None:
         """Give the model its next chunk, and answer what needs no more of it."""
-        core = self.core
-        while self.pending and core.running_chunk is None and not core.is_closed:
+        while self.pending and self.call.is_idle and not self.is_closed:
             utterance = self.pending[0]
             if utterance.is_begun and utterance.has_chunk:
                 self._run(utterance)
@@ -309,17 +289,17 @@ class Transcription:
                 return
 
     def _run(self, utterance: Utterance) -> None:
-        core = self.core
-        assert core.lease is not None, "a transcription holds its slot to its end"
+        assert self.lease is not None, "a transcription holds its slot to its end"
         waiting_bytes = len(utterance.sound)
-        chunk = utterance.take_chunk(core.opened.seed)
+        chunk = utterance.take_chunk(self.opened.seed)
         self.waiting_bytes -= waiting_bytes - len(utterance.sound)
-        core.running_chunk = (chunk.utterance, chunk.index)
-        core.do(ef.RunChunk(lease=core.lease, chunk=chunk))
+        self.call.begin(chunk.index)
+        self.do(ef.RunChunk(lease=self.lease, chunk=chunk))
 
-    def chunk_done(self, result: ChunkResult) -> None:
+    def chunk_done(self, event: ev.ChunkDone) -> None:
         """Tell what the model wrote, and go on to the next chunk."""
-        utterance = self._settle(result.utterance, result.index)
+        result = event.result
+        utterance = self._settled(result.utterance, result.index)
         if utterance is None:
             return
         self.chunks += 1
@@ -327,51 +307,39 @@ class Transcription:
         utterance.prompt_tokens += result.prompt_tokens
         utterance.completion_tokens += result.generated_tokens
         if result.text:
-            self.core.say(TranscriptDelta(text=result.text))
+            self.say(TranscriptDelta(text=result.text))
         self._go_on()
 
-    def chunk_failed(self, number: int, index: int, *, context_full: bool) -> None:
+    def chunk_failed(self, event: ev.ChunkFailed) -> None:
         """Answer the utterance with what there is of it; the rest of its sound is discarded."""
-        utterance = self._settle(number, index)
+        number, index = event.utterance, event.index
+        utterance = self._settled(number, index)
         if utterance is None:
             return
-        if context_full:
+        if event.context_full:
             text = f"utterance {number} outgrew the model's context after {index} s"
-            self.core.complain(ErrorCode.CONTEXT_FULL, text)
+            self.complain(ErrorCode.CONTEXT_FULL, text)
         else:
             text = f"the model failed at second {index} of utterance {number}"
-            self.core.complain(ErrorCode.INFERENCE_ERROR, text)
+            self.complain(ErrorCode.INFERENCE_ERROR, text)
         self._answer(utterance)
         utterance.is_answered = utterance.is_heard_out = True
-        self.owes_commit = not utterance.is_final and self.core.behaves(TWO_SIGNALS)
-        utterance.is_final = utterance.is_final or self.core.behaves(COMMIT_BEGINS_ANEW)
+        self.owes_commit = not utterance.is_final and self.behaves(TWO_SIGNALS)
+        utterance.is_final = utterance.is_final or self.behaves(COMMIT_BEGINS_ANEW)
         self.waiting_bytes -= len(utterance.sound)
         utterance.sound.clear()
         self._end_if_due()
         self._go_on()
 
-    def _settle(self, number: int, index: int) -> Utterance | None:
+    def _settled(self, number: int, index: int) -> Utterance | None:
         """The call under way is over; None where it is another, or nobody waits for it any more."""
-        core = self.core
-        if core.running_chunk != (number, index):
+        if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
             return None
-        core.running_chunk = None
-        self.active_ns = core.now_ns
-        if core.is_closed:
-            core.release()
-            return None
-        return self.pending[0]
-
-    def backend_lost(self) -> None:
-        """The model is gone, and the session with it."""
-        self.core.running_chunk = None
-        if self.core.is_closed:
-            self.core.release()
-        else:
-            self.core.end("backend_error")
+        self.active_ns = self.now_ns
+        return self.pending[0] if self.settle() else None
 
     def _answer(self, utterance: Utterance) -> None:
-        self.core.say(
+        self.say(
             TranscriptDone(
                 text="".join(utterance.texts),
                 prompt_tokens=utterance.prompt_tokens,
@@ -381,5 +349,5 @@ class Transcription:
 
     def _end_if_due(self) -> None:
         """Where the server goes away, go once all is answered."""
-        if self.core.is_draining and not self.is_busy:
-            self.core.end("server_shutdown")
+        if self.is_draining and not self.is_busy:
+            self.end("server_shutdown")

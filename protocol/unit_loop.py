@@ -1,4 +1,6 @@
-"""The unit loop of one session and its barrier.
+"""The model call of one session, and the unit loop with its barrier.
+
+A turn and a chunk are one call each; a unit is a call and another that makes it hold, or undoes it:
 
 prefill -> generate -> send -> finalize (deferred) -> barrier -> next prefill
 
@@ -25,33 +27,60 @@ class Phase(StrEnum):
     """The model call that is under way."""
 
     IDLE = "idle"
+    OPENING = "opening"
     RUNNING = "running"
     FINALIZING = "finalizing"
     ROLLING_BACK = "rolling_back"
 
 
 @attrs.define
-class UnitLoop:
-    """Which unit is in flight and how far it is.
+class Call:
+    """The model call that is under way; one at a time.
 
     Attributes:
-        phase: the call under way.
-        index: the unit in flight, or the last one; -1 before the first. Never reused (B9).
+        phase: what it is.
+        index: which unit, turn or chunk it is of, or the last one was of; -1 before the first.
+    """
+
+    phase: Phase = Phase.IDLE
+    index: int = -1
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way."""
+        return self.phase is Phase.IDLE
+
+    def begin(self, index: int) -> None:
+        """Begin a unit, a turn or a chunk."""
+        self._require(Phase.IDLE)
+        self.phase, self.index = Phase.RUNNING, index
+
+    def awaits(self, phase: Phase, index: int) -> bool:
+        """Whether a completion is the one that is due; others are stale."""
+        return self.phase is phase and self.index == index
+
+    def settle(self) -> None:
+        """The call that was under way is over."""
+        self.phase = Phase.IDLE
+
+    def _require(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise LocalProtocolError(f"call {self.index} is {self.phase}, not {phase}")
+
+
+@attrs.define
+class UnitLoop(Call):
+    """Which unit is in flight and how far it is. Its index is never reused (B9).
+
+    Attributes:
         input_id: the append that completed it.
         interrupted: it is being cut, or its answer withheld (B6).
         failures: units failed in a row (B3).
     """
 
-    phase: Phase = Phase.IDLE
-    index: int = -1
     input_id: str = ""
     interrupted: bool = False
     failures: int = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is under way: the barrier is open."""
-        return self.phase is Phase.IDLE
 
     def start(self, pending: PendingUnit, max_slice_nums: int) -> StartUnit:
         """Start the next unit (B1: only through the open barrier).
@@ -60,9 +89,7 @@ class UnitLoop:
             pending: the second of input.
             max_slice_nums: for frames whose append did not say.
         """
-        self._require(Phase.IDLE)
-        self.phase = Phase.RUNNING
-        self.index += 1
+        self.begin(self.index + 1)
         self.input_id = pending.attached.input_id
         self.interrupted = False
         unit = Unit(
@@ -81,10 +108,6 @@ class UnitLoop:
         self.interrupted = True
         return Interrupt(index=self.index)
 
-    def awaits(self, phase: Phase, index: int) -> bool:
-        """Whether a completion of unit `index` is the one that is due; others are stale."""
-        return self.phase is phase and self.index == index
-
     def finalize(self, result: UnitResult) -> StartFinalize:
         """Go on to finalize the unit that is done."""
         self._require(Phase.RUNNING)
@@ -101,11 +124,3 @@ class UnitLoop:
         self._require(Phase.RUNNING)
         self.phase = Phase.ROLLING_BACK
         return Rollback(index=self.index)
-
-    def settle(self) -> None:
-        """The call that was under way is over: open the barrier."""
-        self.phase = Phase.IDLE
-
-    def _require(self, phase: Phase) -> None:
-        if self.phase is not phase:
-            raise LocalProtocolError(f"unit {self.index} is {self.phase}, not {phase}")

@@ -64,15 +64,18 @@ def _release_before_cleanup(stack: ExitStack) -> None:
 
 def _barrier_open_on_failed_finalize(stack: ExitStack) -> None:
     """After a finalize that failed the next unit starts as if it had not (B1, B3)."""
-    real = Duplex.call_broke
+    real = Duplex.finalize_failed
 
-    def call_broke(self: Duplex, phase: Phase, index: int) -> None:
-        if phase is Phase.FINALIZING and not self.core.is_closed:
-            self.finalize_done(index)
+    def finalize_failed(self: Duplex, event: ev.FinalizeFailed) -> None:
+        if self.call.awaits(Phase.FINALIZING, event.index) and not self.is_closed:
+            if self.held is not None:
+                self._say_outcome(self.held)
+            self.held = None
+            self.go_on()
         else:
-            real(self, phase, index)
+            real(self, event)
 
-    _put(stack, Duplex, "call_broke", call_broke)
+    _put(stack, Duplex, "finalize_failed", finalize_failed)
 
 
 def _leak_without_queue_done(stack: ExitStack) -> None:

@@ -56,7 +56,7 @@ def test_only_what_is_not_decoded_yet_is_cancelled() -> None:
     assert [it for it in done if isinstance(it, ef.CancelDecode)] == [ef.CancelDecode(media=0)]
     late = client.step(ev.MediaRejected, media=0, reason="it is damaged")
     assert said(late) == []  # It was on its way; its unit is gone, and the client was told.
-    assert client.session._duplex.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))
+    assert client.session._core.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))
 
 
 @pytest.mark.parametrize("behaviour", range(DROPPED_MEDIA))
@@ -66,4 +66,4 @@ def test_an_older_session_keeps_its_course(behaviour: int) -> None:
     done = shown(client, UNITS_PENDING_MAX + 1)
     assert any(isinstance(it, ef.DropUnit) for it in done)
     assert not any(isinstance(it, ef.CancelDecode) for it in done)
-    assert 0 in client.session._duplex.undecided_media
+    assert 0 in client.session._core.undecided_media

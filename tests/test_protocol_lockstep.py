@@ -192,7 +192,7 @@ def test_each_chunk_has_its_results_in_order(does: list[int | str], deferred: bo
     pending = sum("pending" in result for result in call.results)
     assert len(call.results) - pending + failed + call.dropped == units
     assert len(call.results) + failed >= chunks
-    lockstep = call.session._duplex.lockstep
+    lockstep = call.session._core.lockstep
     assert lockstep is not None
     assert not lockstep.units
 
@@ -218,6 +218,6 @@ def test_the_frames_of_a_second_are_bounded(way: str) -> None:
             call.chunk(1)
             call.say(type="video_frame", frame=jpeg)
             call.chunk(1)
-    frames = len(call.session._duplex.assembler.attached.frames)
+    frames = len(call.session._core.assembler.attached.frames)
     assert frames == UNIT_FRAMES_MAX
     assert {error["code"] for error in call.errors} == {"invalid_payload"}

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.behaviour import NEWEST
+from protocol.duplex import Duplex
 from protocol.errors import ErrorCode, LocalProtocolError
 from protocol.messages import QueuePlace
 from protocol.model import Cut, Finalized, Opened, UnitResult
@@ -130,7 +131,7 @@ class SessionMachine(RuleBasedStateMachine):
                     self.timers.pop(effect.name)
                 case ef.OpenBackend():
                     # No dialect of today can ask for it; the machine obeys it all the same.
-                    self.session._duplex.deferred_finalize = self.deferred
+                    self.session._core.deferred_finalize = self.deferred
                     self.calls.append(effect)
                 case ef.Send() | ef.Close() | ef.Interrupt() | ef.DropUnit():
                     pass
@@ -344,10 +345,7 @@ def mutant(name: str) -> Callable[[pytest.MonkeyPatch], None]:
         patch.setattr(UnitLoop, "_require", lambda self, phase: None)
 
     def barrier_opens_on_failed_finalize(patch: pytest.MonkeyPatch) -> None:
-        def failed(self: Session, event: ev.FinalizeFailed) -> None:
-            self._duplex.finalize_done(event.index)
-
-        patch.setitem(_handlers(), ev.FinalizeFailed, failed)
+        patch.setattr(Duplex, "finalize_failed", lambda self, _: self.go_on())
 
     def finalize_before_send(patch: pytest.MonkeyPatch) -> None:
         step = Session.step
@@ -368,12 +366,6 @@ def mutant(name: str) -> Callable[[pytest.MonkeyPatch], None]:
         patch.setattr(UnitLoop, "awaits", lambda self, phase, index: self.phase is phase)
 
     return locals()[name]
-
-
-def _handlers() -> dict[type, Any]:
-    import protocol.session
-
-    return protocol.session._HANDLERS  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(

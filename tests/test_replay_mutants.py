@@ -45,14 +45,14 @@ def kept_after_close(session: Session, event: ev.BackendReleased) -> None:
     if event.lease == session._core.lease and not session._core.is_closed:
         session._core.lease = None
         session._core.releasing = False
-        session._chat.slot_returned()
+        session._core.slot_returned()
 
 
 def any_release(session: Session, _event: ev.BackendReleased) -> None:
     """The release of another lease is taken for one's own."""
     session._core.lease = None
     session._core.releasing = False
-    session._chat.slot_returned()
+    session._core.slot_returned()
 
 
 def leased_to_the_closed(session: Session, event: ev.SlotLeased) -> None:
@@ -66,10 +66,10 @@ def leased_to_the_closed(session: Session, event: ev.SlotLeased) -> None:
 
 def any_opening(self: Beginning, event: ev.BackendOpened) -> None:
     """A model that was opened for another lease is taken for one's own."""
-    was = self.core.lease
-    self.core.lease = event.lease
+    was = self.lease
+    self.lease = event.lease
     opened_before(self, event)
-    self.core.lease = was
+    self.lease = was
 
 
 opened_before = Beginning.backend_opened
@@ -92,7 +92,7 @@ started_before = UnitLoop.start
 def ends_by_failure(self: Chat, index: int, **fields: Any) -> None:
     """A chat whose turn failed ends, as a single request does."""
     failed_before(self, index, **fields)
-    self.core.end("backend_error")
+    self.end("backend_error")
 
 
 def goes_on_with_the_failed(self: Chat, index: int, **fields: Any) -> None:
