@@ -29,11 +29,11 @@ from recorder.reader import LogReader
 
 from .commands import LogUnusableError, reason
 from .files import PART_PREFIX
-from .full import ModelUnavailableError
 from .logic import replay
 from .outcome import Outcome, Result, full_result, logic_result
 from .progress import Watch, size_of, unwatched, watched
 from .report import FullReport
+from .verdicts import ModelUnavailableError
 
 JOBS_MAX: Final = 64
 """Processes; more than the cores of most machines gain nothing."""

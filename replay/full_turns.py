@@ -9,32 +9,17 @@ too. A turn that failed is compared as far as it had come: what the environment 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
 import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.turn import Prefill, TurnChunk, TurnResult
-from runtime.backends.base import Backend, BackendError, Chats, TurnSession
+from runtime.backends.base import BackendError, Chats, TurnSession
 
 from .difference import Difference
 from .outputs import compare_chunks, compare_prefills, compare_turns, snr_db
-
-
-@attrs.frozen(kw_only=True)
-class Verdict:
-    """What a recorded event of a turn is worth, and what it is to be replaced by.
-
-    Attributes:
-        event: the event with the model's new output; None where there is none.
-        found: the first difference, or None.
-        snr: of PCM that differs (`outputs.snr_db`).
-    """
-
-    event: ev.Event | None = None
-    found: Difference | None = None
-    snr: float | None = None
+from .verdicts import Rerun, Verdict, finding_of
 
 
 @attrs.define
@@ -43,46 +28,26 @@ class Running:
 
     Attributes:
         effect: what it was asked.
-        held: the turn on the model.
         chunks: its pieces that the log has not told of yet.
         result: its end; None before the first piece was asked for.
         failure: what it failed with instead.
     """
 
     effect: ef.StartTurn
-    held: TurnSession
     chunks: deque[TurnChunk] = attrs.Factory(deque)
     result: TurnResult | None = None
     failure: Exception | None = None
 
 
-class TurnReplay:
-    """The turns of one session, run again.
+class TurnReplay(Rerun[TurnSession]):
+    """The turns of one session, run again."""
 
-    Args:
-        backend: the model.
+    name = "turns"
 
-    Attributes:
-        turns: how many it has answered.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend: Final = backend
-        self._asked: ef.StartTurn | None = None
-        self._running: Running | None = None
-        self.turns = 0
-
-    def note(self, effect: ef.Effect) -> None:
-        """Keep what the machine asks the model for."""
-        if isinstance(effect, ef.StartTurn):
-            self._asked = effect
+    _running: Running | None = None
 
     async def renew(self, event: ev.Event) -> Verdict:
-        """Make the model's part of an event again.
-
-        Raises:
-            Exception: whatever the model raises, a bug of its own too.
-        """
+        """Make the model's part of an event again."""
         match event:
             case ev.TurnPrefilled(prefill=recorded):
                 return await self._prefilled(event, recorded)
@@ -91,42 +56,47 @@ class TurnReplay:
             case ev.TurnDone(result=recorded):
                 return await self._done(event, recorded)
             case ev.TurnFailed() | ev.BackendLost():
-                self._asked = None
+                self.asked.clear()
                 await self.close()
         return Verdict()
 
     async def close(self) -> None:
         """Give the turn back to the model."""
-        running, self._running = self._running, None
-        if running is not None:
-            await running.held.release()
+        self._running = None
+        await super().close()
 
     async def _prefilled(self, event: ev.TurnPrefilled, recorded: Prefill) -> Verdict:
-        asked, self._asked = self._asked, None
+        asked = self.asked.pop(ef.StartTurn, None)
         if asked is None or asked.turn.index != recorded.index:
             return Verdict()
-        self._running, made = await self._prefill(asked)
-        self.turns += 1
+        made = await self._prefill(asked)
+        self.made += 1
         kept = attrs.evolve(made, cost_us=recorded.cost_us)
-        return Verdict(
-            event=attrs.evolve(event, prefill=kept), found=compare_prefills(recorded, made)
-        )
+        return self._verdict(attrs.evolve(event, prefill=kept), compare_prefills(recorded, made))
 
-    async def _prefill(self, asked: ef.StartTurn) -> tuple[Running, Prefill]:
-        if not isinstance(self._backend, Chats):
+    def _verdict(
+        self, event: ev.Event | None, found: Difference | None, snr: float | None = None
+    ) -> Verdict:
+        return Verdict(event=event, finding=finding_of(found, snr), index=self.made - 1)
+
+    async def _prefill(self, asked: ef.StartTurn) -> Prefill:
+        if not isinstance(self.backend, Chats):
             raise BackendError("the model does not chat")
-        held: TurnSession = await self._backend.chat(asked.turn, slot=0)
+        self.held = await self.backend.chat(asked.turn, slot=0)
         try:
-            return Running(effect=asked, held=held), await held.prefill()
+            made = await self.held.prefill()
         except BaseException:
-            await held.release()
+            await self.close()
             raise
+        self._running = Running(effect=asked)
+        return made
 
     async def _answer(self, running: Running, cut: int | None = None) -> None:
         """Answer to the end; a failure counts once the log goes beyond it."""
         if running.result is None and running.failure is None:
+            assert self.held is not None
             try:
-                running.result = await running.held.generate(running.chunks.append, cut)
+                running.result = await self.held.generate(running.chunks.append, cut)
             except Exception as failure:
                 running.failure = failure
 
@@ -138,13 +108,11 @@ class TurnReplay:
         if not running.chunks:
             if running.failure is not None:
                 raise running.failure
-            return Verdict(found=Difference(path="", recorded="a piece", came_out="the end"))
+            difference = Difference(path="", recorded="a piece", came_out="the end")
+            return self._verdict(None, difference)
         made = running.chunks.popleft()
-        return Verdict(
-            event=attrs.evolve(event, chunk=made),
-            found=compare_chunks(recorded, made),
-            snr=snr_db(recorded.pcm, made.pcm),
-        )
+        snr = snr_db(recorded.pcm, made.pcm)
+        return self._verdict(attrs.evolve(event, chunk=made), compare_chunks(recorded, made), snr)
 
     async def _done(self, event: ev.TurnDone, recorded: TurnResult) -> Verdict:
         running = self._running
@@ -152,7 +120,9 @@ class TurnReplay:
             return Verdict()
         if recorded.cut is not None:
             await self.close()
-            running = self._running = (await self._prefill(running.effect))[0]
+            await self._prefill(running.effect)
+            running = self._running
+            assert running is not None
             await self._answer(running, recorded.cut)
             running.chunks.clear()
         await self._answer(running)
@@ -162,9 +132,8 @@ class TurnReplay:
         made = running.result
         assert made is not None
         if running.chunks:
-            return Verdict(found=Difference(path="", recorded="the end", came_out="another piece"))
-        return Verdict(
-            event=attrs.evolve(event, result=attrs.evolve(made, costs=recorded.costs)),
-            found=compare_turns(recorded, made),
-            snr=snr_db(recorded.pcm, made.pcm),
-        )
+            difference = Difference(path="", recorded="the end", came_out="another piece")
+            return self._verdict(None, difference)
+        kept = attrs.evolve(made, costs=recorded.costs)
+        snr = snr_db(recorded.pcm, made.pcm)
+        return self._verdict(attrs.evolve(event, result=kept), compare_turns(recorded, made), snr)

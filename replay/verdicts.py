@@ -1,15 +1,19 @@
 """What a full replay has found so far: the first difference, and each unit that differs.
 
-It compares nothing itself; it keeps what `outputs` found, in bounds.
+A `Rerun` makes the calls of one kind again, and gives a `Verdict` on each; `Verdicts` keeps them,
+in bounds. What is compared is `outputs`'.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import attrs
 
-from runtime.backends.forcing import Choice, ForcedResult
+from protocol import effects as ef
+from protocol import events as ev
+from runtime.backends.base import Backend
+from runtime.backends.forcing import Choice
 
 from .difference import Difference
 from .outputs import is_near_tie
@@ -35,67 +39,126 @@ class Finding:
     choice: Choice | None = None
 
 
+def finding_of(
+    difference: Difference | None, snr: float | None = None, choice: Choice | None = None
+) -> Finding | None:
+    """Give what was found; None: there is no difference."""
+    if difference is None:
+        return None
+    return Finding(difference=difference, snr_db=snr, choice=choice)
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """What a recorded event is worth, and what it is to be replaced by.
+
+    Attributes:
+        event: the event with the model's new output; None where there is none.
+        finding: the first difference, or None.
+        index: of the call that it is of; None: it is of none.
+    """
+
+    event: ev.Event | None = None
+    finding: Finding | None = None
+    index: int | None = None
+
+
+class ModelUnavailableError(Exception):
+    """The log does not name its model, or it cannot be had here, or not be forced."""
+
+
+class _Holds(Protocol):
+    async def release(self) -> None: ...
+
+
+Held = TypeVar("Held", bound=_Holds)
+ASKED: Final = (ef.OpenBackend, ef.StartUnit, ef.StartFinalize, ef.StartTurn, ef.RunChunk)
+"""What the machine asks of a model that is compared."""
+
+
+class Rerun(Generic[Held]):
+    """The calls of one session, made again: those of one kind.
+
+    Args:
+        backend: the model.
+        teacher_forced: make it decide what was recorded.
+        held_units: units that were held to another recording (`held`), from the first on.
+
+    Attributes:
+        name: what the report calls them.
+        made: how many were made again.
+        asked: what the machine asks the model for, until its answer comes.
+        held: what the model holds for the session.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, backend: Backend, teacher_forced: bool = False, held_units: int = 0) -> None:
+        self.backend: Final = backend
+        self.teacher_forced: Final = teacher_forced
+        self.held_units: Final = held_units
+        self.made = 0
+        self.asked: dict[type[ef.Effect], Any] = {}
+        self.held: Held | None = None
+
+    def counts(self, changed: int) -> dict[str, Any]:
+        """Say what the report counts."""
+        return {self.name: self.made, f"{self.name}_changed": changed}
+
+    def note(self, effect: ef.Effect) -> None:
+        """Keep what the machine asks the model for."""
+        if isinstance(effect, ASKED):
+            self.asked[type(effect)] = effect
+
+    async def renew(self, event: ev.Event) -> Verdict:
+        """Make the model's part of an event again.
+
+        Raises:
+            Exception: whatever the model raises, a bug of its own too.
+        """
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Give back to the model what it holds."""
+        held, self.held = self.held, None
+        if held is not None:
+            await held.release()
+
+
 class Verdicts:
     """The findings of one full replay.
 
     Attributes:
         divergence: the first difference.
         changed: how units differ, the first `UNITS_KEPT` of them.
-        units_changed: units that differ.
-        turns_changed: turns of chat that differ.
-        chunks_changed: chunks of a transcription that differ.
-        decisions: that were forced.
-        decisions_changed: those of them that the model would have decided otherwise.
-        near_ties: those of these that rounding could have turned.
+        indices: the units, turns or chunks that differ.
     """
 
     def __init__(self) -> None:
         self.divergence: Divergence | None = None
         self.changed: list[UnitDifference] = []
-        self.decisions = self.decisions_changed = self.near_ties = 0
-        self._units: Final[set[int]] = set()
-        self._turns: Final[set[int]] = set()
-        self._chunks: Final[set[int]] = set()
+        self.indices: Final[set[int]] = set()
 
-    @property
-    def units_changed(self) -> int:
-        """Units that differ."""
-        return len(self._units)
+    def take(self, step: Step, verdict: Verdict, last_unit: int | None) -> None:
+        """Take a verdict; of a unit that differs the first difference is kept.
 
-    @property
-    def turns_changed(self) -> int:
-        """Turns of chat that differ."""
-        return len(self._turns)
-
-    @property
-    def chunks_changed(self) -> int:
-        """Chunks of a transcription that differ."""
-        return len(self._chunks)
-
-    def count(self, forced: ForcedResult) -> None:
-        """Count a forced unit's decisions."""
-        made = forced.result
-        self.decisions += len(made.decided_ids) + len(made.codec_ids)
-        self.decisions_changed += len(forced.choices)
-        self.near_ties += sum(is_near_tie(choice) is True for choice in forced.choices)
-
-    def unit(self, step: Step, index: int, finding: Finding) -> None:
-        """Take a unit that differs; the first difference of each is kept."""
-        if index not in self._units and len(self.changed) < UNITS_KEPT:
-            told = _told(finding)
-            self.changed.append(UnitDifference(unit=index, seq=step.record.seq, **told))
-        self._units.add(index)
-        self.first(step, finding, unit=index)
-
-    def turn(self, step: Step, index: int, finding: Finding, *, unit: int | None) -> None:
-        """Take a turn of chat that differs."""
-        self._turns.add(index)
-        self.first(step, finding, unit=unit)
-
-    def chunk(self, step: Step, index: int, finding: Finding) -> None:
-        """Take a chunk of a transcription that differs."""
-        self._chunks.add(index)
-        self.first(step, finding, unit=None)
+        Args:
+            step: the recorded event that it is on.
+            verdict: what was found.
+            last_unit: the last unit started by then; None in a session without units.
+        """
+        finding, index = verdict.finding, verdict.index
+        if finding is None:
+            return
+        if index is None or last_unit is None:
+            self.first(step, finding, unit=last_unit)
+        else:
+            if index not in self.indices and len(self.changed) < UNITS_KEPT:
+                told = _told(finding)
+                self.changed.append(UnitDifference(unit=index, seq=step.record.seq, **told))
+            self.first(step, finding, unit=index)
+        if index is not None:
+            self.indices.add(index)
 
     def first(
         self, step: Step, finding: Finding, *, unit: int | None, kind: Kind = "model"

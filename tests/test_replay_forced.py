@@ -16,9 +16,10 @@ import torch
 from protocol.model import Unit
 from recorder.reader import LogReader
 from replay import cli, environment
-from replay.full import ModelUnavailableError, replay_fully
+from replay.full import replay_fully
 from replay.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.report import FullReport
+from replay.verdicts import ModelUnavailableError
 from runtime.backends.base import Backend
 from runtime.backends.forcing import Choice
 from runtime.backends.minicpmo.model import DuplexModel

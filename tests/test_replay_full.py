@@ -22,10 +22,11 @@ from recorder.records import Record
 from recorder.scan import Damage
 from replay import environment
 from replay.environment import Loading, loading_of, mismatches, model_of
-from replay.full import ModelUnavailableError, replay_fully
+from replay.full import replay_fully
 from replay.logic import replay
 from replay.outputs import compare_units, snr_db
 from replay.report import FullReport, Mismatch
+from replay.verdicts import ModelUnavailableError
 from runtime.backends.base import BackendError, BackendInfo
 from runtime.backends.scripted import Script, ScriptedBackend, Speaks, Step
 from runtime.backends.scripted_tone import tone

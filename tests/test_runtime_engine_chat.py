@@ -258,7 +258,7 @@ async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(
         TurnDone(at_ns=0, result=result),
     ]
     verdicts = [await replay.renew(event) for event in events]
-    assert [verdict.found for verdict in verdicts] == [None] * len(events)
+    assert [verdict.finding for verdict in verdicts] == [None] * len(events)
     assert [verdict.event for verdict in verdicts] == events
 
 
