@@ -6,7 +6,7 @@ the start, at 0, shows its first rise; one that appears with it shows none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Self, get_args
 
 import attrs
@@ -69,9 +69,7 @@ class Books:
     """Of all sessions of one mode; see the metrics of the same names.
 
     Attributes:
-        units: None but for duplex sessions.
-        turns: None but for chats.
-        chunks: None but for transcriptions.
+        work: the part of them that is about units, turns or chunks.
     """
 
     opened: Mapping[str, Count]
@@ -97,9 +95,7 @@ class Books:
     speech_s: Count
     tokens: Mapping[str, Count]
     kv_tokens: Spread
-    units: UnitBooks | None
-    turns: TurnBooks | None
-    chunks: ChunkBooks | None
+    work: UnitBooks | TurnBooks | ChunkBooks
 
     @classmethod
     def of(cls, made: Instruments, mode: Mode) -> Self:
@@ -137,9 +133,7 @@ class Books:
             speech_s=count(c.SPEECH_SECONDS, mode),
             tokens={kind: count(c.TOKENS, kind) for kind in TOKEN_KINDS},
             kv_tokens=spread(c.SESSION_KV_TOKENS, mode),
-            units=_unit_books(made, mode) if mode in {"video", "audio"} else None,
-            turns=_turn_books(made) if mode == "chat" else None,
-            chunks=_chunk_books(made) if mode == "transcription" else None,
+            work=_WORK[mode](made, mode),
         )
 
 
@@ -160,16 +154,24 @@ def _unit_books(made: Instruments, mode: Mode) -> UnitBooks:
     )
 
 
-def _turn_books(made: Instruments) -> TurnBooks:
+def _turn_books(made: Instruments, _mode: Mode) -> TurnBooks:
     return TurnBooks(
         outcomes={outcome: made.count(c.TURNS, outcome) for outcome in TURN_OUTCOMES},
         stages={stage: made.spread(c.TURN_STAGE_SECONDS, stage) for stage in TURN_STAGES},
     )
 
 
-def _chunk_books(made: Instruments) -> ChunkBooks:
+def _chunk_books(made: Instruments, _mode: Mode) -> ChunkBooks:
     return ChunkBooks(
         outcomes={outcome: made.count(c.CHUNKS, outcome) for outcome in CHUNK_OUTCOMES},
         chunk_s=made.spread(c.CHUNK_SECONDS),
         utterances=made.count(c.UTTERANCES),
     )
+
+
+_WORK: Final[Mapping[Mode, Callable[[Instruments, Mode], UnitBooks | TurnBooks | ChunkBooks]]] = {
+    "video": _unit_books,
+    "audio": _unit_books,
+    "chat": _turn_books,
+    "transcription": _chunk_books,
+}

@@ -1,7 +1,7 @@
 """Measures one session from its events and effects alone: traffic, queue, slot, media, its end.
 
-What concerns units, turns and chunks stands in `unit_meter`, `turn_meter` and `chunk_meter`. A
-meter reads no clock: the same log gives the same figures, live or years later.
+What concerns units, turns and chunks stands in `call_meter` and `unit_meter`. A meter reads
+no clock: the same log gives the same figures, live or years later.
 
 - What the machine ignores since it is stale, a lease of before, is not measured either.
 - Sent is what was handed to the connection; whether it arrived, a log does not know.
@@ -21,13 +21,18 @@ from protocol.limits import NS_PER_S
 from protocol.session import Session
 from protocol.utf8 import frame_bytes
 
-from .books import BROKEN_OFF, Books
-from .chunk_meter import ChunkMeter
-from .turn_meter import TurnMeter
+from .books import BROKEN_OFF, Books, ChunkBooks, TurnBooks, UnitBooks
+from .call_meter import CallMeter, ChunkMeter, TurnMeter
 from .unit_meter import UnitMeter
 
 ERROR_BEGINS: Final = '{"type":"error"'
 """How every dialect begins an error; a test holds them to it."""
+METERS: Final[Mapping[type, type[CallMeter[Any]]]] = {
+    UnitBooks: UnitMeter,
+    TurnBooks: TurnMeter,
+    ChunkBooks: ChunkMeter,
+}
+"""What measures the model's work for a session."""
 
 
 class Meter:
@@ -40,7 +45,7 @@ class Meter:
 
     def __init__(self, books: Books, opened: ev.ConnectionOpened) -> None:
         self._books = books
-        self._work = _work_of(books)
+        self._work = METERS[type(books.work)](books, books.work)
         self._now_ns = 0
         self._queued_ns: int | None = None
         self._lease: int | None = None
@@ -163,16 +168,6 @@ class Meter:
         if kind is not None:
             counters[kind].inc()
             self._books.media_s[kind].observe(self._since(began_ns))
-
-
-def _work_of(books: Books) -> UnitMeter | TurnMeter | ChunkMeter:
-    """Make what measures the model's work for a session: units, turns or chunks."""
-    if books.units is not None:
-        return UnitMeter(books, books.units)
-    if books.chunks is not None:
-        return ChunkMeter(books, books.chunks)
-    assert books.turns is not None
-    return TurnMeter(books, books.turns)
 
 
 def error_code(frame: str) -> str:

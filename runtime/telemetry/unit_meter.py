@@ -17,58 +17,38 @@ from typing import Any, Final
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.limits import NS_PER_S
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
+from protocol.model import UnitResult
 from protocol.session import Session
 
 from .books import Books, UnitBooks
+from .call_meter import CallMeter
 
 DEADLINE_NS: Final = NS_PER_S
 """A unit is one second of input, so the next is whole one second after it."""
 US_PER_S: Final = 1_000_000
-SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 
 
-class UnitMeter:
-    """Counts the units of one session.
+class UnitMeter(CallMeter[UnitBooks]):
+    """Counts the units of one session."""
 
-    Args:
-        books: of the session's mode.
-        units: the part of them that is about units.
-
-    Attributes:
-        kv_tokens: what the session holds in the model's cache.
-    """
-
-    def __init__(self, books: Books, units: UnitBooks) -> None:
-        self._books = books
-        self._to = units
-        self._now_ns = 0
-        self._ended = False
-        self._lease: int | None = None
+    def __init__(self, books: Books, work: UnitBooks) -> None:
+        super().__init__(books, work)
         self._whole_ns: deque[int] = deque()
-        self._index: int | None = None  # the unit that runs
-        self._began_ns = self._due_ns = 0
+        self._due_ns = 0
         self._interrupted = False
         self._unanswered = False  # its answer waits for its finalize (B2)
         self._closing: int | None = None  # the unit that is finalized, or undone
         self._barrier_ns = (0, 0)  # from when to when that was, or of the one before
         self._kv_settled = 0
-        self.kv_tokens = 0
 
-    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
-        """Count what an event and its effects mean to units."""
-        self._now_ns = event.at_ns
+    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
         note = _EVENTS.get(type(event))
         if note is not None:
             note(self, event, effects)
         if type(event) is ev.FrameReceived:  # no other event brings sound
             self._take_in(effects, session.units_waiting)
-        self._ended = session.end_reason is not None
-        for effect in effects:
-            if type(effect) in _EFFECTS:
-                self._take_note(effect)
 
-    def _take_note(self, effect: ef.Effect) -> None:
+    def _asked(self, effect: ef.Effect) -> None:
         match effect:
             case ef.StartUnit():
                 self._start(effect.unit.index)
@@ -81,14 +61,6 @@ class UnitMeter:
             case ef.StartFinalize() | ef.Rollback():
                 self._closing = effect.index
                 self._barrier_ns = (self._now_ns, self._now_ns)
-
-    def over(self) -> None:
-        """Count a unit that nobody waits for any more."""
-        self._finish("ended")
-        self.kv_tokens = 0
-
-    def _since(self, at_ns: int) -> float:
-        return max(0, self._now_ns - at_ns) / NS_PER_S
 
     def _take_in(self, effects: tuple[ef.Effect, ...], waiting: int) -> None:
         """Note when the units became whole that are new: what waits now and what left, less before.
@@ -104,18 +76,13 @@ class UnitMeter:
     # -- one unit -------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
-        self._index, self._began_ns = index, self._now_ns
+        self._running, self._began_ns = index, self._now_ns
         self._due_ns = self._whole_ns.popleft() + DEADLINE_NS
         self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
         closed_ns, open_ns = self._barrier_ns
         self._to.wait_s.observe(self._since(whole_ns))
         self._to.barrier_s.observe(max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S)
-
-    def _finish(self, outcome: str) -> None:
-        if self._index is not None:
-            self._to.outcomes[outcome].inc()
-            self._index = None
 
     def _answer(self) -> None:
         self._unanswered = False
@@ -125,9 +92,9 @@ class UnitMeter:
 
     def _unit_done(self, event: ev.UnitDone, effects: tuple[ef.Effect, ...]) -> None:
         result = event.result
-        if result.index != self._index:
+        if result.index != self._running:
             return
-        self._finish("ended" if self._ended else self._outcome(result))
+        self._finish(self._outcome(result))
         self._to.wall_s.observe(self._since(self._began_ns))
         self._count_costs(result)
         self.kv_tokens = result.kv_length
@@ -150,16 +117,14 @@ class UnitMeter:
         if not result.is_listen:
             stages["tts"].observe(costs.tts_us / US_PER_S)
             stages["token2wav"].observe(costs.token2wav_us / US_PER_S)
-        if result.codec_ids or result.pcm:
-            self._books.speech_s.inc(len(result.pcm) / SPEECH_BYTES_PER_S)
-            self._books.tokens["speech"].inc(len(result.codec_ids))
+        self._spoke(result.pcm, len(result.codec_ids))
         self._books.tokens["text"].inc(len(result.decided_ids))
         if result.vision_tokens:
             self._books.tokens["picture"].inc(result.vision_tokens)
 
     def _unit_failed(self, event: ev.UnitFailed, _effects: tuple[ef.Effect, ...]) -> None:
-        if event.index == self._index:
-            self._finish("ended" if self._ended else "failed")
+        if event.index == self._running:
+            self._finish("failed")
             self.kv_tokens = self._kv_settled
 
     # -- the barrier ----------------------------------------------------------------------------
@@ -194,17 +159,13 @@ class UnitMeter:
 
     # -- the slot -------------------------------------------------------------------------------
 
-    def _slot_leased(self, event: ev.SlotLeased, _effects: tuple[ef.Effect, ...]) -> None:
-        self._lease = event.lease
-
     def _backend_opened(self, event: ev.BackendOpened, _effects: tuple[ef.Effect, ...]) -> None:
         if event.lease == self._lease:
             self.kv_tokens = self._kv_settled = event.opened.prompt_length
 
-    def _backend_lost(self, event: ev.BackendLost, _effects: tuple[ef.Effect, ...]) -> None:
-        if event.lease == self._lease:
-            self._finish("ended")
-            self._closing = None
+    def _lost(self) -> None:
+        self._finish("ended")
+        self._closing = None
 
 
 _EVENTS: Final[Mapping[type[ev.Event], Callable[[UnitMeter, Any, Any], None]]] = {
@@ -214,11 +175,5 @@ _EVENTS: Final[Mapping[type[ev.Event], Callable[[UnitMeter, Any, Any], None]]] =
     ev.FinalizeFailed: UnitMeter._finalize_failed,
     ev.RollbackDone: UnitMeter._rollback_done,
     ev.RollbackFailed: UnitMeter._rollback_failed,
-    ev.SlotLeased: UnitMeter._slot_leased,
     ev.BackendOpened: UnitMeter._backend_opened,
-    ev.BackendLost: UnitMeter._backend_lost,
 }
-_EFFECTS: Final = frozenset(
-    {ef.StartUnit, ef.DropUnit, ef.Interrupt, ef.StartFinalize, ef.Rollback}
-)
-"""The effects that say something of units; most effects are frames."""

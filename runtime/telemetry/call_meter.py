@@ -1,0 +1,143 @@
+"""Measures the model calls of one session: what units, turns and chunks share, turns and chunks.
+
+Units, which pass a barrier, are `unit_meter`'s.
+
+A turn and a chunk are measured from their start on the slot. The wait for a turn's slot is the
+queue's (`queue_wait_seconds` of mode `chat`); how long sound waited for the model is the session's
+backlog, and no chunk's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+from protocol import effects as ef
+from protocol import events as ev
+from protocol.limits import NS_PER_S
+from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.session import Session
+
+from .books import Books, ChunkBooks, TurnBooks, UnitBooks
+
+SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
+
+Work = TypeVar("Work", bound=UnitBooks | TurnBooks | ChunkBooks)
+
+
+class CallMeter(Generic[Work]):
+    """Counts the calls of one session.
+
+    Args:
+        books: of the session's mode.
+        work: the part of them that is about its calls.
+
+    Attributes:
+        kv_tokens: what the session holds in the model's cache.
+    """
+
+    def __init__(self, books: Books, work: Work) -> None:
+        self._books = books
+        self._to: Final = work
+        self._now_ns = self._began_ns = 0
+        self._running: Hashable = None
+        self._lease: int | None = None
+        self._ended = False
+        self.kv_tokens = 0
+
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+        """Count what an event and its effects mean to calls."""
+        self._now_ns = event.at_ns
+        match event:
+            case ev.SlotLeased():
+                self._lease = event.lease
+            case ev.BackendLost() if event.lease == self._lease:
+                self._lost()
+            case ev.BackendReleased() if event.lease == self._lease:
+                self._lease = None
+                self.kv_tokens = 0
+            case _:
+                self._heard(event, effects, session)
+        self._ended = session.end_reason is not None
+        for effect in effects:
+            self._asked(effect)
+
+    def over(self) -> None:
+        """Count a call that nobody waits for any more."""
+        self._finish("ended")
+        self.kv_tokens = 0
+
+    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+        raise NotImplementedError
+
+    def _asked(self, effect: ef.Effect) -> None:
+        raise NotImplementedError
+
+    def _lost(self) -> None:
+        self._finish("failed")
+
+    def _since(self, at_ns: int) -> float:
+        return max(0, self._now_ns - at_ns) / NS_PER_S
+
+    def _spoke(self, pcm: bytes, codes: int) -> None:
+        if pcm or codes:
+            self._books.speech_s.inc(len(pcm) / SPEECH_BYTES_PER_S)
+            self._books.tokens["speech"].inc(codes)
+
+    def _finish(self, outcome: str) -> None:
+        if self._running is not None:
+            self._to.outcomes["ended" if self._ended else outcome].inc()
+            self._running = None
+
+
+class TurnMeter(CallMeter[TurnBooks]):
+    """Counts the turns of a chat, from each one's start to the end of its answer."""
+
+    _has_begun_to_answer = False
+
+    def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
+        match event:
+            case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
+                self._to.stages["prefill"].observe(self._since(self._began_ns))
+                self._books.tokens["prompt"].inc(prefill.input_tokens)
+                self.kv_tokens = prefill.input_tokens
+            case ev.TurnProgress(chunk=chunk) if chunk.index == self._running:
+                if not self._has_begun_to_answer:
+                    self._has_begun_to_answer = True
+                    self._to.stages["first"].observe(self._since(self._began_ns))
+                self._spoke(chunk.pcm, len(chunk.codec_ids))
+            case ev.TurnDone(result=result) if result.index == self._running:
+                self._to.stages["end"].observe(self._since(self._began_ns))
+                self._books.tokens["text"].inc(result.generated_tokens)
+                self._spoke(result.pcm, len(result.codec_ids))
+                self.kv_tokens = result.kv_length
+                self._finish(result.reason)
+            case ev.TurnFailed() if event.index == self._running:
+                self._finish("failed")
+
+    def _asked(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.StartTurn):
+            self._running, self._began_ns = effect.turn.index, self._now_ns
+            self._has_begun_to_answer = False
+
+
+class ChunkMeter(CallMeter[ChunkBooks]):
+    """Counts the chunks of a transcription, from each one's start to what was written."""
+
+    def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
+        match event:
+            case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
+                self._to.chunk_s.observe(self._since(self._began_ns))
+                self._books.tokens["prompt"].inc(result.prompt_tokens)
+                self._books.tokens["text"].inc(result.generated_tokens)
+                self.kv_tokens = result.kv_length
+                self._finish("heard")
+            case ev.ChunkFailed() if (event.utterance, event.index) == self._running:
+                self._finish("context_full" if event.context_full else "failed")
+
+    def _asked(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.RunChunk):
+            self._running = (effect.chunk.utterance, effect.chunk.index)
+            self._began_ns = self._now_ns
+            if effect.chunk.index == 0:
+                self._to.utterances.inc()
