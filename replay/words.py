@@ -9,7 +9,7 @@ import attrs
 from protocol import effects as ef
 from protocol import events as ev
 from protocol.utf8 import Shortened
-from recorder.mapping import MappingError, effect_record, event_of, event_record
+from recorder.mapping import effect_record, event_record
 from recorder.records import Fields, Record, Value
 
 from .difference import label, show
@@ -51,17 +51,6 @@ def cause_of(step: Step) -> Cause:
         kind=type(step.event).__name__,
         summary=show(_without_type(fields)),
     )
-
-
-def shortened_in(record: Record) -> Shortened | None:
-    """Read what was left of a refused message; None where the record holds it whole."""
-    if record.kind != "rx" or "shortened" not in record.fields:
-        return None
-    try:
-        event = event_of(record.fields, record.at_ns)
-    except MappingError:
-        return None
-    return event.shortened if isinstance(event, ev.FrameReceived) else None
 
 
 def show_shortened(short: Shortened) -> str:

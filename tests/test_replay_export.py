@@ -224,7 +224,7 @@ def test_any_session_is_told_in_order_and_whole(scene: Scene) -> None:
         0 <= user_samples - SECOND * (units + dropped) < SECOND
         or not scene.session.counts["appends"]
     )
-    assert line.damage_count == 0
+    assert line.story.damage_count == 0
 
 
 @pytest.mark.parametrize("bytes_max", [1, 64_000, 1 << 30])

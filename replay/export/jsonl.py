@@ -49,8 +49,8 @@ def write_jsonl(timeline: Timeline, file: BinaryIO) -> None:
         file,
         kind="end",
         at_ms=_ms(timeline.duration_ns),
-        finished=timeline.finished,
-        damage_count=timeline.damage_count,
+        finished=timeline.story.end.finished,
+        damage_count=timeline.story.damage_count,
     )
 
 

@@ -27,7 +27,6 @@ from typing import Final
 import attrs
 
 from protocol import effects as ef
-from protocol import events as ev
 from protocol import turn
 from protocol.limits import NS_PER_S
 from protocol.messages import (
@@ -52,17 +51,16 @@ from protocol.messages import (
     TranscriptDone,
 )
 from protocol.model import SAMPLE_BYTES
-from protocol.requests import Append, AppendSound, Ask, See, TextPart
+from protocol.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.transcription import to_float32
-from recorder.mapping import MappingError, event_of
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
 from ..dictated import Dictated
 from ..logic import Replayer
 from ..placing import SETTLED_NS, Voice
-from ..wire import Wire, requests_taken, was_taken
-from ..words import Step, shortened_in, show_shortened
+from ..story.reading import Story
+from ..words import Step
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 
@@ -96,21 +94,17 @@ class Timeline:
 
     Attributes:
         head: as given.
+        story: the log, so far.
         duration_ns: to the end of all that was read so far, sound included.
-        damage_count: of the log, so far.
-        finished: the log's `fin` was read.
     """
 
     def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
         self.head: Final = head
-        self.duration_ns = 0
-        self.damage_count = 0
-        self.finished = False
-        self._items = items
         self._replayer: Final = Replayer(go_on=True)
-        self._wire = Wire()
+        self.story: Final = Story(self._replayer)
+        self.duration_ns = 0
+        self._items = items
         self._holding: Final = Holding()
-        self._now_ns = 0
         self._texts: list[Words] = []
         self._is_chat = False
         self._is_speaking = False
@@ -141,66 +135,53 @@ class Timeline:
 
     # -- records --------------------------------------------------------------------------------
 
+    @property
+    def _now_ns(self) -> int:
+        return self.story.duration_ns
+
     def _take(self, item: Record | Damage) -> None:
-        before = requests_taken(self._replayer.session)
-        step = self._replayer.feed(item)
+        passage = self.story.take(item)
         if isinstance(item, Damage):
             self._asked_ns = None
-            self.damage_count += 1
             self._note("damage", f"{item.reason}: {item.detail}")
+        if passage is None:
             return
-        self._now_ns = max(self._now_ns, item.at_ns)
+        fields = passage.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
             self._flush_texts()
-        if item.kind == "tx":
-            self._take_sent(item.fields.get("frame"))
-        elif item.kind == "rx":
-            is_taken = was_taken(step, before, self._replayer.session)
-            short = shortened_in(item)
-            if short is not None:
-                self._note("shortened", show_shortened(short))
-            self._take_received(item.fields.get("frame"), is_taken and short is None)
-        elif item.kind == "event" and item.fields.get("type") == "ConnectionOpened":
-            self._open(item)
-        elif item.kind == "effect":
-            self._take_effect(item.fields)
-        elif item.kind == "mark" and isinstance(text := item.fields.get("text"), str):
-            self._note("mark", text)
-        elif item.kind == "fin":
-            self.finished = True
-        if step is not None:
-            self._take_question(step)
-
-    def _open(self, record: Record) -> None:
-        try:
-            event = event_of(record.fields, record.at_ns)
-        except MappingError:
-            return
-        if isinstance(event, ev.ConnectionOpened):
-            self._wire = Wire(event)
+        match passage.record.kind:
+            case "tx" if passage.frame:
+                for message in self.story.wire.messages(passage.frame):
+                    self._take_message(message)
+            case "rx" if passage.short is not None:
+                self._note("shortened", passage.short.told)
+            case "rx" if passage.frame:
+                self._take_request(self.story.wire.request(passage.frame))
+            case "effect":
+                self._take_effect(passage.effect, fields)
+            case "mark" if isinstance(text := fields.get("text"), str):
+                self._note("mark", text)
+        if passage.step is not None:
+            self._take_question(passage.step)
 
     # -- what the user says ---------------------------------------------------------------------
 
-    def _take_received(self, frame: object, is_taken: bool) -> None:
-        if not isinstance(frame, str):
-            return
-        request = self._wire.request(frame)
+    def _take_request(self, request: ClientMessage | None) -> None:
         match request:
-            case AppendSound() if is_taken:
+            case AppendSound():
                 pcm = to_float32(request.pcm16)
                 sound = self._hear(pcm, self._now_ns, is_captured=True)
-                samples = len(pcm) // SAMPLE_BYTES
-                self._dictated.hear(samples, sound.end_ns, self._replayer.session)
-            case Append() if is_taken:
+                self._dictated.hear(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
+            case Append():
                 if request.force_listen:
                     self._note("force_listen")
                 for jpeg in request.frames:
                     self._show(jpeg)
                 self._hear(request.pcm, self._now_ns, is_captured=True)
-            case See() if is_taken and request.jpeg:
+            case See() if request.jpeg:
                 self._show(request.jpeg)
-            case Ask() if is_taken:
+            case Ask():
                 self._ask(request)
 
     def _ask(self, ask: Ask) -> None:
@@ -234,11 +215,6 @@ class Timeline:
         self._holding.add(Picture(begin_ns=begin_ns, jpeg=jpeg), begin_ns)
 
     # -- what the server says -------------------------------------------------------------------
-
-    def _take_sent(self, frame: object) -> None:
-        if isinstance(frame, str):
-            for message in self._wire.messages(frame):
-                self._take_message(message)
 
     def _take_message(self, message: ServerMessage) -> None:
         if isinstance(message, TranscriptDelta):
@@ -291,8 +267,8 @@ class Timeline:
 
     # -- all else -------------------------------------------------------------------------------
 
-    def _take_effect(self, fields: Fields) -> None:
-        match fields.get("type"):
+    def _take_effect(self, name: str, fields: Fields) -> None:
+        match name:
             case "RunChunk":
                 self._dictated.write(fields.get("chunk"))
             case "DropUnit":

@@ -79,8 +79,8 @@ def export(
     return Exported(
         format=to,
         duration_ns=timeline.duration_ns,
-        finished=timeline.finished,
-        damage_count=timeline.damage_count,
+        finished=timeline.story.end.finished,
+        damage_count=timeline.story.damage_count,
     )
 
 

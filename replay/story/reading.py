@@ -47,6 +47,7 @@ class Passage:
         event: that it holds; None where it holds none that can be read, or a frame that was taken.
         step: what came of it, where the session is stepped and did not part from its log.
         frame: of a `tx`, and of an `rx` that the session took whole; else empty.
+        short: a refused message, of which the log keeps a part.
         ended: the exchange of which nothing more can become, from here on.
     """
 
@@ -55,6 +56,7 @@ class Passage:
     event: ev.Event | None = None
     step: Step | None = None
     frame: str = ""
+    short: ShortenedFrame | None = None
     ended: Exchange | None = None
 
 
@@ -168,15 +170,16 @@ class Story:
             return attrs.evolve(passage, frame=frame if is_taken and isinstance(frame, str) else "")
         event = passage.step.event if passage.step is not None else event_in(record)
         short = event.shortened if isinstance(event, ev.FrameReceived) else None
-        if short is not None:
-            kept = ShortenedFrame(
-                at_ns=record.at_ns,
-                size_bytes=short.size_bytes,
-                blake2b=short.blake2b,
-                told=show_shortened(short),
-            )
-            self.shortened.append(kept)
-        return passage
+        if short is None:
+            return passage
+        kept = ShortenedFrame(
+            at_ns=record.at_ns,
+            size_bytes=short.size_bytes,
+            blake2b=short.blake2b,
+            told=show_shortened(short),
+        )
+        self.shortened.append(kept)
+        return attrs.evolve(passage, short=kept)
 
     def _take_sent(self, passage: Passage) -> Passage:
         self.frames_sent += 1

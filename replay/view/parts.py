@@ -25,8 +25,6 @@ import attrs
 from recorder.records import FRAME_KINDS, Record, Value
 from recorder.spans import extract
 
-from ..words import shortened_in, show_shortened
-
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 TEXT_CHARS_MAX: Final = 4_000
@@ -48,15 +46,13 @@ class Part:
     value: Json
 
 
-def row_of(record: Record) -> Json:
-    """Write a record for the list."""
+def row_of(record: Record, kept: str = "") -> Json:
+    """Write a record for the list; `kept` says what is left of a refused message."""
     fields = {name: value for name, value in record.fields.items() if name != "type"}
     kind = record.fields.get("type")
     if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), str):
         fields["frame"] = _without_base64(frame)
-    short = shortened_in(record)
-    if short is not None:
-        fields["kept"] = show_shortened(short)
+    fields |= {"kept": kept} if kept else {}
     name = kind[:TEXT_CHARS_MAX] if isinstance(kind, str) else ""
     return [record.seq, record.at_ns, record.kind, name, plain(fields)]
 

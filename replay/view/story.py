@@ -60,7 +60,8 @@ class Narrator(Inspector):
             self._damages.append([item.first_seq, item.records, item.reason, plain(item.detail)])
         if passage is None:
             return []
-        self._rows.append(row_of(passage.record))
+        kept = "" if passage.short is None else passage.short.told
+        self._rows.append(row_of(passage.record, kept))
         parts = self._flush() if len(self._rows) >= ROWS_A_PART else []
         self._note_arrivals(passage.record, before)
         return [*parts, *self._note(passage)]
