@@ -31,9 +31,10 @@ from recorder.scan import Damage
 from runtime.backends.base import Backend
 from runtime.journal import Journal, fin_fields
 
+from ..story.questions import Call, answered, asked
 from .calls import Calls
 from .client import Client
-from .timeline import LAST_SEQ, Answer, Call, Timeline, call_of
+from .timeline import LAST_SEQ, Answer, Timeline, numbered
 from .values import CannotForkError, Change
 
 Place = tuple[int, int]
@@ -42,13 +43,6 @@ NEVER: Final[Place] = (1 << 63, LAST_SEQ)
 Items = Iterable[Record | Damage]
 Watch = Callable[[int, int], None]
 """Told how many units are done, of how many."""
-
-ANSWERS: Final = (
-    *(ev.BackendOpened, ev.BackendOpenFailed, ev.UnitDone, ev.UnitFailed),
-    *(ev.FinalizeDone, ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed),
-    *(ev.BackendReleased, ev.TimerFired),
-)
-"""What comes because the session asked for it; all else is the world's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,20 +83,12 @@ class _World:
             if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
                 continue
             event = event_of(item.fields, item.at_ns)
-            if not isinstance(event, (*ANSWERS, ev.ConnectionOpened)):
+            call = answered(event)
+            if call is not None:
+                if call[0] == "open" or call[1] < self._at:
+                    self._answers[item.seq] = event
+            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened):
                 yield (item.at_ns, item.seq), event
-            elif self._is_of_prefix(event):
-                self._answers[item.seq] = event
-
-    def _is_of_prefix(self, event: ev.Event) -> bool:
-        match event:
-            case ev.BackendOpened():
-                return True
-            case ev.UnitDone(result=result):
-                return result.index < self._at
-            case ev.FinalizeDone(finalized=finalized):
-                return finalized.index < self._at
-        return False
 
 
 class ForkRun:
@@ -237,7 +223,7 @@ class ForkRun:
                 self._openings += 1
             case ef.StartUnit(unit=unit) if unit.index == self._change.at:
                 self.is_reached = unit.force_listen or not self._change.force_listen
-        call = call_of(effect, self._openings)
+        call = numbered(asked(effect), self._openings)
         answer = None if call is None else self._timeline.answer(call)
         if call is not None and answer is not None:
             place = (now_ns + answer.after_ns, answer.seq)

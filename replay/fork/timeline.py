@@ -17,7 +17,7 @@ It keeps a few numbers for each call, and no sound.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 
@@ -29,12 +29,10 @@ from recorder.records import Record
 from recorder.scan import Damage
 
 from ..logic import Replayer
+from ..story.questions import Call, answered, asked
 from ..words import Step
 from .values import CannotForkError, ForkRefusedError
 
-CallName = Literal["open", "unit", "finalize", "rollback", "release"]
-Call = tuple[CallName, int]
-"""A call by its name and number: the unit's index, the lease, or which opening it is, from 1."""
 LAST_SEQ: Final = 1 << 63
 """Of what the recording does not have: at the same time it comes after all that it has."""
 
@@ -201,59 +199,32 @@ class Surveyor:
                 self._timers[effect.generation] = effect.at_ns
             case ef.OpenBackend():
                 self._openings += 1
-        call = call_of(effect, self._openings)
+        call = numbered(asked(effect), self._openings)
         if call is not None:
             self._asked_ns[call] = record.at_ns
 
     def _note_answer(self, step: Step) -> None:
         event = step.event
+        facts: dict[str, Any] = {}
         match event:
-            case ev.BackendOpened():
-                self._answer(step, ("open", self._openings))
-            case ev.BackendOpenFailed(context_full=full):
-                self._answer(step, ("open", self._openings), event=None if full else event)
             case ev.UnitDone(result=result):
-                self._answer(step, ("unit", result.index), cut=result.cut, costs=result.costs)
-            case ev.UnitFailed(index=index, context_full=full):
-                self._answer(step, ("unit", index), event=None if full else event)
+                facts = {"cut": result.cut, "costs": result.costs}
             case ev.FinalizeDone(finalized=made):
-                self._answer(step, ("finalize", made.index), cost_us=made.cost_us)
-            case ev.FinalizeFailed(index=index):
-                self._answer(step, ("finalize", index), event=event)
-            case ev.RollbackDone(index=index):
-                self._answer(step, ("rollback", index))
-            case ev.RollbackFailed(index=index):
-                self._answer(step, ("rollback", index), event=event)
-            case ev.BackendReleased(lease=lease):
-                self._answer(step, ("release", lease))
+                facts = {"cost_us": made.cost_us}
+            case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):
+                facts = {"event": event}
+            case ev.FinalizeFailed() | ev.RollbackFailed():
+                facts = {"event": event}
             case ev.TimerFired(at_ns=at_ns, generation=generation) if generation in self._timers:
                 due_ns = self._timers.pop(generation)
                 self._fired[generation, due_ns] = (at_ns, step.record.seq)
-
-    def _answer(self, step: Step, call: Call, **facts: Any) -> None:
-        """Note an answer to what was asked; a stale one answers nothing."""
-        asked_ns = self._asked_ns.get(call)
-        if asked_ns is not None and call not in self._answers:
+        call = numbered(answered(event), self._openings)
+        asked_ns = None if call is None else self._asked_ns.get(call)
+        if call is not None and asked_ns is not None and call not in self._answers:
             after_ns = step.record.at_ns - asked_ns
             self._answers[call] = Answer(seq=step.record.seq, after_ns=after_ns, **facts)
 
 
-def call_of(effect: ef.Effect, openings: int) -> Call | None:
-    """Name the call that an effect asks for; None where it asks the model for nothing.
-
-    Args:
-        effect: what the session asks for.
-        openings: how often it has asked to be opened, this time included.
-    """
-    match effect:
-        case ef.OpenBackend():
-            return "open", openings
-        case ef.StartUnit(unit=unit):
-            return "unit", unit.index
-        case ef.StartFinalize(index=index):
-            return "finalize", index
-        case ef.Rollback(index=index):
-            return "rollback", index
-        case ef.Release(lease=lease):
-            return "release", lease
-    return None
+def numbered(call: Call | None, openings: int) -> Call | None:
+    """Number an opening by how often it was asked for by then: a lease may be opened again."""
+    return call if call is None or call[0] != "open" else ("open", openings)

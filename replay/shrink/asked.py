@@ -18,6 +18,8 @@ import attrs
 from protocol import effects as ef
 from protocol import events as ev
 
+from ..story.questions import CallName, answered, asked, renumbered
+
 OUTSIDE: Final = (
     *(ev.ConnectionOpened, ev.FrameReceived, ev.PeerGone, ev.SendFailed),
     *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
@@ -54,6 +56,9 @@ class Asked:
         """
         media: list[int] = []
         for effect in effects:
+            call = asked(effect)
+            if call is not None:
+                self.numbers[call[0]] = call[1]
             match effect:
                 case ef.EnterQueue():
                     self.numbers["queue"] = 0
@@ -61,20 +66,10 @@ class Asked:
                     self.numbers["leave"] = 0
                 case ef.Admit():
                     self.numbers["admit"] = 0
-                case ef.OpenBackend(lease=lease):
-                    self.numbers["open"] = lease
-                case ef.StartUnit(unit=unit):
-                    self.numbers["unit"] = unit.index
-                case ef.StartFinalize(index=index):
-                    self.numbers["finalize"] = index
-                case ef.Rollback(index=index):
-                    self.numbers["rollback"] = index
                 case ef.StartTurn(turn=turn):
-                    self.numbers |= {"turn": turn.index, "prefill": turn.index}
+                    self.numbers["prefill"] = turn.index
                 case ef.RunChunk(chunk=chunk):
-                    self.numbers |= {"utterance": chunk.utterance, "chunk": chunk.index}
-                case ef.Release(lease=lease):
-                    self.numbers["release"] = lease
+                    self.numbers["utterance"] = chunk.utterance
                 case ef.SetTimer(name=name, generation=generation):
                     self.timers[name] = generation
                 case ef.CancelTimer(name=name):
@@ -100,11 +95,8 @@ class Asked:
                 return None if number is None else attrs.evolve(event, media=number)
             case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone() | ev.TurnFailed():
                 return self._of_turn(event)
-            case ev.SlotLeased() | ev.BackendReleased() | ev.BackendLost():
-                return self._of_slot(event)
-            case ev.ChunkDone() | ev.ChunkFailed():
-                return self._of_chunk(event)
-        return self._of_queue(event) or self._of_call(event)
+        call = answered(event)
+        return self._of_queue(event) if call is None else self._of_call(event, call[0])
 
     def _from_outside(self, event: ev.Event) -> ev.Event | None:
         """Nothing comes of a peer that is gone."""
@@ -125,84 +117,39 @@ class Asked:
                 return self._answer(event, "queue")
             case ev.TicketLeft() if "leave" in self.numbers:
                 return self._answer(event, "queue")
-        return None
-
-    def _of_slot(
-        self, event: ev.SlotLeased | ev.BackendReleased | ev.BackendLost
-    ) -> ev.Event | None:
-        match event:
-            case ev.SlotLeased(lease=lease):
-                if self._answer(event, "queue") is None:
-                    return None
+            case ev.SlotLeased(lease=lease) if self._answer(event, "queue") is not None:
                 self.lease = lease
                 return event
-            case ev.BackendReleased():
-                held, self.lease = self.numbers.pop("release", None), None
-                return None if held is None else attrs.evolve(event, lease=held)
             case ev.BackendLost() if self.lease is not None:
                 for call in (*_MODEL_CALLS, "prefill"):
                     self.numbers.pop(call, None)
                 return attrs.evolve(event, lease=self.lease)
         return None
 
-    def _of_turn(self, event: ev.Event) -> ev.Event | None:
-        index = self.numbers.get("turn")
-        if index is None:
-            return None
-        match event:
-            case ev.TurnPrefilled(prefill=prefill) if self.numbers.pop("prefill", None) is not None:
-                self._chunks = 0
-                return attrs.evolve(event, prefill=attrs.evolve(prefill, index=index))
-            case ev.TurnProgress(chunk=chunk) if "prefill" not in self.numbers:
-                step, self._chunks = self._chunks, self._chunks + 1
-                return attrs.evolve(event, chunk=attrs.evolve(chunk, index=index, step=step))
-            case ev.TurnDone(result=result) if "prefill" not in self.numbers:
-                del self.numbers["turn"]
-                return attrs.evolve(event, result=attrs.evolve(result, index=index))
-            case ev.TurnFailed():
-                del self.numbers["turn"]
-                self.numbers.pop("prefill", None)
-                return attrs.evolve(event, index=index)
-        return None
-
-    def _of_chunk(self, event: ev.ChunkDone | ev.ChunkFailed) -> ev.Event | None:
-        index = self.numbers.pop("chunk", None)
-        if index is None:
-            return None
-        utterance = self.numbers.pop("utterance")
-        if isinstance(event, ev.ChunkFailed):
-            return attrs.evolve(event, utterance=utterance, index=index)
-        result = attrs.evolve(event.result, utterance=utterance, index=index)
-        return attrs.evolve(event, result=result)
-
-    def _of_call(self, event: ev.Event) -> ev.Event | None:
-        match event:
-            case ev.BackendOpened() | ev.BackendOpenFailed():
-                lease = self.numbers.pop("open", None)
-                return None if lease is None else attrs.evolve(event, lease=lease)
-            case ev.UnitDone(result=result):
-                index = self.numbers.pop("unit", None)
-                done = None if index is None else attrs.evolve(result, index=index)
-                return None if done is None else attrs.evolve(event, result=done)
-            case ev.UnitFailed():
-                return self._indexed(event, "unit")
-            case ev.FinalizeDone(finalized=finalized):
-                index = self.numbers.pop("finalize", None)
-                made = None if index is None else attrs.evolve(finalized, index=index)
-                return None if made is None else attrs.evolve(event, finalized=made)
-            case ev.FinalizeFailed():
-                return self._indexed(event, "finalize")
-            case ev.RollbackDone() | ev.RollbackFailed():
-                return self._indexed(event, "rollback")
-        return None
-
-    def _indexed(
-        self,
-        event: ev.UnitFailed | ev.FinalizeFailed | ev.RollbackDone | ev.RollbackFailed,
-        question: str,
+    def _of_turn(
+        self, event: ev.TurnPrefilled | ev.TurnProgress | ev.TurnDone | ev.TurnFailed
     ) -> ev.Event | None:
-        index = self.numbers.pop(question, None)
-        return None if index is None else attrs.evolve(event, index=index)
+        index, is_prefill = self.numbers.get("turn"), isinstance(event, ev.TurnPrefilled)
+        fits = isinstance(event, ev.TurnFailed) or is_prefill is ("prefill" in self.numbers)
+        if index is None or not fits:
+            return None
+        if isinstance(event, ev.TurnProgress):
+            step, self._chunks = self._chunks, self._chunks + 1
+            return renumbered(event, index, step=step)
+        self.numbers.pop("prefill", None)
+        self._chunks = 0
+        if not is_prefill:
+            del self.numbers["turn"]
+        return renumbered(event, index)
+
+    def _of_call(self, event: ev.Event, call: CallName) -> ev.Event | None:
+        number = self.numbers.pop(call, None)
+        if call == "release":
+            self.lease = None
+        if number is None:
+            return None
+        also = {"utterance": self.numbers.pop("utterance")} if call == "chunk" else {}
+        return renumbered(event, number, **also)
 
     def _answer(self, event: Answer, question: str) -> Answer | None:
         """Take a question back that is about nothing of a number."""

@@ -17,6 +17,7 @@ from protocol import events as ev
 from ..redact.client_frames import FrameEditor
 from ..redact.media import hide_picture, mute
 from ..redact.policy import Kind, Policy, Tally
+from ..story.questions import ANSWERS
 
 Step = Callable[[ev.Event], ev.Event]
 
@@ -24,12 +25,7 @@ _FILES: Final[frozenset[Kind]] = frozenset({"audio", "video", "image", "voice"})
 _WORDS: Final[frozenset[Kind]] = frozenset({"text", "prompt"})
 _RESULTS: Final[Mapping[type, str]] = {
     ev.BackendOpened: "opened",
-    ev.UnitDone: "result",
-    ev.FinalizeDone: "finalized",
-    ev.TurnPrefilled: "prefill",
-    ev.TurnProgress: "chunk",
-    ev.TurnDone: "result",
-    ev.ChunkDone: "result",
+    **{answer: path.partition(".")[0] for answer, (_, path) in ANSWERS.items() if "." in path},
 }
 """Where what a model made stands in its events."""
 _NUMBERS: Final = ("decided_ids", "fed_ids", "token_ids", "codec_ids")

@@ -1,0 +1,82 @@
+"""Which event answers which effect: what a session asks the model for, and what it is told then.
+
+Both are named alike, by a call and its number: a unit's or a turn's index, a chunk's in its
+utterance, or the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any, Final, Literal, TypeVar
+
+import attrs
+
+from protocol import effects as ef
+from protocol import events as ev
+
+CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "release"]
+Call = tuple[CallName, int]
+Told = TypeVar("Told", bound=ev.Event)
+
+QUESTIONS: Final[Mapping[type, tuple[CallName, str]]] = {
+    ef.OpenBackend: ("open", "lease"),
+    ef.StartUnit: ("unit", "unit.index"),
+    ef.StartFinalize: ("finalize", "index"),
+    ef.Rollback: ("rollback", "index"),
+    ef.StartTurn: ("turn", "turn.index"),
+    ef.RunChunk: ("chunk", "chunk.index"),
+    ef.Release: ("release", "lease"),
+}
+"""By the effect; and where its number stands."""
+ANSWERS: Final[Mapping[type, tuple[CallName, str]]] = {
+    ev.BackendOpened: ("open", "lease"),
+    ev.BackendOpenFailed: ("open", "lease"),
+    ev.UnitDone: ("unit", "result.index"),
+    ev.UnitFailed: ("unit", "index"),
+    ev.FinalizeDone: ("finalize", "finalized.index"),
+    ev.FinalizeFailed: ("finalize", "index"),
+    ev.RollbackDone: ("rollback", "index"),
+    ev.RollbackFailed: ("rollback", "index"),
+    ev.TurnPrefilled: ("turn", "prefill.index"),
+    ev.TurnProgress: ("turn", "chunk.index"),
+    ev.TurnDone: ("turn", "result.index"),
+    ev.TurnFailed: ("turn", "index"),
+    ev.ChunkDone: ("chunk", "result.index"),
+    ev.ChunkFailed: ("chunk", "index"),
+    ev.BackendReleased: ("release", "lease"),
+}
+"""By the event, likewise. A turn is answered piece by piece, all else at once."""
+
+
+def asked(effect: ef.Effect) -> Call | None:
+    """Name the call that an effect asks for; None where it asks the model for nothing."""
+    return _named(effect, QUESTIONS)
+
+
+def answered(event: ev.Event) -> Call | None:
+    """Name the call that an event answers; None where it answers none of the model."""
+    return _named(event, ANSWERS)
+
+
+def renumbered(event: Told, number: int, **also: int) -> Told:
+    """Make an answer that of another question.
+
+    Args:
+        event: the answer.
+        number: of the question.
+        also: what else is otherwise of what stands beside it.
+    """
+    where, _, inner = ANSWERS[type(event)][1].rpartition(".")
+    changes: dict[str, Any] = {inner: number, **also}
+    if where:
+        changes = {where: attrs.evolve(getattr(event, where), **changes)}
+    return attrs.evolve(event, **changes)
+
+
+def _named(fact: object, table: Mapping[type, tuple[CallName, str]]) -> Call | None:
+    if type(fact) not in table:
+        return None
+    name, path = table[type(fact)]
+    number: Any = reduce(getattr, path.split("."), fact)
+    return name, int(number)
