@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -43,6 +43,30 @@ def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(line)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    overflow: OverflowMethod = "ellipsis",
+    more: str = "",
+) -> RenderableType:
+    """Write a table.
+
+    Args:
+        columns: their names; those that begin with `<` stand on the left.
+        rows: plain text.
+        overflow: what becomes of text that is too long.
+        more: the line below it, if there is one.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        justify: JustifyMethod = "left" if name.startswith("<") else "right"
+        made.add_column(name.removeprefix("<"), justify=justify, overflow=overflow)
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return Group(made, Text(more)) if more else made
 
 
 def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:
@@ -158,14 +182,10 @@ def _forced_lines(report: FullReport) -> list[RenderableType]:
 
 
 def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("unit", "where", "recorded", "came out", "judged"):
-        table.add_column(name, justify="right" if name == "unit" else "left", overflow="fold")
-    for unit in changed[:SHOWN_UNITS_MAX]:
-        judged = _apart(unit)
-        row = (str(unit.unit), unit.field, unit.recorded, unit.came_out, judged)
-        table.add_row(*map(Text, row))
-    return table
+    columns = ("unit", "<where", "<recorded", "<came out", "<judged")
+    shown = changed[:SHOWN_UNITS_MAX]
+    rows = [(str(it.unit), it.field, it.recorded, it.came_out, _apart(it)) for it in shown]
+    return table(columns, rows, overflow="fold")
 
 
 def _apart(found: Divergence | UnitDifference) -> str:
@@ -286,54 +306,48 @@ def _end(told: Inspection) -> str:
 
 
 def _turn_table(turns: Sequence[Exchange]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("turn", "started", "took", "outcome", "tokens", "text"):
-        table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
+    rows = []
     for turn in turns[:ROWS_MAX]:
-        took = "" if turn.done_ns is None else show_ms(turn.done_ns - turn.started_ns)
-        spoken = f", {turn.audio_ms} ms" if turn.audio_ms else ""
-        row = (
-            str(turn.index),
-            show_seconds(turn.started_ns),
-            took,
-            turn.outcome.replace("_", " ") + spoken,
-            f"{turn.input_tokens or 0} + {turn.generated_tokens}",
-            show(turn.text[:TEXT_CHARS_MAX]) if turn.text else "",
-        )
-        table.add_row(*map(Text, row))
-    more = len(turns) - ROWS_MAX
-    return Group(table, Text(f"and {more} more turns, see --json")) if more > 0 else table
+        outcome = f"{turn.outcome.replace('_', ' ')}{_spoken(turn.audio_ms)}"
+        tokens = f"{turn.input_tokens or 0} + {turn.generated_tokens}"
+        rows.append((*_asked(turn), outcome, tokens, _said(turn.text)))
+    columns = ("turn", "started", "took", "<outcome", "tokens", "<text")
+    return table(columns, rows, more=_more(len(turns) - ROWS_MAX, "turns"))
 
 
 def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("utterance", "started", "took", "heard", "outcome", "tokens", "text"):
-        table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
+    rows = []
     for told in utterances[:ROWS_MAX]:
-        took = "" if told.done_ns is None else f"{(told.done_ns - told.started_ns) / 1e6:.0f} ms"
-        row = (
-            str(told.index),
-            show_seconds(told.started_ns),
-            took,
-            f"{told.chunks} s",
-            told.outcome.replace("_", " "),
-            f"{told.prompt_tokens} + {told.completion_tokens}",
-            show(told.text[:TEXT_CHARS_MAX]) if told.text else "",
-        )
-        table.add_row(*map(Text, row))
-    more = len(utterances) - ROWS_MAX
-    return Group(table, Text(f"and {more} more utterances, see --json")) if more > 0 else table
+        tokens = f"{told.prompt_tokens} + {told.completion_tokens}"
+        outcome = told.outcome.replace("_", " ")
+        rows.append((*_asked(told), f"{told.chunks} s", outcome, tokens, _said(told.text)))
+    columns = ("utterance", "started", "took", "heard", "<outcome", "tokens", "<text")
+    return table(columns, rows, more=_more(len(utterances) - ROWS_MAX, "utterances"))
 
 
 def _unit_table(units: Sequence[Exchange]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("unit", "started", "took", "outcome", "kv", "text"):
-        table.add_column(name, justify="left" if name in ("outcome", "text") else "right")
     runs = _runs(units)
-    for run in runs[:ROWS_MAX]:
-        table.add_row(*map(Text, _row(run)))
-    more = sum(map(len, runs[ROWS_MAX:]))
-    return Group(table, Text(f"and {more} more units, see --json")) if more else table
+    more = _more(sum(map(len, runs[ROWS_MAX:])), "units")
+    columns = ("unit", "started", "took", "<outcome", "kv", "<text")
+    return table(columns, map(_row, runs[:ROWS_MAX]), more=more)
+
+
+def _more(count: int, what: str) -> str:
+    return f"and {count} more {what}, see --json" if count > 0 else ""
+
+
+def _asked(told: Exchange | UtteranceStory) -> tuple[str, str, str]:
+    """Which it is, when it began, and how long it took."""
+    took = "" if told.done_ns is None else show_ms(told.done_ns - told.started_ns)
+    return str(told.index), show_seconds(told.started_ns), took
+
+
+def _said(text: str) -> str:
+    return show(text[:TEXT_CHARS_MAX]) if text else ""
+
+
+def _spoken(audio_ms: int) -> str:
+    return f", {audio_ms} ms" if audio_ms else ""
 
 
 def _runs(units: Sequence[Exchange]) -> list[list[Exchange]]:
@@ -357,27 +371,27 @@ def _goes_on(last: Exchange, unit: Exchange) -> bool:
 
 def _row(run: Sequence[Exchange]) -> tuple[str, ...]:
     first, last = run[0], run[-1]
-    took = [(unit.done_ns - unit.started_ns) for unit in run if unit.done_ns is not None]
-    said = "".join(unit.text for unit in run)
+    took = [unit.took_ns for unit in run if unit.took_ns is not None]
     return (
         f"{first.index}" if first is last else f"{first.index}-{last.index}",
         show_seconds(first.started_ns),
         show_ms(max(took)) if took else "",
         _outcome(run),
         "" if last.kv_length is None else str(last.kv_length),
-        show(said[:TEXT_CHARS_MAX]) if said else "",
+        _said("".join(unit.text for unit in run)),
     )
 
 
 def _outcome(run: Sequence[Exchange]) -> str:
-    unit, audio_ms = run[-1], sum(unit.audio_ms for unit in run)
-    words = [unit.outcome.replace("_", " ")]
-    words += ["forced"] if unit.forced else []
-    words += [f"cut at {unit.cut}"] if unit.cut else []
-    words += [f"{audio_ms} ms"] if audio_ms else []
-    words += ["end of turn"] if unit.end_of_turn else []
-    words += [f"{unit.frames} video frames"] if unit.frames else []
-    return ", ".join(words)
+    unit = run[-1]
+    return (
+        unit.outcome.replace("_", " ")
+        + (", forced" if unit.forced else "")
+        + (f", cut at {unit.cut}" if unit.cut else "")
+        + _spoken(sum(unit.audio_ms for unit in run))
+        + (", end of turn" if unit.end_of_turn else "")
+        + (f", {unit.frames} video frames" if unit.frames else "")
+    )
 
 
 def speed_text(span_ns: int, elapsed_s: float) -> str:

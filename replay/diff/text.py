@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from ..difference import label, show
 from ..recordings import show_bytes, show_seconds
+from ..text import table
 from .report import DiffReport, Parting, SessionFacts, Side
 
 ROWS_MAX: Final = 40
@@ -89,9 +88,7 @@ def _session(name: str, facts: SessionFacts) -> str:
 
 
 def _table(report: DiffReport) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("", "A", "B", "sound", "took, ms", "differs in"):
-        table.add_column(name)
+    rows = []
     for parting in report.partings[:ROWS_MAX]:
         more = len(parting.fields) - 1
         row = (
@@ -102,9 +99,10 @@ def _table(report: DiffReport) -> RenderableType:
             "" if parting.index is None else f"{_took(parting.a)} | {_took(parting.b)}",
             parting.fields[0] + (f" and {more} more" if more else ""),
         )
-        table.add_row(*map(Text, row))
-    more = report.parting_count - ROWS_MAX
-    return Group(table, Text(f"and {more} more, see --json")) if more > 0 else table
+        rows.append(row)
+    left = report.parting_count - ROWS_MAX
+    columns = ("<", "<A", "<B", "<sound", "<took, ms", "<differs in")
+    return table(columns, rows, more=f"and {left} more, see --json" if left > 0 else "")
 
 
 def _cell(parting: Parting, side: Side | None, shown: str) -> str:

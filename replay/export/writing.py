@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final, Literal, get_args
@@ -27,6 +28,10 @@ SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
 """What a file's name says of its format."""
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
 """What is written from its start to its end, and may go to stdout."""
+
+_MODULES: Final = {"srt": "captions", "vtt": "captions", "mcap": "mcap_file", "txt": "cast"}
+_WRITERS: Final = {"txt": "write_cast"}
+"""Where a format's writer is named otherwise than the format."""
 
 Write = Callable[[Timeline, BinaryIO], None]
 
@@ -96,32 +101,6 @@ def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> It
 
 def _writer(to: Format) -> Write:
     """Load what writes a format; of those not asked for, nothing is imported."""
-    match to:
-        case "wav":
-            from .wav import write_wav
-
-            return write_wav
-        case "srt":
-            from .captions import write_srt
-
-            return write_srt
-        case "vtt":
-            from .captions import write_vtt
-
-            return write_vtt
-        case "mp4":
-            from .mp4 import write_mp4
-
-            return write_mp4
-        case "jsonl":
-            from .jsonl import write_jsonl
-
-            return write_jsonl
-        case "mcap":
-            from .mcap_file import write_mcap
-
-            return write_mcap
-        case "txt":
-            from .cast import write_cast
-
-            return write_cast
+    module = import_module(f".{_MODULES.get(to, to)}", __package__)
+    write: Write = getattr(module, _WRITERS.get(to, f"write_{to}"))
+    return write
