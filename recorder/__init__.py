@@ -1,1 +1,1 @@
-"""How a session is kept: the log's format, its writer, its reader and its checks."""
+"""How a session is recorded: the log's format, writer, reader and checks."""

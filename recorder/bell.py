@@ -1,9 +1,8 @@
-"""Waking tasks of an event loop from a thread, on asyncio and on trio.
+"""Waking tasks of an asyncio or trio event loop from a thread.
 
-Rules: ringing never blocks and never fails, a loop that is over is nobody to wake; calls that are
-rung before the loop got round to the last ones share its wake-up.
-
-It imports neither backend: a loop is known by the token that AnyIO gives.
+Rules: ringing never blocks and never fails, also when the loop has ended. Calls rung before the
+loop has run the last ones share its wake-up. A loop is identified by AnyIO's token, so neither
+backend is imported.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ class Bell:
     """Runs calls in one event loop, from any thread."""
 
     def __init__(self, native_token: object) -> None:
-        """Ring for the loop of an AnyIO token.
-
-        Args:
-            native_token: a `TrioToken` or an asyncio loop, from `anyio.lowlevel.current_token`.
-        """
+        """`native_token` is a `TrioToken` or an asyncio loop, from AnyIO's `current_token`."""
         self._schedule: Callable[[Call], object]
         if hasattr(native_token, "run_sync_soon"):
             self._schedule = cast("_Trio", native_token).run_sync_soon
@@ -43,7 +38,7 @@ class Bell:
         self._calls: list[Call] = []
 
     def ring(self, calls: Iterable[Call]) -> None:
-        """Have the loop run `calls`, in order, soon; they must not raise."""
+        """Have the loop run `calls` soon and in order; they must not raise."""
         with self._lock:
             is_scheduled = bool(self._calls)
             self._calls += calls
@@ -51,7 +46,7 @@ class Bell:
                 return
         try:
             self._schedule(self._run)
-        except RuntimeError:  # the loop is over, on either backend
+        except RuntimeError:  # the loop has ended, on either backend
             with self._lock:
                 self._calls.clear()
 
@@ -63,7 +58,7 @@ class Bell:
 
 
 class Bells:
-    """The bells of all loops that were seen: one in a server, one a test elsewhere."""
+    """One bell for each event loop that was seen: one in a server, one per test elsewhere."""
 
     def __init__(self) -> None:
         self._bells: dict[object, Bell] = {}
@@ -72,7 +67,7 @@ class Bells:
         """Return the bell of the running loop, or None outside of one."""
         try:
             token = current_token().native_token
-        except RuntimeError:  # AnyIO's error for it is a new name of this one
+        except RuntimeError:  # AnyIO's error is a subclass
             return None
         bell = self._bells.get(token)
         if bell is None:

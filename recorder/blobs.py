@@ -4,12 +4,10 @@
     1 shuffle-4    float32 samples, first all lowest bytes, then the next, ...
     2 exact-16-bit float32 samples that are exactly s/32768 or s/32767 for 16-bit s:
                    a divisor byte, then the differences of s, low bytes before high bytes
-    3 FLAC         the same samples: a divisor byte, then a FLAC file; in compacted logs alone
+    3 FLAC         the same samples: a divisor byte, then a FLAC file; only in compacted logs
 
-Rules: the codec is chosen by looking at the bytes alone; every packing is unpacked again and
-compared as BYTES before it is used (-0.0 and NaN payloads therefore fall back).
-
-It does not compress and remembers nothing.
+Rules: only the bytes decide the codec. Each packed blob is unpacked again and compared as BYTES
+before use, so -0.0 and NaN payloads fall back to another codec. Nothing here compresses with zstd.
 """
 
 from __future__ import annotations
@@ -32,20 +30,21 @@ EXACT_16: Final = 2
 FLAC: Final = 3
 
 PCM_BYTES_MIN: Final = 256
-"""Below 64 samples there is nothing to win, and too little to look at."""
+"""Fewer than 64 samples save nothing, and are too few to recognise."""
 _PROBE_RUNS: Final = 16
 _RUN_BYTES: Final = 64
-"""256 samples tell PCM from a JPEG: of random bytes, one in six looks like PCM. They are taken in
-runs of a cache line each, as what is looked at mostly comes from memory."""
+"""256 samples distinguish PCM from a JPEG; one random byte in six looks like PCM. They are read in
+runs of one cache line, since most probed data comes from memory."""
 _PROBE_SHARE_MIN: Final = 0.9
 _EXPONENTS: Final = range(90, 132)
 """2**-37 to 2**5: dither and fades stay above it, and clipping PCM overshoots 1.0 by less."""
 _HIGHEST_BYTES: Final = bytes(
     sign | exponent >> 1 for sign in (0, 0x80) for exponent in (0, *_EXPONENTS[::2])
 )
-"""Of such samples and of zero: the sign, and the exponent without its last bit."""
+"""The highest bytes of such samples and of zero: the sign, and the exponent without its last
+bit."""
 _DIVISORS: Final = (32768.0, 32767.0)
-"""The two conventions by which 16-bit samples become floats; the divisor byte is the index."""
+"""The two conventions for converting 16-bit samples to float; the divisor byte is the index."""
 _FIRSTS: Final = struct.Struct(f"<f{_RUN_BYTES - 4}x")
 """The first sample of each run of a probe."""
 _NEAR_WHOLE: Final = 0.5 - 1 / 256
@@ -59,10 +58,8 @@ class Packed:
     """A blob as it is stored.
 
     Attributes:
-        codec: how it was packed.
-        stored: the bytes.
-        cut: where among them the samples' highest bytes start, which compress as no others do; 0
-            where there are none.
+        cut: where in `stored` the samples' highest bytes start, which compress unlike the rest; 0
+            if there are none.
     """
 
     codec: int
@@ -82,11 +79,7 @@ def pack(data: bytes) -> Packed:
 
 
 def pack_flac(packed: Piece) -> Packed | None:
-    """Store a blob of codec 2 as FLAC; None where that does not give the same samples.
-
-    Args:
-        packed: as codec 2 stores it.
-    """
+    """Repack `packed`, a blob of codec 2, as FLAC; None where the samples would not be the same."""
     data = _unpack_exact(packed, 2 * (len(packed) - 1))
     values = None if data is None else _as_sixteen_bit(data, _DIVISORS[packed[0]])
     if values is None:
@@ -96,19 +89,14 @@ def pack_flac(packed: Piece) -> Packed | None:
 
 
 def cut_of(codec: int, stored_len: int) -> int:
-    """Say where in a stored blob the highest bytes of its samples start; 0 where there are none."""
+    """Return where a stored blob's highest sample bytes start; 0 if it has none."""
     if codec == SHUFFLE_4:
         return stored_len // 4 * 3
     return 1 + (stored_len - 1) // 2 if codec == EXACT_16 else 0
 
 
 def unpack(codec: int, stored: Piece, length: int) -> bytes:
-    """Undo `pack`.
-
-    Args:
-        codec: as stored.
-        stored: the stored bytes.
-        length: bytes of the blob itself.
+    """Undo `pack`; `length` is the unpacked size in bytes.
 
     Raises:
         FormatError: the codec is unknown or the lengths do not fit it.
@@ -148,7 +136,7 @@ def _pack_exact(data: bytes, probe: bytes) -> Packed | None:
 
 
 def _is_near_whole(probe: bytes, divisor: float) -> bool:
-    """Whether the first sample of each run may be a 16-bit one; others fail within microseconds."""
+    """Whether the first sample of each run may be 16-bit; most others fail within microseconds."""
     return all(
         abs(sample * divisor % 1 - 0.5) > _NEAR_WHOLE for (sample,) in _FIRSTS.iter_unpack(probe)
     )
@@ -168,7 +156,7 @@ def _as_float(values: npt.NDArray[np.int16], divisor: float) -> bytes:
 
 
 def _shuffle(data: bytes, width: int) -> Piece:
-    """Gather the bytes of each place; narrowing words is twice as fast as a transpose."""
+    """Gather the bytes of each significance; narrowing words is twice as fast as a transpose."""
     padded = data + bytes(width)
     planes = np.empty((width, len(data) // width), np.uint8)
     for at, plane in enumerate(planes):
@@ -206,7 +194,7 @@ def _unpack_flac(stored: Piece, length: int) -> bytes | None:
 
 
 def _join_halves(low: _Bytes, high: _Bytes) -> npt.NDArray[np.uint16]:
-    """Make words of their bytes; shifting takes two thirds of the time of storing every other."""
+    """Make words from byte halves; shifting takes two thirds of the time of strided stores."""
     words: npt.NDArray[np.uint16] = high.astype("<u2")
     words <<= 8
     words |= low

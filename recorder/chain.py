@@ -1,9 +1,7 @@
-"""The chain of a log that is being written: what its next block hangs on, and how it ends.
+"""The chain of a log being written: how each block links to the last, and how the log ends.
 
-Rules: a block is linked once, in the order of the file. What `fin` says of the log and the seek
-table behind it come from here, so that all that write logs end them in one way.
-
-It compresses nothing and writes nothing.
+Rules: a block is linked once, in file order. All writers take the fields of `fin` and the seek
+table from here, so that every log ends the same way. Nothing here compresses or writes.
 """
 
 from __future__ import annotations
@@ -19,32 +17,19 @@ from .records import Value
 from .seektable import BlockSizes
 
 FIN_FIELDS: Final = frozenset({"blocks", "chain", "counts"})
-"""What `fin` says beside the caller's fields."""
+"""The fields of `fin` that the recorder adds to the caller's."""
 
 
 @attrs.define
 class Chain:
-    """The blocks of a log so far.
-
-    Attributes:
-        last: chain of the last one.
-        blocks: how many there are.
-    """
+    """The blocks of a log so far; `last` is the chain of the last block."""
 
     last: bytes = CHAIN_START
     blocks: int = 0
     _sizes: BlockSizes = attrs.field(factory=BlockSizes, init=False)
 
     def link(self, header: BlockHeader, frame: Frame) -> bytearray:
-        """Make a block of a frame, and hang it on the chain.
-
-        Args:
-            header: all it is to say; its `chain` does not matter.
-            frame: the payload.
-
-        Returns:
-            The block, in the frame's own bytes.
-        """
+        """Make a block in the frame's own buffer, linked to the chain; ignores `header.chain`."""
         self.last = chain_of(self.last, header, frame.data)
         block = frame.block
         block[:HEADER_BYTES] = pack_header(attrs.evolve(header, chain=self.last))
@@ -53,13 +38,9 @@ class Chain:
         return block
 
     def fin_fields(self, counts: Mapping[str, int]) -> dict[str, Value]:
-        """Say what `fin` must say of the log before it.
-
-        Args:
-            counts: its records by kind.
-        """
+        """Return the fields that `fin` adds; `counts` is the number of records by kind."""
         return {"blocks": self.blocks, "chain": self.last.hex(), "counts": dict(counts)}
 
     def table(self) -> bytes:
-        """Make the seek table that follows `fin`; empty where there are too many blocks."""
+        """Make the seek table that follows `fin`; empty if there are too many blocks."""
         return self._sizes.table()

@@ -1,15 +1,14 @@
-"""A finished log made smaller, for keeping: the same records in fewer bytes.
+"""Compaction: a finished log rewritten in fewer bytes, with the same records.
 
     log -> its records as they are stored -> FLAC, larger blocks, zstd 19 -> read back and compared
 
-Rules: only a log that is finished and sound is taken. Records keep all they say, their versions and
-their numbers; what changes is how blobs are packed, how many records share a block, and what `fin`
-says of that: its field `compacted` holds what the log was. Samples of 16 bits become FLAC where
-that gives the same bytes again and is smaller. The new log is read beside the old one to the end,
-and only if each record is equal is it worth anything; whoever called then puts it in place.
+Rules: only a finished and sound log is compacted. Records keep their content, versions and numbers.
+The packing of blobs, the records per block and `fin` change: its field `compacted` holds what the
+log was before. 16-bit samples become FLAC where the bytes come back equal and the result is
+smaller. The new log is compared with the old record by record; the caller then puts it in place.
 
-One damaged bit costs up to a megabyte of it, some seconds, where it cost a quarter before. It keeps
-a block of either log in memory.
+One damaged bit costs up to 1 MiB of a compacted log, some seconds, against 256 KiB before. Memory
+holds one block of each log.
 """
 
 from __future__ import annotations
@@ -45,29 +44,29 @@ from .scan import Block, Damage, FileSource, Scanner
 from .verify import verify
 
 KEPT_BLOCK_BYTES: Final = MIB
-"""Of a compacted log. Of four times as much a log becomes smaller by three thousandths, and one bad
-bit costs half a minute."""
+"""Block size of a compacted log. Four times as much saves only 0.3 %, and one bad bit would cost
+half a minute."""
 COMPACTED: Final = "compacted"
-"""The field of `fin` that says what the log was before."""
+"""The field of `fin` that describes the log before compaction."""
 
 Watch = Callable[[int], None]
-"""Told how many bytes of the log were dealt with since it was told last."""
+"""Takes the number of bytes of the log processed since the last call."""
 
 
 class NotCompactable(RecorderError):  # noqa: N818
-    """The log is not one that can be made smaller now."""
+    """The log cannot be compacted now."""
 
 
 @attrs.frozen(kw_only=True)
 class Compacted:
-    """What became of a log.
+    """The result of compacting a log.
 
     Attributes:
-        before_bytes: its size.
-        after_bytes: that of the new one.
-        blocks: of the new one.
-        records: in it.
-        flac_blobs: that became FLAC.
+        before_bytes: size of the old file.
+        after_bytes: size of the new file.
+        blocks: blocks in the new log.
+        records: records in it.
+        flac_blobs: blobs repacked as FLAC.
     """
 
     before_bytes: int
@@ -78,10 +77,10 @@ class Compacted:
 
 
 def is_compact(path: Path) -> bool:
-    """Whether a log was compacted already.
+    """Whether the log is already compacted.
 
     Raises:
-        FormatError: no log starts there.
+        FormatError: the file does not start with a log's header.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -89,17 +88,12 @@ def is_compact(path: Path) -> bool:
 
 
 def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compacted:
-    """Write a log anew in fewer bytes, and compare the two.
-
-    Args:
-        source: the log; it is only read.
-        target: the new file; there must be none of that name.
-        watch: told how far it is.
+    """Rewrite `source` as the new file `target` in fewer bytes, and compare the two.
 
     Raises:
-        NotCompactable: it is being written, has no end, or is damaged.
-        LogUnsound: what was written is not the same: the log changed meanwhile.
-        OSError: a file cannot be read or written.
+        NotCompactable: the log is being written, has no end, or is damaged.
+        LogUnsound: the new log differs: the source changed meanwhile.
+        OSError: a file cannot be read or written, or `target` exists.
     """
     _check(source)
     file = FileSource(source)
@@ -173,11 +167,7 @@ def _fin_fields(stored: StoredRecord, file_bytes: int, expansion: Expansion) -> 
 
 
 class _Packer:
-    """Packs the blobs of records again.
-
-    Attributes:
-        flac_blobs: that became FLAC.
-    """
+    """Repacks the blobs of records, and counts those that became FLAC."""
 
     def __init__(self) -> None:
         self.flac_blobs = 0
@@ -185,7 +175,7 @@ class _Packer:
         self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
 
     def repack(self, stored: StoredRecord) -> Entry:
-        """Store a record in fewer bytes."""
+        """Encode a record in fewer bytes."""
         table, blobs = list[list[int]](), list[tuple[int, Piece]]()
         for entry, start in zip(stored.table, stored.starts, strict=True):
             if len(entry) == 2:
@@ -199,7 +189,7 @@ class _Packer:
         header = {
             "at_ns": record.at_ns,
             "blobs": table,
-            "fields": record.fields,  # as they are stored
+            "fields": record.fields,  # still encoded
             "kind": record.kind,
             "seq": record.seq,
             "version": stored.version,
@@ -226,7 +216,7 @@ class _Packer:
 
 
 def _pieces(codec: int, blob: Piece) -> Iterator[Piece]:
-    """Split a blob where its bytes compress otherwise."""
+    """Split a blob where its bytes start to compress differently."""
     cut = cut_of(codec, len(blob))
     if cut:
         yield blob[:cut]
@@ -234,10 +224,10 @@ def _pieces(codec: int, blob: Piece) -> Iterator[Piece]:
 
 
 def _compare(source: Path, target: Path) -> None:
-    """See that two logs say the same, but for what `fin` says of the file.
+    """Check that two logs hold the same records, except for what `fin` says of the file.
 
     Raises:
-        LogUnsound: they do not.
+        LogUnsound: they differ.
     """
     if verify(target).state != "finished":
         raise LogUnsound("the compacted log came out unsound")

@@ -1,13 +1,10 @@
-"""zstd frames for the payloads of blocks: any zstd tool decompresses them.
+"""zstd frames for the payloads of blocks; any zstd tool decompresses them.
 
-Rules: a payload comes in pieces. Where one of them is packed PCM, each large piece is compressed in
-zstd blocks of its own: sign and exponent of samples shrink to a third, their noise and a JPEG not
-at all, and what is mixed shares one code. A frame never holds the mark that starts a block, and is
-never so short that a reader would take its block for a bomb. Before it there is room for the
-block's header, so that nothing is copied to be written with it. A large payload is compressed in
-steps, between which other payloads may be: `steps`.
-
-It knows neither records nor files.
+Rules: where a payload holds packed PCM, each large piece gets zstd blocks of its own, since sign
+and exponent bytes compress to a third and noise or JPEG not at all. A frame never holds the mark
+that starts a block, and is long enough that a reader does not reject its block as a bomb. The
+frame's buffer has room for the block header, so writing copies nothing. A large payload is
+compressed in `steps`, with other payloads in between.
 """
 
 from __future__ import annotations
@@ -24,32 +21,32 @@ from .format import HEADER_BYTES, MARK, MIB, Piece, stuff
 
 _ROOM: Final = bytes(HEADER_BYTES)
 LEVEL: Final = 3
-"""zstd's level while live, for text."""
+"""zstd level for text in a live log."""
 LEVELS_INSTEAD: Final = (1, 2, 4, 5, 6)
-"""Tried in turn where even a stuffed payload's frame at `LEVEL` holds the mark: one in 2**96."""
+"""Tried in turn if even a stuffed payload's frame at `LEVEL` holds the mark: one case in 2**96."""
 LEVEL_KEPT: Final = 19
-"""For logs that are compacted: thirty times as slow, and worth a few hundredths of a log."""
+"""zstd level for compaction: thirty times slower, and saves a few per cent of a log."""
 APART_BYTES_MIN: Final = 4 << 10
-"""A shorter piece shares a zstd block with its neighbours: what it would save, a block costs."""
+"""A shorter piece shares a zstd block with its neighbours: a block costs what it would save."""
 ZSTD_BLOCK_BYTES_MIN: Final = 4
-"""Three bytes of a header, and one that is repeated."""
+"""Three bytes of a block header, and one repeated byte."""
 STEP_BYTES: Final = MIB
-"""So much of a larger payload is compressed at a time: 5 ms at most, and others have a turn."""
+"""Bytes of a large payload compressed per step: 5 ms at most, then other logs have a turn."""
 _SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, hash_log=10, min_match=7, write_content_size=True
 )
-"""Where there are samples. They hardly repeat, what is won is their entropy: half the time of level
-3, and apart in blocks a smaller frame. Of four times as small a table tones come out larger."""
+"""zstd parameters for samples, which hardly repeat: entropy coding takes half the time of level 3,
+and separate blocks give a smaller frame. A table a quarter of the size makes tones larger."""
 
 
 @attrs.frozen
 class Frame:
-    """A payload, compressed.
+    """A compressed payload.
 
     Attributes:
-        block: `HEADER_BYTES` to be filled in, and the zstd frame.
-        payload_bytes: what it decompresses to.
-        is_stuffed: that is stuffed, see `recorder.format`.
+        block: `HEADER_BYTES` to be filled in, then the zstd frame.
+        payload_bytes: decompressed size.
+        is_stuffed: the payload is stuffed, see `recorder.format`.
     """
 
     block: bytearray
@@ -58,21 +55,17 @@ class Frame:
 
     @property
     def data(self) -> memoryview:
-        """The zstd frame alone."""
+        """The zstd frame without the header's room."""
         return memoryview(self.block)[HEADER_BYTES:]
 
 
 class Compressor:
-    """Makes zstd frames for any number of logs; one thread only.
-
-    Args:
-        is_live: quickly; else as small as can be.
-    """
+    """Makes zstd frames for any number of logs, in one thread; not live: as small as possible."""
 
     def __init__(self, *, is_live: bool = True) -> None:
         self._text: Final = _zstd(LEVEL if is_live else LEVEL_KEPT)
         samples = _for_samples()
-        # Level 19 sees repeats in noise that are none, and then its frame is the larger one.
+        # Level 19 may find false repeats in noise, and then its frame is larger.
         self._samples: Final = (samples,) if is_live else (samples, self._text)
         self._is_live: Final = is_live
 
@@ -89,19 +82,16 @@ class Compressor:
     def steps(
         self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0
     ) -> Generator[int, None, Frame]:
-        """Compress a payload; other payloads may be compressed between two steps of it.
+        """Compress a payload; other payloads may be compressed between two steps.
 
         Args:
-            pieces: of the payload, split where the kind of bytes changes.
-            has_samples: some of them are packed PCM.
-            cost: of reading its records, without their bytes: the frame is made so long that a
-                reader takes it (`recorder.expansion`).
+            pieces: the payload, split where the kind of bytes changes.
+            has_samples: some pieces are packed PCM.
+            cost: cost of reading its records without their bytes; the frame is made long enough
+                that a reader accepts it (`recorder.expansion`).
 
         Yields:
-            The bytes that a step took, 1 MiB at most; of a smaller payload nothing.
-
-        Returns:
-            The frame.
+            The bytes of each step, at most 1 MiB; nothing for a smaller payload.
 
         Raises:
             RecordInvalid: no level of zstd gives a frame without the mark.
@@ -134,7 +124,7 @@ class Compressor:
 def _compress_apart(
     compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int
 ) -> bytearray:
-    """Compress a payload with a zstd block for each run."""
+    """Compress a payload with one zstd block per run."""
     stream = compressor.compressobj(size=size)
     chunks = []
     for run in runs:
@@ -145,7 +135,7 @@ def _compress_apart(
 
 
 def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: int) -> bytearray:
-    """Compress a payload that would become too short, in as many zstd blocks as make it longer."""
+    """Compress a payload whose frame would be too short, in enough zstd blocks to lengthen it."""
     blocks = -(-frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
     step = max(1, len(payload) // blocks)
     runs = (payload[at : at + step] for at in range(0, len(payload), step))
@@ -155,7 +145,7 @@ def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: i
 def _compress_in_steps(
     compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int, *, is_apart: bool
 ) -> Generator[int, None, bytearray]:
-    """Compress a large payload step by step, with a zstd block for each run where it `is_apart`."""
+    """Compress a large payload in steps; if `is_apart`, with a zstd block per run."""
     stream = compressor.compressobj(size=size)
     chunks = []
     for run in runs:
@@ -186,7 +176,7 @@ def _zstd(level: int) -> zstandard.ZstdCompressor:
 
 
 def _join_short(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the long pieces, and between them the short ones joined."""
+    """Yield the long pieces as they are, and the short ones between them joined."""
     short: list[Piece] = []
     for piece in pieces:
         if len(piece) < APART_BYTES_MIN:

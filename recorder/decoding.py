@@ -1,11 +1,9 @@
-"""Records read back: the strict inverse of `recorder.records`.
+"""Decoding records: the strict inverse of `recorder.records`.
 
-Rules: everything is checked, since sound checksums do not make a sound writer; whatever is not
-exactly what `RecordEncoder` writes raises `FormatError` and nothing else. What an older version
-wrote is upcast. Blobs are unpacked only when asked for, and no more than the log may expand to; a
-record whose blob is named is asked of the caller. Messages show values shortened.
-
-It does not look for records in a file.
+Rules: everything is checked, since valid checksums do not prove a correct writer. Anything that
+`RecordEncoder` would not write raises `FormatError` and nothing else. Records of older versions are
+upcast. Blobs are unpacked only on request and within the log's expansion limit; earlier records
+that a reference names come from the caller. Messages shorten values.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from .spans import restore
 from .upcast import check_version, upcast
 
 Resolve: TypeAlias = Callable[[int], "StoredRecord"]
-"""Gives an earlier record, one of whose blobs is named, or raises `FormatError`."""
+"""Returns an earlier record whose blob is referenced, or raises `FormatError`."""
 Charge: TypeAlias = Callable[[int], None]
-"""Takes the length of a blob before it is unpacked, or raises `FormatError`."""
+"""Charges the length of a blob before it is unpacked, or raises `FormatError`."""
 
 _KEYS: Final = frozenset({"at_ns", "blobs", "fields", "kind", "seq", "version"})
 
@@ -39,10 +37,10 @@ class StoredRecord:
 
     Attributes:
         record: `fields` as in the header, blobs unresolved.
-        version: that it was written in.
+        version: version of the record's kind that it was written in.
         table: the blob table; see `recorder.records`.
         area: the stored blobs.
-        starts: where in `area` each blob of the table starts; 0 for a reference.
+        starts: offset in `area` of each blob of the table; 0 for a reference.
     """
 
     record: Record
@@ -55,8 +53,7 @@ class StoredRecord:
         """Unpack a blob that this record itself holds.
 
         Raises:
-            FormatError: it holds no such blob, `charge` refuses it, or the bytes do not fit the
-                codec.
+            FormatError: no such blob, `charge` refused it, or the bytes do not fit the codec.
         """
         if not 0 <= index < len(self.table) or len(self.table[index]) != 3:
             raise FormatError(f"record {self.record.seq} does not hold blob {index}")
@@ -71,7 +68,7 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
 
     Raises:
         VersionUnknown: a newer version wrote it.
-        FormatError: it is not what a writer wrote.
+        FormatError: it is not a valid record.
     """
     check_values(header)
     try:
@@ -96,15 +93,10 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
 
 
 def decode(stored: StoredRecord, resolve: Resolve, expansion: Expansion) -> Record:
-    """Put the blobs back into a record's fields, and those into the form of today.
-
-    Args:
-        stored: from `parse`.
-        resolve: gives earlier records, whose blobs it may name.
-        expansion: what may be made of the log.
+    """Put the blobs back into a record's fields, and upcast the fields to the current version.
 
     Raises:
-        FormatError: a blob is lost or wrong, or the fields are not what a writer wrote.
+        FormatError: a blob is lost or wrong, or the fields are not valid.
     """
     unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion)
     fields = unpacker.unpack_mapping(stored.record.fields, 0)
@@ -204,7 +196,7 @@ class _Unpacker:
         return _to_text(data)
 
     def _charge(self, length: int) -> None:
-        """Count a blob; one that is named again takes its room again."""
+        """Charge a blob; each reference to it is charged again."""
         self.unpacked_bytes += length
         if self.unpacked_bytes > UNPACKED_BYTES_MAX:
             own = self.stored.record.seq

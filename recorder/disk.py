@@ -1,6 +1,6 @@
-"""The few file operations of a writer, behind a seam so that tests can make each of them fail.
+"""The file operations of a writer, behind an interface so that tests can make each of them fail.
 
-Rules: a log is created, never opened again for writing; after a short write the caller goes on.
+Rules: a log is created, never opened again for writing; the caller continues after a short write.
 Nothing here retries, buffers or hides an error.
 """
 
@@ -15,11 +15,11 @@ from typing import Final, Protocol
 from .lock import hold
 
 FILE_MODE: Final = 0o600
-"""A recording holds somebody's voice: its owner alone may read it."""
+"""A recording holds a person's voice: only its owner may read it."""
 
 
 class Disk(Protocol):
-    """What a writer asks of a file system; every call may raise `OSError`."""
+    """A writer's file operations; each may raise `OSError`."""
 
     def create(self, path: Path) -> int:
         """Create a file that must not exist yet; return its descriptor."""
@@ -38,7 +38,7 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: Path, descriptor: int | None) -> None:
-        """Empty a file of ours, where it is open still, and remove its name where it has it."""
+        """Empty our file if it is still open, and remove its name if it still has it."""
         ...
 
     def sync_directory(self, path: Path) -> None:
@@ -54,22 +54,22 @@ class LocalDisk:
     """The operating system's files."""
 
     def create(self, path: Path) -> int:
-        """Create a file that must not exist yet, and hold its lock; return its descriptor."""
+        """Create the file and hold its lock."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, FILE_MODE)
         hold(descriptor)
         return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Append some of `data`; return how many bytes."""
+        """Append by one system call."""
         return os.write(descriptor, data)
 
     def sync(self, descriptor: int) -> None:
-        """Return once the file's bytes are on the device."""
+        """Sync with fdatasync."""
         os.fdatasync(descriptor)
 
     def is_there(self, path: Path, descriptor: int) -> bool:
-        """Say whether `path` still names the open file: nobody removed it, or moved its folder."""
+        """False once the file was removed or its folder moved."""
         held = os.fstat(descriptor)
         try:
             named = path.stat()
@@ -78,14 +78,14 @@ class LocalDisk:
         return held.st_nlink > 0 and os.path.samestat(held, named)
 
     def remove(self, path: Path, descriptor: int | None) -> None:
-        """Empty a file of ours, where it is open still, and remove its name where it has it."""
+        """Truncate before unlinking."""
         if descriptor is not None:
-            os.ftruncate(descriptor, 0)  # whatever other names it has, and who reads it now
+            os.ftruncate(descriptor, 0)  # frees the bytes despite other links or open readers
         if descriptor is None or self.is_there(path, descriptor):
             path.unlink(missing_ok=True)
 
     def sync_directory(self, path: Path) -> None:
-        """Return once the names in directory `path` are on the device."""
+        """Sync the directory with fsync."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -98,11 +98,7 @@ class LocalDisk:
 
 
 class Directories:
-    """Gets the names of new files onto the device: one sync serves all that came before it.
-
-    Args:
-        disk: of the files.
-    """
+    """Syncs the names of new files to the device: one sync serves all files created before it."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk: Final = disk
@@ -111,13 +107,13 @@ class Directories:
         self._synced: Final[Counter[Path]] = Counter()
 
     def add(self, path: Path) -> int:
-        """Take note of a file that was created; return its number in its directory."""
+        """Note that a file was created; return its number in its directory."""
         with self._lock:
             self._created[path.parent] += 1
             return self._created[path.parent]
 
     def sync(self, path: Path, number: int) -> None:
-        """Return once the name of file `number` is on the device; two may sync at a time.
+        """Return once the name of file `number` is on the device; two syncs may run at a time.
 
         Raises:
             OSError: the disk refused.

@@ -1,25 +1,25 @@
-"""What can go wrong with a session log.
+"""Errors of session logs.
 
     RecorderError
-     ├── LogMisuse          the caller broke a rule of ours: wrong order, wrong name, closed log
+     ├── LogMisuse          the caller broke a rule: wrong order, wrong name, closed log
      │    ├── RecordInvalid the caller's record cannot be stored exactly
-     │    └── LogFull       the caller went past the backlog without waiting for room
+     │    └── LogFull       the caller exceeded the backlog without waiting for room
      ├── LogFailed          the disk or the recorder failed; the log takes nothing more
-     └── LogUnsound         bytes on disk are not what a writer wrote
+     └── LogUnsound         bytes on disk are not valid
           ├── FormatError   one header, payload, record or blob is not valid
-          │    └── VersionUnknown  it may be: a newer version wrote it
+          │    └── VersionUnknown  possibly valid: a newer version wrote it
           ├── LogDamaged    a reader was told to stop at the first damage
           └── Unreadable    nothing can be read: both session records are lost
                └── TooNew   a newer version wrote it
 
-Messages name what happened, the value and the limit. None is meant for a client's eyes.
+Messages name the fact, the value and the limit. They are never shown to a client.
 """
 
 from __future__ import annotations
 
 
 class RecorderError(Exception):
-    """Anything that this package raises on purpose."""
+    """Base of all errors that this package raises deliberately."""
 
 
 class LogMisuse(RecorderError):  # noqa: N818 - names say what happened
@@ -31,15 +31,15 @@ class RecordInvalid(LogMisuse):
 
 
 class LogFull(LogMisuse):
-    """The record would go past the hard bound of the backlog; it was not taken."""
+    """The record would exceed the hard bound of the backlog and was not taken."""
 
 
 class LogFailed(RecorderError):  # noqa: N818
-    """The log failed and is never written again; what was written before still reads."""
+    """The log failed and is never written again; everything written before stays readable."""
 
 
 class LogUnsound(RecorderError):  # noqa: N818
-    """Bytes on disk are not what a writer wrote."""
+    """Bytes on disk are not valid."""
 
 
 class FormatError(LogUnsound):
@@ -47,11 +47,11 @@ class FormatError(LogUnsound):
 
 
 class VersionUnknown(FormatError):  # noqa: N818
-    """A version, or a kind of record, that this reader does not know: a newer one wrote it."""
+    """An unknown version or kind of record: a newer version wrote it."""
 
 
 class LogDamaged(LogUnsound):
-    """A reader that stops at the first damage found one."""
+    """A reader that stops at the first damage found some."""
 
 
 class Unreadable(LogUnsound):

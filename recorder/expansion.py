@@ -1,17 +1,15 @@
-"""What reading a log may cost, in proportion to its bytes.
+"""Limits on what reading a log may cost, in proportion to its file size.
 
-A file of a few kilobytes can stand for gigabytes: zstd packs zeros by the ten thousand, a short
-reference names a large blob again, and a small object of JSON takes a hundred bytes of memory.
-Checksums do not prevent that, because a forger computes them too. So a reader counts what it makes
-of a log, and refuses what is too much for the file: a block before it is decompressed, a record
-before its header is parsed, a blob before it is unpacked.
+A file of a few kilobytes can expand to gigabytes: zstd packs zeros 10,000 to 1, a short reference
+names a large blob again, and a small JSON object takes 100 bytes of memory. Checksums do not
+prevent this, since a forger computes them too. So a reader refuses a block before decompressing it,
+a record before parsing its header and a blob before unpacking it, once the total is too much for
+the file.
 
-Rules: costs are in bytes. A payload and a blob cost their length, a blob each time that a record
-names it. A header costs its length and more for each record and each JSON value, since those take
-time. A writer makes its blocks long enough (`frame_bytes_min`), so it never writes a log that a
-reader refuses; the allowance is for small logs of writers that did not.
-
-It reads nothing.
+Rules: costs are in bytes. A payload and a blob cost their length, a blob once per reference. A
+header costs its length plus a fixed amount per record and per JSON value, since those take time. A
+writer makes its blocks long enough (`frame_bytes_min`), so readers never refuse its logs; the
+allowance covers small logs of older writers.
 """
 
 from __future__ import annotations
@@ -23,25 +21,25 @@ from .errors import FormatError
 from .format import HEADER_BYTES, HEADER_VALUES_MAX, MIB
 
 RATIO_MAX: Final = 4096
-"""Cost of a byte of the file. A muted microphone costs 150 to 310, compacted 1400; speech 10."""
+"""Cost per byte of the file. A muted microphone costs 150 to 310, compacted 1400; speech 10."""
 ALLOWANCE: Final = 64 * MIB
-"""Cost of any log, whatever its size: five minutes of silence in one frame of chat, and decoded."""
+"""Allowed for any log, whatever its size: five minutes of silence in one chat frame, decoded."""
 RECORD_COST: Final = 8 << 10
-"""It takes as long to parse a record without fields as to handle so many bytes of a blob."""
+"""Parsing a record without fields takes as long as handling this many bytes of a blob."""
 VALUE_COST: Final = 64
-"""The same for a JSON value; it is also about what one takes in memory."""
+"""The same for a JSON value; also about its size in memory."""
 
 
 class Expansion:
-    """What was made of a log so far.
+    """The cost of everything read from a log so far.
 
     Attributes:
-        spent: cost of all that.
+        spent: that cost, in bytes.
 
     Args:
-        size: tells the bytes of the file as it is now.
-        allowance: what may be made of a file of no bytes.
-        ratio: what more may be made of each byte.
+        size: returns the current size of the file in bytes.
+        allowance: cost allowed for an empty file.
+        ratio: further cost allowed per byte.
     """
 
     def __init__(
@@ -54,11 +52,11 @@ class Expansion:
         self.spent = 0
 
     def restart(self) -> None:
-        """Count from zero: the log is read anew."""
+        """Count from zero, because the log is read again."""
         self.spent = 0
 
     def charge(self, cost: int) -> None:
-        """Count what is about to be made; what is refused is not counted.
+        """Charge a cost before it is incurred; a refused cost is not counted.
 
         Raises:
             FormatError: it is too much for the file.
@@ -71,18 +69,18 @@ class Expansion:
 
 
 def header_cost(header: bytes) -> int:
-    """Say what it costs to parse a record's JSON header."""
+    """Return the cost of parsing a record's JSON header."""
     return RECORD_COST + len(header) + VALUE_COST * count_values(header)
 
 
 def count_values(header: bytes) -> int:
-    """Count what is before or in each JSON value but the first; in strings it counts, too."""
+    """Count separators of JSON values, those in strings too: an upper bound of the values."""
     found = header.count
     return found(b",") + found(b":") + found(b"[") + found(b"{")
 
 
 def check_values(header: bytes) -> None:
-    """Check that a JSON text may be parsed.
+    """Check the number of JSON values in a header before parsing.
 
     Raises:
         FormatError: it has too many values.
@@ -92,5 +90,5 @@ def check_values(header: bytes) -> None:
 
 
 def frame_bytes_min(cost: int) -> int:
-    """Say how long a block's zstd frame must be at least for what the block costs."""
+    """Return the minimum bytes of a block's zstd frame for the block's cost."""
     return max(0, -(-cost // RATIO_MAX) - HEADER_BYTES)

@@ -1,9 +1,8 @@
 """16-bit samples as FLAC files, and back.
 
-Rules: what is decoded may come from anybody's disk. A file that is not FLAC of one channel and 16
-bits, or that claims more samples than a record can hold, is refused before it is decoded.
-
-The library is loaded when it is needed, which few logs do: only compacted ones hold FLAC.
+Rules: input to decode is untrusted. A file that is not FLAC with one channel and 16 bits, or that
+claims more samples than a record can hold, is refused before decoding. The library is loaded on
+demand, since only compacted logs hold FLAC.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy.typing as npt
 from .format import RECORD_BYTES_MAX
 
 SAMPLES_MAX: Final = RECORD_BYTES_MAX // 4
-"""Of float32, as they were before they were packed. A few bytes of FLAC can stand for thousands."""
+"""Samples of float32 before packing. A few bytes of FLAC can expand to thousands."""
 RATE_HZ: Final = 16_000
-"""FLAC must name one. A blob has none, and nobody reads it."""
+"""FLAC requires a rate. Blobs have none, and no reader uses it."""
 LEVEL: Final = 1.0
 """The smallest files; a second of speech takes a third of a millisecond."""
 
@@ -38,12 +37,7 @@ def encode_flac(samples: Samples) -> bytes:
 
 
 def decode_flac(data: bytes, samples: int) -> Samples | None:
-    """Decode a file; None where it is not one of ours.
-
-    Args:
-        data: the file.
-        samples: how many it must claim, before any is decoded.
-    """
+    """Decode a file; None unless it claims exactly `samples` (checked first) and is valid."""
     import soundfile
 
     try:

@@ -32,43 +32,43 @@ _RECORDING_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """No dot and no slash: an id is a name, never a path. 64 holds any hash or UUID."""
 
 FORMAT_VERSION: Final = 1
-"""Of the blocks that are written live."""
+"""Version of blocks written live."""
 COMPACT_VERSION: Final = 2
-"""Of compacted blocks, whose blobs may be FLAC: a reader of version 1 refuses them whole."""
+"""Version of compacted blocks, whose blobs may be FLAC: a reader of version 1 refuses them."""
 FORMAT_VERSIONS: Final = range(FORMAT_VERSION, COMPACT_VERSION + 1)
-"""What this reader knows."""
+"""Versions that this reader knows."""
 SKIPPABLE_MAGIC: Final = 0x184D2A53
-"""One of zstd's sixteen skippable magics; ours, so that a seek table (…5E) is told apart."""
+"""One of zstd's sixteen skippable magics; unlike that of a seek table (…5E)."""
 SEEK_TABLE_MAGIC: Final = 0x184D2A5E
 """The seek table of zstd's seekable format; may follow the last block, holds no records."""
 TAG: Final = b"ANTL"
 
 CHAIN_BYTES: Final = 16
-"""128 bits: enough that nobody finds another history with the same chain."""
+"""128 bits: finding another history with the same chain is infeasible."""
 CHAIN_START: Final = bytes(CHAIN_BYTES)
 
 MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 256 << 10
-"""A block closes at this size before compression: what one bad bit can cost at most."""
+"""A block closes at this size before compression: the most that one bad bit can cost."""
 RECORD_BYTES_MAX: Final = 128 * MIB
-"""Above the largest frame that any endpoint takes (chat: 96 MiB), with room for other fields."""
+"""Above the largest frame that any endpoint accepts (chat: 96 MiB), with room for other fields."""
 UNPACKED_BYTES_MAX: Final = 2 * RECORD_BYTES_MAX
-"""A record's blobs as often as its fields name them, unpacked: sound is stored in half its bytes,
-a picture that comes again in none; but one blob named a thousand times must not fill memory."""
+"""Unpacked bytes of a record's blobs, counted per reference: sound is stored in half its bytes and
+a repeated picture in none, but one blob named a thousand times must not fill memory."""
 HEAD_BYTES_MAX: Final = 4 * MIB
 """The session record is written twice and held in memory; a resolved config is some kilobytes."""
 HEADER_BYTES_MAX: Final = 4 * MIB
-"""Of a record's JSON. The largest that a session's limits allow is that of a turn of 16384 short
-texts, under 2 MiB; what is longer in a frame is in blobs."""
+"""Bytes of a record's JSON. The largest within a session's limits is under 2 MiB, for a turn of
+16384 short texts; longer text in a frame is stored in blobs."""
 HEADER_VALUES_MAX: Final = 1 << 19
 """JSON values of a header, twice those of such a turn; each may take 200 bytes of memory."""
 RECORDS_MAX: Final = 1 << 14
-"""A block. A record takes 73 bytes at least, so a block of several never holds as many."""
+"""Per block. A record takes 73 bytes at least, so a block of several never holds as many."""
 SHARED_BYTES_MAX: Final = 2 * MIB
-"""Of a block of several records, besides a copy of the head: compacted ones close at 1 MiB, and are
-a twelfth longer where they are stuffed. All their headers are in memory together."""
+"""Payload of a block of several records, without a copy of the head: compacted blocks close at 1
+MiB, plus a twelfth if stuffed. All their headers are in memory together."""
 PAYLOAD_BYTES_MAX: Final = HEAD_BYTES_MAX + RECORD_BYTES_MAX
-"""What a reader is ready to allocate for one block, whatever its header says."""
+"""The most that a reader allocates for one block, whatever its header claims."""
 COMPRESSED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 256 + 1024
 """zstd's own bound for data that does not compress."""
 
@@ -87,30 +87,30 @@ CONTENT_BYTES: Final = _FIELDS.size + CHAIN_BYTES + _CRC.size
 HEADER_BYTES: Final = _PREAMBLE.size + CONTENT_BYTES
 """Preamble and header, 68 bytes."""
 MARK: Final = _PREAMBLE.pack(SKIPPABLE_MAGIC, CONTENT_BYTES) + TAG
-"""The twelve bytes that start every header; no part of it is both its start and its end."""
+"""The twelve bytes that start every header; the mark cannot overlap itself."""
 _MARK_START: Final = MARK[:-1]
 _STUFFING: Final = b"\x00"
-"""It neither completes the mark nor starts one, nor does a mark hold it after its own end."""
+"""It neither completes nor starts a mark, and the mark's end does not contain it."""
 _SEQ_MAX: Final = (1 << 63) - 1
 
 Piece: TypeAlias = bytes | memoryview
-"""Some bytes of a payload, all of one kind: text, a JPEG, the noise of samples."""
+"""Payload bytes of one kind: text, a JPEG, or noise of samples."""
 
 
 @attrs.frozen(kw_only=True)
 class BlockHeader:
-    """What a block says of itself.
+    """A block's header.
 
     Attributes:
-        first_seq: `seq` of its first record, a head copy not counted.
+        first_seq: `seq` of the first record, a head copy not counted.
         mono_ns: `at_ns` of that record.
         n_records: records in the payload, a head copy counted.
         compressed_len: bytes of the zstd frame.
-        uncompressed_len: bytes of the payload.
+        uncompressed_len: bytes of the payload, stuffing included.
         payload_crc: crc32 of the compressed bytes.
         chain: blake2b-128 of the previous chain, these fields and the compressed bytes.
         has_head_copy: the payload starts with a copy of the session record.
-        is_stuffed: the payload is stuffed, its length is that of the stuffed one.
+        is_stuffed: the payload is stuffed.
         version: of the format.
     """
 
@@ -127,7 +127,7 @@ class BlockHeader:
 
     @property
     def next_seq(self) -> int:
-        """The `seq` that follows this block."""
+        """The `seq` after this block's last record."""
         return self.first_seq + self.n_records - self.has_head_copy
 
 
@@ -148,13 +148,7 @@ def _pack_fields(header: BlockHeader) -> bytes:
 
 
 def chain_of(previous: bytes, header: BlockHeader, compressed: Piece) -> bytes:
-    """Link a block to everything before it.
-
-    Args:
-        previous: chain of the block before, `CHAIN_START` for the first.
-        header: the block's; its own `chain` does not matter.
-        compressed: the block's zstd frame.
-    """
+    """Chain a block to the `previous` one, first `CHAIN_START`; ignores `header.chain`."""
     digest = hashlib.blake2b(previous, digest_size=CHAIN_BYTES)
     digest.update(_pack_fields(header))
     digest.update(compressed)
@@ -168,14 +162,11 @@ def pack_header(header: BlockHeader) -> bytes:
 
 
 def unpack_header(data: bytes) -> BlockHeader:
-    """Read the skippable frame of a block.
-
-    Args:
-        data: exactly `HEADER_BYTES`.
+    """Read the skippable frame of a block, exactly `HEADER_BYTES`.
 
     Raises:
-        VersionUnknown: it is sound, and a newer version's.
-        FormatError: it is no sound header, or names a size past a limit.
+        VersionUnknown: it is valid, and of a newer version.
+        FormatError: it is not a valid header, or a size in it exceeds a limit.
     """
     if len(data) != HEADER_BYTES or not data.startswith(MARK):
         raise FormatError("no block starts here")
@@ -218,7 +209,7 @@ def _check_limits(header: BlockHeader) -> None:
 
 
 def stuff(payload: bytes) -> bytes:
-    """Return the payload without any mark in it: a zero follows each start of one."""
+    """Return the payload without marks: a zero byte follows each start of one."""
     return payload.replace(_MARK_START, _MARK_START + _STUFFING)
 
 
@@ -228,7 +219,7 @@ def unstuff(payload: bytes) -> bytes:
 
 
 def frame_record(header: bytes, blob_bytes: int) -> bytes:
-    """Start one record: two lengths and its JSON header; as many bytes of blobs must follow."""
+    """Start one record: two lengths and its JSON header; `blob_bytes` of blobs must follow."""
     return _FRAMING.pack(len(header), blob_bytes) + header
 
 

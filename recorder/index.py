@@ -1,11 +1,8 @@
-"""What is known of the logs of a directory, kept beside them so that nobody reads them all again.
+"""A cache of log summaries in each directory, so that a listing need not read every log again.
 
-Rules: the index is a cache in SQLite and nothing else. What it says of a log counts for as long as
-the file has the name, the inode, the size and the time that it had when it was read. It may be
-deleted at any time, and where it cannot be read or written a listing works without it, only slower.
-Several processes may use one.
-
-It reads no logs, and decides nothing about them.
+Rules: the index is only a cache, in SQLite. An entry is valid while the file has the same name,
+inode, size and modification time. It may be deleted at any time; where it cannot be read or
+written, a listing works without it, only slower. Several processes may share one.
 """
 
 from __future__ import annotations
@@ -27,11 +24,12 @@ from .summary import Summary
 T = TypeVar("T")
 
 INDEX_NAME: Final = ".index.sqlite"
-"""Hidden, and no name of a log."""
+"""Hidden, and not a valid log name."""
 INDEX_VERSION: Final = 3
-"""Of its table and of what a summary holds; another one is thrown away."""
+"""Version of the table and of the summaries; an index of another version is discarded."""
 BUSY_WAIT_S: Final = 1.0
-"""Another process writes its changes in a part of that; who waits longer goes without."""
+"""Another process writes its changes in a fraction of this; after that, continue without the
+index."""
 _TABLE: Final = """
 CREATE TABLE logs (
     recording_id TEXT PRIMARY KEY, inode INTEGER, file_bytes INTEGER, modified_ns INTEGER,
@@ -42,60 +40,42 @@ CREATE TABLE logs (
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """What is known of one log.
-
-    Attributes:
-        info: the file, as it was when it was read.
-        summary: what it said.
-    """
+    """A log's summary, and its file's state when it was read."""
 
     info: LogInfo
     summary: Summary
 
 
 class Index:
-    """The index of one directory.
-
-    Args:
-        directory: of the logs.
-    """
+    """The index of one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / INDEX_NAME
 
     def load(self, logs: Mapping[str, LogInfo]) -> dict[str, Entry]:
-        """Give what is known of logs and still holds; nothing where there is no index.
-
-        Args:
-            logs: as they are now, by their ids.
-        """
+        """Return the entries still valid for `logs`, keyed by id; empty without an index."""
         if not self._path.is_file():
             return {}
         return self._use(lambda database: _known(database, logs)) or {}
 
     def save(self, changed: Sequence[Entry], gone: Sequence[str]) -> None:
-        """Write what changed; where that cannot be done, it is not.
-
-        Args:
-            changed: what is new, or was read again.
-            gone: ids of logs that are there no more.
-        """
+        """Store new entries and drop those of ids in `gone`; failures are ignored."""
         with suppress(OSError):
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
             self._use(lambda database: _write(database, changed, gone))
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Do something with the database; None where that cannot be done."""
+        """Run `work` on the database; None if that fails."""
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY_WAIT_S)) as database, database:
-                database.execute("PRAGMA synchronous = OFF")  # a power cut may cost the index
+                database.execute("PRAGMA synchronous = OFF")  # the index may be lost in a power cut
                 if _version(database) not in {0, INDEX_VERSION}:
                     raise sqlite3.DatabaseError("another version made it")
                 return work(database)
         except sqlite3.OperationalError:
-            return None  # it is busy, or may not be written: it stays as it is
+            return None  # it is busy or read-only: keep it
         except (sqlite3.DatabaseError, TypeError, ValueError):
-            with suppress(OSError):  # no index, or one of something else: it is made anew
+            with suppress(OSError):  # not our index: make it anew
                 self._path.unlink()
             return None
 

@@ -1,10 +1,8 @@
-"""The list of a directory's logs, newest first, without reading those that were read before.
+"""The list of a directory's logs, newest first, reading only new and changed files.
 
-Rules: a log is read again when its file changed. Whether one without `fin` is being written is
-looked at each time, and while it is, it stays out of the index. Whoever holds a `Listing` has all
-of it in memory, about a kilobyte a log; any thread may use it, one at a time.
-
-It decides nothing about who may see what.
+Rules: a log is read again when its file changed. Whether a log without `fin` is being written is
+checked each time; while it is, it stays out of the index. A `Listing` holds all entries in memory,
+about 1 KB per log; any thread may use it, one at a time. Access control is the caller's.
 """
 
 from __future__ import annotations
@@ -20,23 +18,21 @@ from .store import LogInfo, Store
 from .summary import State, Summary, as_of_now, summarize
 
 SAVED_LOGS: Final = 1_000
-"""Of many that are new, so many go into the index together: who is interrupted goes on there."""
+"""New logs are saved to the index in batches of this size, so an interrupted run resumes there."""
 
 OnRead = Callable[[int, int], None]
-"""Is told how many logs were read, of how many that must be."""
+"""Takes the number of logs read so far and the number to read."""
 
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """Which logs are asked for; None asks for all.
+    """Filter for logs; None accepts all.
 
     Attributes:
         since_ms: sessions that began at this Unix time or later.
-        mode: of what was asked for.
-        owner: the name of a key; empty: those that came without one.
-        state: of the log.
+        owner: name of a key; empty: sessions without a key.
         reason: why the session ended.
-        session: the id of a session, or of its recording.
+        session: id of a session or of its recording.
     """
 
     since_ms: int | None = None
@@ -47,7 +43,7 @@ class Wanted:
     session: str | None = None
 
     def takes(self, summary: Summary) -> bool:
-        """Whether a log is one of them."""
+        """Whether a log passes the filter."""
         return (
             (self.since_ms is None or summary.listed_ms >= self.since_ms)
             and self.mode in {None, summary.mode}
@@ -59,11 +55,7 @@ class Wanted:
 
 
 class Listing:
-    """The logs of one directory.
-
-    Args:
-        store: the directory.
-    """
+    """The logs of one directory."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -72,10 +64,7 @@ class Listing:
         self._lock = threading.Lock()
 
     def refresh(self, on_read: OnRead | None = None) -> tuple[Summary, ...]:
-        """List the logs as they are now, the newest first.
-
-        Args:
-            on_read: is told of each log that must be read.
+        """List the logs as they are now, newest first.
 
         Raises:
             OSError: the directory cannot be read.
@@ -90,11 +79,7 @@ class Listing:
         return tuple(sorted(told, key=lambda it: (-it.listed_ms, it.recording_id)))
 
     def find(self, recording_id: str) -> Summary | None:
-        """Tell of one log as it is now; None where there is none.
-
-        Args:
-            recording_id: a client's own text.
-        """
+        """Return one log's current summary, or None; `recording_id` may be untrusted text."""
         info = self._store.find(recording_id)
         if info is None:
             return None
@@ -148,19 +133,19 @@ def _is_open(entry: Entry) -> bool:
 def page_of(
     summaries: Sequence[Summary], wanted: Wanted, *, limit: int, after: str | None = None
 ) -> tuple[list[Summary], str | None]:
-    """Take one page of a list.
+    """Take one page of a list from `Listing.refresh`.
 
     Args:
-        summaries: as `Listing.refresh` gave them.
-        wanted: which.
-        limit: how many at most.
-        after: where the page before ended, as that page said; None begins at the first.
+        summaries: the list.
+        wanted: the filter.
+        limit: maximum number of summaries.
+        after: end of the previous page as returned; None starts at the first.
 
     Returns:
-        The page, and where it ended; None where nothing follows.
+        The page, and its end; None if it is the last page.
 
     Raises:
-        ValueError: `after` is no end of a page.
+        ValueError: `after` is not the end of a page.
     """
     rest = _following(summaries, after) if after is not None else iter(summaries)
     found = [it for it in rest if wanted.takes(it)]
@@ -169,7 +154,7 @@ def page_of(
 
 
 def _following(summaries: Sequence[Summary], after: str) -> Iterator[Summary]:
-    """Yield what follows a place; what stood there may be gone."""
+    """Yield everything after a place; the log at that place may have gone."""
     listed, _, recording_id = after.partition(".")
     place = (-int(listed), recording_id)
     return (it for it in summaries if (-it.listed_ms, it.recording_id) > place)

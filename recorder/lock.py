@@ -1,10 +1,9 @@
-"""Who writes a log: its writer holds a lock on the file for as long as the file is open.
+"""A writer's lock on its log, held while the file is open.
 
-Rules: the lock is the operating system's (flock) and goes with its process, however that ends. So a
-log that has no `fin` and no lock is one whose writer died. It is advisory: readers read on. Where a
-file system has no locks logs are written all the same, and none of them seems to be held.
-
-It waits for nobody but for a reader that is just looking, which takes microseconds.
+Rules: the lock is the operating system's (flock) and ends with the process. So a log with neither
+`fin` nor a lock is one whose writer died. It is advisory: readers ignore it. On a file system
+without locks, logs are written all the same and none appears held. Locking waits only for a
+reader's check, which takes microseconds.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from pathlib import Path
 
 
 def hold(descriptor: int) -> None:
-    """Hold the lock of a file that was just made, until it is closed."""
+    """Lock a newly created file until it is closed."""
     with suppress(OSError):  # no locks here: `is_held` cannot tell then, and retention looks at age
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody writes a log now; also where that is this process itself.
+    """Whether a process, this one included, is writing the log.
 
     Raises:
-        OSError: there is no such file, it is a link, or it cannot be read.
+        OSError: the file does not exist, is a link, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

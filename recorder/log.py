@@ -1,12 +1,10 @@
-"""One session's log, as its driver holds it: a backlog, what was written of it, and who waits.
+"""One session's log as its driver uses it: the backlog, the progress of writing, and waiting tasks.
 
 Rules: one thread appends to a log; the recorder's thread takes, advances, releases and fails it.
-All of it is bookkeeping under one short lock: no work, IO or waiting is done while holding it. The
-waits are cancellable and lose nothing: what was appended is written all the same. The bound of all
-logs together asks those drivers to wait whose log holds more than its share of it; only a log's own
-bound, and a record beyond it, refuses.
-
-It does not encode or write; see `recorder.logfile`.
+All state is guarded by one short lock, under which no work, IO or waiting is done. Waits are
+cancellable and lose nothing: appended records are still written. When all logs together exceed
+their bound, only drivers whose log holds more than its share wait; a record is refused only beyond
+its own log's bound. Encoding and writing are in `recorder.logfile`.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from .records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
 
 _NOT_APPENDED: Final = frozenset({"session", "fin"})
 CALL_UP_BYTES: Final = MIB
-"""A backlog of this size is served before anybody waits for it: some blocks' worth of work."""
+"""A backlog of this size is served before any task waits for it: several blocks of work."""
 
 OnFailure = Callable[[LogFailed], None]
 
@@ -44,20 +42,19 @@ class _Waiter:
 
 @attrs.define(eq=False, kw_only=True)
 class Shared:
-    """What all logs of a recorder share, guarded by the lock of `changed`.
+    """State shared by all logs of a recorder, guarded by the lock of `changed`.
 
     Attributes:
         session_bytes_max: backlog at which one log is full.
-        total_bytes_max: backlog of all logs at which each is full that holds more than its share.
-        serve_here: serves logs in the calling thread, for a recorder without one.
+        total_bytes_max: backlog of all logs at which each log over its share is full.
+        serve_here: serves logs in the calling thread, for a recorder without its own.
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
         backlog_bytes: of all logs.
-        logs: that are open.
-        steps: of work that were done for any log, since the start: it stands still where the disk
-            hangs.
-        failures: logs that failed.
-        is_closing: nothing is taken any more.
+        logs: number of open logs.
+        steps: steps of work done for any log since the start; constant while the disk hangs.
+        failures: number of failed logs.
+        is_closing: nothing more is accepted.
     """
 
     session_bytes_max: int
@@ -85,10 +82,9 @@ def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
 
 
 class SessionLog:
-    """A log being written. Made by `Recorder.open`, ended by `finish` or with the recorder.
+    """A log being written. `Recorder.open` makes it; `finish` or the recorder's close ends it.
 
     Attributes:
-        path: the file.
         written_seq: `seq` of the last record that write(2) took, -1 before the first.
         failure: why the log failed, or None.
         is_unwanted: it was discarded.
@@ -134,30 +130,30 @@ class SessionLog:
 
     @property
     def is_over_its_bound(self) -> bool:
-        """Whether the log is full by its own backlog, whatever other logs hold."""
+        """Whether this log's own backlog is at its bound, whatever other logs hold."""
         return self._backlog_bytes >= self._shared.session_bytes_max
 
     @property
     def steps_of_all(self) -> int:
-        """Steps of work that the recorder has done for any log: none where the disk hangs."""
+        """Steps of work the recorder has done for any log; constant while the disk hangs."""
         return self._shared.steps
 
     @property
     def lost_records(self) -> int:
-        """Records appended and never written, as the log failed."""
+        """Records appended and never written, because the log failed."""
         return self._next_seq - 1 - self.written_seq if self.failure is not None else 0
 
     def append(self, *records: Record, urgent: bool = False) -> None:
-        """Take records; it never blocks. On a failed log they are counted as lost.
+        """Take the next records without blocking; a failed log counts them as lost.
 
         Args:
-            records: the next ones; their fields are given away. None is `session` or `fin`.
-            urgent: a Send or Close waits for them: write them now, with all that is ready.
+            records: neither `session` nor `fin`; their fields must not be changed afterwards.
+            urgent: a Send or Close waits for them: write them and everything queued now.
 
         Raises:
-            LogMisuse: one is not the next record, or the log or the recorder has ended.
-            LogFull: the backlog is a whole record past its bound; that record was not taken, nor
-                those after it.
+            LogMisuse: a record is out of order, or the log or the recorder has ended.
+            LogFull: the backlog is a maximal record past its bound; this and later records were
+                not taken.
         """
         for record in records:
             if record.kind in _NOT_APPENDED:
@@ -165,7 +161,7 @@ class SessionLog:
         self.put(*records, urgent=urgent)
 
     async def written(self, seq: int) -> None:
-        """Wait until write(2) took the record `seq`, and have that happen now.
+        """Wait until write(2) took record `seq`, and have it written now.
 
         Raises:
             LogMisuse: no record `seq` was appended.
@@ -174,7 +170,7 @@ class SessionLog:
         if seq >= self._next_seq:
             raise LogMisuse(f"record {seq} was never appended, the next is {self._next_seq}")
         if self.written_seq >= seq:
-            return  # mostly another frame of the same step has waited already
+            return  # usually another frame of the same step has waited
         await self._wait(self._waiters, lambda: self.written_seq >= seq)
 
     async def room(self) -> None:
@@ -189,15 +185,15 @@ class SessionLog:
         self._raise_if_failed()
 
     async def finish(self, fields: Fields, *, at_ns: int) -> None:
-        """Append `fin`, and wait until the file is on the device and closed.
+        """Append `fin`, and wait until the file is synced to the device and closed.
 
         Args:
-            fields: `reason` and whatever else; `blocks`, `chain` and `counts` are added.
+            fields: `reason` and others; `blocks`, `chain` and `counts` are added.
             at_ns: monotonic nanoseconds.
 
         Raises:
-            LogMisuse: the log has ended already, or `fields` holds what is added.
-            LogFailed: the log failed. When cancelled, `fin` is written all the same.
+            LogMisuse: the log has already ended, or `fields` holds an added field.
+            LogFailed: the log failed. When cancelled, `fin` is still written.
         """
         if FIN_FIELDS & fields.keys():
             raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
@@ -206,12 +202,12 @@ class SessionLog:
         await self.written(record.seq)
 
     def abandon(self, reason: str) -> None:
-        """Give the log up, by decision of the driver; its backlog is dropped and counted."""
+        """Fail the log by the driver's decision; its backlog is dropped and counted."""
         self.fail(LogFailed(reason), tell=False)
         self._shared.serve_here()
 
     def discard(self) -> None:
-        """Have the file removed: nothing of it may stay. It counts as no failure."""
+        """Have the file removed entirely; this is not counted as a failure."""
         with self._shared.changed:
             self.is_unwanted = True
             if self.failure is None:
@@ -225,13 +221,13 @@ class SessionLog:
         await self._wait(self._leavers, lambda: self._is_gone, despite_failure=True)
 
     def leave(self) -> None:
-        """Note that the file of a discarded log is removed; for the recorder."""
+        """Note that the file of a discarded log is removed; called by the recorder."""
         with self._shared.changed:
             self._is_gone = True
             _wake(self._leavers)
 
     def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
-        """Take any records; for the recorder. See `append`."""
+        """Take any records, see `append`; called by the recorder."""
         sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
         shared = self._shared
         with shared.changed:
@@ -240,7 +236,7 @@ class SessionLog:
                 self._next_seq += 1
                 self._is_ended = is_last
                 if self.failure is not None:
-                    continue  # it is lost, and counted by its seq
+                    continue  # lost; counted by its seq
                 self._queue.append((record, size))
                 self._backlog_bytes += size
                 shared.backlog_bytes += size
@@ -249,11 +245,7 @@ class SessionLog:
         shared.serve_here()
 
     def take(self, bytes_max: int) -> tuple[list[Record], int]:
-        """Give what is queued, and its bytes; for the recorder's thread.
-
-        Args:
-            bytes_max: of all of them, unless it is one; of a log that failed, all that there is.
-        """
+        """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
         with self._shared.changed:
             records, size, queue = list[Record](), 0, self._queue
             while queue and (
@@ -266,17 +258,13 @@ class SessionLog:
             return records, size
 
     def advance(self, seq: int) -> None:
-        """Note that write(2) took everything up to `seq`; for the recorder's thread."""
+        """Note that write(2) took everything up to `seq`; called by the recorder's thread."""
         with self._shared.changed:
             self.written_seq = seq
             _wake(self._waiters)
 
     def release(self, size: int) -> bool:
-        """Note that `size` bytes are no longer held; for the recorder's thread.
-
-        Returns:
-            Whether there is more to be served now; else the log has left the line.
-        """
+        """Note that `size` bytes were freed; return whether the log must be served again now."""
         with self._shared.changed:
             self._backlog_bytes -= size
             self._shared.backlog_bytes -= size
@@ -285,13 +273,13 @@ class SessionLog:
             return self._is_due
 
     def call_up_if_queued(self) -> None:
-        """Have the log served in this round if it holds records; for the recorder's thread."""
+        """Serve the log in this round if it holds records; called by the recorder's thread."""
         with self._shared.changed:
             if self._queue:
                 self._call_up()
 
     def fail(self, failure: LogFailed, *, tell: bool) -> None:
-        """Fail the log for good; from any thread. The recorder's thread closes the file."""
+        """Fail the log for good, from any thread; the recorder's thread closes the file."""
         with self._shared.changed:
             if self.failure is not None:
                 return
@@ -301,7 +289,7 @@ class SessionLog:
             self._tell(self._on_failure, failure)
 
     def _give_up(self, failure: LogFailed) -> None:
-        """Take no more, and have who waits wait no longer; the lock is held."""
+        """Take no more, and wake all waiting tasks; the lock is held."""
         self.failure = failure
         self._call_up()
         _wake(self._waiters, all_of_them=True)
@@ -324,7 +312,7 @@ class SessionLog:
             raise LogFull(f"{self.path.name} holds {self._backlog_bytes} bytes back already")
 
     def _call_up(self) -> None:
-        """Have all that is queued served at once; the lock is held."""
+        """Have everything queued served at once; the lock is held."""
         self._due_seq, self._is_due = self._next_seq - 1, True
         if not self._is_in_line:
             self._is_in_line = True

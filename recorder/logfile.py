@@ -1,12 +1,9 @@
 """One log on disk: records in, blocks out. Synchronous, for one thread.
 
-Rules: the session record is a block of its own, and its bytes are repeated at the start of the
-second block; `fin` is a block of its own too, so that it can name the chain of the block before,
-and the seek table goes with it; a block is handed to write(2) whole or the log has failed. After an
-exception the file is only closed. A large record takes many steps, and other logs are served
-between them: `steps`.
-
-It has no queue, no clock and no thread; see `recorder.writer`.
+Rules: the session record is a block of its own, and is repeated at the start of the second block.
+`fin` is a block of its own too, so that it can name the previous block's chain; the seek table is
+written with it. A block is handed to write(2) whole, or the log has failed. After an exception the
+file is only closed. A large record takes many `steps`, and other logs are served between them.
 """
 
 from __future__ import annotations
@@ -36,17 +33,17 @@ from .records import Framed, Record, RecordEncoder
 
 _ALONE: Final = frozenset({"session", "fin"})
 WRITE_BYTES_MAX: Final = BLOCK_BYTES
-"""Of one write(2): a slow disk has all logs wait for what it was given last."""
+"""Bytes per write(2): on a slow disk all logs wait for the last write."""
 
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """A block that was handed to write(2).
+    """A block handed to write(2).
 
     Attributes:
         last_seq: of its last record.
-        kinds: the kinds of its records.
-        file_bytes: what it took in the file.
+        kinds: of its records.
+        file_bytes: its size in the file.
     """
 
     last_seq: int
@@ -56,7 +53,7 @@ class Written:
 
 @attrs.define(kw_only=True)
 class _Batch:
-    """The records of a block that is being filled."""
+    """The records of a block being filled."""
 
     first: Record
     pieces: list[Piece] = attrs.field(factory=list)
@@ -78,12 +75,7 @@ class _Batch:
 
 
 class LogFile:
-    """One log being written.
-
-    Attributes:
-        path: where it is.
-        is_dirty: something was written since the last sync.
-    """
+    """One log being written; `is_dirty` means written since the last sync."""
 
     def __init__(
         self,
@@ -119,13 +111,10 @@ class LogFile:
         self._number = self._directories.add(self.path)
 
     def write(self, records: Iterable[Record]) -> Iterator[Written]:
-        """Encode records into blocks and write them, all of them by the end.
+        """Encode records into blocks and write them; yield each block once it is written.
 
         Args:
-            records: in order of `seq`; `session` first of all, `fin` last.
-
-        Yields:
-            Each block, once write(2) took all of it.
+            records: in order of `seq`; `session` first, `fin` last.
 
         Raises:
             RecordInvalid: a record cannot be stored.
@@ -136,11 +125,11 @@ class LogFile:
                 yield step
 
     def steps(self, records: Iterable[Record]) -> Iterator[int | Written]:
-        """Write records as `write` does, in steps that take a bounded time.
+        """Write records as `write` does, in steps of bounded duration.
 
         Yields:
-            Each block, and between two the bytes of each step of a large one; encoding a record is
-            one step, however large the record is.
+            Each block, and before a large one the bytes of each step; encoding a record is one
+            step, whatever its size.
 
         Raises:
             RecordInvalid: a record cannot be stored.
@@ -156,7 +145,7 @@ class LogFile:
                 yield framed.framed_bytes
             if batch is not None and batch.payload_bytes + framed.framed_bytes > BLOCK_BYTES:
                 yield from self._write_batch(batch)
-                batch, framed = None, self._encoder.encode(record)  # it may name blobs left behind
+                batch, framed = None, self._encoder.encode(record)  # it may name its blobs
             if batch is None:
                 batch = _Batch(first=record)
             batch.add(record, framed)
@@ -169,11 +158,11 @@ class LogFile:
     def sync(self) -> None:
         """Return once everything written is on the device, the file's name included.
 
-        It may run while another thread writes; a file that is closed meanwhile is left alone.
+        Another thread may write meanwhile; if the file is closed meanwhile, nothing is done.
 
         Raises:
-            OSError: the disk refused; what was written may be lost.
-            FileNotFoundError: the file was removed, or its folder moved: what is written is lost.
+            OSError: the disk refused; written data may be lost.
+            FileNotFoundError: the file was removed, or its folder moved: written data is lost.
         """
         with self._closing:
             if self._descriptor is None:
@@ -187,7 +176,7 @@ class LogFile:
             self._directories.sync(self.path, self._number)
 
     def close(self) -> None:
-        """Close the file; without effect when it is not open.
+        """Close the file, if open.
 
         Raises:
             OSError: the disk refused; the file is closed all the same.
@@ -198,7 +187,7 @@ class LogFile:
                 self._disk.close(descriptor)
 
     def remove(self) -> None:
-        """Remove the file, from the device too, and close it; one never created is left alone.
+        """Close the file and remove it, from the device too; no effect if it was never created.
 
         Raises:
             OSError: the disk refused; the file is closed all the same.
@@ -242,7 +231,7 @@ class LogFile:
             batch.cost += self._head_cost
             self._head = b""
         file_bytes = yield from self._write_block(batch, has_copy)
-        self._encoder.forget()  # so that a lost block costs no record of another
+        self._encoder.forget()  # so a lost block costs no record elsewhere
         yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
 
     def _write_block(self, batch: _Batch, has_copy: bool) -> Generator[int, None, int]:
@@ -280,4 +269,4 @@ class LogFile:
             rest = rest[count:]
             if rest:
                 yield count
-        self.is_dirty = True  # again: a sync meanwhile knew of a part of it at most
+        self.is_dirty = True  # again: a concurrent sync covered only part of it

@@ -1,8 +1,8 @@
-"""Between the session machine and its log: which record holds which event or effect.
+"""Which record holds which event or effect of the session machine.
 
-Events are kept whole, so that they can be read back and stepped again. Effects are kept for
-comparison only: a sent frame verbatim (`tx`), every other effect with its bytes replaced by their
-length and blake2b-128, for the same bytes stand in the event that caused them.
+Events are kept whole, so that they can be read back and stepped again. Effects are kept only for
+comparison: a sent frame verbatim (`tx`), every other effect with its bytes replaced by their length
+and blake2b-128, since the causing event holds the same bytes.
 
 | record | of the machine |
 |---|---|
@@ -15,8 +15,8 @@ length and blake2b-128, for the same bytes stand in the event that caused them.
 | `chunk` | `ChunkDone` |
 | `event`, `effect` | all others |
 
-A field that a class got later (`protocol.digest.added`) is left out while it has its default, so
-that records of old stay what they are.
+A field added to a class later (`protocol.digest.added`) is omitted while it has its default, so
+that old records stay the same.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS: Final[Mapping[type, str]] = MappingProxyType(
         ef.Send: "tx",
     }
 )
-"""The record kind of each class; the others are plain `event` or `effect`."""
+"""The record kind of each class; all others are `event` or `effect`."""
 
 EVENT_KINDS: Final = frozenset(
     {"rx", "prepare", "unit", "finalize", "rollback", "turn", "chunk", "event"}
@@ -66,26 +66,25 @@ EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_
 
 
 MACHINE_SCHEMA: Final = 1
-"""The version of the events and effects in a log, as its head says; a log of a newer one is not
-comparable here."""
+"""Version of a log's events and effects, as in its head; a newer log is not comparable here."""
 SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPSHOT}
-"""What the head of a new log says of its records."""
+"""The schema versions in the head of a new log."""
 HASHES_KEPT: Final = 3
-"""A second of sound and a picture or two: what comes between decoding a picture and its unit."""
+"""A second of sound and a picture or two: the objects hashed between a picture's decoding and its
+unit."""
 HASHED_BYTES_MAX: Final = 256 << 10
-"""Larger ones are not kept in memory for it."""
+"""The digests of larger objects are not kept, to save memory."""
 
 
 class MappingError(ValueError):
-    """A record does not hold what its name promises."""
+    """A record does not hold a valid event."""
 
 
 def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
-    """Say which record holds an event.
+    """Return the kind and fields of the record for an event.
 
-    Returns:
-        Its kind and its fields, nested plain values with `bytes` where there are bytes; `type`
-        holds the event's class. `at_ns` is left to the record.
+    Fields are nested plain values, with `bytes` for bytes; `type` holds the event's class. `at_ns`
+    is the record's own.
     """
     fields = _plain(event)
     del fields["at_ns"]
@@ -93,13 +92,13 @@ def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
 
 
 class Hashes:
-    """Digests of bytes, and the last few of them: what is decoded is soon shown to the model."""
+    """Digests of bytes; the last few are kept, since decoded media soon go to the model."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[bytes, str]] = deque(maxlen=HASHES_KEPT)
 
     def of(self, data: bytes) -> str:
-        """Hash bytes, unless it is one of the last objects that were."""
+        """Hash bytes, or return the kept digest of the same object."""
         for kept, found in self._kept:
             if kept is data:
                 return found
@@ -110,12 +109,7 @@ class Hashes:
 
 
 def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str, dict[str, Value]]:
-    """Say which record holds an effect; all bytes in it are replaced by length and digest.
-
-    Args:
-        effect: what the machine asked for.
-        hashes: of the session; they save some time and change nothing.
-    """
+    """Return the record for an effect, bytes as length and digest; `hashes` saves time."""
     if isinstance(effect, ef.Send):
         return "tx", {"type": "Send", "ordinal": effect.ordinal, "frame": effect.frame}
     hash_of = digest if hashes is None else hashes.of
@@ -127,7 +121,7 @@ def event_of(fields: Fields, at_ns: int) -> ev.Event:
     """Read an event back from its record.
 
     Raises:
-        MappingError: an unknown name, a missing field, or one of the wrong type.
+        MappingError: an unknown name, a missing field, or a field of the wrong type.
     """
     rest = dict(fields)
     name = rest.pop("type", None)
@@ -149,25 +143,25 @@ def _plain(instance: attrs.AttrsInstance) -> dict[str, Value]:
 def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
     if isinstance(value, bytes):
         return {"bytes": len(value), "blake2b": hash_of(value)}
-    if isinstance(value, (dict, Mapping)):  # an abstract class alone is slow to ask
+    if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
         return {key: _hashed(item, hash_of) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_hashed(item, hash_of) for item in value]
     return value
 
 
-# -- the converter: strict, for cattrs alone coerces primitives (5 -> "5", "no" -> True) ----------
+# -- the converter: strict, since cattrs coerces primitives (5 -> "5", "no" -> True) -------------
 
 
 def _strict(kind: type, value: object) -> object:
-    """Take a primitive as it is, or not at all."""
+    """Accept a primitive only of exactly this type."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise TypeError(f"a {type(value).__name__} where a {kind.__name__} is due")
 
 
 def _frame(value: object) -> object:
-    """Take a WebSocket message: text, bytes, or None for one that was too long."""
+    """Accept a WebSocket message: text, bytes, or None for one that was too long."""
     if value is None or isinstance(value, str | bytes):
         return value
     raise TypeError(f"a {type(value).__name__} where a frame is due")
@@ -178,7 +172,7 @@ def _has_added(cls: type) -> bool:
 
 
 def _without_defaults(cls: type[attrs.AttrsInstance], converter: Converter) -> Any:
-    """Write an instance without the fields that came later and have their defaults."""
+    """Write an instance without later-added fields at their defaults."""
     leave_out = {
         field.name: override(omit_if_default=True)
         for field in attrs.fields(cls)

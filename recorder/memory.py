@@ -1,10 +1,8 @@
-"""The last blobs of one log, so that a repeated one is named and not stored again.
+"""Recent blobs of one log, so that a repeated blob is stored as a reference.
 
-Repeats come at once: a voice is sent and then prepared, PCM is made and then sent. So little is
-kept, and the bytes themselves: they are found by three short probes and then compared whole, which
-costs less than any hash and cannot be fooled.
-
-It keeps nothing on disk and does not know what a blob holds.
+Repeats come soon: a voice is sent and then prepared, PCM is made and then sent. So few blobs are
+kept, as whole bytes: three short probes find them and a full comparison confirms, which is cheaper
+than any hash and exact.
 """
 
 from __future__ import annotations
@@ -17,11 +15,12 @@ import attrs
 from .format import MIB
 
 REFERENCE_BYTES_MIN: Final = 64
-"""A shorter blob is stored again: naming another costs as much."""
+"""A shorter blob is stored again: a reference costs as much."""
 REMEMBERED_BYTES: Final = MIB
-"""Kept a log: five seconds of both sides of a session. One larger blob, a voice, is kept alone."""
+"""Kept per log: five seconds of both sides of a session. One larger blob, a voice, is kept
+alone."""
 _PROBE_BYTES: Final = 16
-"""Taken at three places: PCM and JPEG files that differ, differ there."""
+"""Taken at three places, where different PCM and JPEG files differ."""
 
 Place: TypeAlias = tuple[int, int]
 """`(seq, index)` of a blob."""
@@ -30,13 +29,13 @@ _Key: TypeAlias = tuple[int, bytes, bytes, bytes]
 
 @attrs.define
 class BlobMemory:
-    """Recent blobs and where they are stored; of those that look alike, the last."""
+    """Recent blobs and where they are stored; of blobs with equal probes, the last."""
 
     _kept: OrderedDict[_Key, tuple[bytes, Place]] = attrs.field(factory=OrderedDict, init=False)
     _kept_bytes: int = attrs.field(default=0, init=False)
 
     def find_or_keep(self, blob: bytes, place: Place) -> Place | None:
-        """Return where the same blob is stored, or None and keep that it is stored at `place`."""
+        """Return where an equal blob is stored, or None and remember it at `place`."""
         if len(blob) < REFERENCE_BYTES_MIN:
             return None
         key = _probe(blob)

@@ -1,11 +1,9 @@
-"""Where in a log something is, found without reading what comes before.
+"""Finding a place in a log without reading the blocks before it.
 
-Rules: the seek table says where blocks start; without one, or where it turns out not to be this
-log's, headers are hopped over, which reads 68 bytes a block. Either way each header that is looked
-at must be sound. What is found is a place to read on from: nothing that is asked for stands before
-it, and the reader skips what else does.
-
-`seq` and time are in the headers. Units are not, so a few blocks are decompressed to find one.
+Rules: the seek table holds the start of each block; without a valid table, a scan reads 68 bytes
+per block. Every header used must be valid. The result is a place to start reading: nothing
+requested is before it, and the reader skips the rest. `seq` and time are in the headers; units are
+not, so a few blocks are decompressed to find one.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from .scan import Block, Source, find_mark, load_block
 from .seektable import FOOTER_BYTES, offsets_in, table_bytes_by_footer
 
 BEYOND: Final = 1 << 63
-"""No unit has such an index, and no record such a `seq`."""
+"""Above any unit index and any record's `seq`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,14 +41,14 @@ class Place:
 
 
 def unit_index(record: Record) -> int | None:
-    """Say which unit's result a record holds; None where it holds none."""
+    """Return the index of the unit whose result a record holds, or None."""
     result = record.fields.get("result") if record.kind == "unit" else None
     index = result.get("index") if isinstance(result, dict) else None
     return index if type(index) is int and 0 <= index < BEYOND else None
 
 
 def end_of_blocks(source: Source) -> int:
-    """Say where the seek table of a log starts, or where the log ends if it has none."""
+    """Return where a log's seek table starts, or the log's size if it has none."""
     size = source.size()
     footer = source.read(max(0, size - FOOTER_BYTES), FOOTER_BYTES)
     length = table_bytes_by_footer(footer)
@@ -61,39 +59,24 @@ def end_of_blocks(source: Source) -> int:
 
 
 def find_seq(source: Source, seq: int, offsets: Sequence[int] | None = None) -> Place | None:
-    """Find the block that holds a record, or the last one before it; None where there is none.
-
-    Args:
-        source: the log.
-        seq: of the record.
-        offsets: where blocks start, for those who ask often.
-    """
+    """Find the last block starting at or before `seq`, or None; `offsets`: the known blocks."""
     if offsets is None:
         return _find(source, lambda header: header.first_seq, seq)
     return _bisect(source, offsets, lambda header: header.first_seq, seq)
 
 
 def seq_at_time(source: Source, at_ns: int) -> int:
-    """Find the first record of a time or later, by `seq`; after the last one where there is none.
-
-    Args:
-        source: the log.
-        at_ns: monotonic nanoseconds, as records have them.
-    """
-    # The block before the first that starts so late may still hold such records at its end.
+    """Return the first `seq` at or after `at_ns` (monotonic), or the one after the last."""
+    # The block before the first such block may still hold such records at its end.
     place = _find(source, lambda header: header.mono_ns, at_ns - 1)
     return 0 if place is None else _first(source, place, lambda record: record.at_ns >= at_ns)
 
 
 def seq_of_unit(source: Source, index: int) -> int | None:
-    """Find the `unit` record that holds a unit's result; that of the next one if it is lost.
-
-    Args:
-        source: the log.
-        index: of the unit.
+    """Find the record with the result of unit `index`, or of the next recorded unit if it is lost.
 
     Returns:
-        Its `seq`, None where no result of this unit or a later one stands in the log.
+        Its `seq`, None where the log holds no result of this unit or a later one.
     """
     offsets = array("Q", hop(source))
     units = _Units(source, offsets, Expansion(source.size))
@@ -109,7 +92,7 @@ def seq_of_unit(source: Source, index: int) -> int | None:
 
 @attrs.frozen
 class _Units:
-    """The units of a log's blocks; a block is decompressed once."""
+    """The units of a log's blocks; each block is decompressed once."""
 
     source: Source
     offsets: Sequence[int]
@@ -117,7 +100,7 @@ class _Units:
     _known: dict[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict, init=False)
 
     def of(self, number: int) -> tuple[tuple[int, int], ...]:
-        """Give each unit whose result stands in a block, and the `seq` of its record."""
+        """Return the units whose results are in a block, each with its record's `seq`."""
         if number not in self._known:
             found = _records(self.source, self.offsets[number], self.expansion)
             units = ((unit_index(record), record.seq) for record in found)
@@ -125,7 +108,7 @@ class _Units:
         return self._known[number]
 
     def next_from(self, number: int) -> int:
-        """Give the first unit whose result stands in a block or after it."""
+        """Return the first unit whose result is in a block or after it."""
         for later in range(number, len(self.offsets)):
             if units := self.of(later):
                 return units[0][0]
@@ -133,13 +116,13 @@ class _Units:
 
 
 def _find(source: Source, key: Callable[[BlockHeader], int], wanted: int) -> Place | None:
-    """Find the last block whose key is at most what is wanted; keys rise."""
+    """Find the last block whose key is at most `wanted`; keys rise."""
     table = _table_of(source)
     if table is not None:
         try:
             return _bisect(source, table, key, wanted)
         except FormatError:
-            pass  # it is not that of this log, or the log is damaged there
+            pass  # another log's table, or damage there
     return _bisect(source, array("Q", hop(source)), key, wanted)
 
 
@@ -158,7 +141,7 @@ def _header(source: Source, offset: int) -> BlockHeader:
 
 
 def _table_of(source: Source) -> Sequence[int] | None:
-    """Read where the blocks start, if the log ends with a table that may be its own."""
+    """Read the block starts from a seek table at the log's end, if it may be valid."""
     size = source.size()
     length = table_bytes_by_footer(source.read(max(0, size - FOOTER_BYTES), FOOTER_BYTES))
     if not 0 < length < size:
@@ -168,7 +151,7 @@ def _table_of(source: Source) -> Sequence[int] | None:
 
 
 def hop(source: Source) -> Iterator[int]:
-    """Yield where blocks with sound headers start, in order."""
+    """Yield the offsets of blocks with valid headers, in order."""
     at: int | None = 0
     size = source.size()
     while at is not None and at < size:
@@ -185,7 +168,7 @@ def hop(source: Source) -> Iterator[int]:
 
 
 def _first(source: Source, place: Place, is_wanted: Callable[[Record], bool]) -> int:
-    """Find the first record of a block that is wanted; where none is, what follows the block."""
+    """Find the first wanted record of a block; if none, the `seq` after the block."""
     next_seq = place.first_seq
     for record in _records(source, place.offset, Expansion(source.size)):
         if is_wanted(record):
@@ -202,7 +185,7 @@ def _records(source: Source, offset: int, expansion: Expansion) -> Iterator[Reco
 
 
 def records_of(block: Block, expansion: Expansion) -> Iterator[Record]:
-    """Yield the records of a block that can be parsed, without their blobs; no copy of the head."""
+    """Yield a block's parseable records, blobs unresolved, without the head copy."""
     try:
         framed = list(split_records(block.payload, block.header.n_records))
     except FormatError:
