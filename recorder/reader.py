@@ -1,18 +1,15 @@
-"""Reads a session log: records in order, and damage where there is some.
+"""Reads a session log: records in order, and any damage.
 
-Rules: nothing wrong is ever accepted, see `recorder.scan` and `recorder.decoding`. One bad bit
-costs at most the block it is in, and such records elsewhere as name a blob of that block: each of
-those is reported by itself. The session record comes from the first block, or from the copy in the
-second; without either the log is unreadable. A log can be read while it is written: iterating ends
-with the last complete block, and iterating the same reader again goes on from there.
+Rules: invalid data is never accepted, see `recorder.scan` and `recorder.decoding`. One bad bit
+costs at most its block, plus records elsewhere that reference a blob of that block; each is
+reported separately. The session record comes from the first block or its copy in the second;
+without either the log is unreadable. A log can be read while it is written: iteration ends with the
+last complete block, and a new iteration continues there. Reading can begin anywhere (`at`); damage
+before that place is not reported, nor is a chain or seek table judged that depends on it.
 
-Reading can begin anywhere (`at`): what comes before is not read, so its damage is not reported, nor
-is a chain or a seek table judged that hangs on it.
-
-Memory is bounded: one block, some blocks kept for the blobs that later records name, and some bytes
-a block to find those again. What is made of a log, in time and in memory, is bounded by its size,
-see `recorder.expansion`: a block, a record or a blob that is too much is damage. Reading never
-writes.
+Memory is bounded: one block, some blocks kept for later references, and some bytes per block to
+find others again. Time and memory are bounded by the file's size (`recorder.expansion`); anything
+beyond is damage.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ from .records import Record
 from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, Source, load_block
 
 KEPT_BYTES_MAX: Final = 16 * MIB
-"""Cost of the blocks kept for blobs that later records name: far more than a writer remembers. What
-costs so much by itself is not kept longer than it is read."""
+"""Cost of the blocks kept for later references, far more than a writer remembers. A block of this
+cost is not kept after it is read."""
 
 HeadSource = Literal["first", "second"]
 
@@ -46,9 +43,7 @@ HeadSource = Literal["first", "second"]
 def read(path: Path, *, on_damage: Callable[[Damage], object] | None = None) -> Iterator[Record]:
     """Yield the records of a log, the session record first.
 
-    Args:
-        path: the log.
-        on_damage: is told of each damage, and reading goes on; None stops at the first.
+    Damage goes to `on_damage`; without it, the first damage raises.
 
     Raises:
         LogDamaged: there is damage, and no `on_damage`.
@@ -66,7 +61,7 @@ def read(path: Path, *, on_damage: Callable[[Damage], object] | None = None) -> 
 
 @attrs.frozen
 class _Parsed:
-    """The records of an accepted block; where one could not be parsed, its error."""
+    """The records of an accepted block, each with its error if it could not be parsed."""
 
     records: list[StoredRecord | FormatError]
     head: StoredRecord | FormatError | None
@@ -78,18 +73,15 @@ class LogReader:
 
     Attributes:
         head: the session record.
-        head_source: the block it was taken from.
-        blocks: blocks accepted so far.
+        head_source: the block that it came from.
+        blocks: number of blocks accepted so far.
     """
 
     head: Final[Record]
     head_source: Final[HeadSource]
 
     def __init__(self, log: Path | bytes) -> None:
-        """Open a log and find its session record.
-
-        Args:
-            log: a file, or the bytes of one.
+        """Open a log, given as a path or its bytes, and find its session record.
 
         Raises:
             Unreadable: no session record is left, or none was written yet.
@@ -102,7 +94,7 @@ class LogReader:
         self._offsets: list[int] = []
         self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
         self._kept_bytes = 0
-        self._hopped: array[int] | None = None  # where blocks start, before where reading began
+        self._hopped: array[int] | None = None  # block starts before the start of reading
         self._is_finished = False
         self._from_seq = 0
         self.blocks = 0
@@ -128,7 +120,7 @@ class LogReader:
         self.close()
 
     def __iter__(self) -> Iterator[Record | Damage]:
-        """Yield what follows what was read so far, up to the last complete block."""
+        """Continue reading, up to the last complete block."""
         for item in self._scanner:
             if isinstance(item, Damage):
                 yield item
@@ -139,11 +131,7 @@ class LogReader:
             del item  # else it is held while the next one is read
 
     def at(self, seq: int) -> Iterator[Record | Damage]:
-        """Go to a record, and read on from there; or from what follows it where it is lost.
-
-        Args:
-            seq: of the record; of one that is not written yet, too.
-        """
+        """Read on from record `seq`, or from the next if it is lost; it may not be written yet."""
         place = find_seq(self._source, seq)
         if place is None:
             self._scanner.jump(0, 0)
@@ -157,18 +145,11 @@ class LogReader:
         return iter(self)
 
     def at_time(self, at_ns: int) -> Iterator[Record | Damage]:
-        """Go to the first record of a time or later, and read on from there.
-
-        Args:
-            at_ns: monotonic nanoseconds, as records have them.
-        """
+        """Read on from the first record at or after `at_ns`, in monotonic nanoseconds."""
         return self.at(seq_at_time(self._source, at_ns))
 
     def at_unit(self, index: int) -> Iterator[Record | Damage]:
-        """Go to the `unit` record that holds a unit's result, and read on from there.
-
-        Args:
-            index: of the unit; where it is lost the next one is taken.
+        """Read on from the `unit` record of unit `index`'s result, or the next if it is lost.
 
         Raises:
             LookupError: the log has no result of this unit or a later one.
@@ -180,12 +161,12 @@ class LogReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether `fin` was passed."""
+        """Whether `fin` was read."""
         return self._is_finished
 
     @property
     def has_seek_table(self) -> bool:
-        """Whether a seek table was read; it was right unless damage was reported."""
+        """Whether a seek table was read; it was valid unless damage was reported."""
         return self._scanner.has_table
 
     @property
@@ -195,7 +176,7 @@ class LogReader:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of an incomplete block at the end, as of now."""
+        """Current size of an incomplete block at the end, in bytes."""
         return self._source.size() - self._scanner.offset
 
     def _read_block(self, block: Block) -> Iterator[Record | Damage]:
@@ -265,7 +246,7 @@ class LogReader:
         self._kept_bytes = 0
 
     def _resolve(self, seq: int) -> StoredRecord:
-        """Give an earlier record, whose blob is named; from the file again if it was not kept."""
+        """Return an earlier record whose blob is referenced, read again if it was not kept."""
         offset, first_seq = self._find_block(seq)
         parsed = self._kept.get(offset)
         if parsed is None:
@@ -283,7 +264,7 @@ class LogReader:
         return stored
 
     def _find_block(self, seq: int) -> tuple[int, int]:
-        """Say where the block starts that a record is in, and with which record."""
+        """Return the offset and first `seq` of the block that holds a record."""
         at = bisect_right(self._first_seqs, seq) - 1
         if at >= 0:
             return self._offsets[at], self._first_seqs[at]
@@ -320,16 +301,16 @@ def _lose_block(block: Block, reason: Reason, detail: str) -> Damage:
 def find_head(
     source: Source, expansion: Expansion, *, tries_max: int | None = None
 ) -> tuple[Record, HeadSource]:
-    """Take the head from the first sound block: it holds the record or its copy, or neither.
+    """Take the head from the first valid block, which holds the record or its copy, or neither.
 
     Args:
         source: the log.
-        expansion: what may be made of it.
-        tries_max: so many damages are passed by at most; None passes all.
+        expansion: its expansion limit.
+        tries_max: damages skipped at most; None: all.
 
     Raises:
         TooNew: a newer version wrote it.
-        Unreadable: it is in neither block, or none was written yet.
+        Unreadable: neither block holds it, or none was written yet.
     """
     block, newer = None, None
     for item in islice(Scanner(source, expansion), tries_max):
@@ -358,16 +339,12 @@ def find_head(
 
 
 def no_record(seq: int) -> StoredRecord:
-    """Refuse to look for a record; for those that may only name blobs of their own."""
+    """Refuse to look up a record, where only its own blobs may be referenced."""
     raise FormatError(f"it names a blob of record {seq}")
 
 
 def _parse_block(block: Block, expansion: Expansion) -> _Parsed:
-    """Parse a block's records.
-
-    Raises:
-        FormatError: they are not framed as the header says.
-    """
+    """Parse a block's records; `FormatError` if their framing contradicts the header."""
     header = block.header
     before = expansion.spent
     framed = list(split_records(block.payload, header.n_records))
@@ -384,12 +361,12 @@ def _parse_block(block: Block, expansion: Expansion) -> _Parsed:
 def _parse_record(
     header: bytes, area: memoryview, seq: int, expansion: Expansion
 ) -> StoredRecord | FormatError:
-    """Parse one record, or give its error: the others of the block are sound all the same."""
+    """Parse one record, or return its error: the block's other records stay valid."""
     try:
         expansion.charge(header_cost(header))
         stored = parse(header, area)
     except FormatError as error:
-        return type(error)(str(error))  # without its traceback, which holds all that led there
+        return type(error)(str(error))  # without its traceback, which holds memory
     record = stored.record
     if record.seq != seq or (record.kind == "session") != (seq == 0):
         return FormatError(f"{record.kind} {record.seq} stands where record {seq} should")

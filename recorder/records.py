@@ -1,19 +1,19 @@
-"""Records: what a log holds, and how one becomes a JSON header and blobs.
+"""Records: the entries of a log, and their encoding as a JSON header and blobs.
 
     Record := header_len:u32 blob_len:u32 header:JSON blobs
     header := {"at_ns", "blobs", "fields", "kind", "seq", "version"}
     blobs  := table of [codec, length, stored length], or [seq, index] for one stored before
 
 Rules: fields are JSON values in which any nested value may be `bytes`; decoding gives equal fields
-(a tuple comes back as a list). In the header an object with one of the keys below is ours, and a
-caller's key that starts with `$` gets a second one, so nothing of a caller's is mistaken for it:
+(a tuple becomes a list). An object with one of the keys below is the recorder's; a caller's key
+that starts with `$` gets a second one, so the two are never confused:
 
     {"$blob": i}     bytes: blob i of the table
-    {"$text": [...]} text taken apart: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
+    {"$text": [...]} split text: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
     {"$wtf8": i}     text with lone surrogates, which JSON in UTF-8 cannot hold
 
-Only `frame` of `rx` and `tx` is taken apart; any long text is a blob, so that no header is longer
-than a reader takes. This module knows no kind's fields beyond that.
+Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers stay within a
+reader's limit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .spans import extract
 
 Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
 """JSON, with bytes anywhere. `int` of any size; no NaN and no infinities. The `frame` of a record
-to be written may be `Utf8Text` too, which is read back as the `str` that it is."""
+to be written may also be `Utf8Text`, which is read back as an equal `str`."""
 Fields: TypeAlias = Mapping[str, Value]
 
 RECORD_VERSIONS: Final[Mapping[str, int]] = {
@@ -67,27 +67,27 @@ RECORD_VERSIONS: Final[Mapping[str, int]] = {
     "elided": 1,
     "fin": 1,
 }
-"""The kinds of record and the version of each that this code writes."""
+"""The kinds of record, and the version of each that this code writes."""
 
 FRAME_KINDS: Final = frozenset({"rx", "tx"})
 FRAME_BYTES_MAX: Final = 96 * MIB
-"""The largest frame that any endpoint takes; a larger one was refused, so its start will do."""
+"""The largest frame that any endpoint accepts; a larger one was refused, so its start suffices."""
 FRAME_BYTES_KEPT: Final = 64 << 10
-"""What is kept of a larger frame: enough to see what it was."""
+"""Bytes kept of a larger frame: enough to recognise it."""
 FRAME_CUT: Final = "frame_cut"
-"""The field that says what a truncated frame was: `{bytes, blake2b, is_text}`."""
+"""The field that describes a truncated frame: `{bytes, blake2b, is_text}`."""
 
 NESTING_MAX: Final = 64
 """Deeper values are refused: reading them back must not exhaust the stack."""
 TEXT_CHARS_INLINE: Final = 4096
 """Longer text goes into a blob, where JSON's escapes cannot make it six times longer."""
 FRAME_CHARS_INLINE: Final = 64 << 10
-"""Of all pieces of a frame's text together; beyond it short pieces go into blobs, too."""
+"""Limit for all inline text of a frame; beyond it short pieces go into blobs too."""
 RECORD_OVERHEAD_BYTES: Final = 200
-"""What a small record holds in memory beside its fields, for the backlog's sum."""
+"""Memory of a small record besides its fields, counted in the backlog."""
 
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
-"""What takes eight bytes, near enough."""
+"""Types that take about eight bytes."""
 BLOB: Final = "$blob"
 TEXT: Final = "$text"
 WTF8: Final = "$wtf8"
@@ -109,13 +109,12 @@ def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) ->
 
 @attrs.frozen(kw_only=True)
 class Record:
-    """One entry of a log. The fields are given away: they must not change afterwards.
+    """One entry of a log; `fields` must not change afterwards.
 
     Attributes:
         kind: a key of `RECORD_VERSIONS`.
         seq: 0, 1, 2... in the log, without gaps; 0 is the `session` record.
         at_ns: monotonic nanoseconds.
-        fields: what it says.
     """
 
     kind: str = attrs.field(validator=_is_kind)
@@ -126,13 +125,13 @@ class Record:
 
 @attrs.frozen(kw_only=True)
 class Framed:
-    """A record as it is stored.
+    """An encoded record.
 
     Attributes:
         pieces: its bytes, split where their kind changes; see `recorder.compression`.
-        framed_bytes: how many there are.
+        framed_bytes: their total.
         cost: of reading it, without its bytes; see `recorder.expansion`.
-        has_samples: some of them are packed PCM.
+        has_samples: some pieces are packed PCM.
     """
 
     pieces: list[Piece]
@@ -142,8 +141,8 @@ class Framed:
 
 
 def size_bytes(value: Value) -> int:
-    """Estimate what a value holds in memory, without looking into lists of numbers."""
-    if type(value) is dict:  # nearly all are, and the records of a unit have a hundred values
+    """Estimate the memory of a value in bytes, without iterating over lists of numbers."""
+    if type(value) is dict:  # most are, and a unit's records have 100 values
         size = 0
         for key, item in value.items():
             kind = type(item)
@@ -168,21 +167,17 @@ def size_bytes(value: Value) -> int:
 
 @attrs.define
 class RecordEncoder:
-    """Encodes the records of one log, in order; remembers recent blobs to name them again.
-
-    Attributes:
-        frame_bytes_max: longer frames are truncated.
-    """
+    """Encodes the records of one log in order, with references to recent blobs."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     _memory: BlobMemory = attrs.field(factory=BlobMemory, init=False)
 
     def forget(self) -> None:
-        """Forget all blobs: what comes next is to stand without what came before."""
+        """Forget all blobs, so that later records stand without earlier ones."""
         self._memory = BlobMemory()
 
     def encode(self, record: Record) -> Framed:
-        """Frame a record.
+        """Encode a record.
 
         Raises:
             RecordInvalid: a value is not JSON or bytes, nests too deep, or the whole is too large.
@@ -230,14 +225,14 @@ class RecordEncoder:
 
 
 def to_json(header: Mapping[str, object]) -> bytes:
-    """Write a record's header.
+    """Encode a record's header.
 
     Raises:
         RecordInvalid: it is not JSON.
     """
     try:
-        return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # a tenth of the time
-    except orjson.JSONEncodeError:  # an int of more than 64 bits, or what `json` refuses too
+        return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
+    except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too
         pass
     try:
         text = json.dumps(
@@ -275,7 +270,7 @@ def _cut_frame(
 
 @attrs.define(kw_only=True)
 class _Packer:
-    """Turns the values of one record into JSON, and collects its blobs."""
+    """Converts one record's values to JSON, and collects its blobs."""
 
     seq: int
     memory: BlobMemory
@@ -311,7 +306,7 @@ class _Packer:
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
             packed["$" + key if key.startswith(RESERVED) else key] = (
                 item
-                if item is None or isinstance(item, int)  # most are; it saves a call for each
+                if item is None or isinstance(item, int)  # most are; saves a call
                 else self._pack(item, depth + 1)
             )
         return packed
@@ -332,7 +327,7 @@ class _Packer:
         if depth > NESTING_MAX:
             raise RecordInvalid(f"record {self.seq} nests deeper than {NESTING_MAX}")
         if isinstance(value, (list, tuple)):
-            if set(map(type, value)) == {int}:  # ids: there are many, and nothing to do
+            if set(map(type, value)) == {int}:  # token ids: many, and nothing to pack
                 return list(value)
             return [self._pack(item, depth + 1) for item in value]
         if isinstance(value, Mapping):
@@ -340,7 +335,7 @@ class _Packer:
         raise RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
 
     def _add(self, blob: bytes) -> int:
-        """Store a blob, or name where it is stored; return its index in the table."""
+        """Store a blob or a reference to it; return its index in the table."""
         index = len(self.table)
         self.unpacked_bytes += len(blob)
         found = self.memory.find_or_keep(blob, (self.seq, index))
@@ -374,7 +369,7 @@ def _start_of(text: Utf8Text, chars: int) -> str:
 
 
 def _short_text(text: str | Utf8Text) -> str | None:
-    """Give a text that is short enough to stand in the header; None for a longer one."""
+    """Return a text short enough for the header, or None."""
     if isinstance(text, Utf8Text):
         if len(text) > TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
             return None

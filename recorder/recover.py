@@ -1,17 +1,16 @@
-"""What a crash or a bad disk left of a log, made a sound log again.
+"""Recovery: a valid log made from the intact records of a damaged one.
 
     damaged log -> survey: which records are good -> their blocks, copied -> fin -> verified
 
-Rules: the log itself is only read. What is good is copied, block by block, as it is stored; a block
-with a bad record in it is written again without that. Nothing is made up: where records are lost
-the log ends there, or, if what follows is to be salvaged, a `mark` that says so (`is_lost`) stands
-for each of them, so that all others keep their numbers and a replay knows where it must stop. A
-block that does not follow the one before it is not believed, and ends the log too.
+Rules: the log itself is only read. Good blocks are copied as they are stored; a block with a bad
+record is rewritten without it. Nothing is invented: the new log ends where records are lost, or,
+when salvaging, a `mark` (`is_lost`) replaces each lost record, so that all others keep their
+numbers and a replay knows where to stop. A block that does not chain to the one before ends the log
+too.
 
-`fin` has the reason `recovered` where something is missing, else its own; its field `recovered`
-says what was done. A log whose writer is at work, or that a newer version wrote, is refused.
-
-It keeps two numbers a damage, and one block.
+`fin` has the reason `recovered` if records are missing, else its own; its field `recovered` holds
+the details. A log that is being written, or that a newer version wrote, is refused. Memory: two
+numbers per damage, and one block.
 """
 
 from __future__ import annotations
@@ -38,37 +37,36 @@ from .scan import Block, Damage, FileSource, Scanner
 from .verify import verify
 
 RECOVERED: Final = "recovered"
-"""The reason in `fin` of a log from which something is missing, and the field with more of it."""
+"""The reason in `fin` of a log with missing records, and the field with the details."""
 LOST: Final[Fields] = {"by": "recover", "what": "lost"}
-"""The fields of a mark that stands for a record that is lost."""
+"""The fields of a mark that replaces a lost record."""
 LOST_MAX: Final = 1 << 20
-"""So many marks are made at most, and one for each byte of the file: a header can claim any number,
-and a long session has as many."""
+"""Limit on marks, as is one per byte of the file: a header can claim any number."""
 
 Parts: TypeAlias = tuple[bytes, memoryview]
-"""A record's JSON header, and its blobs."""
+"""A record's JSON header and its blobs."""
 Watch = Callable[[int], None]
-"""Told how many bytes of the log were read since it was told last; they are read twice."""
+"""Takes the number of bytes read since the last call; the log is read twice."""
 
 
 class NotRecoverable(RecorderError):  # noqa: N818
-    """No sound log can be made of it, or none need be made now."""
+    """The log cannot be recovered, or needs no recovery now."""
 
 
 @attrs.frozen(kw_only=True)
 class Survey:
-    """What is good in a log.
+    """The intact records of a log.
 
     Attributes:
-        kept: the records to be kept, as ranges of `seq` in order, each start and stop; `fin` apart.
-        records: how many those are.
-        records_lost: that are known to be lost, or to come after the end that is kept.
-        damage_count: of the log.
+        kept: `seq` ranges of the records to keep, in order, start and stop; without `fin`.
+        records: number of records kept.
+        records_lost: known to be lost, or after the end that is kept.
+        damage_count: damages in the log.
         tail_bytes: of an incomplete block at its end.
-        units: the last unit's index and one, as far as kept; 0 where there is none.
-        fin: the fields of its `fin` that are not of the file; None where that is lost or left out.
-        fin_ns: when that was.
-        is_sound: nothing is wrong and nothing missing.
+        units: last kept unit's index plus one; 0 if there is none.
+        fin: the caller's fields of `fin`; None if it is lost or left out.
+        fin_ns: `at_ns` of `fin`.
+        is_sound: no damage, nothing missing.
     """
 
     kept: tuple[tuple[int, int], ...]
@@ -84,11 +82,11 @@ class Survey:
 
 @attrs.frozen(kw_only=True)
 class Recovered:
-    """What was made of a log.
+    """A recovered log.
 
     Attributes:
-        survey: what was good in it.
-        file_bytes: of the log that was made.
+        survey: the intact records of the source.
+        file_bytes: size of the new log.
         reason: in its `fin`.
     """
 
@@ -98,17 +96,12 @@ class Recovered:
 
 
 def is_lost(record: Record) -> bool:
-    """Whether a record only stands for one that was lost."""
+    """Whether a record is a mark that replaces a lost record."""
     return record.kind == "mark" and record.fields == LOST
 
 
 def survey(path: Path, *, salvage: bool = False, watch: Watch | None = None) -> Survey:
-    """Look for what is good in a log.
-
-    Args:
-        path: the log.
-        salvage: what follows lost records is good too.
-        watch: told how far it is.
+    """Find the intact records of a log; with `salvage`, also those after lost records.
 
     Raises:
         NotRecoverable: it is being written, or a newer version wrote it.
@@ -130,18 +123,12 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch | None = None) -> 
 
 
 def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = None) -> Recovered:
-    """Write what is good in a log as a log of its own, and check that.
-
-    Args:
-        source: the log.
-        target: the new file; there must be none of that name.
-        found: what is good in it, as `survey` gave it.
-        watch: told how far it is.
+    """Write the intact records that `survey` found as a new file `target`, and verify it.
 
     Raises:
-        NotRecoverable: too many records are lost one after the other to be marked.
-        LogUnsound: what was written is not sound: the log changed meanwhile.
-        OSError: the disk refused, or the file exists.
+        NotRecoverable: too many consecutive records are lost to be marked.
+        LogUnsound: the new log is invalid: the source changed meanwhile.
+        OSError: the disk refused, or `target` exists.
     """
     file = FileSource(source)
     try:
@@ -187,7 +174,7 @@ def _fin_fields(found: Survey, file_bytes: int) -> Fields:
 
 @attrs.define(kw_only=True)
 class _Tally:
-    """What is good in a log, while it is read."""
+    """The intact records found so far."""
 
     salvage: bool
     kept: list[tuple[int, int]] = attrs.field(factory=list)
@@ -242,9 +229,9 @@ class _Tally:
             self.reach = max(self.reach, damage.first_seq + damage.records)
 
     def _judge(self, record: Record) -> None:
-        """End the log where records are lost, and before a block that is not of this log."""
+        """End the log where records are lost, and before a block that does not chain."""
         if record.seq == self.next_seq:
-            # The head is taken from whatever block is left that has it.
+            # The head comes from either block that still has it.
             self.is_over |= self.breaks_chain and record.seq > 0
         else:
             self.is_over |= not self.salvage
@@ -261,7 +248,7 @@ class _Tally:
 
 @attrs.define(kw_only=True)
 class _Copier:
-    """Writes what is kept of a log, block by block."""
+    """Writes the kept records, block by block."""
 
     source: FileSource
     found: Survey
@@ -271,7 +258,7 @@ class _Copier:
     _costs: StoredCosts = attrs.field(factory=StoredCosts, init=False)
 
     def take(self, block: Block) -> None:
-        """Write what is kept of a block."""
+        """Write the kept records of a block."""
         header = block.header
         self.writer.version = max(self.writer.version, header.version)
         wanted = [seq for seq in range(header.first_seq, header.next_seq) if self._is_kept(seq)]
@@ -284,7 +271,7 @@ class _Copier:
         if header.first_seq == 0:
             self._head = framed[0][0] + bytes(framed[0][1])
         self._fill(wanted[0])
-        is_whole = len(wanted) == len(framed) and wanted[0] > 0  # the writer must be told the head
+        is_whole = len(wanted) == len(framed) and wanted[0] > 0  # the writer needs the head itself
         is_head = copy is None or copy[0] + bytes(copy[1]) == self._head
         has_place = header.has_head_copy is self.writer.wants_head_copy
         if is_whole and is_head and has_place:
@@ -319,7 +306,7 @@ class _Copier:
         self.writer.put(Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed))
 
     def _fill(self, next_seq: int) -> None:
-        """Write marks for the records that are lost before one."""
+        """Write marks for the records lost before `next_seq`."""
         lost = next_seq - self.writer.next_seq
         if lost > min(LOST_MAX, self.source.size()):
             raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged of it")

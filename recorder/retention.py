@@ -1,11 +1,9 @@
-"""Which logs of a directory may go, and removing them: by age, and by the size of all together.
+"""Removal of logs by age and by total size.
 
-Rules: the oldest go first, and only what must. A log's age counts from when its file last changed,
-so a copy that keeps times keeps its age. A log that is being written is never removed, nor is one
-that changed within the last minute, whatever was asked for; both count to the size of all. Only
-files that have the name of a log are ever touched; what cannot be removed is told, and left.
-
-It reads no logs.
+Rules: the oldest go first, and no more than necessary. Age counts from the file's last change, so a
+copy that preserves times keeps its age. A log that is being written or changed within the last
+minute is never removed; both count towards the total. Only files with a log's name are touched; a
+failed removal is reported. No log is read.
 """
 
 from __future__ import annotations
@@ -20,19 +18,18 @@ from .lock import is_held
 from .store import LogInfo, Store
 
 FRESH_S: Final = 60.0
-"""A log that was just made may not be locked yet, nor can one be where there are no locks; and
-whoever has just talked wants to look at it."""
+"""A new log may not be locked yet, or cannot be without locks; and a client may want to see it."""
 
 Cause = Literal["age", "size"]
 
 
 @attrs.frozen(kw_only=True)
 class Retention:
-    """What is kept; None keeps all.
+    """What to keep; None: no limit.
 
     Attributes:
-        age_s_max: logs that are older go.
-        bytes_max: the oldest go until all together take no more.
+        age_s_max: older logs are removed.
+        bytes_max: the oldest are removed until the total fits.
     """
 
     age_s_max: float | None = None
@@ -41,12 +38,7 @@ class Retention:
 
 @attrs.frozen(kw_only=True)
 class Removal:
-    """A log that was removed, or would be.
-
-    Attributes:
-        info: the log.
-        cause: why.
-    """
+    """A log that was removed, or would be."""
 
     info: LogInfo
     cause: Cause
@@ -54,12 +46,7 @@ class Removal:
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """A log that could not be removed.
-
-    Attributes:
-        info: the log.
-        reason: what the system said.
-    """
+    """A log that could not be removed, and the system's reason."""
 
     info: LogInfo
     reason: str
@@ -67,14 +54,14 @@ class Failure:
 
 @attrs.frozen(kw_only=True)
 class Pruned:
-    """What was removed, or would be.
+    """The result of a removal, or of a dry run.
 
     Attributes:
         removed: the oldest first.
-        failed: what should have gone and did not.
-        held_logs: logs that would have gone, but are being written or were just now.
-        kept_logs: logs that are left.
-        kept_bytes: of these.
+        failed: logs that could not be removed.
+        held_logs: number of logs due but being written, or just written.
+        kept_logs: number of logs left.
+        kept_bytes: their total size.
     """
 
     removed: tuple[Removal, ...]
@@ -85,7 +72,7 @@ class Pruned:
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes of the logs that were removed."""
+        """Total size of the removed logs."""
         return sum(removal.info.file_bytes for removal in self.removed)
 
 
@@ -128,14 +115,9 @@ def prune(
     dry_run: bool = False,
     on_removed: Callable[[Removal], None] = lambda _: None,
 ) -> Pruned:
-    """Remove what need not be kept.
+    """Remove the logs beyond what `retention` keeps; with `dry_run`, only report them.
 
-    Args:
-        store: the logs.
-        retention: what is kept.
-        now_s: seconds since the epoch.
-        dry_run: remove nothing, and say what would be.
-        on_removed: is told of each log, once it is gone.
+    `now_s` is in seconds since the epoch; `on_removed` gets each log once it is gone.
 
     Raises:
         OSError: the directory cannot be read.
@@ -147,7 +129,7 @@ def prune(
     for info in logs:
         cause = _cause(info, retention, now_s, left_bytes)
         if cause is None:
-            break  # all that follow are younger
+            break  # all later ones are younger
         try:
             if _is_in_use(info, now_s):
                 held += 1
@@ -155,7 +137,7 @@ def prune(
             if not dry_run:
                 info.path.unlink()
         except FileNotFoundError:
-            pass  # somebody else was quicker
+            pass  # another process removed it
         except OSError as error:
             failed.append(Failure(info=info, reason=error.strerror or str(error)))
             continue
@@ -172,7 +154,7 @@ def prune(
 
 
 def _cause(info: LogInfo, retention: Retention, now_s: float, left_bytes: int) -> Cause | None:
-    """Say why the oldest log that is left should go; None where it need not."""
+    """Return why the oldest remaining log should go; None if it may stay."""
     if retention.age_s_max is not None and now_s - info.modified_s > retention.age_s_max:
         return "age"
     if retention.bytes_max is not None and left_bytes > retention.bytes_max:
@@ -181,5 +163,5 @@ def _cause(info: LogInfo, retention: Retention, now_s: float, left_bytes: int) -
 
 
 def _is_in_use(info: LogInfo, now_s: float) -> bool:
-    """Whether a log is being written, or may be. One of the future is as old as it is ahead."""
+    """Whether a log is or may be being written. A future time counts as equally old."""
     return abs(now_s - info.modified_s) < FRESH_S or is_held(info.path)

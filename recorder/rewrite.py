@@ -1,12 +1,10 @@
-"""A log written again from the records of another: as they are stored, block by block.
+"""Writing a log from the stored records of another, block by block.
 
-Rules: a record is not decoded and made again, so that it stays what it was, in the version that it
-had. Blocks are copied whole where they can be, and only their place in the chain is new; else their
-records go into new ones. As in any log the session record is a block of its own and stands again in
-the second, `fin` is a block of its own, and the seek table follows it.
-
-The file is new, and its directory is not synced: whoever renames it does that. What is to be
-written is decided elsewhere: see `recorder.recover` and `recorder.compact`.
+Rules: records are not decoded and re-encoded, so they keep their bytes and version. Blocks are
+copied whole where possible, with a new place in the chain; otherwise their records go into new
+blocks. As in any log, the session record is a block of its own, repeated in the second; `fin` is a
+block of its own, followed by the seek table. The file is new; its directory is not synced, which is
+left to the caller that renames it.
 """
 
 from __future__ import annotations
@@ -31,19 +29,12 @@ from .records import Fields, Framed, Record, RecordEncoder
 
 _ROOM: Final = bytes(HEADER_BYTES)
 LENGTHS_MAX: Final = 1 << 16
-"""Blobs whose lengths are known, to know what it costs to name them again, which is done soon."""
+"""Number of blob lengths remembered to cost references, which come soon."""
 
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """A record to be written, as it is stored.
-
-    Attributes:
-        kind: of record.
-        seq: its number.
-        at_ns: when.
-        framed: its bytes.
-    """
+    """An encoded record to be written."""
 
     kind: str
     seq: int
@@ -52,18 +43,13 @@ class Entry:
 
 
 class StoredCosts:
-    """What it costs to read the stored records of a log, one after the other."""
+    """Costs of reading the stored records of a log in sequence."""
 
     def __init__(self) -> None:
         self._lengths: dict[tuple[int, ...], int] = {}
 
     def of(self, stored: StoredRecord, header: bytes) -> int:
-        """Say what the next record costs, without its bytes; its writer names each blob once.
-
-        Args:
-            stored: the record.
-            header: its JSON, as it is to be written.
-        """
+        """Return the cost of the next record without its bytes; `header` is its new JSON."""
         if len(self._lengths) > LENGTHS_MAX:
             self._lengths.clear()
         cost = header_cost(header)
@@ -75,22 +61,22 @@ class StoredCosts:
 
 
 def entry_of(record: Record) -> Entry:
-    """Make an entry of a record that is new."""
+    """Encode a new record."""
     framed = RecordEncoder().encode(record)
     return Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed)
 
 
 class Rewriter:
-    """A log being written again; use it as a context manager.
+    """A log being rewritten; use it as a context manager.
 
     Attributes:
-        next_seq: of the record that must come next.
-        at_ns: of the record that came last.
-        version: of the format, for the blocks that are not copied; at least that of those that are.
+        next_seq: `seq` that the next record must have.
+        at_ns: of the last record.
+        version: format version of blocks not copied; at least that of copied blocks.
 
     Args:
         path: the new file.
-        compressor: for the blocks that are not copied.
+        compressor: for blocks not copied.
         block_bytes: a block closes at this size before compression.
         version: of the format.
 
@@ -133,16 +119,16 @@ class Rewriter:
 
     @property
     def blocks(self) -> int:
-        """How many were written."""
+        """Number of blocks written."""
         return self._chain.blocks
 
     @property
     def wants_head_copy(self) -> bool:
-        """Whether the block that comes next is the second, which must have the session record."""
+        """Whether the next block is the second, which must repeat the session record."""
         return self._chain.blocks + bool(self._waiting) == 1
 
     def put(self, entry: Entry) -> None:
-        """Write a record, with others as a block.
+        """Write a record, with others in a block.
 
         Raises:
             RecordInvalid: it cannot be stored.
@@ -162,13 +148,13 @@ class Rewriter:
     def copy(
         self, header: BlockHeader, compressed: bytes, kinds: Sequence[str], last_ns: int
     ) -> None:
-        """Write a block as it is; it must have a copy of the head just where one is wanted.
+        """Copy a block; it has a head copy exactly if `wants_head_copy`.
 
         Args:
-            header: what it says.
+            header: the block's.
             compressed: its zstd frame.
-            kinds: of its records, without a copy of the head.
-            last_ns: when its last record was.
+            kinds: of its records, without the head copy.
+            last_ns: `at_ns` of its last record.
 
         Raises:
             OSError: the disk refused.
@@ -184,9 +170,7 @@ class Rewriter:
     def finish(self, fields: Fields, at_ns: int) -> None:
         """Write `fin` and the seek table, and return once all is on the device.
 
-        Args:
-            fields: of `fin`, but for those that say what is in the log.
-            at_ns: of it.
+        `fields` are those of `fin` that the recorder does not add.
 
         Raises:
             OSError: the disk refused.

@@ -1,15 +1,15 @@
-"""The blocks of a log, found and checked one after another; and the damage between them.
+"""The blocks of a log, found and checked in order, and the damage between them.
 
 Rules: a block is accepted only if its header's CRC and limits, its payload's CRC and its
-decompressed length hold. What follows a sound header with a bad payload is found by length, unless
-a mark inside the payload shows that bytes are missing there; after a bad header the next mark is
-looked for. A block that goes back in `seq` is refused; a gap in `seq` and a broken chain are
-reported. An incomplete block at the end is a log still open, or a writer that died: no damage. A
-seek table must be that of the blocks before it, as far as they are undamaged.
+decompressed length hold. After a valid header with a bad payload, the next block is found by
+length, unless a mark inside the payload shows missing bytes; after a bad header, the next mark is
+searched. A block that goes back in `seq` is refused; a gap in `seq` and a broken chain are
+reported. An incomplete block at the end is no damage: the log is open, or its writer died. A seek
+table must match the blocks before it, as far as they are undamaged.
 
-Scanning can go on when the file has grown. It reads one block at a time and never allocates more
-than a block's limit, nor more than the file allows (`recorder.expansion`); each byte of the file is
-read a bounded number of times, whatever headers claim. It does not look into records.
+Scanning can continue when the file has grown. It holds one block and allocates at most a block's
+limit and the file's expansion limit; each byte is read a bounded number of times, whatever headers
+claim.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .format import (
 from .seektable import PREAMBLE_BYTES, TABLE_START, BlockSizes, table_bytes
 
 SEARCH_BYTES: Final = MIB
-"""What is read at a time while looking for a mark, at most."""
+"""Bytes read at a time when searching for a mark, at most."""
 SEARCH_BYTES_MIN: Final = 4 << 10
-"""And at first: where marks are dense, little is read that is read again."""
+"""And at first: where marks are dense, little is read twice."""
 
 Reason = Literal[
     "header",
@@ -56,23 +56,22 @@ Reason = Literal[
     "seek",
     "version",
 ]
-"""What is wrong: a block's header or payload; a record in a sound block, or a blob that it names in
-a lost one; missing records; a block seen before; a block that does not follow the one before it;
-the copy of the session record; what `fin` says, or something after it; the seek table. Or nothing
-is: a newer version wrote it, which this one cannot read."""
+"""A block's header or payload; a record in a valid block, or a blob that it references in a lost
+one; missing records; a block seen before; a block that does not chain to the last; the copy of the
+session record; `fin`, or data after it; the seek table; or no damage, but a newer version."""
 
 
 @attrs.frozen(kw_only=True)
 class Damage:
-    """Something in a log that is not as a writer wrote it.
+    """One damage in a log.
 
     Attributes:
         offset: of the damaged bytes in the file.
-        length: how many; 0 where none are damaged but some are missing.
-        reason: what is wrong.
-        detail: the same in words.
-        first_seq: the first record that is lost by it, None where that is not known.
-        records: how many are lost, 0 where that is not known.
+        length: in bytes; 0 where bytes are only missing.
+        reason: its kind.
+        detail: in words.
+        first_seq: the first record lost, None if unknown.
+        records: number of records lost, 0 if unknown.
     """
 
     offset: int
@@ -85,13 +84,7 @@ class Damage:
 
 @attrs.frozen(kw_only=True)
 class Block:
-    """A block that was accepted.
-
-    Attributes:
-        offset: of its header in the file.
-        header: what it says.
-        payload: decompressed.
-    """
+    """An accepted block; `offset` is its header's in the file, `payload` is decompressed."""
 
     offset: int
     header: BlockHeader
@@ -104,10 +97,10 @@ class Block:
 
 
 class Source(Protocol):
-    """Bytes that can be read anywhere, and may grow."""
+    """Bytes with random access that may grow."""
 
     def size(self) -> int:
-        """How many bytes there are now."""
+        """Return the current size in bytes."""
         ...
 
     def read(self, offset: int, count: int) -> bytes:
@@ -122,11 +115,11 @@ class FileSource:
         self._file: Final = path.open("rb", buffering=0)
 
     def size(self) -> int:
-        """How many bytes there are now."""
+        """Return the file's current size in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, count: int) -> bytes:
-        """Read up to `count` bytes; fewer only at the end."""
+        """Read with pread."""
         return os.pread(self._file.fileno(), count, offset)
 
     def close(self) -> None:
@@ -141,11 +134,11 @@ class BytesSource:
     data: bytes
 
     def size(self) -> int:
-        """How many bytes there are."""
+        """Return the size in bytes."""
         return len(self.data)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Read up to `count` bytes; fewer only at the end."""
+        """Slice the bytes."""
         return self.data[offset : offset + count]
 
     def close(self) -> None:
@@ -156,7 +149,7 @@ def load_block(source: Source, offset: int, expansion: Expansion) -> Block:
     """Read and check one block.
 
     Raises:
-        FormatError: no sound block is there, or one that is too much for the log.
+        FormatError: there is no valid block, or it exceeds the expansion limit.
     """
     header = unpack_header(source.read(offset, HEADER_BYTES))
     compressed = _read_frame(source, offset, header)
@@ -164,10 +157,7 @@ def load_block(source: Source, offset: int, expansion: Expansion) -> Block:
 
 
 def _read_frame(source: Source, offset: int, header: BlockHeader) -> bytearray:
-    """Read a block's zstd frame; less of it where a mark shows that bytes are missing.
-
-    So bytes that many false headers claim are read for the first of them only.
-    """
+    """Read a block's zstd frame, or up to a mark in it, so that overlapping claims cost little."""
     start = offset + HEADER_BYTES
     data = bytearray()
     count = SEARCH_BYTES_MIN
@@ -188,7 +178,7 @@ def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion
         raise FormatError("the payload's crc does not hold")
     expansion.charge(header.uncompressed_len)
     try:
-        # The frame's own claim decides what zstd allocates, so it is compared first.
+        # zstd allocates what the frame claims, so the claim is checked first.
         if zstandard.frame_content_size(compressed) != header.uncompressed_len:
             raise FormatError("the payload's length is not the header's")
         decompressor = zstandard.ZstdDecompressor(max_window_size=PAYLOAD_BYTES_MAX)
@@ -201,13 +191,7 @@ def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion
 
 
 def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
-    """Find where a block's header starts, sound or not.
-
-    Args:
-        source: the log.
-        start: where to look from.
-        end: where to look no more; None looks through all there is.
-    """
+    """Find the next mark of a header, valid or not, up to `end` (None: the file's end)."""
     end = source.size() if end is None else end
     step = SEARCH_BYTES_MIN
     while start < end:
@@ -221,17 +205,17 @@ def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
 
 
 class Scanner:
-    """Walks over a log once, from its start to its end so far; iterate again when it has grown.
+    """Walks over a log once, up to its current end; iterate again when it has grown.
 
     Attributes:
         offset: where the next block is expected.
         chain: of the last block, None after one whose header was lost.
         next_seq: the `seq` that the next block must start with.
-        has_table: a seek table was passed; it was right unless damage was reported.
+        has_table: a seek table was passed; it was valid unless damage was reported.
 
     Args:
         source: the log.
-        expansion: what may be made of it; None allows what any log may.
+        expansion: its expansion limit; None: the default of any log.
     """
 
     def __init__(self, source: Source, expansion: Expansion | None = None) -> None:
@@ -241,10 +225,10 @@ class Scanner:
         self.has_table = False
         self._source: Final = source
         self._expansion: Final = Expansion(source.size) if expansion is None else expansion
-        self._sizes: BlockSizes | None = BlockSizes()  # of all blocks, until one is lost
+        self._sizes: BlockSizes | None = BlockSizes()  # until a block is lost
 
     def __iter__(self) -> Iterator[Block | Damage]:
-        """Yield blocks and damage in the order of the file."""
+        """Yield blocks and damage in file order."""
         for item in self._walk():
             if isinstance(item, Damage):
                 self._sizes = None
@@ -254,12 +238,7 @@ class Scanner:
             del item  # else it is held while the next one is read
 
     def jump(self, offset: int, next_seq: int) -> None:
-        """Go on elsewhere.
-
-        Args:
-            offset: of a block's header, or of the end.
-            next_seq: the `seq` that is expected there.
-        """
+        """Continue at `offset`, a block's header or the end, where `next_seq` is expected."""
         self.offset = offset
         self.next_seq = next_seq
         self.chain = None
@@ -280,7 +259,7 @@ class Scanner:
             yield from self._take(header)
 
     def _at_end(self) -> bool:
-        """Whether nothing follows, or the start of a header or of a seek table."""
+        """Whether only the end follows, or the start of a header or seek table."""
         rest = self._source.size() - self.offset
         start = self._source.read(self.offset, min(rest, len(MARK)))
         if rest < HEADER_BYTES and MARK.startswith(start):
@@ -298,7 +277,7 @@ class Scanner:
         return self._source.read(self.offset, len(TABLE_START)) == TABLE_START
 
     def _pass_table(self) -> Iterator[Damage]:
-        """Step over a seek table; where all blocks are known, it must be just theirs."""
+        """Pass a seek table; if all blocks are known, it must match them exactly."""
         start = self.offset
         if self._sizes is None:
             self.offset += table_bytes(self._source.read(start, PREAMBLE_BYTES))
@@ -335,7 +314,7 @@ class Scanner:
         )
 
     def _end_of_garbage(self, start: int) -> int:
-        """Return the end, or where the last bytes may start a mark that is being written."""
+        """Return the end, or the start of a mark that is being written."""
         size = self._source.size()
         tail = self._source.read(max(start, size - len(MARK) + 1), len(MARK) - 1)
         kept = next((at for at in range(len(tail)) if MARK.startswith(tail[at:])), len(tail))
@@ -357,7 +336,7 @@ class Scanner:
             return
         before, self.chain = self.chain, header.chain
         follows = before is None or chain_of(before, header, memoryview(compressed)) == header.chain
-        del compressed  # else it is held as long as what is made of the block
+        del compressed  # frees it before the block is used
         if not follows:
             detail = "the block does not follow the one before it"
             yield Damage(offset=start, length=0, reason="chain", detail=detail)
@@ -382,7 +361,7 @@ class Scanner:
         )
 
     def _note_gap(self, offset: int, header: BlockHeader) -> Iterator[Damage]:
-        """Report what is missing before a block, and expect what follows it."""
+        """Report records missing before a block, and expect the block's successor."""
         first_seq, self.next_seq = self.next_seq, header.next_seq
         missing = header.first_seq - first_seq
         if missing == 0 or (header.has_head_copy and header.first_seq == 1):

@@ -1,16 +1,15 @@
-"""The seek table of zstd's seekable format: where the frames of a log start, for those who jump.
+"""The seek table of zstd's seekable format: where the frames of a log start.
 
     Table := Skippable(magic 0x184D2A5E){Entry* Footer}
     Entry  := compressed_len:u32 uncompressed_len:u32
     Footer := frames:u32 descriptor:u8(0: no checksums) magic:u32(0x8F92EAB1)
 
-Rules: every zstd frame of the file before the table has an entry, the skippable ones that hold
-block headers too, with nothing uncompressed. So a block is two entries, the first always the same,
-and any reader of the seekable format finds every payload. The mark of a block cannot occur in it:
-every entry for a header starts with a byte that no mark holds, and lengths have their limits.
+Rules: every zstd frame before the table has an entry, including the skippable frames of block
+headers, with uncompressed length 0. So a block is two entries, the first always the same, and any
+reader of the seekable format finds every payload. The mark of a block cannot occur in the table: a
+header's entry starts with a byte that no mark contains, and lengths are limited.
 
-A table is a convenience. It is not in the chain, nothing is accepted because of it, and a log
-without one is whole.
+A table is optional: it is not in the chain, and nothing is accepted because of it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .format import HEADER_BYTES, SEEK_TABLE_MAGIC
 
 FOOTER_MAGIC: Final = 0x8F92EAB1
 BLOCKS_MAX: Final = 1 << 20
-"""Days of a session. A log of more has no table: whoever reads one holds it in memory."""
+"""Days of a session. A larger log has no table, since readers hold the table in memory."""
 
 _PREAMBLE: Final = struct.Struct("<II")
 _ENTRY: Final = struct.Struct("<II")
@@ -38,17 +37,17 @@ TABLE_START: Final = SEEK_TABLE_MAGIC.to_bytes(4, "little")
 
 @attrs.define
 class BlockSizes:
-    """The lengths of the blocks of a log from its start, eight bytes each."""
+    """The lengths of a log's blocks from its start, eight bytes each."""
 
     _lengths: array[int] = attrs.field(factory=lambda: array("I"))
 
     def add(self, compressed_len: int, uncompressed_len: int) -> None:
-        """Note the next block; those that no table can hold are not kept."""
+        """Note the next block; beyond `BLOCKS_MAX`, nothing is kept."""
         if len(self._lengths) <= 2 * BLOCKS_MAX:
             self._lengths.extend((compressed_len, uncompressed_len))
 
     def table(self) -> bytes:
-        """Make the table; empty where there are too many blocks for one."""
+        """Make the table; empty if there are too many blocks."""
         blocks = len(self._lengths) // 2
         if blocks > BLOCKS_MAX:
             return b""
@@ -64,14 +63,14 @@ class BlockSizes:
 
 
 def table_bytes(start: bytes) -> int:
-    """Say how long a table is by its first `PREAMBLE_BYTES`; 0 where none starts there."""
+    """Return a table's length by its first `PREAMBLE_BYTES`; 0 if none starts there."""
     if len(start) < PREAMBLE_BYTES or not start.startswith(TABLE_START):
         return 0
     return PREAMBLE_BYTES + int(_PREAMBLE.unpack_from(start)[1])
 
 
 def table_bytes_by_footer(footer: bytes) -> int:
-    """Say how long a table is by its last `FOOTER_BYTES`; 0 where they are not its end."""
+    """Return a table's length by its last `FOOTER_BYTES`; 0 if they are not its end."""
     if len(footer) != FOOTER_BYTES:
         return 0
     frames, descriptor, magic = _FOOTER.unpack(footer)
@@ -81,14 +80,9 @@ def table_bytes_by_footer(footer: bytes) -> int:
 
 
 def offsets_in(table: bytes, table_offset: int) -> array[int] | None:
-    """Say where the blocks of a log start, and where the last one ends, as its table has it.
+    """Return the block starts and the last block's end by a table at `table_offset`.
 
-    Args:
-        table: all of it.
-        table_offset: where it stands in the file.
-
-    Returns:
-        One more than there are blocks; None if it is no table, or cannot be that of this log.
+    One more entry than blocks; None if the table is invalid or cannot be this log's.
     """
     if table_bytes(table) != len(table) or table_bytes_by_footer(table[-FOOTER_BYTES:]) != len(
         table

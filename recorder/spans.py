@@ -1,13 +1,11 @@
-"""Base64 spans out of JSON text, and back.
+"""Base64 spans taken out of JSON text, and put back.
 
-A media frame is JSON text that is nearly all base64. Taken out and decoded, its PCM compresses and
-is found again where the same bytes occur elsewhere in the session.
+A media frame is JSON text that is nearly all base64. Decoded, its PCM compresses, and repeated
+bytes are found elsewhere in the session.
 
-Rules: a span is a whole quoted string, or what follows `base64,` near the start of one; it is
-taken only if encoding it again gives the same characters, so `restore` is exact for ANY text, JSON
-or not; what is not taken stays text. Quotes are found, never characters looked at.
-
-It does not parse JSON, and does not know which field a span was in.
+Rules: a span is a whole quoted string, or the part after `base64,` near its start. It is taken only
+if re-encoding gives the same characters, so `restore` is exact for ANY text, JSON or not. Only
+quotes are searched for; JSON is not parsed.
 """
 
 from __future__ import annotations
@@ -20,36 +18,33 @@ import pybase64
 from protocol.utf8 import UTF8_BYTES_MAX, Utf8Text
 
 SPAN_CHARS_MIN: Final = 64
-"""Shorter strings are ids and words; naming a blob would cost what it saves."""
+"""Shorter strings are ids and words; a reference would cost what it saves."""
 QUOTES_MAX: Final = 1 << 16
-"""Quotes looked at in one frame: a frame of nothing but quotes must not hold up the recorder."""
+"""Quotes examined per frame: a frame of only quotes must not hold up the recorder."""
 SPANS_MAX: Final = 4096
-"""Taken out of one frame: no more media are in a conversation by far, and each makes the record's
-header longer, which a reader bounds."""
+"""Spans per frame: far more than any conversation has media, and each lengthens the record's
+header, which readers limit."""
 _GROUP_CHARS: Final = 4
 _GROUP_BYTES: Final = 3
-"""Of base64: all but the last group stand for just as many bytes, and each for its own."""
+"""Base64 groups: all but the last decode to exactly three bytes."""
 _QUOTE: Final = b'"'
 _DATA_URL: Final = b"base64,"
 _DATA_URL_CHARS_MAX: Final = 128
-"""Where `base64,` must end: a media type before it is short."""
+"""Where `base64,` must end: the media type before it is short."""
 
 Piece = str | Utf8Text | bytes
 """Text as it is, or the decoded bytes of a base64 span."""
 
 
 def extract(text: str | Utf8Text) -> list[Piece]:
-    """Split text into text, in the form it has, and decoded base64 spans.
-
-    `restore` gives exactly `text` again.
-    """
+    """Split text into text of the same type and decoded base64 spans; `restore` undoes it."""
     if isinstance(text, str):
         return _split(text.encode("utf-8", "surrogatepass"), _to_text)
     return _split(text.data, Utf8Text)
 
 
 def restore(pieces: Iterable[str | bytes]) -> str:
-    """Join what `extract` split."""
+    """Join the pieces of `extract`."""
     return "".join(
         piece if isinstance(piece, str) else pybase64.b64encode_as_string(piece) for piece in pieces
     )
@@ -75,7 +70,7 @@ def _split(data: bytes, text_of: Callable[[bytes], Piece]) -> list[Piece]:
 
 
 def _find_long_strings(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where base64 may be: long stretches between quotes, without a data URL's start."""
+    """Yield long stretches between quotes that may be base64, without a data URL's start."""
     start = 0
     for _ in range(QUOTES_MAX):
         end = data.find(_QUOTE, start)
@@ -95,7 +90,7 @@ def _after_label(data: bytes, start: int, end: int) -> int:
 
 
 def _decode(span: memoryview) -> bytes | None:
-    """Decode base64 that would be written just so; whole groups can be written in one way only."""
+    """Decode canonical base64, or return None; only the last group can be non-canonical."""
     if len(span) < SPAN_CHARS_MIN or len(span) % _GROUP_CHARS:
         return None
     try:

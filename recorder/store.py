@@ -1,10 +1,8 @@
 """A directory of session logs.
 
-Rules: a log's name is its recording id and a suffix, nothing else in the directory is a log, and
-nor is a link; ids come from the server and are checked all the same, so that none is ever a path.
-
-It does not open, read, lock or delete logs: what they say is `summary`, who writes them is `lock`,
-and which of them may go is `retention`.
+Rules: a log's name is its recording id and a suffix; other files and links are ignored. Ids come
+from the server and are still checked, so that none is a path. Content is read by `summary`, writers
+are found by `lock`, and `retention` removes logs.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ class LogInfo:
 
     Attributes:
         recording_id: its name without the suffix.
-        path: the file.
-        inode: of the file: another one under the same name has another.
-        file_bytes: its size when it was listed.
+        inode: distinguishes another file of the same name.
+        file_bytes: its size when listed.
         modified_ns: nanoseconds since the epoch when it last grew.
     """
 
@@ -49,30 +46,22 @@ class LogInfo:
 
 @attrs.frozen
 class Store:
-    """The logs in one directory.
-
-    Attributes:
-        directory: where they are; it must exist before a log is opened.
-    """
+    """The logs in one directory, which must exist before a log is opened."""
 
     directory: Path
 
     def path(self, recording_id: str) -> Path:
-        """Return where the log of a recording is, or will be.
+        """Return the path of a recording's log, existing or not.
 
         Raises:
-            LogMisuse: it is no recording id.
+            LogMisuse: the recording id is invalid.
         """
         if not is_recording_id(recording_id):
             raise LogMisuse(f"{recording_id!r} is no recording id: 1 to 64 of A-Z a-z 0-9 _ -")
         return self.directory / (recording_id + SUFFIX)
 
     def find(self, recording_id: str) -> LogInfo | None:
-        """Look at one log; None where there is none of that name, or it is no name.
-
-        Args:
-            recording_id: a client's own text.
-        """
+        """Return one log, or None; `recording_id` may be untrusted text."""
         if not is_recording_id(recording_id):
             return None
         path = self.path(recording_id)
@@ -82,7 +71,7 @@ class Store:
             return None
 
     def logs(self) -> tuple[LogInfo, ...]:
-        """List the logs, the one that grew last first; none where there is no such directory."""
+        """List the logs, the last grown first; empty if there is no such directory."""
         return tuple(sorted(self._look(), key=lambda info: (-info.modified_ns, info.recording_id)))
 
     def _look(self) -> Iterator[LogInfo]:

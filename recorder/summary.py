@@ -1,13 +1,10 @@
-"""What a listing says of a log, from its head and its tail alone: all logs cost the same.
+"""A log's summary for listings, read only from its head and tail, so that all logs cost the same.
 
-Rules: a log with `fin` at its end is `finished`, however much is damaged before that, which is for
-`verify` to say. One without is `crashed`, or `open` while its writer holds it; one without a
-session record is `unreadable`. The duration of a log without `fin` is that of its last record, and
-its units are counted by the last one that is found in its tail.
-
-What stands in a log is not believed to be of the right type, and costs no more than
-`ENDS_COST_MAX`, whatever the file holds: what is beyond that counts as damaged. It writes and keeps
-nothing.
+Rules: a log with `fin` at its end is `finished`, whatever damage precedes it (`verify` finds it). A
+log without is `crashed`, or `open` while its writer holds it; without a session record it is
+`unreadable`. Without `fin`, the duration is that of the last record, and units are counted by the
+last one found in the tail. The types of values are checked, and either end costs at most
+`ENDS_COST_MAX`; anything beyond counts as damaged.
 """
 
 from __future__ import annotations
@@ -30,45 +27,43 @@ from .scan import FileSource, Source, load_block
 from .store import LogInfo
 
 State = Literal["open", "finished", "crashed", "unreadable"]
-"""`open`: it is being written; `crashed`: its writer died, or its disk failed, before its end."""
+"""`open`: being written; `crashed`: its writer died, or its disk failed, before its end."""
 
 START_BYTES: Final = HEAD_BYTES_MAX + BLOCK_BYTES
-"""The first block, and mostly the second: where the session record and its copy are."""
+"""The first block, and usually the second: the session record and its copy."""
 ENDS_COST_MAX: Final = 16 * MIB
-"""What may be made of either end, see `recorder.expansion`: a tenth of a second of work, and four
-times what the largest session record takes."""
+"""Expansion limit of either end, see `recorder.expansion`: 0.1 s of work, and four times the cost
+of the largest session record."""
 TRIES_MAX: Final = 64
-"""Blocks that are no blocks, at either end: a crash damages one or two, a bad disk some."""
+"""Invalid blocks skipped at either end: a crash damages one or two, a bad disk some."""
 FIN_BYTES: Final = 8 << 10
 """`fin` and its header take some hundred bytes."""
 TAIL_BYTES: Final = 2 * BLOCK_BYTES
-"""A block is mostly smaller than `BLOCK_BYTES`, so the last one that is whole is in here."""
+"""A block is usually smaller than `BLOCK_BYTES`, so the last complete one is in here."""
 TEXT_CHARS_MAX: Final = 256
-"""Names of modes, dialects, keys and reasons are shorter, and mostly a model's folder is."""
+"""Names of modes, dialects, keys and reasons are shorter, and usually a model's folder is."""
 WALL_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999: no calendar goes on from there."""
+"""The end of the year 9999, the last of calendars."""
 _NS_PER_MS: Final = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
 class Summary:
-    """A log, as it is listed. What its file does not say is None.
+    """A log as it is listed; None where its file does not say.
 
     Attributes:
         recording_id: its name.
-        session_id: of the session that is recorded, as its client and the server's log know it.
-        state: in one word.
+        session_id: as the session's client and the server's log know it.
         began_ms: Unix milliseconds of the session's start.
-        duration_ms: from there to its last record.
-        mode: what was asked for.
-        dialect: the wire protocol; a log without `fin` does not say.
-        owner: the name of the key that it came with; empty where there was none.
+        duration_ms: from the start to the last record.
+        mode: the session's mode.
+        dialect: the wire protocol; only in logs with `fin`.
+        owner: the name of the client's key; empty without one.
         model: as the server was told to load it.
         reason: why the session ended.
-        units: seconds of input that were begun.
-        turns: of chat.
-        chunks: seconds that a transcription heard; a log without `fin` does not say.
-        file_bytes: its size.
+        units: number of units started.
+        turns: number of chat turns.
+        chunks: seconds transcribed; only in logs with `fin`.
         modified_ms: Unix milliseconds when it last grew.
     """
 
@@ -89,7 +84,7 @@ class Summary:
     modified_ms: int
 
     def is_named(self, name: str) -> bool:
-        """Whether a session or its recording goes by a name; `rt_` and its start in 000.
+        """Whether `name` is an id of the recording or session; `rt_` and its start in 000.
 
         The name that a client of 002 gave itself is not known here.
         """
@@ -99,12 +94,12 @@ class Summary:
 
     @property
     def listed_ms(self) -> int:
-        """What a listing sorts by: when the session began, or else when the file last grew."""
+        """The sort key of a listing: the session's start, or else the file's last growth."""
         return self.modified_ms if self.began_ms is None else self.began_ms
 
 
 def summarize(info: LogInfo) -> Summary:
-    """Read what a listing says of a log, which is never `open`; no content makes it raise.
+    """Summarize a log, never as `open`; no content makes it raise.
 
     Raises:
         OSError: the file is gone, or cannot be read.
@@ -129,26 +124,17 @@ def summarize(info: LogInfo) -> Summary:
 
 
 def as_of_now(summary: Summary, info: LogInfo) -> Summary:
-    """Say `open` of a log that has no end yet; all else stands in its file.
-
-    Args:
-        summary: of the log, as `summarize` gave it.
-        info: the log.
-    """
+    """Set `open` on the summary of a log that is being written."""
     if summary.state == "finished":
         return summary
     try:
         return attrs.evolve(summary, state="open") if is_held(info.path) else summary
-    except OSError:  # gone meanwhile, or not ours to read: as it was
+    except OSError:  # gone meanwhile, or not readable: unchanged
         return summary
 
 
 def whole_bytes(source: Source) -> int:
-    """Say where the last block that is whole ends: what may be handed out of a log that grows.
-
-    Args:
-        source: the log.
-    """
+    """Return the end of the last complete block, up to which a growing log may be served."""
     size = source.size()
     end = size
     while end > 0:
@@ -160,7 +146,7 @@ def whole_bytes(source: Source) -> int:
             try:
                 header = unpack_header(data[found : found + HEADER_BYTES])
             except FormatError:
-                found = data.rfind(MARK, 0, found)  # cut off amid its header
+                found = data.rfind(MARK, 0, found)  # truncated in its header
                 continue
             after = offset + HEADER_BYTES + header.compressed_len
             return after if after <= size else offset
@@ -203,25 +189,21 @@ def _with_head(known: Summary, fields: Fields) -> Summary:
 
 
 def session_id_in(head: Fields) -> str | None:
-    """Read which session a head is of; of old ones it is made of the recording's id.
-
-    Args:
-        head: the fields of the log's `session` record.
-    """
+    """Return the session id in a head's fields; in old logs it derives from the recording id."""
     recording_id = _text(head.get("recording_id"))
     derived = None if recording_id is None else session_id_of(recording_id)
     return _text(head.get("session_id")) or derived
 
 
 def _text(value: Value) -> str | None:
-    """Take a short text that any terminal may be shown."""
+    """Accept a short text that is safe on any terminal."""
     if isinstance(value, str) and len(value) <= TEXT_CHARS_MAX and value.isprintable():
         return value
     return None
 
 
 def _count(value: Value) -> int | None:
-    """Take a count of up to 63 bits, which is what an index can hold."""
+    """Accept a count of up to 63 bits, the range of the index."""
     return value if type(value) is int and 0 <= value < 1 << 63 else None
 
 
@@ -229,17 +211,14 @@ def _count(value: Value) -> int | None:
 
 
 def _fin(source: Source, expansion: Expansion) -> Record | None:
-    """Find `fin`: it has the last block to itself."""
+    """Find `fin`, alone in the last block."""
     for records in _last_blocks(source, FIN_BYTES, expansion):
         return records[0] if records[0].kind == "fin" else None
     return None
 
 
 def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Iterator[list[Record]]:
-    """Yield the records of the blocks that start within the last bytes of a log, last block first.
-
-    They are without their blobs; blocks without a sound record are passed by.
-    """
+    """Yield the records of blocks in a log's last bytes, last block first; blobs unresolved."""
     end = end_of_blocks(source)
     start = max(0, end - window_bytes)
     data = source.read(start, end - start)
@@ -247,7 +226,7 @@ def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Ite
     while found >= 0 and tries < TRIES_MAX:
         try:
             records = list(records_of(load_block(source, start + found, expansion), expansion))
-        except FormatError:  # damaged, or not whole yet
+        except FormatError:  # damaged or incomplete
             records = []
         if records:
             yield records
@@ -271,12 +250,12 @@ def _with_fin(known: Summary, fin: Record) -> Summary:
 
 
 def _with_tail(known: Summary, source: Source, expansion: Expansion) -> Summary:
-    """Say what the last records of a log say; no more is read than up to the last unit."""
+    """Fill in from the last records, back to the last unit's."""
     known = attrs.evolve(known, state="crashed")
     for records in _last_blocks(source, TAIL_BYTES, expansion):
         last = records[-1]
         if known.duration_ms is None:
-            if last.kind == "fin":  # before a seek table that is not whole
+            if last.kind == "fin":  # before an incomplete seek table
                 return _with_fin(known, last)
             known = attrs.evolve(known, duration_ms=last.at_ns // _NS_PER_MS)
         units = [unit for record in records if (unit := unit_index(record)) is not None]

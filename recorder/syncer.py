@@ -1,9 +1,6 @@
-"""A second thread, for fdatasync alone: a slow device must not hold up what other clients wait for.
+"""A thread for fdatasync, so that a slow device does not delay other clients.
 
-Rules: jobs are done in the order in which they were asked for; a job must not raise. Without a
-thread (`inline`) a job is done where it is asked for.
-
-It does not know logs or files.
+Rules: jobs run in order and must not raise; with `inline`, in the calling thread.
 """
 
 from __future__ import annotations
@@ -16,20 +13,16 @@ Job = Callable[[], None]
 
 
 class Syncer:
-    """Does jobs in a thread of its own, which starts with the first of them."""
+    """Runs jobs in its own thread, which starts with the first job."""
 
     def __init__(self, *, inline: bool) -> None:
-        """Make it.
-
-        Args:
-            inline: do jobs in the caller's thread.
-        """
+        """With `inline`, run jobs in the caller's thread."""
         self._inline = inline
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def ask(self, job: Job) -> None:
-        """Have a job done; from one thread alone."""
+        """Queue a job; called from one thread only."""
         if self._inline:
             job()
             return
@@ -40,7 +33,7 @@ class Syncer:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Wait until all that was asked for is done; nothing may be asked for afterwards."""
+        """Wait until all jobs are done; no job may be queued afterwards."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()

@@ -1,14 +1,12 @@
-"""Records of older versions, read as if they were written today.
+"""Upcasting: records of older versions, read as current ones.
 
-Rules: a kind of record has a version (`RECORD_VERSIONS`), and a log is never rewritten because that
-went up: its records are upcast when they are read, one version at a time, after their blobs are in
-place. A version that is newer than this code, and a kind that it does not know, are refused with
-the versions that are.
+Rules: each kind of record has a version (`RECORD_VERSIONS`). Logs are never rewritten when it
+rises: records are upcast on reading, one version at a time, after their blobs are resolved. Newer
+versions and unknown kinds are refused, and the message names the known versions.
 
-A field that is only added needs none of this: it has a default (`protocol.digest.added`), and
-records without it say that. So far nothing else has changed, and `UPCASTS` is empty. Where a field
-changes its meaning or goes, the kind's version goes up by one, and how its records of old become
-new ones is entered here.
+An added field needs no upcast: it has a default (`protocol.digest.added`). If a field changes its
+meaning or is removed, the kind's version rises by one, and a conversion is entered in `UPCASTS`,
+which is empty so far.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ from .errors import FormatError, VersionUnknown
 from .records import RECORD_VERSIONS, Fields
 
 Upcast: TypeAlias = Callable[[Fields], Fields]
-"""Makes the fields of the next version of those of one; it may refuse them with `FormatError`."""
+"""Converts fields to the next version; may raise `FormatError`."""
 
 UPCASTS: Final[Mapping[str, Mapping[int, Upcast]]] = {}
-"""By kind and version: how such a record becomes one of the next version."""
+"""The conversion to the next version, by kind and version."""
 
 
 def check_version(kind: str, version: int) -> None:
-    """Check that records of a kind and a version can be read.
+    """Check that records of a kind and version can be read.
 
     Raises:
         VersionUnknown: a newer version wrote it.
-        FormatError: nobody did.
+        FormatError: there was never such a version.
     """
     newest = RECORD_VERSIONS.get(kind)
     if newest is None:
@@ -46,15 +44,10 @@ def check_version(kind: str, version: int) -> None:
 
 
 def upcast(kind: str, version: int, fields: Fields) -> Fields:
-    """Give a record's fields as the newest version of its kind has them.
-
-    Args:
-        kind: of the record.
-        version: that it was written in, one that `check_version` takes.
-        fields: with their blobs.
+    """Upcast a record's fields, blobs resolved, to the current version of its kind.
 
     Raises:
-        FormatError: they are not what that version wrote.
+        FormatError: they are not valid for that version.
     """
     for old in range(version, RECORD_VERSIONS[kind]):
         fields = UPCASTS[kind][old](fields)

@@ -1,11 +1,8 @@
-"""Checks a session log as a whole: what `antiphon verify` says.
+"""Checks a whole session log, for `antiphon verify`.
 
-Rules: a log that is intact and has no `fin` is open, which is no fault: its session runs, or its
-process was killed. Any damage makes it damaged, however little was lost; without a session record
-it is unreadable. `fin` must name the chain of the block before it and count the records right, and
-a seek table must be that of the log.
-
-It repairs nothing.
+Rules: an intact log without `fin` is open, which is no fault: its session runs, or its process was
+killed. Any damage makes it damaged; without a session record it is unreadable. `fin` must name the
+previous block's chain and the right counts, and a seek table must match the log.
 """
 
 from __future__ import annotations
@@ -24,29 +21,28 @@ from .scan import Damage
 State = Literal["finished", "open", "damaged", "unreadable"]
 
 DAMAGE_KEPT: Final = 100
-"""Reported one by one; a file of nothing but damage is counted beyond that."""
+"""Damages listed one by one; further ones are only counted."""
 _EXIT_CODES: Final[dict[State, int]] = {"finished": 0, "open": 0, "damaged": 1, "unreadable": 2}
 
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """What a log is worth.
+    """The result of verifying a log.
 
     Attributes:
-        state: in one word.
         blocks: accepted.
         records: read, the session record counted once.
-        first_seq: of the first record read, None where there is none.
+        first_seq: of the first record read, None if there is none.
         last_seq: of the last.
         damage: the first `DAMAGE_KEPT`.
-        damage_count: all of it.
-        fin_ok: whether `fin` names the right chain and counts, None where there is no `fin`.
-        head_source: the block that the session record came from, None where it is lost.
+        damage_count: all damages.
+        fin_ok: whether `fin` has the right chain and counts, None without `fin`.
+        head_source: the block that the session record came from, None if lost.
         units: `unit` records read.
-        last_tx_ordinal: `ordinal` of the last `tx` read, None where there is none.
+        last_tx_ordinal: `ordinal` of the last `tx` read, None if there is none.
         tail_bytes: of an incomplete block at the end, ignored.
-        has_seek_table: a sound one stands at the end.
-        detail: why it is unreadable, None where it is not.
+        has_seek_table: the log ends with a valid one.
+        detail: why it is unreadable, else None.
     """
 
     state: State
@@ -66,13 +62,13 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """What `antiphon verify` exits with: 0 intact, 1 damaged, 2 unreadable."""
+        """Exit code of `antiphon verify`: 0 intact, 1 damaged, 2 unreadable."""
         return _EXIT_CODES[self.state]
 
 
 @attrs.define
 class _Tally:
-    """What is counted while reading."""
+    """Counts while reading."""
 
     counts: Counter[str] = attrs.field(factory=Counter)
     damage: list[Damage] = attrs.field(factory=list)
@@ -114,10 +110,7 @@ class _Tally:
 
 
 def verify(log: Path | bytes) -> Report:
-    """Read a whole log and say what it is worth; it raises for no content whatever.
-
-    Args:
-        log: a file, or the bytes of one.
+    """Read and judge a whole log, a path or its bytes; no content makes it raise.
 
     Raises:
         OSError: the file cannot be read.

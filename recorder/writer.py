@@ -4,24 +4,23 @@
            <--written, room, on_failure----- bell of the driver's event loop
 
 Rules:
-- `append` never blocks, and costs the caller next to nothing; all the work is the thread's.
-- Records of a log that are ready together share one block. An urgent record, or somebody who waits
-  in `written`, has its log served at once; other records at most `block_age_s` later.
-- Logs are served in turn, by bytes (deficit round robin): in a turn a log has `QUANTUM_BYTES` of
-  work done. One that has just come in line has its first turn before those that have had theirs.
-  So a log with little to write waits for a step of the work at hand, and a turn of each log that
-  came in line before it, however much others hold back.
+- `append` never blocks and costs the caller almost nothing; the thread does the work.
+- Records of a log that are ready together share a block. An urgent record, or a task in `written`,
+  has its log served at once; other records at most `block_age_s` later.
+- Logs are served in turn by bytes (deficit round robin), `QUANTUM_BYTES` of work per turn; a log
+new
+  in line comes before those that had a turn. So a log with little to write waits for one step of
+  the current work and one turn of each log before it, whatever the others' backlog.
 - `written` returns after write(2) took the block, under durability `unit` after fdatasync too.
-- A sync at an interval or at `fin` runs in the syncer's thread, so that a slow device holds up no
-  other session. Under durability `unit` each waits in turn: that is what was asked for.
-- A failed create, write or sync fails that log for good: it is never retried, its backlog is
-  dropped and counted, its opener is told. Other logs go on.
-- The backlog is bounded in bytes, a log and in all. The recorder says when it is full; what a
-  session does then is the driver's decision. While all logs together are full, a log that holds
-  less than its share of that bound (the bound by the number of logs) is not. Where drivers go on
-  all the same, each log's own bound holds: that many bytes a log, and one record.
-
-It does not read logs, and decides nothing about a session.
+- Syncs at an interval or at `fin` run in the syncer's thread, so a slow device delays no other
+  session. Under durability `unit` each log waits in turn for its sync.
+- A failed create, write or sync fails its log for good: no retry, the backlog is dropped and
+counted,
+  and the opener is told. Other logs continue.
+- The backlog is bounded in bytes, per log and in total. The driver decides what a session does when
+  it is full. At the total bound, a log under its share (the bound by the number of logs) is not
+  full.
+  If drivers continue anyway, each log's own bound holds: that many bytes, plus one record.
 """
 
 from __future__ import annotations
@@ -51,10 +50,11 @@ from .syncer import Syncer
 
 _LOG: Final = logging.getLogger("antiphon.recorder")
 QUANTUM_BYTES: Final = MIB
-"""Of a log's work in one turn, some 10 ms: more than a second of a session is."""
+"""Bytes of a log's work per turn, some 10 ms: more than a second of a session."""
 
 Durability = Literal["none", "interval", "unit"]
-"""When fdatasync runs, but at `fin`: never, once an interval, or also after a block with a unit."""
+"""When fdatasync runs besides at `fin`: never, at an interval, or also after a block with a
+unit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,10 +63,10 @@ class RecorderPolicy:
 
     Attributes:
         durability: when fdatasync runs.
-        sync_interval_s: but under `none`, what a power cut may cost, and a `block_age_s` more.
-        block_age_s: how long a record that nobody waits for may wait for others.
-        session_backlog_bytes_max: a log is full at this many bytes; some 40 seconds of speech.
-        total_backlog_bytes_max: at this many bytes in all, each log is full that holds its share.
+        sync_interval_s: with `block_age_s`, what a power cut may cost, except under `none`.
+        block_age_s: the longest that a record waits for others to share its block.
+        session_backlog_bytes_max: bytes at which a log is full; some 40 seconds of speech.
+        total_backlog_bytes_max: total bytes at which each log over its share is full.
     """
 
     durability: Durability = "interval"
@@ -78,14 +78,14 @@ class RecorderPolicy:
 
 @attrs.frozen(kw_only=True)
 class RecorderStatistics:
-    """What a recorder did so far, and holds now.
+    """Counts since the start, and current state.
 
     Attributes:
         logs: open now.
         backlog_bytes: appended and not yet written, in all logs.
         blocks: blocks written.
         file_bytes: bytes written.
-        failures: logs that failed, or were given up.
+        failures: logs that failed or were abandoned.
     """
 
     logs: int
@@ -97,11 +97,11 @@ class RecorderStatistics:
 
 @attrs.define(eq=False)
 class _Work:
-    """A log's work under way.
+    """A log's work in progress.
 
     Attributes:
-        credit_bytes: that may be done in this turn; below zero, later turns pay for it.
-        steps: of the records that were taken; None where the next are to be taken.
+        credit_bytes: allowed in this turn; negative credit is paid back in later turns.
+        steps: of the records taken; None when the next are to be taken.
         size_bytes: of those records.
     """
 
@@ -125,17 +125,17 @@ class Recorder:
 
         Args:
             policy: how logs are kept.
-            disk: where to; the operating system's files by default.
-            clock: seconds; decides when a block and a sync are due, never what is in a log.
-            inline: work in the caller's thread instead of one of its own, so that a test under a
-                virtual clock waits for nothing. Records nobody waits for stay until somebody does.
+            disk: the file operations; the operating system's by default.
+            clock: in seconds; decides when a block and a sync are due, never a log's content.
+            inline: work in the caller's thread, so that a test under a virtual clock never waits.
+                Records that no task waits for stay queued until one does.
         """
         self._policy: Final = policy if policy is not None else RecorderPolicy()
         self._disk: Final = disk if disk is not None else LocalDisk()
         self._directories: Final = Directories(self._disk)
         self._clock: Final = clock
         self._compressor: Final = Compressor()
-        self._logs: dict[SessionLog, float] = {}  # to when it was last synced
+        self._logs: dict[SessionLog, float] = {}  # to the time of the last sync
         self._syncer: Final = Syncer(inline=inline)
         self._syncing: Final[set[SessionLog]] = set()
         self._under_way: Final[dict[SessionLog, _Work]] = {}
@@ -157,11 +157,11 @@ class Recorder:
             path: the new file, from `Store.path`.
             fields: of the `session` record.
             at_ns: monotonic nanoseconds.
-            on_failure: told once if the log fails; in the event loop that runs now, or in the
-                recorder's thread where none runs.
+            on_failure: called once if the log fails, in the current event loop, else in the
+                recorder's thread.
 
         Raises:
-            LogMisuse: the recorder is closed, or the name is not one of a recording.
+            LogMisuse: the recorder is closed, or the name is not that of a recording.
         """
         recording_id_of(path)
         file = LogFile(
@@ -178,7 +178,7 @@ class Recorder:
 
     @property
     def statistics(self) -> RecorderStatistics:
-        """What it did so far."""
+        """Counts since the start, and current state."""
         return RecorderStatistics(
             logs=len(self._logs),
             backlog_bytes=self._shared.backlog_bytes,
@@ -188,10 +188,7 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Write what was appended, close all files, end the thread. Blocks; safe to call twice.
-
-        Logs without a `fin` stay as they are: open, and readable.
-        """
+        """Write everything appended, close all files, end the thread; blocks, is idempotent."""
         with self._shared.changed:
             self._shared.is_closing = True
             self._shared.changed.notify()
@@ -216,8 +213,8 @@ class Recorder:
         self.close()
 
     def _start(self) -> threading.Thread:
-        # A daemon: a process that forgot to close must still be able to exit. What is lost then is
-        # what no client saw.
+        # A daemon: a process that forgot to close must still exit. That loses only
+        # data that no client saw.
         thread = threading.Thread(target=self._run, name="antiphon-recorder", daemon=True)
         thread.start()
         return thread
@@ -232,7 +229,7 @@ class Recorder:
                     self._serve_aged()
                     tick = self._clock() + self._policy.block_age_s
         except BaseException as error:
-            # An error nobody thought of: it is raised for all to see, but no session may wait for
+            # An unexpected error is raised visibly, but no session may wait for
             # a dead thread or believe that it is recorded.
             for log in tuple(self._logs):
                 self._fail(log, error)
@@ -254,7 +251,7 @@ class Recorder:
             log.call_up_if_queued()
         self._serve_a_round()
         self._shared.serve_here()
-        if self._policy.durability != "none":  # chats, and the words after a unit, have no other
+        if self._policy.durability != "none":  # the only sync of chats and of text after a unit
             self._sync_due()
 
     def _serve_called_up(self) -> None:
@@ -263,7 +260,7 @@ class Recorder:
             self._serve_a_round()
 
     def _serve_a_round(self) -> None:
-        """Give each log a turn that has come in line, and one that has had a turn another."""
+        """Give a turn to each log new in line, and another to one that had a turn."""
         called_up = self._shared.called_up
         for _ in range(len(called_up)):
             self._serve(called_up.popleft())
@@ -271,7 +268,7 @@ class Recorder:
             self._serve(self._had_a_turn.popleft())
 
     def _serve(self, log: SessionLog) -> None:
-        """Give a log its turn; it stays in line while there is more to be done for it."""
+        """Give a log its turn; it stays in line while it has more work."""
         work = self._under_way.setdefault(log, _Work())
         work.credit_bytes += QUANTUM_BYTES
         while work.credit_bytes > 0:
@@ -294,10 +291,7 @@ class Recorder:
         self._had_a_turn.append(log)
 
     def _write(self, log: SessionLog, records: list[Record]) -> Iterator[int]:
-        """Write records of a log step by step; yields what each step took, in bytes.
-
-        A block that is begun is written to its end, also of a log that is given up meanwhile.
-        """
+        """Write records step by step, yielding each step's bytes; a begun block is completed."""
         file = log.file
         if records and records[0].kind == "session" and log.failure is None:
             file.create()
@@ -316,11 +310,11 @@ class Recorder:
                 file.sync()
             log.advance(step.last_seq)
             yield step.file_bytes
-        if log.failure is not None:  # in the syncer's turn: it may be syncing just this file
+        if log.failure is not None:  # by the syncer: it may be syncing this file
             self._syncer.ask(partial(self._drop_failed, log))
 
     def _sync_fin(self, log: SessionLog, last_seq: int) -> None:
-        """Sync and close a log that is finished; in the syncer's thread."""
+        """Sync and close a finished log; runs in the syncer's thread."""
         try:
             log.file.sync()
             self._drop(log)
@@ -335,13 +329,13 @@ class Recorder:
             if is_due and log.file.is_dirty and log.failure is None and log not in self._syncing:
                 with self._shared.changed:
                     if log not in self._logs:
-                        continue  # it was finished meanwhile
+                        continue  # finished meanwhile
                     self._logs[log] = now
                 self._syncing.add(log)
                 self._syncer.ask(partial(self._sync, log))
 
     def _sync(self, log: SessionLog) -> None:
-        """Sync a log that goes on; in the syncer's thread."""
+        """Sync a log that goes on; runs in the syncer's thread."""
         try:
             log.file.sync()
         except Exception as error:  # as above
@@ -372,7 +366,7 @@ class Recorder:
         log.file.close()
 
     def _close_logs(self) -> None:
-        """Write what is queued and close every file; on the thread, or after it is told to end."""
+        """Write what is queued and close every file; on the thread, or after it was told to end."""
         with self._shared.changed:
             self._shared.is_closing = True
         for log in tuple(self._logs):
