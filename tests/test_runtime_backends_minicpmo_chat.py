@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,14 @@ def ask(*messages: Message, seed: int = 3, index: int = 0, **what: Any) -> Turn:
 def facts(chunks: Sequence[TurnChunk], result: TurnResult) -> tuple[object, ...]:
     """All of an answer but its costs, which no two runs share."""
     return (*chunks, attrs.evolve(result, costs=Costs()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_speech() -> Iterator[None]:
+    """Random weights speak on to the most codes that there may be: 4 seconds in place of 20."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_voice, "CODES_MAX", 100)
+        yield
 
 
 @pytest.fixture(scope="module")
