@@ -6,7 +6,8 @@
 PYTHON ?=
 ARGS ?=
 # Two workers on two cores; each loads torch, so more than eight only cost memory. The tests of one
-# file stay together, for they share what is slow to make.
+# file stay together, for they share what is slow to make. Bytecode is kept, else each of the many
+# processes that tests start compiles all that it imports anew.
 PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadfile
 
 VENV := .venv
@@ -35,7 +36,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@echo 'pytest'
-	@$(BIN)/python -m pytest $(PYTEST_WORKERS) $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PYTEST_WORKERS) $(ARGS)
 
 lint: $(INSTALLED)
 	@echo 'ruff check'
@@ -55,6 +56,7 @@ soak: $(INSTALLED)
 	@$(BIN)/python -m tests.soak_crash
 	@$(BIN)/python -m tests.soak_forged
 	@$(BIN)/python -m tests.law
+	@$(BIN)/python -m tests.simulate --seeds 0-1999
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'

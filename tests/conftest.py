@@ -20,6 +20,7 @@ under `nohup` or in a CI that ignores them: a child inherits an ignored signal, 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -55,6 +56,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 for ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, lambda *_: None)  # the tests themselves go on ignoring it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_loaded_is_no_garbage() -> None:
+    """Keep the garbage collector from looking at 12,000 tests, and at torch, over and over."""
+    if not gc.get_freeze_count():  # It is the first module, or a server has ended in this process.
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def test_nobody_behind_is_told_less(
 
 # -- how true they are ----------------------------------------------------------------------------
 
-ARRIVALS: Final = 1500
+ARRIVALS: Final = 900
 WARM_UP: Final = 300
 """Arrivals that are not judged: the averages are learned from them."""
 MEANS_S: Final[dict[Mode, float]] = {"video": 80, "audio": 150, "chat": 6}

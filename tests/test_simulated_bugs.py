@@ -1,6 +1,6 @@
-"""The simulation finds what is planted, and the second half of its seeds is sound.
+"""The simulation finds what is planted, and the last of its seeds are sound.
 
-See `test_simulated_server` for the first half.
+See `test_simulated_server` for the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .simulated_server import simulate
 from .test_simulated_server import BATCH, SEEDS
 
 WINDOW = 40
-"""Each bug is found within so many seeds, of the 500."""
+"""Each bug is found within so many seeds, of all that are run."""
 
 
 @pytest.mark.parametrize("name", sorted(BUGS))
@@ -25,8 +25,8 @@ def test_a_planted_bug_is_found(name: str) -> None:
         assert any(re.search(BUGS[name].found_as, text) for text in said)
 
 
-@pytest.mark.parametrize("first", range(SEEDS.stop, 2 * SEEDS.stop, BATCH))
+@pytest.mark.parametrize("first", range(SEEDS.stop, 200, BATCH))
 def test_a_server_keeps_its_promises(first: int) -> None:
-    """As in the first half."""
+    """As of the others."""
     found = {seed: simulate(seed).violations for seed in range(first, first + BATCH)}
     assert not {seed: violations for seed, violations in found.items() if violations}
