@@ -326,7 +326,7 @@ BUDGET = settings(
     max_examples=330, stateful_step_count=50, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
-NO_SHRINKING = settings(BUDGET, phases=[hypothesis.Phase.generate])
+NO_SHRINKING = settings(BUDGET, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
 """Whether a mutant is caught is the question, not how briefly."""
 
 

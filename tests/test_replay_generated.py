@@ -47,8 +47,8 @@ from .referee import Referee
 from .test_replay_logs import write_log
 
 BATCH = 20
-BATCHES = range(0, 200, BATCH)
-MODEL_SESSIONS = 20
+BATCHES = range(0, 100, BATCH)
+MODEL_SESSIONS = 10
 HYPOTHESIS_NUMBER = 1_000_000
 
 

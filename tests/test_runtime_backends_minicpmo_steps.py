@@ -6,6 +6,7 @@ themselves.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,15 @@ def flash() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model() -> DuplexModel:
-    return DuplexModel.load(FIXTURES / "tiny", slots=SLOTS)
+def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
+    """`tiny`, with slots for 1024 tokens in place of 8192: each is written and read many times."""
+    folder = tmp_path_factory.mktemp("model")
+    for path in (FIXTURES / "tiny").iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    return DuplexModel.load(folder, slots=SLOTS)
 
 
 @pytest.fixture(scope="module")

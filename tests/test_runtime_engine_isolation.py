@@ -30,6 +30,7 @@ from runtime.engine.scheduler import BACKGROUND, Scheduler, Task
 from . import random_model
 from .random_model import FEW_UNITS, SLIDING, facts, picture, sound
 
+EXAMPLES = 100 if settings.get_current_profile_name() == "soak" else 4
 UNITS = 20
 SLOTS = 8
 MS = 1_000_000
@@ -327,7 +328,7 @@ def check(model: DuplexModel, company: list[tuple[int, int, list[Tenant]]], batc
         assert by_itself(model, tenants_[0], recorded, other) == recorded
 
 
-@settings(max_examples=8)
+@settings(max_examples=EXAMPLES)
 @given(company=companies(4), batch_max=st.sampled_from((64, 3)))
 def test_a_session_is_the_same_alone_and_among_four(
     model: DuplexModel, company: list[tuple[int, int, list[Tenant]]], batch_max: int
@@ -336,7 +337,7 @@ def test_a_session_is_the_same_alone_and_among_four(
     check(model, company, batch_max)
 
 
-@settings(max_examples=8)
+@settings(max_examples=EXAMPLES)
 @given(company=companies(8), batch_max=st.sampled_from((64, 5)))
 def test_a_session_is_the_same_alone_and_among_eight(
     model: DuplexModel, company: list[tuple[int, int, list[Tenant]]], batch_max: int

@@ -49,6 +49,7 @@ def antiphon(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+@cache
 def schema(form: str) -> str:
     """What `antiphon schema` prints."""
     shown = antiphon("schema", "--format", form)

@@ -22,8 +22,8 @@ from .simulated_plan import draw
 from .simulated_server import Outcome, simulate
 
 BATCH = 10
-SEEDS = range(0, 150, BATCH)
-"""Up to 200 they are in `test_simulated_bugs`, so that two processes share them; `make soak` runs
+SEEDS = range(0, 120, BATCH)
+"""Up to 150 they are in `test_simulated_bugs`, so that two processes share them; `make soak` runs
 2000."""
 
 
