@@ -8,38 +8,16 @@ A frame is judged in the order of wire.md: it must be a JSON object (`codec.pars
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
-import attrs
-
-from ..behaviour import NEWEST
-from ..errors import LocalProtocolError
+from ..codec import Fields, Value, kind_of
+from ..errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
 from ..messages import Mode, ServerMessage
-from ..model import SlidingWindow
 from ..requests import ClientMessage, Request
+from ..wire.reading import Context, Json
+from ..wire.table import Table
 
-Json = Mapping[str, object]
-
-
-@attrs.frozen(kw_only=True)
-class Context:
-    """What parsing may depend on beside the message.
-
-    Attributes:
-        mode: of the session.
-        sliding_windows: the window policies that the backend honours.
-        behaviour: of the session (`protocol.behaviour`).
-        must_record: a client that asks not to be recorded is refused.
-    """
-
-    mode: Mode
-    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
-    behaviour: int = NEWEST
-    must_record: bool = False
-
-    def behaves(self, change: int) -> bool:
-        """Whether the session has a change (`behaviour`)."""
-        return self.behaviour >= change
+__all__ = ("Context", "Dialect", "Json", "Tables", "no_frame")
 
 
 class Dialect(Protocol):
@@ -98,3 +76,93 @@ class Dialect(Protocol):
 def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalProtocolError:
     """Make the error for a message that a dialect cannot say."""
     return LocalProtocolError(f"no frame for {type(message).__name__} in {dialect.name}")
+
+
+def refusal(request: Request, body: Json) -> FieldError:
+    """Say what is wrong with a message that is no event of the dialect.
+
+    Args:
+        request: MISPLACED or UNKNOWN.
+        body: the message.
+
+    Returns:
+        The error to raise.
+    """
+    try:
+        name = Fields(body).required("type", Value.text)
+    except FieldError as error:
+        return error
+    if request is Request.MISPLACED:
+        return FieldError(ErrorCode.INVALID_EVENT, "$.type: an event that has no place here")
+    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {kind_of(name)} that names no event")
+
+
+class Tables:
+    """A dialect that is read and written by its tables.
+
+    Args:
+        name: of the dialect.
+        types: the client's types of messages, and what kind of request each is.
+        requests: the client's messages.
+        answers: the server's, the first of a type or a class before others.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        types: Mapping[str, Request],
+        requests: Mapping[Request, Table],
+        answers: tuple[Table, ...],
+    ) -> None:
+        self._name: Final = name
+        self.types = types
+        self._requests = requests
+        self._answers = answers
+        self._written = {table.cls: table for table in (*answers[::-1], *requests.values())}
+        self._read = {table.kind: table for table in answers[::-1]}
+
+    @property
+    def name(self) -> str:
+        """The dialect's name, as in the log."""
+        return self._name
+
+    def requests(self, _mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages, each with the kind of request that it is."""
+        return tuple(self._requests.items())
+
+    def answers(self, _mode: Mode) -> tuple[Table, ...]:
+        """List the server's messages; several of one type are its variants."""
+        return self._answers
+
+    def classify(self, body: Json) -> Request:
+        """Say what kind of request a client's message is."""
+        kind = body.get("type")
+        return self.types.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message."""
+        if request not in self._requests:
+            raise refusal(request, body)
+        message: ClientMessage = self._requests[request].parse(body, context)
+        return message
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as a frame."""
+        return (self._encode(message),)
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame."""
+        return self._encode(message)
+
+    def _encode(self, message: ClientMessage | ServerMessage) -> str:
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return table.encode(message)
+
+    def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message."""
+        kind = Fields(body).required("type", Value.text)
+        if kind not in self._read:
+            raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
+        return (self._read[kind].parse(body),)

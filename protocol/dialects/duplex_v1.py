@@ -16,39 +16,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import attrs
-
 from ..behaviour import SOURCE_FIELDS
-from ..codec import Fields, Value, dump_frame, encode_base64
 from ..errors import LocalProtocolError
 from ..limits import APPEND_SAMPLES_MIN
-from ..messages import Closed, Created, EndReason, Listen, Metrics, Mode, ServerMessage, Speech
-from ..requests import Append, ClientMessage, CloseRequest, Init, Request
+from ..messages import Closed, Created, EndReason, Listen, Speech
+from ..requests import Append, Init, Request
+from ..wire.kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
+from ..wire.table import Field, Object, Table
 from . import shared
-from .base import Context, Json, no_frame
-from .inputs import (
-    InputNames,
-    append_fields,
-    encode_voice,
-    read_append,
-    read_instructions,
-    read_notices,
-    read_record,
-    read_slices,
-    read_voice,
-    record_fields,
-)
-from .settings import config_fields, merge_slices, read_config
+from .base import Json, Tables
+from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames
+from .settings import config, slices_once
 
-NAMES: Final = InputNames(samples_min=APPEND_SAMPLES_MIN)
-OUTPUT_AUDIO_DELTA: Final = "response.output_audio.delta"
-RESPONSE_LISTEN: Final = "response.listen"
-
-_OWN: Final[Mapping[str, Request]] = {
-    shared.SESSION_UPDATE: Request.INIT,
-    shared.AUDIO_APPEND: Request.APPEND,
-    shared.SESSION_CLOSE: Request.CLOSE,
-}
 _REASONS: Final[Mapping[EndReason, str]] = {
     "client": "stopped",
     "timeout": "timeout",
@@ -66,191 +45,100 @@ _ENDS: Final[Mapping[str, EndReason]] = {
     "server_shutdown": "server_shutdown",
     "error": "backend_error",
 }
-_WORDS: Final = tuple(_ENDS)
+
+_UPDATE: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            config("voice_config", rank=1, since=SOURCE_FIELDS),
+            Field("max_slice_nums", SLICES, 1),
+            Field("instructions", PROMPT, rank=-1),
+            Field("ref_audio", VOICE, None, omit=True, rank=10),
+            Field("tts_ref_audio", VOICE, None, omit=True, rank=10),
+            slices_once("voice_config"),
+            *ASKED,
+        ),
+        is_required=True,
+    ),
+    tag={"type": shared.SESSION_UPDATE},
+    lacks={"config.deferred_finalize": True},
+    where="this dialect",
+)
+_APPEND: Final = Table(
+    Append,
+    Field("audio", heard(APPEND_SAMPLES_MIN), attr="pcm"),
+    frames("video_frames"),
+    FORCE_LISTEN,
+    APPEND_SLICES,
+    tag={"type": shared.AUDIO_APPEND},
+    lacks={"input_id": None},
+    where="duplex-v1",
+)
+_METRICS: Final = (
+    Object("metrics", shared.METRICS, attr="metrics", rank=1),
+    Field("kv_cache_length", INTEGER, attr="metrics.kv_cache_length"),
+)
+"""The addition of ours, and the length that 000 has beside it."""
 
 
-class DuplexV1:
+def _word(closed: Closed) -> str:
+    if closed.reason not in _REASONS:
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
+    return _REASONS[closed.reason]
+
+
+_ANSWERS: Final = (
+    Table(
+        Created,
+        Field("session_id", TEXT),
+        Field("prompt_length", INTEGER),
+        Field("recording", shared.RECORDING, "off"),
+        *shared.RECORDED,
+        tag={"type": shared.SESSION_CREATED},
+    ),
+    Table(
+        Listen,
+        *_METRICS,
+        tag={"type": "response.listen"},
+        lacks={"session_id": "", "input_id": ""},
+    ),
+    Table(
+        Speech,
+        Field("text", TEXT),
+        Field("audio", SPEECH, attr="pcm"),
+        Field("end_of_turn", FLAG),
+        *_METRICS,
+        tag={"type": "response.output_audio.delta"},
+        lacks={"session_id": "", "response_id": "", "input_id": ""},
+    ),
+    Table(
+        Closed,
+        Field("reason", word_of(_ENDS), get=_word),
+        tag={"type": shared.SESSION_CLOSED},
+        lacks={"session_id": ""},
+    ),
+    *shared.COMMON,
+)
+
+
+class DuplexV1(Tables):
     """The dialect of 000; see `base.Dialect` for what its methods do."""
-
-    @property
-    def name(self) -> str:
-        """`duplex-v1`."""
-        return "duplex-v1"
 
     def classify(self, body: Json) -> Request:
         """Say what kind of request a client's message is; an update of 003 is misplaced."""
         if shared.is_model_update(body):
             return Request.MISPLACED
-        return shared.classify(body, _OWN)
-
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message."""
-        if request is Request.CLOSE:
-            return shared.parse_close(body)
-        if request is Request.INIT:
-            return _parse_update(Fields(body), context)
-        if request is Request.APPEND:
-            return _parse_append(Fields(body), context)
-        raise shared.refusal(request, body)
-
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as a frame."""
-        match message:
-            case Created():
-                return (_encode_created(message),)
-            case Listen():
-                return (_encode_listen(message),)
-            case Speech():
-                return (_encode_speech(message),)
-            case Closed():
-                return (_encode_closed(message),)
-        return (shared.encode_common(message),)
-
-    def encode_request(self, message: ClientMessage) -> str:
-        """Write a client's message as a frame; refuses an id, which 000 cannot say."""
-        match message:
-            case Init():
-                return dump_frame({"type": shared.SESSION_UPDATE, "session": _session(message)})
-            case Append(input_id=None):
-                return dump_frame({"type": shared.AUDIO_APPEND, **append_fields(message)})
-            case Append():
-                raise LocalProtocolError("input_id has no field in duplex-v1")
-            case CloseRequest():
-                return shared.encode_close(message)
-        raise no_frame(self, message)
-
-    def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
-        """Read a server's message; 000 says the same in every mode."""
-        fields = Fields(body)
-        match kind := fields.required("type", Value.text):
-            case shared.SESSION_CREATED:
-                return (_decode_created(fields),)
-            case "response.listen":
-                return (_decode_listen(fields),)
-            case "response.output_audio.delta":
-                return (_decode_speech(fields),)
-            case shared.SESSION_CLOSED:
-                word = fields.required("reason", lambda value: value.choice(_WORDS))
-                return (Closed(session_id="", reason=_ENDS[word]),)
-        return (shared.decode_common(kind, body),)
+        return shared.classify(body, self.types)
 
 
-DUPLEX_V1: Final = DuplexV1()
-
-
-# -- from the client ----------------------------------------------------------------------------
-
-
-def _parse_update(fields: Fields, context: Context) -> Init:
-    fields.has("type")
-    session = fields.child("session")
-    has_config = context.behaves(SOURCE_FIELDS)
-    given = session.optional_child("voice_config") if has_config else None
-    config, inner_slices = read_config(given, context)
-    slices = session.optional("max_slice_nums", read_slices, None)
-    return Init(
-        instructions=session.required("instructions", read_instructions),
-        ref_audio=session.optional("ref_audio", read_voice, None),
-        tts_ref_audio=session.optional("tts_ref_audio", read_voice, None),
-        max_slice_nums=merge_slices(f"{session.path}.max_slice_nums", slices, inner_slices),
-        config=config,
-        notices=read_notices(session, context),
-        record=read_record(session, context),
-        ignored=fields.ignored(),
-    )
-
-
-def _session(init: Init) -> dict[str, object]:
-    session: dict[str, object] = {
-        "instructions": init.instructions,
-        "max_slice_nums": init.max_slice_nums,
-    }
-    if config := config_fields(init.config):
-        session["voice_config"] = config
-    if init.notices:
-        session["notices"] = True
-    session |= record_fields(init.record)
-    voices = {"ref_audio": init.ref_audio, "tts_ref_audio": init.tts_ref_audio}
-    return session | {name: encode_voice(voice) for name, voice in voices.items() if voice}
-
-
-def _parse_append(fields: Fields, context: Context) -> Append:
-    fields.has("type")
-    return attrs.evolve(read_append(fields, context, NAMES), ignored=fields.ignored())
-
-
-# -- from the server ----------------------------------------------------------------------------
-
-
-def _encode_created(created: Created) -> str:
-    return dump_frame(
-        {
-            "type": shared.SESSION_CREATED,
-            "session_id": created.session_id,
-            "prompt_length": created.prompt_length,
-            "recording": created.recording,
-            **shared.recorded_as(created.recording_id, created.recording_notice),
-        }
-    )
-
-
-def _decode_created(fields: Fields) -> Created:
-    return Created(
-        session_id=fields.required("session_id", Value.text),
-        prompt_length=fields.required("prompt_length", Value.integer),
-        recording=fields.optional("recording", shared.read_recording, "off"),
-        recording_id=fields.optional("recording_id", Value.text, ""),
-        recording_notice=fields.optional("recording_notice", Value.text, ""),
-    )
-
-
-def _encode_listen(listen: Listen) -> str:
-    return dump_frame(
-        {
-            "type": RESPONSE_LISTEN,
-            "kv_cache_length": listen.metrics.kv_cache_length,
-            "metrics": shared.metrics_fields(listen.metrics),
-        }
-    )
-
-
-def _decode_listen(fields: Fields) -> Listen:
-    return Listen(session_id="", input_id="", metrics=_read_metrics(fields))
-
-
-def _encode_speech(speech: Speech) -> str:
-    return dump_frame(
-        {
-            "type": OUTPUT_AUDIO_DELTA,
-            "text": speech.text,
-            "audio": encode_base64(speech.pcm),
-            "end_of_turn": speech.end_of_turn,
-            "kv_cache_length": speech.metrics.kv_cache_length,
-            "metrics": shared.metrics_fields(speech.metrics),
-        }
-    )
-
-
-def _decode_speech(fields: Fields) -> Speech:
-    return Speech(
-        session_id="",
-        response_id="",
-        input_id="",
-        text=fields.required("text", Value.text),
-        pcm=fields.required("audio", shared.read_output),
-        end_of_turn=fields.required("end_of_turn", Value.flag),
-        metrics=_read_metrics(fields),
-    )
-
-
-def _read_metrics(fields: Fields) -> Metrics:
-    """Read the addition of ours, if it is there, and the length that 000 has beside it."""
-    kv_cache_length = fields.required("kv_cache_length", Value.integer)
-    metrics = shared.read_metrics(fields.optional_child("metrics"))
-    return attrs.evolve(metrics, kv_cache_length=kv_cache_length)
-
-
-def _encode_closed(closed: Closed) -> str:
-    if closed.reason not in _REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
-    return dump_frame({"type": shared.SESSION_CLOSED, "reason": _REASONS[closed.reason]})
+DUPLEX_V1: Final = DuplexV1(
+    "duplex-v1",
+    {
+        shared.SESSION_UPDATE: Request.INIT,
+        shared.AUDIO_APPEND: Request.APPEND,
+        shared.SESSION_CLOSE: Request.CLOSE,
+    },
+    {Request.INIT: _UPDATE, Request.APPEND: _APPEND, Request.CLOSE: shared.CLOSE},
+    _ANSWERS,
+)

@@ -6,7 +6,6 @@ What of them has another name in a dialect is told by `InputNames`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -25,10 +24,11 @@ from ..limits import (
 )
 from ..media import check_jpeg, read_reference_audio
 from ..requests import Append, ReferenceAudio, Voice, VoiceName
+from ..wire.kinds import FLAG, JPEG, NAMED, PROMPTED, VOICE_NAME, integer, text
+from ..wire.nested import items
+from ..wire.reading import Reading
+from ..wire.table import Field, Row
 from .base import Context
-
-VOICE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-"""A voice's name can be no path and no hidden file, on any system."""
 
 T = TypeVar("T")
 
@@ -238,3 +238,42 @@ def _read_frames(fields: Fields, context: Context, name: str) -> tuple[bytes, ..
 
 def _read_jpegs(value: Value) -> tuple[bytes, ...]:
     return tuple(read_jpeg(item) for item in value.items(FRAMES_MAX))
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+SLICES: Final = integer(1, SLICES_MAX)
+"""A slice count (000, max_slice_nums)."""
+PROMPT: Final = text(INSTRUCTIONS_CHARS_MAX, holds=PROMPTED)
+INPUT_ID: Final = Field("input_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True)
+"""The client's own name for its input, which comes back in what answers it."""
+FORCE_LISTEN: Final = Field("force_listen", FLAG, False)
+APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
+
+
+def frames(name: str) -> Field:
+    """Make the row of an append's pictures; `mode=audio` does not look at them."""
+    kind = items(JPEG, FRAMES_MAX)
+    return Field(name, kind, (), attr="frames", omit=True, aside_in=("audio",))
+
+
+def _record(value: Value, at: Reading) -> bool:
+    if not value.flag() and at.context.must_record:
+        raise invalid(value.path, "false, but this server records all sessions of this client")
+    return bool(value.value)
+
+
+RECORD: Final = Field(
+    "record",
+    attrs.evolve(FLAG, read=_record),
+    True,
+    omit=True,
+    rank=9,
+    since=RECORD_ASKED,
+)
+"""Whether the session may be recorded."""
+ASKED: Final[tuple[Row, ...]] = (
+    Field("notices", FLAG, False, omit=True, rank=9, since=NOTICES),
+    RECORD,
+)
+"""What a client asks of the server beside its settings."""

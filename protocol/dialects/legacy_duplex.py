@@ -48,9 +48,9 @@ from ..requests import (
     Resume,
     See,
 )
-from . import legacy, shared
+from . import legacy
 from . import legacy_results as results
-from .base import Context, Json, no_frame
+from .base import Context, Json, no_frame, refusal
 from .inputs import (
     InputNames,
     any_voice_fields,
@@ -118,7 +118,7 @@ class LegacyDuplex:
                 return Report()
             case Request.CLOSE:
                 return CloseRequest()
-        raise shared.refusal(request, body)
+        raise refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""

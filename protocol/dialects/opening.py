@@ -15,7 +15,7 @@ from ..errors import LocalProtocolError
 from ..messages import Mode, ServerMessage
 from ..requests import ClientMessage, CloseRequest, Request
 from . import shared
-from .base import Context, Dialect, Json
+from .base import Context, Dialect, Json, refusal
 from .duplex_v1 import DUPLEX_V1
 from .realtime import REALTIME
 
@@ -47,7 +47,7 @@ class OpeningDialect:
             return dialect.parse(request, body, context)
         if request is Request.CLOSE:
             return shared.parse_close(body)
-        raise shared.refusal(request, body)
+        raise refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a queue event or an error; nothing else can be said yet."""

@@ -41,7 +41,7 @@ from ..messages import (
 from ..requests import Append, Ask, ClientMessage, CloseRequest, Init, Request
 from . import realtime_chat as chat
 from . import shared
-from .base import Context, Json, no_frame
+from .base import Context, Json, no_frame, refusal
 from .inputs import (
     append_fields,
     encode_voice,
@@ -101,7 +101,7 @@ class Realtime:
             return chat.parse_init(fields, context) if is_chat else _parse_init(fields, context)
         if request is Request.APPEND:
             return chat.parse_ask(fields, context) if is_chat else _parse_append(fields, context)
-        raise shared.refusal(request, body)
+        raise refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""

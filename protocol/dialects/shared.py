@@ -15,7 +15,6 @@ from ..codec import Fields, Value, dump_frame, kind_of
 from ..errors import (
     TRANSCRIPTION_ERRORS,
     ErrorCode,
-    FieldError,
     LocalProtocolError,
     RemoteProtocolError,
     error_type,
@@ -33,6 +32,9 @@ from ..messages import (
     ServerMessage,
 )
 from ..requests import CloseRequest, Request
+from ..wire.kinds import INTEGER, SAID, TEXT, Kind, choice, integer, number
+from ..wire.reading import Reading
+from ..wire.table import DROPPED, Field, Object, Row, Table
 from .base import Json
 
 SESSION_INIT: Final = "session.init"
@@ -54,6 +56,7 @@ SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
 ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS)
+ERROR_TYPES: Final = tuple(dict.fromkeys(map(error_type, ErrorCode)))
 RECORDING_STATES: Final[tuple[RecordingState, ...]] = ("on", "off", "failed")
 
 # -- the client's type --------------------------------------------------------------------------
@@ -99,25 +102,6 @@ def is_openai_update(body: Json) -> bool:
     realtime, transcription = OPENAI_SESSIONS
     kind, is_003 = session.get("type"), isinstance(body.get("model"), str)
     return kind == realtime or (kind == transcription and not is_003)
-
-
-def refusal(request: Request, body: Json) -> FieldError:
-    """Say what is wrong with a message that is no event of the dialect.
-
-    Args:
-        request: MISPLACED or UNKNOWN.
-        body: the message.
-
-    Returns:
-        The error to raise.
-    """
-    try:
-        name = Fields(body).required("type", Value.text)
-    except FieldError as error:
-        return error
-    if request is Request.MISPLACED:
-        return FieldError(ErrorCode.INVALID_EVENT, "$.type: an event that has no place here")
-    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {kind_of(name)} that names no event")
 
 
 # -- session.close ------------------------------------------------------------------------------
@@ -311,3 +295,79 @@ def read_time(value: Value) -> float:
 def read_output(value: Value) -> bytes:
     """Read output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
     return value.pcm(samples_min=0, samples_max=FRAME_BYTES_MAX)
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def _closing_words(value: Value, _: Reading) -> str | None:
+    """Read a client's own words: none where it is no string, or an empty one; a longer is cut."""
+    words = value.value
+    return words[:REASON_CHARS_MAX] or None if isinstance(words, str) else None
+
+
+CLOSE: Final = Table(
+    CloseRequest,
+    Field("reason", Kind(read=_closing_words, schema={}, holds=SAID), None, omit=True),
+    tag={"type": SESSION_CLOSE},
+)
+"""`session.close`: it is honoured in every state, so nothing in it is refused."""
+
+TIME_MS: Final = number(0, _TIME_MS_MAX)
+RECORDING: Final = choice(RECORDING_STATES)
+PLACE: Final[tuple[Row, ...]] = (
+    Field("position", integer(1), attr="place.position"),
+    Field("estimated_wait_s", INTEGER, attr="place.estimated_wait_s"),
+    Field("ticket_id", TEXT, attr="place.ticket_id"),
+    Field("queue_length", INTEGER, attr="place.queue_length"),
+)
+NAMED: Final = Field("session_id", TEXT, "", omit=True)
+"""Whose error it is, where that is known; other servers do not say."""
+RECORDED: Final[tuple[Row, ...]] = (
+    Field("recording_id", TEXT, "", omit=True),
+    Field("recording_notice", TEXT, "", omit=True),
+)
+METRICS: Final[tuple[Row, ...]] = (
+    Field("kv_cache_length", INTEGER, 0),
+    Field("prefill_ms", TIME_MS, 0.0),
+    Field("generate_ms", TIME_MS, 0.0),
+    Field("wall_clock_ms", TIME_MS, 0.0),
+    Field("cost_llm_ms", TIME_MS, 0.0),
+    Field("cost_tts_ms", TIME_MS, 0.0),
+    Field("cost_token2wav_ms", TIME_MS, 0.0),
+    Field("n_tokens", INTEGER, 0),
+    Field("n_tts_tokens", INTEGER, 0),
+    Field("vision_slices", INTEGER, 0),
+    Field("vision_tokens", INTEGER, 0),
+    Field("dropped_units", INTEGER, 0),
+    Field("recording", RECORDING, "off"),
+)
+"""The metrics of a unit (the wire decisions, `realtime`); what another server does not say is 0."""
+COMMON: Final = (
+    Table(Queued, *PLACE, tag={"type": SESSION_QUEUED}),
+    Table(QueueUpdate, *PLACE, tag={"type": SESSION_QUEUE_UPDATE}),
+    Table(QueueDone, tag={"type": SESSION_QUEUE_DONE}),
+    Table(GoingAway, Field("seconds_left", INTEGER), tag={"type": SESSION_GOING_AWAY}),
+    Table(
+        ErrorReport,
+        Object(
+            "error",
+            (
+                Field("code", choice(ERROR_CODES)),
+                Field("message", TEXT),
+                Field(
+                    "type",
+                    choice(ERROR_TYPES),
+                    attr=DROPPED,
+                    get=lambda report: error_type(report.code),
+                    is_read=False,
+                    doc="Whose mistake it is.",
+                ),
+            ),
+            is_required=True,
+        ),
+        NAMED,
+        tag={"type": ERROR},
+    ),
+)
+"""Queue events, a warning and errors, as `realtime` and `duplex-v1` have them."""

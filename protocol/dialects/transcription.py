@@ -42,7 +42,7 @@ from ..messages import (
 )
 from ..requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
 from . import shared
-from .base import Context, Json, no_frame
+from .base import Context, Json, no_frame, refusal
 from .inputs import read_record, record_fields
 from .legacy import error_frame
 
@@ -127,7 +127,7 @@ class Transcription:
                     return _parse_create(fields)
                 is_end = self._asks_apart and context.behaves(TWO_SIGNALS)
                 return _parse_commit(fields, is_end=is_end)
-        raise shared.refusal(request, body)
+        raise refusal(request, body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""

@@ -47,6 +47,11 @@ def summary(cls: type) -> str:
     return _CLAUSE.sub("", " ".join(text.split()))
 
 
+def clean(text: str) -> str:
+    """Leave out where a rule comes from."""
+    return _CLAUSE.sub("", text)
+
+
 def difference(one: object, other: object) -> Steps:
     """Find the first attribute in which two values of the same class differ, as deep as it goes.
 

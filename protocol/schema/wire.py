@@ -12,14 +12,14 @@ known and not looked at).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, get_args
 
 import attrs
 
 from ..codec import parse_frame
 from ..dialects import DIALECTS, Dialect
-from ..dialects.base import Context
+from ..dialects.base import Context, Tables
 from ..errors import FieldError, LocalProtocolError
 from ..messages import Mode
 from ..model import SlidingWindow
@@ -28,6 +28,7 @@ from ..state import TRANSITIONS, Course, course_of
 from .answers import Body, describe_answers
 from .meaning import summary
 from .requests import describe_body
+from .rows import answer_example, answer_schema, request_schema
 from .samples import bare, variations
 from .sketch import Sketch
 from .tidy import tidy
@@ -82,7 +83,10 @@ def describe(name: str) -> tuple[Message, ...]:
     found: list[Message] = []
     for course in Course:
         modes = tuple(mode for mode in MODES[name] if course is _course(name, mode))
-        if modes:
+        dialect = DIALECTS[name]
+        if modes and isinstance(dialect, Tables):
+            found += _of_tables(dialect, course, modes[0])
+        elif modes:
             found += _client_messages(DIALECTS[name], course, modes)
             found += _server_messages(DIALECTS[name], course, modes[0])
     return tuple(_join(found))
@@ -125,6 +129,33 @@ def _join(messages: list[Message]) -> list[Message]:
         else:
             joined.append(message)
     return joined
+
+
+def _of_tables(dialect: Tables, course: Course, mode: Mode) -> Iterator[Message]:
+    """Describe the messages of a dialect that is tables."""
+    for request, table in dialect.requests(mode):
+        yield Message(
+            dialect=dialect.name,
+            sender="client",
+            kind=table.kind,
+            courses=(course,),
+            canonical=table.classes,
+            request=request,
+            schema=request_schema(table),
+        )
+    triggers = {trigger for row in TRANSITIONS[course].values() for trigger in row}
+    answers = [table for table in dialect.answers(mode) if triggers.intersection(table.classes)]
+    for kind in dict.fromkeys(table.kind for table in answers):
+        tables = [table for table in answers if table.kind == kind]
+        yield Message(
+            dialect=dialect.name,
+            sender="server",
+            kind=kind,
+            courses=(course,),
+            canonical=tuple(dict.fromkeys(cls for table in tables for cls in table.classes)),
+            schema=answer_schema(tables),
+            examples=tuple(map(answer_example, tables)),
+        )
 
 
 # -- the client's -------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ import orjson
 import pybase64
 
 from protocol.codec import parse_frame
-from protocol.dialects.inputs import VOICE_NAME
 from protocol.dialects.shared import OPENAI_SESSIONS
 from protocol.errors import FrameError
 from protocol.limits import CHAT_FRAME_BYTES_MAX
 from protocol.utf8 import Frame, Utf8Text
+from protocol.wire.kinds import VOICE_NAME
 
 from .media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
 from .policy import Kind, Policy, Side, Tally

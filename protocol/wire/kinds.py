@@ -1,0 +1,279 @@
+"""The kinds of value that a field can have: how each is read, written and described.
+
+A kind reads a `codec.Value`, or raises FieldError; it writes what it has read; its `schema` is the
+piece of JSON Schema (draft 07) that says the same to others, and `holds` what is in it that a
+client may want to be taken out of a recording. It knows no message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import attrs
+
+from ..behaviour import LINE_BREAKS, SHORT_APPENDS, WEBP
+from ..codec import Value, encode_base64, invalid
+from ..errors import FieldError, LocalProtocolError
+from ..limits import (
+    APPEND_SAMPLES_MAX,
+    APPEND_SAMPLES_MIN,
+    FRAME_BYTES_MAX,
+    VOICE_NAME_CHARS_MAX,
+)
+from ..media import check_image, check_jpeg, check_video, read_reference_audio
+from ..model import SAMPLE16_BYTES, SAMPLE_BYTES
+from ..requests import ReferenceAudio, Voice, VoiceName
+from .reading import Reading
+
+Schema = dict[str, Any]
+"""A piece of JSON Schema."""
+VOICE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""A voice's name can be no path and no hidden file, on any system."""
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Holds:
+    """What a value holds of somebody's.
+
+    Attributes:
+        kind: what that is.
+        form: what the value is: base64 of samples, of a WAV or samples, of a picture, of a video;
+            or text.
+    """
+
+    kind: Literal["audio", "video", "image", "voice", "prompt", "text", "name"]
+    form: Literal["pcm", "sound", "picture", "video", "words", "name"]
+
+
+SPOKEN: Final = Holds("audio", "pcm")
+SEEN: Final = Holds("video", "picture")
+VOICE_SOUND: Final = Holds("voice", "sound")
+VOICE_NAMED: Final = Holds("voice", "name")
+PROMPTED: Final = Holds("prompt", "words")
+SAID: Final = Holds("text", "words")
+NAMED: Final = Holds("name", "name")
+
+
+@attrs.frozen(kw_only=True)
+class Kind:
+    """A kind of value.
+
+    Attributes:
+        read: reads one.
+        schema: describes it.
+        write: writes what was read; None where it is written as it is.
+        holds: what is in it; None for a number, a switch, or a word of the protocol.
+        cls: the class that it is read as, where its docstring says more of it.
+    """
+
+    read: Callable[[Value, Reading], Any]
+    schema: Schema
+    write: Callable[[Any], object] | None = None
+    holds: Holds | None = None
+    cls: type | None = None
+
+
+# -- text, switches and numbers -----------------------------------------------------------------
+
+
+def text(chars_max: int | None = None, chars_min: int = 0, *, holds: Holds | None = None) -> Kind:
+    """A string of `chars_min` to `chars_max` characters."""
+    schema: Schema = {"type": "string"}
+    if chars_min:
+        schema["minLength"] = chars_min
+    if chars_max is not None:
+        schema["maxLength"] = chars_max
+    return Kind(read=lambda value, _: value.text(chars_max, chars_min), schema=schema, holds=holds)
+
+
+def choice(options: tuple[str, ...]) -> Kind:
+    """A string that is one of several."""
+    schema = {"type": "string", "enum": [str(option) for option in options]}
+    return Kind(read=lambda value, _: value.choice(options), schema=schema)
+
+
+def word_of(words: Mapping[str, Any], write: Callable[[Any], str] | None = None) -> Kind:
+    """A word that stands for a value."""
+    options = tuple(words)
+    return Kind(
+        read=lambda value, _: words[value.choice(options)],
+        write=write,
+        schema=choice(options).schema,
+    )
+
+
+def integer(low: int = 0, high: int | None = None) -> Kind:
+    """An integer from `low` up to `high`."""
+    schema: Schema = {"type": "integer", "minimum": low}
+    if high is not None:
+        schema["maximum"] = high
+    if low == high:
+        schema = {"type": "integer", "const": low}
+    return Kind(read=lambda value, _: value.integer(low, high), schema=schema)
+
+
+def number(low: float, high: float, open_low: Literal["", "above "] = "") -> Kind:
+    """A number from `low` up to `high`; `open_low="above "` leaves `low` itself out."""
+    below = "exclusiveMinimum" if open_low else "minimum"
+    schema: Schema = {"type": "number", below: low, "maximum": high}
+    if low == high:
+        schema = {"type": "number", "const": low}
+    return Kind(read=lambda value, _: value.number(low, high, open_low), schema=schema)
+
+
+def because(kind: Kind, why: str) -> Kind:
+    """A kind that says, where it refuses a value, why it takes no other."""
+
+    def read(value: Value, at: Reading) -> Any:
+        try:
+            return kind.read(value, at)
+        except FieldError as error:
+            raise FieldError(error.code, f"{error.message}: {why}") from None
+
+    return attrs.evolve(kind, read=read)
+
+
+def or_null(kind: Kind) -> Kind:
+    """A kind that writes null for what is empty."""
+    write = kind.write
+    return attrs.evolve(
+        kind,
+        write=lambda value: (write(value) if write else value) or None,
+        schema={**kind.schema, "type": [kind.schema["type"], "null"]},
+    )
+
+
+def always(value: object) -> Kind:
+    """What is always the same, and read by nobody."""
+    types = {bool: "boolean", float: "number", str: "string"}
+    schema: Schema = {"type": "object", "properties": {}}
+    if type(value) in types:
+        schema = {"type": types[type(value)], "const": value}
+    return Kind(read=lambda found, _: found.value, write=lambda _: value, schema=schema)
+
+
+TEXT: Final = text()
+FLAG: Final = Kind(read=lambda value, _: value.flag(), schema={"type": "boolean"})
+INTEGER: Final = integer()
+
+# -- sound and files ----------------------------------------------------------------------------
+
+FLOAT32: Final = "float32 PCM"
+"""Raw samples have no media type of their own."""
+PCM16: Final = "int16 PCM"
+
+
+def base64_of(*media: str, **more: object) -> Schema:
+    """Describe base64 by what it may hold."""
+    schema: Schema = {"type": "string", "contentEncoding": "base64", **more}
+    schema["x-antiphon-media"] = list(media)
+    if len(media) == 1 and "/" in media[0]:
+        schema["contentMediaType"] = media[0]
+    return schema
+
+
+def _chars(count: int) -> int:
+    return (count + 2) // 3 * 4
+
+
+def heard(samples_min: int) -> Kind:
+    """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
+
+    def read(value: Value, at: Reading) -> bytes:
+        is_short = at.context.behaves(SHORT_APPENDS)
+        return value.pcm(samples_min if is_short else APPEND_SAMPLES_MIN)
+
+    lengths = {
+        "maxLength": _chars(APPEND_SAMPLES_MAX * SAMPLE_BYTES),
+        "minLength": _chars(samples_min * SAMPLE_BYTES),
+    }
+    schema = base64_of(FLOAT32, **lengths)
+    return Kind(read=read, write=encode_base64, schema=schema, holds=SPOKEN)
+
+
+SOUND16: Final = Kind(
+    read=lambda value, at: value.pcm16(line_breaks=at.context.behaves(LINE_BREAKS)),
+    write=encode_base64,
+    schema=base64_of(PCM16, minLength=_chars(SAMPLE16_BYTES)),
+    holds=SPOKEN,
+)
+SPEECH: Final = Kind(
+    read=lambda value, _: value.pcm(samples_min=0, samples_max=FRAME_BYTES_MAX),
+    write=encode_base64,
+    schema=base64_of(FLOAT32),
+)
+"""Output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
+
+
+def _jpeg(value: Value, _: Reading) -> bytes:
+    data = value.binary()
+    check_jpeg(value.path, data)
+    return data
+
+
+def _image(value: Value, at: Reading) -> bytes:
+    data = value.binary()
+    check_image(value.path, data, webp=at.context.behaves(WEBP))
+    return data
+
+
+def _video(value: Value, _: Reading) -> bytes:
+    data = value.binary()
+    check_video(value.path, data)
+    return data
+
+
+JPEG: Final = Kind(read=_jpeg, write=encode_base64, schema=base64_of("image/jpeg"), holds=SEEN)
+IMAGE: Final = Kind(
+    read=_image,
+    write=encode_base64,
+    schema=base64_of("image/jpeg", "image/png", "image/webp"),
+    holds=Holds("image", "picture"),
+)
+VIDEO: Final = Kind(
+    read=_video,
+    write=encode_base64,
+    schema=base64_of("video/mp4", "video/webm"),
+    holds=Holds("video", "video"),
+)
+
+
+def _voice_data(voice: Voice | None) -> str | None:
+    return encode_base64(voice.data) if isinstance(voice, ReferenceAudio) else None
+
+
+def _voice_only(voice: Voice) -> str:
+    if isinstance(voice, VoiceName):
+        raise LocalProtocolError("the name of a voice has no field there, only its audio has")
+    return encode_base64(voice.data)
+
+
+def _voice_name(value: Value, _: Reading) -> VoiceName:
+    name = value.text(VOICE_NAME_CHARS_MAX, chars_min=1)
+    if not VOICE_NAME.fullmatch(name):
+        found = f"{len(name)} characters that are no name of a voice: letters, digits, _, . and -"
+        raise invalid(value.path, found)
+    return VoiceName(name=name)
+
+
+VOICE_OR_NAME: Final = Kind(
+    read=lambda value, _: read_reference_audio(value.path, value.binary()),
+    write=_voice_data,
+    schema=base64_of(FLOAT32, "audio/wav"),
+    holds=VOICE_SOUND,
+    cls=ReferenceAudio,
+)
+"""Reference audio: base64 of a WAV (000) or of raw samples (001); a name stands elsewhere."""
+VOICE: Final = attrs.evolve(VOICE_OR_NAME, write=_voice_only)
+"""The same where a name cannot be said."""
+VOICE_BY_NAME: Final = Kind(
+    read=_voice_name,
+    write=lambda voice: voice.name if isinstance(voice, VoiceName) else None,
+    schema={"type": "string", "minLength": 1, "maxLength": VOICE_NAME_CHARS_MAX},
+    holds=VOICE_NAMED,
+    cls=VoiceName,
+)
+"""The name of a voice in the server's library (002 and 004, ref_audio_path)."""

@@ -1,0 +1,120 @@
+"""Kinds of value with values in them: arrays, objects of several kinds, text or an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from ..codec import Value
+from .kinds import Kind
+from .reading import Reading
+from .table import Table, as_object, missing
+
+
+@attrs.frozen(kw_only=True)
+class Items(Kind):
+    """An array.
+
+    Attributes:
+        item: the kind of its items.
+        count_max: the most of them.
+        count_min: the fewest.
+    """
+
+    item: Kind
+    count_max: int
+    count_min: int
+
+
+@attrs.frozen(kw_only=True)
+class Variants(Kind):
+    """An object that a field of its own tells the kind of.
+
+    Attributes:
+        tag: that field.
+        tables: by what it says, the other fields.
+    """
+
+    tag: str
+    tables: Mapping[str, Table]
+
+
+@attrs.frozen(kw_only=True)
+class One(Kind):
+    """An object of an array, of one kind.
+
+    Attributes:
+        table: its fields.
+    """
+
+    table: Table
+
+
+@attrs.frozen(kw_only=True)
+class Either(Kind):
+    """A string or an array.
+
+    Attributes:
+        string: the one.
+        items: the other.
+    """
+
+    string: Kind
+    items: Items
+
+
+def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
+    """An array of `count_min` to `count_max` items, read as a tuple."""
+
+    def read(value: Value, at: Reading) -> tuple[Any, ...]:
+        found = value.items(count_max, count_min)
+        if isinstance(item, One | Variants):
+            for each in found:
+                as_object(each.value, each.path)
+        return tuple(item.read(each, at) for each in found)
+
+    def write(values: tuple[Any, ...]) -> list[object]:
+        return [item.write(value) if item.write else value for value in values]
+
+    return Items(
+        read=read, write=write, schema={}, item=item, count_max=count_max, count_min=count_min
+    )
+
+
+def one(table: Table) -> One:
+    """An object that a table describes."""
+    return One(read=table.parse_below, write=table.write, schema={}, table=table)
+
+
+def variants(tag: str, *tables: Table) -> Variants:
+    """An object of the kind that its field `tag` says."""
+    by_word = {table.tag[tag]: table for table in tables}
+    by_class = {table.cls: table for table in tables}
+    words = tuple(by_word)
+
+    def read(value: Value, at: Reading) -> Any:
+        body = as_object(value.value, value.path)
+        path = f"{value.path}.{tag}"
+        if body.get(tag) is None:
+            raise missing(path)
+        word = Value(path=path, value=body[tag]).choice(words)
+        return by_word[word].parse_below(value, at)
+
+    return Variants(
+        read=read,
+        write=lambda value: by_class[type(value)].write(value),
+        schema={},
+        tag=tag,
+        tables=by_word,
+    )
+
+
+def either(string: Kind, array: Items, write: Callable[[Any], object]) -> Either:
+    """A string, or an array; both are read as the same."""
+
+    def read(value: Value, at: Reading) -> Any:
+        return (array if isinstance(value.value, list) else string).read(value, at)
+
+    return Either(read=read, write=write, schema={}, string=string, items=array)
