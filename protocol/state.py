@@ -361,7 +361,7 @@ def judge(gate: Gate, request: Request) -> Verdict:
 
 
 def diagram(course: Course) -> str:
-    """Draw a course as a Mermaid state diagram; ARCHITECTURE.md holds what this returns."""
+    """Draw a course as a Mermaid state diagram, as docs/states.md has it."""
     lines = ["stateDiagram-v2", f"    [*] --> {BEGINNINGS[course]}: connection opened"]
     for state, row in TRANSITIONS[course].items():
         labels: dict[State, list[str]] = {}

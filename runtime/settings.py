@@ -106,24 +106,24 @@ class Settings:
     )
     workers: tuple[str, ...] = setting(
         (),
-        "A further model beside it that can take any of its sessions, named as in --model.",
+        "A further model that can take any session of the first, named as in --model.",
         _ADDRESS,
         flag="--worker",
     )
     slots: int | None = setting(
         None,
-        "Sessions at once; the memory of all is taken at the start.",
+        "Sessions at once; their memory is allocated at the start.",
         _ADDRESS,
         low=1,
         high=1024,
-        unset="tiny's own 8; of a folder as many as fit into memory, at most 64",
+        unset="8 for tiny; for a folder as many as fit into memory, at most 64",
     )
     device: str | None = setting(
         None,
         "Where the model computes.",
         _ADDRESS,
         choices=DEVICES,
-        unset="cpu for tiny; of a folder cuda where there is one",
+        unset="cpu for tiny; for a folder cuda if present",
     )
     dtype: str | None = setting(
         None,
@@ -134,13 +134,13 @@ class Settings:
     )
     deterministic: bool = setting(
         False,
-        "Give a session the same bytes alone as among others, or do not start: then its log can be "
-        "replayed with the model. On cpu it is so in any case; on cuda fewer are served.",
+        "Give a session the same bytes whatever other sessions run, or do not start: then its log "
+        "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
         _ADDRESS,
     )
     served_model_names: tuple[str, ...] = setting(
         (),
-        "Another name by which clients of mode=transcription may choose the model, beside its own.",
+        "A further name by which clients of mode=transcription may choose the model.",
         _ADDRESS,
         flag="--served-model-name",
     )
@@ -154,7 +154,7 @@ class Settings:
         None, "Name of the voice that /api/default_ref_audio gives to pages.", _ADDRESS
     )
     static: Path | None = setting(
-        None, "Folder of web pages; all that lies in it is public, with keys too.", _ADDRESS
+        None, "Folder of web pages; every file in it is public, also with keys.", _ADDRESS
     )
 
     limit_video_s: int = setting(
@@ -166,28 +166,28 @@ class Settings:
     )
     limit_audio_s: int = setting(
         LIMIT_AUDIO_S,
-        "Total seconds of an audio session, likewise.",
+        "Total seconds of an audio session, queueing and idling included.",
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,
     )
     limit_transcription_s: int = setting(
         LIMIT_TRANSCRIPTION_S,
-        "Total seconds of a transcription session, likewise.",
+        "Total seconds of a transcription session, queueing and idling included.",
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,
     )
     transcription_buffer_mb: int = setting(
         SOUND_BYTES_MAX // MIB,
-        "Megabytes of 16-bit sound that a transcription may have waiting for the model; more is "
-        "refused (buffer_full).",
+        "Megabytes of 16-bit sound of a transcription that may wait for the model; more is refused "
+        "(buffer_full).",
         _SESSIONS,
         low=1,
         high=BUFFER_MB_MAX,
     )
     default_mode: Mode = setting(
-        "video", "The mode of a client that names none in its URL.", _SESSIONS, choices=MODES
+        "video", "The mode of a client whose URL names no mode.", _SESSIONS, choices=MODES
     )
     queue_max: int = setting(
         QUEUE_MAX,
@@ -198,15 +198,15 @@ class Settings:
     )
     chats_max: int = setting(
         CHATS_MAX,
-        "Chats that may be connected at once; each takes a slot for its turns alone.",
+        "Chats that may be connected at once; each takes a slot only during a turn.",
         _SESSIONS,
         low=0,
         high=COUNT_MAX,
     )
     idle_s: int = setting(
         IDLE_S,
-        "Seconds that a chat may wait between two turns, and that a client may be silent that has "
-        "sound transcribed.",
+        "Seconds that a chat may wait between two turns, and that a transcription client may be "
+        "silent.",
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,
@@ -221,7 +221,7 @@ class Settings:
     )
     init_wait_s: int = setting(
         INIT_WAIT_S,
-        "Seconds that a client may hold a slot before it says how to use it.",
+        "Seconds that a client may hold a slot before it sets its session up.",
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,
@@ -236,7 +236,7 @@ class Settings:
 
     record_to: Path | None = setting(
         None,
-        "Folder of the session logs; it is made where it is missing. --no-record records nothing.",
+        "Folder of the session logs, created if missing. --no-record records nothing.",
         _RECORDING,
         flag="--record",
         unset="nothing is recorded",
@@ -257,18 +257,18 @@ class Settings:
         False, "Refuse clients that ask not to be recorded; a key may say so too.", _RECORDING
     )
     recording_notice: str | None = setting(
-        None, "What clients that are recorded are told about it when they begin.", _RECORDING
+        None, "A notice that recorded clients receive when their session begins.", _RECORDING
     )
     record_refused: bool = setting(
         True,
-        "Keep the logs of sessions that were refused before anything was said (worker_busy, "
-        "queue_full); the metrics count them in any case.",
+        "Keep the logs of sessions that were refused before their first message (worker_busy, "
+        "queue_full); the metrics always count them.",
         _RECORDING,
         served=False,
     )
     record_keep_days: int | None = setting(
         None,
-        "Days that logs are kept after they last grew; then they are removed.",
+        "Days after its last write that a log is kept; then it is removed.",
         _RECORDING,
         low=1,
         high=DAYS_MAX,
@@ -276,30 +276,30 @@ class Settings:
     )
     record_keep_mb: int | None = setting(
         None,
-        "Megabytes that all logs may take together; above that the oldest are removed, but never "
-        "one that is being written.",
+        "Megabytes that all logs may take together; above that the oldest are removed, except logs "
+        "that are being written.",
         _RECORDING,
         low=1,
         high=MEGABYTES_MAX,
-        unset="what the disk has",
+        unset="the size of the disk",
     )
 
     keys: Path | None = setting(
         None,
-        "File of API keys, made by `antiphon keys`; with it all but /health, /ready and pages "
-        "needs one. It is read again when it changes.",
+        "File of API keys, made by `antiphon keys`; with it every request needs a key, except "
+        "/health, /ready and pages. It is read again when it changes.",
         _ACCESS,
-        unset="nobody is asked for one",
+        unset="no key is needed",
     )
     insecure: bool = setting(
         False,
-        "Serve without keys on an address that is not loopback: whoever reaches it may use it.",
+        "Serve without keys on an address that is not loopback: every client may use the server.",
         _ACCESS,
     )
     origins: tuple[str, ...] = setting(
         (),
-        "A web origin (https://app.example) beside the server's own whose pages may connect; * is "
-        "every one, and needs --keys.",
+        "A further web origin (https://app.example) whose pages may connect; * allows all origins "
+        "and needs --keys.",
         _ACCESS,
         flag="--origin",
     )
@@ -322,7 +322,7 @@ class Settings:
     )
     connections_per_address_max: int = setting(
         CONNECTIONS_PER_ADDRESS_MAX,
-        "Of these, from one address. Behind a proxy all come from its own.",
+        "Of these, from one address. Behind a proxy all come from the proxy's address.",
         _BOUNDS,
         low=1,
         high=COUNT_MAX,
@@ -336,14 +336,14 @@ class Settings:
     )
     messages_per_s_max: int = setting(
         MESSAGES_PER_S_MAX,
-        "Messages a second that one connection is read, on average; more wait.",
+        "Messages a second that are read from one connection, on average; more wait.",
         _BOUNDS,
         low=1,
         high=COUNT_MAX,
     )
     bytes_per_s_max: int = setting(
         BYTES_PER_S_MAX,
-        "Bytes a second that one connection is read, on average; more wait.",
+        "Bytes a second that are read from one connection, on average; more wait.",
         _BOUNDS,
         low=1024,
         high=BYTES_PER_S_LIMIT,
@@ -357,7 +357,7 @@ class Settings:
     )
     stall_s: int = setting(
         STALL_S,
-        "A client that takes nothing of what is sent for so many seconds is dropped.",
+        "Seconds after which a client that reads nothing is dropped.",
         _BOUNDS,
         low=1,
         high=SECONDS_MAX,
@@ -371,7 +371,7 @@ class Settings:
     )
     pong_wait_s: int = setting(
         PONG_WAIT_S,
-        "A WebSocket from which nothing at all came for so many seconds is dropped.",
+        "Seconds after which a WebSocket that sends nothing is dropped.",
         _BOUNDS,
         low=1,
         high=SECONDS_MAX,
@@ -379,16 +379,16 @@ class Settings:
 
     drain_s: int = setting(
         DRAIN_S,
-        "Seconds that running sessions may go on after SIGTERM.",
+        "Seconds that running sessions may continue after SIGTERM.",
         _LOG,
         low=0,
         high=SECONDS_MAX,
     )
     log_format: Literal["text", "json"] = setting(
-        "text", "How the server's own log is written, to its standard error.", _LOG
+        "text", "Format of the server's own log, on standard error.", _LOG
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "warning", "The least that it tells; -v stands for info.", _LOG
+        "warning", "Lowest level of its messages; -v stands for info.", _LOG
     )
     traces: bool = setting(
         False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces]).", _LOG

@@ -509,7 +509,7 @@ def test_the_package_names_are_ours(name: str) -> None:
 
 def test_the_state_diagram_is_the_table_s() -> None:
     """A reader would learn a state machine that the server does not run."""
-    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    text = (ROOT / "docs" / "states.md").read_text("utf-8")
     blocks = re.findall(r"^```mermaid\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     drawn = [block for block in blocks if block.startswith("stateDiagram")]
     assert drawn == [diagram(course) for course in Course]
