@@ -93,7 +93,7 @@ SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connection
 SENDS_FAILED: Final = _count(
     "sends_failed", "Connections dropped because a client read too slowly.", "mode"
 )
-ERRORS: Final = _count("errors", "Errors told to clients, by their wire code.", "code")
+ERRORS: Final = _count("errors", "Errors sent to clients, by their wire code.", "code")
 MEDIA: Final = _count(
     "media", "Images, sounds and videos handed to decoders: decoded or rejected.", "kind", "outcome"
 )
@@ -119,7 +119,7 @@ SLOT_SECONDS: Final = _spread(
     "slot_seconds", "How long slots were held, cleanup included.", SESSION_BUCKETS_S, "mode"
 )
 RELEASE_SECONDS: Final = _spread(
-    "release_seconds", "From giving a slot back to its being clean.", CALL_BUCKETS_S
+    "release_seconds", "From the return of a slot to the end of its cleanup.", CALL_BUCKETS_S
 )
 OPEN_SECONDS: Final = _spread(
     "open_seconds", "Opening a duplex session on the model, its prompt included.", CALL_BUCKETS_S
@@ -131,13 +131,13 @@ BACKENDS_LOST: Final = _count("backends_lost", "Times that a session lost its mo
 
 UNITS: Final = _count(
     "units",
-    "Units begun, by what became of them: listen, speech, cut (interrupted), failed (told as "
+    "Units started, by outcome: listen, speech, cut (interrupted), failed (sent as "
     "inference_error), ended (the session was over first).",
     "mode",
     "outcome",
 )
 UNITS_DROPPED: Final = _count(
-    "units_dropped", "Waiting seconds of input lost to newer ones (B7).", "mode"
+    "units_dropped", "Waiting units that were dropped for newer ones (B7).", "mode"
 )
 UNITS_LATE: Final = _count(
     "units_late",
@@ -205,12 +205,12 @@ TURN_STAGE_SECONDS: Final = _spread(
 UTTERANCES: Final = _count("utterances", "Utterances that the model began to hear.")
 CHUNKS: Final = _count(
     "chunks",
-    "Seconds of sound given to the model to be transcribed: heard, failed (told as "
+    "Seconds of sound given to the model to be transcribed: heard, failed (sent as "
     "inference_error), context_full, ended (the session was over first).",
     "outcome",
 )
 CHUNK_SECONDS: Final = _spread(
-    "chunk_seconds", "From giving the model a second to what it wrote of it.", UNIT_BUCKETS_S
+    "chunk_seconds", "From handing a second to the model to its text.", UNIT_BUCKETS_S
 )
 
 ALL: Final[tuple[Metric, ...]] = tuple(

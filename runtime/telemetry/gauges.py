@@ -41,40 +41,37 @@ BUILD: Final = _gauge("build_info", "Always 1; what runs.", "version", "model", 
 UPTIME: Final = _gauge("uptime_seconds", "Since the server began.")
 READY: Final = _gauge("ready", "1 where `/ready` answers 200, else 0.")
 READINESS_GAUGE: Final = _gauge(
-    "readiness", "1 for how the server stands now, 0 for the others.", "state"
+    "readiness", "1 for the current state of the server, 0 for the others.", "state"
 )
 CONNECTIONS: Final = _gauge("connections", "Open connections of any kind.")
-TASKS: Final = _gauge("tasks", "Tasks of the event loop; idle, always the same number.")
+TASKS: Final = _gauge("tasks", "Tasks of the event loop; a constant number while idle.")
 WEBSOCKETS: Final = _gauge("websockets", "Of these, WebSockets.")
 REFUSED: Final = _count(
     "connections_refused",
-    "Connections that never came to a request: full (no place in all), address (none for theirs), "
-    "rate (too many of theirs lately), tls, silent (not a word in time), head (no request in "
-    "time).",
+    "Connections closed before a request: full (connection limit), address (limit per address), "
+    "rate (rate limit per address), tls, silent (no data in time), head (no request in time).",
     "cause",
 )
 CUT: Final = _count(
     "connections_dropped",
-    "Connections that were cut: stalled (took nothing, or too slowly), silent (said nothing), "
-    "slow (with a large message), left (while held to their rate).",
+    "Connections cut by the server: stalled (read nothing, or too slowly), silent (sent "
+    "nothing), slow (with a large message), left (gone during a wait for their rate limit).",
     "cause",
 )
 DENIED: Final = _count(
     "requests_denied",
-    "Requests, those for WebSockets too, that were answered 401 or 403: host, origin, no_key, "
-    "wrong_key (or two), mode and scope (a good key, but not for this).",
+    "Requests, also for WebSockets, that were answered with 401 or 403: host, origin, no_key, "
+    "wrong_key (or more than one), mode and scope (a valid key without the permission).",
     "reason",
 )
-PAUSES: Final = _count("reading_pauses", "Times that a client was made to wait above its rate.")
+PAUSES: Final = _count("reading_pauses", "Times that a client waited because of its rate limit.")
 RECEIVING: Final = _gauge("receiving_bytes", "Bytes of large messages that are on their way in.")
 SESSIONS: Final = _gauge("sessions", "Sessions that run.", "mode", "state")
 QUEUE: Final = _gauge("queue_length", "Sessions and turns that wait for a slot.")
 SLOTS: Final = _gauge("slots", "Slots of the model: free, leased, condemned.", "state")
 WORKERS: Final = _gauge("workers", "Workers: serving, condemned.", "state")
 WORKERS_REPLACED: Final = _count("workers_replaced", "Condemned workers that were replaced.")
-WORKER_LOADS_FAILED: Final = _count(
-    "worker_loads_failed", "Tries of loading a replacement that failed."
-)
+WORKER_LOADS_FAILED: Final = _count("worker_loads_failed", "Failed attempts to load a replacement.")
 KV: Final = _gauge("kv_tokens", "Tokens that all sessions hold in the KV cache.")
 KV_LARGEST: Final = _gauge("kv_tokens_largest", "Tokens of the session that holds most.")
 RECORDER_LOGS: Final = _gauge("recorder_logs", "Session logs that are open.")

@@ -22,7 +22,7 @@ def table() -> str:
         [
             *("Of sessions and their units, from their own logs:", ""),
             *_rows(catalogue.ALL),
-            *("", "Of the server, at the moment of looking:", ""),
+            *("", "Of the server, at the time of the request:", ""),
             *_rows(gauges.ALL),
         ]
     )
