@@ -19,12 +19,12 @@
                 break                          # the session would wait for another one
             print(event.text if isinstance(event, antiphon.TranscriptDelta) else "", end="")
 
-It runs on asyncio and on trio. One task sends and one receives. All that can go wrong is an
+It runs on asyncio and on trio. One task sends and one receives. All errors are an
 `antiphon.ClientError`.
 
-This package holds nothing: the packages behind it (`protocol`, `runtime`) bear names that anyone
-might have chosen, and the name that was installed is the one that is looked for. It is a package
-and no single module, because only a package can tell type checkers that it is typed (PEP 561).
+This package only re-exports: the packages behind it (`protocol`, `runtime`) have common names, and
+users look for the name that they installed. It is a package rather than a single module, because
+only a package can tell type checkers that it is typed (PEP 561).
 """
 
 from __future__ import annotations

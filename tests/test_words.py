@@ -1,0 +1,198 @@
+"""Holds documents, docstrings, comments and messages to a short list of words that are not used.
+
+Its readers are engineers whose first language is rarely English, and who find things by search: so
+it uses the field's own terms (docs/glossary.md). A row of `WORDS` names a pattern, the better word
+and an example that it must catch. Code in backticks and in fenced blocks is not read; `tests/` and
+the scripts in `fixtures/` are not held.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+import pytest
+
+from tests.test_architecture import PACKAGES, ROOT, tracked_files
+
+HELD: Final = (*PACKAGES, "antiphon")
+
+
+@attrs.frozen
+class Word:
+    """A word that is not used: its pattern (case does not matter), the better word, an example."""
+
+    pattern: str
+    better: str
+    example: str
+
+
+PEOPLE: Final = "client, operator, user, reader; or a passive verb"
+# fmt: off
+WORDS: Final = (
+    Word(r"\b(some|no|any|every)(body|one)\b(?! second)", PEOPLE, "Nobody waits"),
+    Word(r"\bwho(so)?(m)?ever\b", PEOPLE, "whoever asks"),
+    Word(r"\blikewise\b", "also, in the same way", "likewise, a chat"),
+    Word(r"\b(tells?|told|telling) of\b", "report, describe, send", "an alert tells\nof a key"),
+    Word(r"\b(is|are|was|were|be) none\b", "invalid, not allowed", "a setting that is none"),
+    Word(r"\bthat there (is|are|was|were) not\b", "unknown, missing", "a field that there is not"),
+    Word(r"\bbeside\b", "next to, with, in addition to", "a file beside it"),
+    Word(r"\balone\b", "only; or by itself", "in text alone"),
+    Word(r"\bamid(st)?\b", "during, in the middle of", "amid an answer"),
+    Word(r"\b(anew|afresh)\b", "again, from the start", "begins anew"),
+    Word(r"\bof it(?=[.;:!?)]|\Z)", "name the thing, or leave it out", "that is all of it."),
+)
+"""A row is added once the tree is clean of its word."""
+# fmt: on
+
+
+@attrs.frozen
+class Sense:
+    """A sense in which a word of `WORDS` is right, by the text that it stands in, and why."""
+
+    pattern: str
+    reason: str
+
+
+ALLOWED: Final = (
+    Sense(r"\b(left|leave|leaves|let) (\w+ )?alone\b", "an idiom: not touched"),
+    Sense(r"\bthere (is|are|was|were) none\b", "a thing is missing, and not of another kind"),
+    Sense(r"^sound alone$", "the name of a pattern of `antiphon bench gateway`, which users type"),
+)
+
+NOT_HELD: Final[tuple[str, ...]] = (
+    *("docs/protocol.md", "protocol/", "recorder/", "runtime/", "replay/"),
+)
+"""Beginnings of paths whose text is not yet clean. This list only becomes shorter."""
+
+
+def blanked(match: re.Match[str]) -> str:
+    """Stand for a piece of code by its line breaks, so that lines count as they did."""
+    return "``" + "\n" * match[0].count("\n")
+
+
+def markdown_texts(page: str) -> Iterator[tuple[int, str]]:
+    """Yield a page without its blocks of code, as one text from line 1."""
+    blocks = r"^ *```.*?^ *```$|^(?: {4}\S.*\n)+"
+    yield 1, re.sub(blocks, blanked, page, flags=re.DOTALL | re.MULTILINE)
+
+
+def python_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each docstring, message and run of comments of a module with its first line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+    comments: list[tuple[int, str]] = [(0, "")]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            first, text = comments[-1]
+            said = token.string.lstrip("# ")
+            if first + text.count("\n") + 1 == token.start[0]:
+                comments[-1] = (first, f"{text}\n{said}")
+            else:
+                comments.append((token.start[0], said))
+    yield from comments[1:]
+
+
+def spaced(pattern: str) -> str:
+    """Let a pattern's words stand on different lines."""
+    return pattern.replace(" ", r"\s+")
+
+
+def findings(path: str, source: str) -> Iterator[str]:
+    """Find what a file says in words that are not used: file, line, word, the better word."""
+    texts = markdown_texts(source) if path.endswith(".md") else python_texts(source)
+    for first, text in texts:
+        shown = re.sub(r"`[^`]*`", blanked, text)
+        allowed = [
+            found.span() for it in ALLOWED for found in re.finditer(spaced(it.pattern), shown)
+        ]
+        for word in WORDS:
+            for found in re.finditer(spaced(word.pattern), shown, re.IGNORECASE):
+                if not any(begin <= found.start() < end for begin, end in allowed):
+                    line = first + shown.count("\n", 0, found.start())
+                    said = " ".join(found[0].split())
+                    yield f"{path}:{line}: {said!r} is not used; better: {word.better}"
+
+
+def held_files() -> list[str]:
+    """The files that are held: all pages, and the modules of the product."""
+    return [
+        name
+        for name in tracked_files()
+        if name.endswith(".md") or (name.endswith(".py") and name.split("/")[0] in HELD)
+    ]
+
+
+# -- the list, tested -----------------------------------------------------------------------------
+
+BAD: Final = {
+    "a page": ("a.md", "One.\nIt is told\nof a change.", 2),
+    "a row": ("a.md", "| a | beside |", 1),
+    "a docstring": ("protocol/a.py", 'def f():\n    """One.\n\n    All of it.\n    """', 4),
+    "an attribute's": ("protocol/a.py", 'A = 1\n"""Nobody asks."""', 2),
+    "a comment": ("runtime/a.py", "a = 1  # so does\nb = 2\n# whoever\n# asks", 3),
+    "a split comment": ("runtime/a.py", "\n# one that is\n# none", 2),
+    "a message": ("runtime/a.py", 'raise ValueError(f"{a} is for somebody")', 1),
+}
+GOOD: Final = {
+    "code": ("a.md", "A `beside` and\n\n```sh\nnobody\n```\n\n    likewise\n\nends."),
+    "names": ("runtime/a.py", 'alone = {"alone": nobody}'),
+    "an idiom": ("a.md", "The log is left alone."),
+    "parts": ("a.md", "besides the sum of it all and parts of items, twofold of iterations"),
+}
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda it: it.example)
+def test_a_word_is_caught(word: Word) -> None:
+    """A row would hold nothing."""
+    (found,) = findings("a.md", word.example)
+    assert word.better in found
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_it_is_found_where_it_stands(name: str) -> None:
+    """A kind of text would not be read, or a finding would name another line."""
+    path, source, line = BAD[name]
+    (found,) = findings(path, source)
+    assert found.startswith(f"{path}:{line}: ")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_code_and_other_senses_pass(name: str) -> None:
+    """Good text would be bent to please a test."""
+    assert list(findings(*GOOD[name])) == []
+
+
+# -- the repository -------------------------------------------------------------------------------
+
+
+def test_the_words_are_not_used() -> None:
+    """Readers would search for the field's terms and not find them."""
+    found = [
+        each
+        for name in held_files()
+        if not name.startswith(NOT_HELD)
+        for each in findings(name, (ROOT / name).read_text("utf-8"))
+    ]
+    assert not found, "\n".join(["words that are not used:", *found])
+
+
+def test_the_pages_name_files_that_exist() -> None:
+    """A reader would look for a module that was moved."""
+    path = re.compile(
+        r"`((?:protocol|recorder|runtime|replay|tests|fixtures|docs|deploy)/[\w./-]*)`"
+    )
+    missing = [
+        f"{name}: {each}"
+        for name in tracked_files()
+        if name.endswith(".md") and name != "docs/protocol.md"
+        for each in path.findall((ROOT / name).read_text("utf-8"))
+        if not (ROOT / each).exists()
+    ]
+    assert missing == []
