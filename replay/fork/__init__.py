@@ -1,1 +1,1 @@
-"""A recorded session taken up again at a unit, with something changed: `antiphon fork`."""
+"""A recorded session that continues from one of its units with a change: `antiphon fork`."""

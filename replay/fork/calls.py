@@ -1,17 +1,17 @@
-"""The model's calls in a fork: each asked for as a server asks, and answered as the model answers.
+"""The model's calls in a fork, made as on a server.
 
 Rules:
-- Before the fork's unit the model has to come to where the recording was. It is given the recorded
-  inputs and made to decide what it decided then, where it can be (`runtime.backends.forcing`); what
-  it would have decided otherwise is noted, and what was recorded stands. A model that cannot be
-  forced runs by itself, and must make what was recorded.
-- An interrupted unit is cut where the recording cut it. An interruption that the recording does not
-  have comes after the unit's last step: the unit is whole, and is withheld all the same (B6).
+- Before the fork's unit the model must reach the state of the recording. It gets the recorded
+  inputs, with forced decoding if it supports it (`runtime.backends.forcing`): differences from its
+  own decisions are noted, and the recorded decisions are used. Without forced decoding it decides
+  itself, and must produce the recorded results.
+- An interrupted unit is cut where the recording cut it. A new interruption comes after the unit's
+  last step: the unit is complete, and its result is not sent (B6).
 - Costs are the recording's; nothing is measured here.
-- What failed by the environment's doing fails again, and the model is not asked (`timeline`).
+- A failure that the environment caused fails again, without a call of the model (`timeline`).
 
-A failure of the model's own becomes the event that it is on a server; one that loses the session
-there ends the fork.
+A failure of the model becomes the same event as on a server; a failure that loses the session there
+ends the fork.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .timeline import Answer
 from .values import CannotForkError, Prefix
 
 CALL_S_MAX: Final = 600
-"""A model that needs ten minutes for a second of sound will not come to an end of a session."""
+"""A model that needs ten minutes for a second of sound will not finish a session."""
 RELEASE_WAIT_S: Final = 10.0
-"""A model that does not let go of a session in this time is left to the end of the process."""
+"""A model that does not release a session in this time is left until the process ends."""
 
 
 class Calls:
@@ -44,11 +44,11 @@ class Calls:
 
     Args:
         backend: the model.
-        at: the unit from which on it is left to itself.
-        anyway: go on where it cannot be brought to where the recording was.
+        at: the first unit without forced decoding.
+        anyway: continue if the model does not reach the state of the recording.
 
     Attributes:
-        prefix: what was found of the units before that one.
+        prefix: the results for the units before that one.
     """
 
     def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
@@ -68,17 +68,17 @@ class Calls:
         recorded: ev.Event | None,
         interrupted: bool,
     ) -> ev.Event:
-        """Answer what the session asks the model for.
+        """Perform an effect that calls the model, and return the answer.
 
         Args:
-            effect: what it asks for.
-            at_ns: when the answer comes.
-            answer: how it was answered in the recording.
-            recorded: the event of that answer; None where there is none.
-            interrupted: of a unit: its interruption was asked for.
+            effect: the call.
+            at_ns: time of the answer.
+            answer: the recorded answer.
+            recorded: the event of that answer; None without one.
+            interrupted: the client interrupted this unit.
 
         Raises:
-            CannotForkError: the model is lost, or does not come to where the recording was.
+            CannotForkError: the model is lost, or does not reach the state of the recording.
         """
         if answer.event is not None:
             self._has_run = False
@@ -95,11 +95,11 @@ class Calls:
             return _failure(effect, at_ns, error)
         except CannotForkError:
             raise
-        except Exception as error:  # a bug of the backend's, which would cost a server the session
+        except Exception as error:  # a bug of the backend; on a server the session ends
             raise CannotForkError(f"the model broke in {name}: {error!r}") from error
 
     async def close(self) -> None:
-        """Give the session back to the model, if it was not."""
+        """Release the model's session, if it is still open."""
         held, self._held = self._held, None
         if held is not None:
             with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
@@ -185,7 +185,7 @@ class Calls:
         self._judge(f"unit {recorded.index}", found)
 
     def _judge(self, where: str, found: Difference | None) -> None:
-        """Note a difference; a model that makes something else by itself is somewhere else."""
+        """Note a difference; without forced decoding the model is then in another state."""
         if found is None:
             return
         text = f"{where}, {found.path}: recorded {found.recorded}, came out {found.came_out}"
@@ -199,7 +199,7 @@ class Calls:
 
 
 def _failure(effect: ef.Effect, at_ns: int, error: BackendError) -> ev.Event:
-    """Say what a server tells the session of a call that failed."""
+    """Return the event that a server posts for a failed call."""
     is_full = isinstance(error, ContextFull)
     match effect:
         case ef.OpenBackend(lease=lease):

@@ -1,17 +1,17 @@
-"""What the client of a fork says: what was recorded, but for what is changed in it.
+"""The client of a fork: the recorded frames, with the requested changes.
 
 Rules:
-- A frame that needs no change is passed on verbatim. One that does is written anew by its own
-  dialect, from the message that it was: what the dialect does not know is lost from it.
-- Sound is replaced by its place in all that the client sent, sample by sample, so that a unit hears
-  it from its first sample on, whatever pieces it came in. It keeps its length: after the new sound
-  comes silence. Pictures and flags stay.
-- A unit is made to listen by the flag of the append that completes it, as a client does it. That
-  flag interrupts whatever the model is at (B6), so the model must have been done with all before;
-  an append that goes on beyond the unit is sent in two pieces.
-- A setting is changed in the init, and must be one that the dialect can say and the server takes.
+- An unchanged frame is passed on verbatim. A changed frame is encoded again by its own dialect,
+  from its message: fields that the dialect does not know are lost.
+- Sound is replaced by its position in the client's whole sound, sample by sample, so that a unit
+  hears it from its first sample on, however it was split. The length stays: silence follows the new
+  sound. Pictures and flags stay.
+- A unit is forced to listen by the flag of the append that completes it, as a client does it. That
+  flag interrupts the unit in flight (B6), so all earlier units must be finished; an append that
+  extends beyond the unit is sent in two pieces.
+- A setting is changed in the init, and must be valid for the dialect and the server.
 
-It says nothing of its own, and nothing at another time.
+The client sends nothing else, and nothing at another time.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Client:
     """The client of a fork.
 
     Args:
-        change: what is to be otherwise.
+        change: the requested changes.
         connected: the session's first event.
-        begin_sample: where the sound of the fork's unit begins, in samples.
+        begin_sample: start of the fork's unit in the client's sound, in samples.
     """
 
     def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:
@@ -67,17 +67,17 @@ class Client:
         )
 
     def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
-        """Say what the client says in place of a recorded frame.
+        """Return the client's frames in place of a recorded frame.
 
         Args:
             event: the recorded frame.
-            session: before it hears it.
+            session: the session before this frame.
 
         Returns:
             The same event, or others at the same time.
 
         Raises:
-            ForkRefusedError: it cannot be changed as is asked for.
+            ForkRefusedError: the requested change is not possible.
         """
         self._note_heard(session)
         if not self._is_changed:
@@ -95,7 +95,7 @@ class Client:
     def _read(
         self, event: ev.FrameReceived, session: Session
     ) -> tuple[Dialect, Append | Init | None]:
-        """Read what may have to be changed; None where the frame is something else, or wrong."""
+        """Parse a frame that may need a change; None for other frames and invalid ones."""
         dialect = DIALECTS.get(session.dialect_name) or DIALECTS["realtime"]
         try:
             body = parse_frame(event.frame, self._frame_bytes_max)
@@ -131,7 +131,7 @@ class Client:
     # -- listening ------------------------------------------------------------------------------
 
     def _forced(self, append: Append, session: Session) -> tuple[Append, ...]:
-        """Flag the append that completes the unit, and part from it what belongs to the next."""
+        """Flag the append that completes the unit, and split off the sound of the next unit."""
         end = self._begin_sample + UNIT_SAMPLES - self._sent_samples
         samples = len(append.pcm) // SAMPLE_BYTES
         if not self._change.force_listen or not 0 < end <= samples:
@@ -153,12 +153,12 @@ class Client:
         cut = end * SAMPLE_BYTES
         rest = attrs.evolve(append, pcm=append.pcm[cut:])
         flagged = attrs.evolve(flagged, pcm=append.pcm[:cut], frames=(), max_slice_nums=None)
-        return flagged, rest  # what was seen goes with the last sample
+        return flagged, rest  # pictures belong to the last sample
 
     # -- settings -------------------------------------------------------------------------------
 
     def _set_up(self, dialect: Dialect, recorded: Init) -> str:
-        """Write an init with the settings that are asked for; the dialect judges them."""
+        """Encode an init with the requested settings; the dialect validates them."""
         settings = self._change.settings
         config: dict[str, Any] = {n: settings[n] for n in CONFIG_NAMES if n in settings}
         own: dict[str, Any] = {n: settings[n] for n in INIT_NAMES if n in settings}
@@ -180,7 +180,7 @@ def read_setting(text: str) -> tuple[str, Setting]:
     """Read `NAME=VALUE`; the value is JSON, or else text.
 
     Raises:
-        ForkRefusedError: there is no such setting, or no value.
+        ForkRefusedError: the setting is unknown, or has no value.
     """
     name, equals, value = text.partition("=")
     if name not in SETTING_NAMES or not equals:

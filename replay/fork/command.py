@@ -1,7 +1,7 @@
-"""The command `antiphon fork`: a recorded session taken up again at a unit, with something changed.
+"""The command `antiphon fork`: a recorded session continues from a unit with a change.
 
-What came of it is on stdout, as text or as one JSON object, beside the parent; progress is on
-stderr, where that is a terminal.
+The result and its comparison with the parent go to stdout, as text or as one JSON object; progress
+goes to stderr, if it is a terminal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CONVERTER: Final = Converter()
     "--out",
     metavar="FOLDER",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the fork's log goes [default: beside LOG].",
+    help="Where the fork's log goes [default: next to LOG].",
 )
 @click.option("--anyway", is_flag=True, help="Fork though the environment or the model differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -75,15 +75,16 @@ def fork_command(
     anyway: bool,
     as_json: bool,
 ) -> None:
-    """Take up the session in LOG again at a unit, with something changed: what would it have said?
+    """Continue the session in LOG from a unit with a change: what would the model have said?
 
-    The model is brought to where it was when that unit began, on the recorded inputs. From there on
-    it is left to itself, while the client does what it did and when it did it. The fork is a log of
-    its own, which names its parent, and is compared with it, unit by unit. It ends where LOG ends.
+    The recorded inputs bring the model to its state at the beginning of that unit. From there on
+    the model decides, while the client sends the recorded frames at the recorded times. The fork
+    has its own log, which names its parent, and is compared with it, unit by unit. It ends where
+    LOG ends.
 
-    --seed, --set and --model are told to a model when a session opens. Before the unit it is made
-    to decide what it decided then, so that they make a difference from the unit on; for that it
-    must be a model that can be forced. With --at 0 the whole session is played again.
+    --seed, --set and --model take effect when a session opens. Forced decoding keeps the recorded
+    decisions before the unit, so that they change only the unit and its successors; the model must
+    support it. With --at 0 the whole session is played again.
 
     \b
     Examples:
@@ -94,11 +95,11 @@ def fork_command(
 
     \b
     Exit codes:
-      0  there is a fork, whatever it says
-      2  a file cannot be read or written, LOG is damaged, has no such unit, or cannot be changed
-         like that
-      3  it cannot be taken up here: another environment, no such model, or one that does not come
-         to where it was
+      0  the fork was made
+      2  a file cannot be read or written, LOG is damaged or does not have the unit, or the change
+         is not possible
+      3  LOG cannot be continued here: the environment differs, or the model is missing or does not
+         reach the recorded state
     """  # noqa: D301 - click takes a backspace to keep the lines
     try:
         change = Change(

@@ -1,8 +1,8 @@
-"""A fork from a recording's file to its own: read twice, run once, written by the real recorder.
+"""Make a fork's file from a recording: read it twice, run once, write with the real recorder.
 
-Rules: the environment is the recording's, unless another model is asked for or somebody insists.
-The file is there when the fork is whole; nothing is left of one that was given up. What the log's
-head says of the fork stands in its `config.fork`, and where it comes from in `parent`.
+Rules: the environment is the recording's, unless another model or `anyway` is requested. The file
+appears when the fork is complete; an aborted fork leaves no file. The log's head describes the
+fork in `config.fork`, and its origin in `parent`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .timeline import Timeline, survey
 from .values import CannotForkError, Change, Forked
 
 MISMATCHES_SHOWN: Final = 4
-"""Of an environment: one line has to say it."""
+"""Of an environment: they must fit on one line."""
 
 Load = Callable[[Loading], Backend]
 """Loads a model, as `Loading.load` does."""
@@ -56,20 +56,20 @@ async def make_fork(
 
     Args:
         log: the recording.
-        change: what is to be otherwise, and from where on.
-        folder: where the fork's log goes.
+        change: the requested changes, and their first unit.
+        folder: the folder of the fork's log.
         identity: its name; the seed is the recording's, unless it changes.
         load: loads a model, as `Loading.load` does.
-        anyway: fork although the environment differs, or the model does not come to where the
-            recording was.
-        watch: told how many units are done, of how many.
+        anyway: fork although the environment differs, or the model does not reach the state of the
+            recording.
+        watch: receives the number of finished units, and of all units.
 
     Returns:
-        The fork's log, and what came of it.
+        The fork's log, and a summary.
 
     Raises:
-        ForkRefusedError: what is asked makes no sense for this recording.
-        CannotForkError: it cannot be taken up again here.
+        ForkRefusedError: the request is not possible for this recording.
+        CannotForkError: the recording cannot be continued here.
         RecorderError: the recording cannot be read, or is damaged.
         OSError: a file cannot be read or written.
     """
@@ -113,7 +113,7 @@ async def make_fork(
 
 
 def _recorder() -> Recorder:
-    """A recorder without a thread or a clock: the same fork is written as the same bytes."""
+    """A recorder without a thread or a clock, so that the same fork has the same bytes."""
     return Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
 
 
@@ -122,17 +122,17 @@ def _load(head: Fields, name: str | None, load: Load) -> Backend:
         raise CannotForkError("the recording does not say which model made it: --model")
     try:
         return load(loading_of(head, name))
-    except Exception as error:  # whatever it is, there is no model
+    except Exception as error:  # any error means that there is no model
         raise CannotForkError(f"the model {name!r} cannot be loaded: {error}") from error
 
 
 def _check(
     head: Fields, timeline: Timeline, info: BackendInfo, change: Change, *, anyway: bool
 ) -> bool:
-    """Whether the environment is another than the recording's; refuse what nobody asked for.
+    """Whether the environment differs from the recording's; refuse it unless requested.
 
     Raises:
-        CannotForkError: it is, and it was not asked for.
+        CannotForkError: it differs, and this was not requested.
     """
     mode = timeline.connected.mode
     if mode not in info.modes:
@@ -151,7 +151,7 @@ def _check(
 def _connected(
     timeline: Timeline, change: Change, identity: Identity, info: BackendInfo
 ) -> ev.ConnectionOpened:
-    """The fork's first event: the parent's, under a name of its own."""
+    """The fork's first event: the parent's, with the fork's name."""
     limits = timeline.connected.limits
     if change.model is not None:
         limits = attrs.evolve(
@@ -170,7 +170,7 @@ def _connected(
 
 
 def _head(head: Fields, timeline: Timeline, connected: ev.ConnectionOpened) -> dict[str, Value]:
-    """The fields of the fork's `session` record that say which session it is."""
+    """The fields of the fork's `session` record that identify the session."""
     return {
         **head,
         "recording_id": connected.recording_id,
@@ -190,7 +190,7 @@ def _head(head: Fields, timeline: Timeline, connected: ev.ConnectionOpened) -> d
 def _model_fields(
     head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
-    """Those that say what made it, and what was changed."""
+    """The fields that describe its model and its changes."""
     config = head.get("config")
     parent: Mapping[str, Value] = config if isinstance(config, Mapping) else {}
     is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0

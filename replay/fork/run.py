@@ -1,17 +1,18 @@
-"""A fork: the recording's events on the recording's clock, through a session and a model again.
+"""Run a fork: the recording's events on its own clock, through a new session and a model.
 
     recorded events --> client, changed --> Session --> journal --> the fork's own log
     calls of the model, timers <--answers at their recorded times--+
 
 Rules:
-- Whatever the world did (frames, leaving, the queue, media decoded, a shutdown) comes as recorded,
-  at its recorded time. What the session itself asks for comes when it came then (`timeline`). At
-  one and the same time the order of the recording holds.
-- So a fork without a change is its parent again, but for what is named after the recording.
-- Where the recording ends the fork ends: if it has not ended by then, its client leaves.
-- The log is what a server's journal writes, and names its parent. Marks on the parent stay there.
+- External events (frames, disconnects, the queue, decoded media, a shutdown) come as recorded, at
+  their recorded times. Answers to the session's own effects come after their recorded delays
+  (`timeline`). Events at the same time keep the order of the recording.
+- So a fork without a change equals its parent, except for names that derive from the recording.
+- The fork ends where the recording ends: if its session has not ended by then, its client leaves.
+- The log is written by a server's journal, and names its parent. The parent's annotations are not
+  copied.
 
-The caller owns the model and the file. It takes no time but the model's.
+The caller owns the model and the file. Only the model takes real time.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from .timeline import LAST_SEQ, Answer, Timeline, numbered
 from .values import CannotForkError, Change
 
 Place = tuple[int, int]
-"""When something happens: nanoseconds, and the recording's order for what comes together."""
+"""The time of an event: nanoseconds, then the recording's order for equal times."""
 NEVER: Final[Place] = (1 << 63, LAST_SEQ)
 Items = Iterable[Record | Damage]
 Watch = Callable[[int, int], None]
-"""Told how many units are done, of how many."""
+"""Receives the number of finished units, and of all units."""
 
 
 @attrs.frozen(kw_only=True)
 class _Due:
-    """Something that the session asked for, and when it comes; a timer needs no answer."""
+    """A requested effect and the time of its answer; a timer needs no answer."""
 
     place: Place
     effect: ef.Effect
@@ -55,10 +56,10 @@ class _Due:
 
 
 class _World:
-    """The recorded events that come by themselves, and the recorded answers passed on the way.
+    """The recorded external events, and the recorded answers between them.
 
     Attributes:
-        next: the next event and when it comes; None where there is none.
+        next: the next event and its time; None after the last.
     """
 
     def __init__(self, items: Items, at: int) -> None:
@@ -68,14 +69,14 @@ class _World:
         self.next: tuple[Place, ev.Event] | None = next(self._events, None)
 
     def take(self) -> ev.Event:
-        """Give the next event, and look for the one after it."""
+        """Return the next event, and find the one after it."""
         assert self.next is not None
         event = self.next[1]
         self.next = next(self._events, None)
         return event
 
     def answer(self, seq: int) -> ev.Event | None:
-        """Give the recorded answer in a record that was passed, once; of the prefix alone."""
+        """Return the recorded answer of an earlier record, once; only of the prefix."""
         return self._answers.pop(seq, None)
 
     def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
@@ -92,20 +93,20 @@ class _World:
 
 
 class ForkRun:
-    """One fork under way.
+    """One fork in progress.
 
     Args:
         timeline: of the recording.
-        change: what is to be otherwise.
+        change: the requested changes.
         backend: the model.
         journal: of the fork's log.
         anyway: see `Calls`.
-        watch: told how many units are done, of how many.
+        watch: receives the number of finished units, and of all units.
 
     Attributes:
         calls: the model's calls.
-        is_reached: the unit of the fork was started, as it was to be.
-        ended_early: the fork went on when the recording was over, so that its client left it.
+        is_reached: the unit of the fork was started, as required.
+        ended_early: the fork was still running at the recording's end, so that its client left.
     """
 
     def __init__(
@@ -140,8 +141,8 @@ class ForkRun:
             The session, finished.
 
         Raises:
-            ForkRefusedError: it cannot be changed as is asked for.
-            CannotForkError: the model is lost, or does not come to where the recording was.
+            ForkRefusedError: the requested change is not possible.
+            CannotForkError: the model is lost, or does not reach the state of the recording.
         """
         world = _World(items, self._change.at)
         client = Client(self._change, connected, self._timeline.begin_sample)
@@ -163,10 +164,10 @@ class ForkRun:
         await self._journal.finish(event.at_ns, fin_fields(session, session.end_reason))
         return session
 
-    # -- what happens next ----------------------------------------------------------------------
+    # -- the next event ----------------------------------------------------------------------
 
     async def _next(self, session: Session, world: _World) -> ev.Event:
-        """Give what happens next: something of the world's, or what the session asked for."""
+        """Return the next event: an external one, or an answer to an effect."""
         call = min(self._due, key=lambda call: self._due[call].place, default=None)
         due_place = NEVER if call is None else self._due[call].place
         world_place = NEVER if world.next is None else world.next[0]
@@ -198,7 +199,7 @@ class ForkRun:
             self._watch(unit + 1, self._timeline.units)
         return event
 
-    # -- what the session asks for --------------------------------------------------------------
+    # -- effects --------------------------------------------------------------
 
     async def _perform(
         self, session: Session, event: ev.Event, effects: tuple[ef.Effect, ...]
@@ -209,7 +210,7 @@ class ForkRun:
         await ready()
 
     def _note(self, effect: ef.Effect, now_ns: int) -> None:
-        """Keep what is asked for until it comes; what hung in the recording never does."""
+        """Keep an effect until its answer; a call that hung in the recording has none."""
         match effect:
             case ef.SetTimer(name=name):
                 at_ns, seq = self._timeline.firing(effect)

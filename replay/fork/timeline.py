@@ -1,15 +1,15 @@
-"""When things happened in a recording: each call of the model and each timer, asked and answered.
+"""The times of a recording: each model call and each timer, with its request and its answer.
 
-A fork runs on the recording's own clock. What a client and a server did comes when it came; a call
-takes as long as the same call took then. So a fork without a change lasts to the nanosecond as long
-as its parent, and the same fork made twice is the same.
+A fork runs on the recording's own clock. Events of client and server come at their recorded times;
+a call takes as long as the same call in the recording. So a fork without a change lasts exactly as
+long as its parent, to the nanosecond, and the same fork made twice is identical.
 
 Rules:
-- A call that the recording does not have takes as long as the middle one of its kind.
-- A call that was asked for and never answered, in a session that ended all the same, hung: it hangs
-  again. Where the recording itself breaks off, the answer is taken to have come after its end.
-- A unit that failed then fails again, without the model: it was the environment's doing. A prompt
-  or a unit that did not fit the context is the model's own answer, and asked for again.
+- A call that the recording does not have takes the median time of its kind.
+- A call without an answer, in a session that ended anyway, hung: it hangs again. If the recording
+  itself breaks off, its answer counts as coming after the end.
+- A unit that failed in the recording fails again, without the model: the environment caused it. A
+  prompt or a unit that did not fit the context is an answer of the model, and requested again.
 
 It keeps a few numbers for each call, and no sound.
 """
@@ -34,20 +34,20 @@ from ..words import Step
 from .values import CannotForkError, ForkRefusedError
 
 LAST_SEQ: Final = 1 << 63
-"""Of what the recording does not have: at the same time it comes after all that it has."""
+"""For events that the recording does not have: they follow recorded events of equal time."""
 
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """How a call was answered.
+    """The answer to a call.
 
     Attributes:
-        seq: the record that holds the answer; `LAST_SEQ` where there is none.
-        after_ns: how long after the question.
-        event: the answer, where it was a failure that the model has no part in; else None.
+        seq: the record that holds the answer; `LAST_SEQ` without one.
+        after_ns: delay after the request.
+        event: the answer, if it was a failure that the environment caused; else None.
         cut: where the unit was interrupted.
-        costs: the unit's, as measured.
-        cost_us: of finalizing, likewise.
+        costs: the measured costs of the unit.
+        cost_us: the measured cost of finalizing.
     """
 
     seq: int
@@ -66,8 +66,8 @@ class Timeline:
         connected: its first event.
         at: the unit of the fork.
         begin_seq: the event by which the unit of the fork began.
-        begin_sample: where that unit's sound begins in what the client sent, in samples.
-        end_ns: when its last record was written.
+        begin_sample: start of that unit in the client's sound, in samples.
+        end_ns: time of its last record.
         units: units started.
     """
 
@@ -83,7 +83,7 @@ class Timeline:
     _is_finished: bool
 
     def answer(self, call: Call) -> Answer | None:
-        """Say how a call is to be answered; None: never."""
+        """Return the answer to a call; None: it never comes."""
         recorded = self._answers.get(call)
         if recorded is not None:
             return recorded
@@ -100,16 +100,16 @@ class Timeline:
         return attrs.evolve(middle, seq=LAST_SEQ, after_ns=after_ns, cut=None)
 
     def firing(self, timer: ef.SetTimer) -> tuple[int, int]:
-        """Say when a timer fires, and the record that tells of it."""
+        """Return the time at which a timer fires, and its record."""
         return self._fired.get((timer.generation, timer.at_ns), (timer.at_ns, LAST_SEQ))
 
 
 def survey(items: Iterable[Record | Damage], at: int) -> Timeline:
-    """Read the times of a recording; it is replayed for that, so that it is known to be sound.
+    """Read the times of a recording; it is replayed, which proves that it is sound.
 
     Args:
         items: its records in order, and its damage.
-        at: the unit at which it is to be forked.
+        at: the unit of the fork.
 
     Raises:
         LogDamaged: it is damaged.
@@ -149,7 +149,7 @@ class Surveyor:
             self._note_question(step.record, effect)
 
     def timeline(self) -> Timeline:
-        """Give what was found.
+        """Return the times.
 
         Raises:
             LogDamaged: the recording is damaged.
@@ -167,7 +167,7 @@ class Surveyor:
         if self._connected.mode == "chat":
             raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
         if self._connected.mode == "transcription":
-            text = "a transcription is not forked: have its sound transcribed anew"
+            text = "a transcription is not forked: transcribe its sound again"
             raise ForkRefusedError(text)
         if self._begin is None:
             there = f"units 0 to {report.units - 1}" if report.units else "no units"
@@ -185,12 +185,12 @@ class Surveyor:
             is_finished=session.is_finished,
         )
 
-    # -- what was asked -------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def _note_question(self, record: Record, effect: ef.Effect) -> None:
         match effect:
             case ef.StartUnit(unit=unit) if unit.index == self._at:
-                # Units start in the order in which they came, and what was dropped came before.
+                # Units start in order of arrival, and dropped units came before.
                 seconds = self._at + self._dropped
                 self._begin = (record.seq, seconds * UNIT_SAMPLES)
             case ef.DropUnit():

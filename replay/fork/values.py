@@ -1,10 +1,10 @@
-"""What a fork is asked for, what comes of it, and what can go wrong: plain values.
+"""A fork's request, its result and its errors: plain values.
 
     ForkError
-     ├── ForkRefusedError    what is asked makes no sense, or cannot be changed at that unit
-     └── CannotForkError     this recording cannot be taken up here: its model, or the recording
+     ├── ForkRefusedError    the request is invalid, or the change is not possible at that unit
+     └── CannotForkError     the recording cannot be continued here: its model, or the recording
 
-Messages say what to do instead, where there is something.
+Messages name an alternative, if there is one.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ NO_SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
 class ForkError(Exception):
-    """There is no fork."""
+    """The fork was not made."""
 
 
 class ForkRefusedError(ForkError):
-    """What is asked makes no sense for this recording."""
+    """The request is not possible for this recording."""
 
 
 class CannotForkError(ForkError):
-    """The recording cannot be taken up again here."""
+    """The recording cannot be continued here."""
 
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """What is to be otherwise.
+    """The changes of a fork.
 
     Attributes:
-        at: from which unit on.
+        at: the first changed unit.
         force_listen: that unit has to listen.
-        pcm: what is heard from that unit on, float32 LE, 16 kHz mono, and silence after it; None
-            leaves what was recorded.
-        seed: of the session's random choices; None leaves it.
+        pcm: the sound from that unit on, float32 LE, 16 kHz mono, followed by silence; None keeps
+            the recorded sound.
+        seed: of the session's random choices; None keeps the recorded seed.
         settings: of the session's init, by name.
-        model: another model's name; None takes the one that the recording names.
+        model: another model's name; None takes the recorded model.
     """
 
     at: int
@@ -54,20 +54,20 @@ class Change:
 
     @property
     def is_of_the_opening(self) -> bool:
-        """Whether something changes that a model is told once, when the session opens."""
+        """Whether a change takes effect only when the session opens."""
         return self.seed is not None or bool(self.settings) or self.model is not None
 
 
 @attrs.frozen(kw_only=True)
 class Prefix:
-    """The units before the fork: what the model made of them, beside what was recorded.
+    """The units before the fork: the model's results compared with the recording.
 
     Attributes:
-        units: how many there are.
-        held: those of them that the model would have answered otherwise, and was made to answer as
+        units: their number.
+        held: units whose own answer would have differed, and which forced decoding answered as
             recorded (`runtime.backends.forcing`).
-        otherwise: those of them that came out otherwise all the same.
-        first: the first difference, in words; None where there is none.
+        otherwise: units whose results differ nevertheless.
+        first: the first difference, in words; None without one.
     """
 
     units: int = 0
@@ -83,12 +83,12 @@ class Forked:
     Attributes:
         recording_id: its name.
         parent: the recording that it comes from.
-        parent_seq: the parent's event by which the unit began: everything before it is the same.
-        unit: the unit from which on it is a session of its own.
-        model: who made it.
+        parent_seq: the parent's event by which the unit began: everything before it is equal.
+        unit: the first unit of the fork.
+        model: the model that made it.
         units: units started in it.
         prefix: the units before that one.
-        ended_early: the fork went on when the recording was over, so that its client left it.
+        ended_early: the fork was still running at the recording's end, so that its client left.
     """
 
     recording_id: str
