@@ -14,8 +14,8 @@ from . import events as ev
 from .core import Core
 from .errors import ErrorCode
 from .model import Opening, Voice
-from .pending_turn import decode_voice
-from .requests import Init, ReferenceAudio
+from .pending_turn import Decode, decode_voice
+from .requests import Init
 from .state import Gate, State
 from .unit_loop import Phase
 
@@ -34,19 +34,17 @@ class PendingInit:
     voices: dict[str, bytes] = attrs.Factory(dict)
     undecided: dict[str, int] = attrs.Factory(dict)
 
-    def decode(self, first_media: int) -> list[ef.DecodeMedia]:
-        """Say what has to be decoded, numbered from `first_media`."""
-        decodes: list[ef.DecodeMedia] = []
-        for name, source in {"llm": self.init.ref_audio, "tts": self.init.tts_ref_audio}.items():
-            if source is None:
-                continue
-            decode = decode_voice(source, first_media + len(decodes))
-            if decode is not None:
-                self.undecided[name] = decode.media
-                decodes.append(decode)
-            elif isinstance(source, ReferenceAudio):
-                self.voices[name] = source.data
-        return decodes
+    @classmethod
+    def of(cls, init: Init, decode: Decode) -> PendingInit:
+        """Take an init in, and have its voices decoded."""
+        pending = cls(init)
+        for name, source in {"llm": init.ref_audio, "tts": init.tts_ref_audio}.items():
+            known = b"" if source is None else decode_voice(source, decode)
+            if isinstance(known, int):
+                pending.undecided[name] = known
+            elif source is not None:
+                pending.voices[name] = known
+        return pending
 
     def awaits(self, media: int) -> bool:
         """Whether `media` is one of its voices."""
@@ -74,11 +72,9 @@ class Beginning(Core):
 
     Attributes:
         pending: the init that was accepted; None before, and once the model is open.
-        media: the number of the next thing to be decoded.
     """
 
     pending: PendingInit | None = None
-    media: int = 0
 
     def slot_leased(self) -> None:
         """The client may say how it wants the session."""
@@ -99,10 +95,7 @@ class Beginning(Core):
     def init(self, init: Init) -> None:
         """Take an init."""
         self.cancel_timer("init")
-        self.pending = PendingInit(init)
-        for decode in self.pending.decode(self.media):
-            self.media += 1
-            self.do(decode)
+        self.pending = PendingInit.of(init, self.decode)
         self._open_if_decoded(self.pending)
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:

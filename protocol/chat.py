@@ -72,7 +72,6 @@ class Chat(Core):
     """What a chat remembers between events.
 
     Attributes:
-        media: the number of the next thing to be decoded.
         turns: turns asked for so far.
         turn: the one under way; None between turns.
         instructions: the system message of turns that bring none; empty where there is none.
@@ -80,7 +79,6 @@ class Chat(Core):
 
     course = Course.CHAT
 
-    media: int = 0
     turns: int = 0
     turn: ActiveTurn | None = None
     instructions: str = ""
@@ -123,17 +121,13 @@ class Chat(Core):
         self.place = None
         self.cancel_timer("idle")
         self.cancel_timer("init")
-        pending, decodes = PendingTurn.of(self._instructed(ask), self.media)
-        self.media += len(decodes)
         self.turn = ActiveTurn(
-            pending=pending,
+            pending=PendingTurn.of(self._instructed(ask), self.decode),
             index=self.turns,
             input_id=ask.input_id or derive_id("input", recording_id, self.turns),
             response_id=derive_id("resp", recording_id, self.turns),
         )
         self.turns += 1
-        for decode in decodes:
-            self.do(decode)
         self._queue_if_due()
 
     def _instructed(self, ask: Ask) -> Ask:

@@ -66,8 +66,8 @@ CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
 }
 """The reason of the WebSocket close, where it is not the end's own name."""
 
-ENDED_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
-"""The timers that bound a session's life, and end with it."""
+LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
+"""They bound a session's life, and end with it."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -86,18 +86,17 @@ class Core:
         end_reason: why it ended; None while it has not.
         lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
         waits_for_slot: a place in the queue is held, or its answer is on the way.
-        place: in the queue, as it was told last; None where it was told none, for the slot that
-            the session waits for.
-        told_ns: when that was.
+        place, told_ns: in the queue as it was told last for this slot, and when; None before.
         releasing: `Release` is under way.
         call: the model call under way, be it wanted or not.
-        alive_ns: when the model call under way last showed that it goes on; None where none is.
+        alive_ns: when that call last showed that it goes on; None where none is.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         dialect: the wire protocol in use.
         early: the opening message that came while queued.
         wants_notices: the client asked to be told of what is not an answer to it.
+        media: the number of the next thing to be decoded.
         effects: what the event being handled asks for, in order.
     """
 
@@ -120,6 +119,7 @@ class Core:
     call: Call = attrs.Factory(Call)
     timers: Timers = attrs.Factory(Timers)
     frames_sent: int = 0
+    media: int = 0
     fields_ignored: int = 0
     effects: list[ef.Effect] = attrs.Factory(list)
     alive_ns: int | None = None
@@ -206,8 +206,6 @@ class Core:
         """What the course counts."""
         return {"units": 0, "units_dropped": 0, "appends": 0}
 
-    # -- what it is ------------------------------------------------------------------------------
-
     def behaves(self, change: int) -> bool:
         """Whether the session's course has a change (`behaviour`)."""
         return self.opened.behaviour >= change
@@ -215,9 +213,8 @@ class Core:
     @property
     def early_bytes(self) -> int | None:
         """Of the opening message that is kept; 0 where one may come, None where it may not."""
-        is_kept = self.has_opening and self.behaves(EARLY_INIT)
-        is_waiting = is_kept and self.state is State.QUEUED
-        return len(self.early or b"") if is_waiting else None
+        is_kept = self.has_opening and self.behaves(EARLY_INIT) and self.state is State.QUEUED
+        return len(self.early or b"") if is_kept else None
 
     @property
     def session_id(self) -> str:
@@ -231,15 +228,20 @@ class Core:
     @property
     def recording_id(self) -> str:
         """What a client is told of its recording's name; empty where there is none."""
-        was_told = self.opened.endpoint != "realtime"
-        is_told = self.recording == "on" and (was_told or self.behaves(SESSION_NAMED))
-        return self.opened.recording_id if is_told else ""
+        is_told = self.opened.endpoint != "realtime" or self.behaves(SESSION_NAMED)
+        return self.opened.recording_id if is_told and self.recording == "on" else ""
 
     def forget_recording(self) -> None:
         """Record no more, and keep nothing of what was: the client asked for it."""
         if self.recording != "off":
             self.recording = "off"
             self.do(ef.ForgetRecording())
+
+    def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
+        """Have media decoded (`DecodeMedia`); gives the number that it comes back by."""
+        number, self.media = self.media, self.media + 1
+        self.do(ef.DecodeMedia(media=number, kind=kind, data=data, **how))
+        return number
 
     # -- saying ---------------------------------------------------------------------------------
 
@@ -330,10 +332,8 @@ class Core:
             return
         if self.state in self.goodbye_in:
             self.farewell()
-            session_id = self.session_id
-            self.say(
-                Closed(session_id=session_id, reason=reason, client_reason=client_reason, told=told)
-            )
+            said = Closed(session_id=self.session_id, reason=reason, client_reason=client_reason)
+            self.say(attrs.evolve(said, told=told))
         else:
             self.move(ConnectionEnded)
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
@@ -356,7 +356,7 @@ class Core:
         """Leave the queue, cut what runs, and see that the slot goes back."""
         self.end_reason = reason
         self.early = None
-        for timer in ENDED_TIMERS:
+        for timer in LIFE_TIMERS:
             self.cancel_timer(timer)
         if self.waits_for_slot:
             self.do(ef.LeaveQueue())
@@ -381,8 +381,7 @@ class Core:
         """Give the slot back; once (B5).
 
         Args:
-            condemn: a model call hangs: the worker is not to be used again (B4). Should it end all
-                the same, the slot is gone by then and nothing more is to be done.
+            condemn: a model call hangs: the worker is not to be used again (B4), ends it or not.
         """
         if self.lease is not None and not self.releasing:
             self.releasing = True

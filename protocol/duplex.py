@@ -214,10 +214,8 @@ class Duplex(Beginning):
         return tuple(self._decode(jpeg) for jpeg in frames)
 
     def _decode(self, jpeg: bytes) -> Frame:
-        frame = Frame(media=self.media, jpeg=jpeg)
-        self.media += 1
+        frame = Frame(media=self.decode("jpeg", jpeg), jpeg=jpeg)
         self.undecided_media.add(frame.media)
-        self.do(ef.DecodeMedia(media=frame.media, kind="jpeg", data=jpeg))
         return frame
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:

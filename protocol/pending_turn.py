@@ -6,12 +6,11 @@ back by number. A video becomes its pictures and its sound, second by second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import attrs
 
-from .effects import DecodeMedia
 from .events import MediaDecoded
 from .limits import SLICES_MAX
 from .model import INPUT_RATE_HZ, SAMPLE_BYTES
@@ -20,7 +19,6 @@ from .requests import (
     AudioPart,
     ImagePart,
     Part,
-    ReferenceAudio,
     SpeechRequest,
     TextPart,
     VideoPart,
@@ -36,26 +34,30 @@ VIDEO_SLICES: Final = 1
 Contents = tuple[Content, ...]
 
 
-def decode_voice(voice: Voice, media: int) -> DecodeMedia | None:
-    """Say what is to be decoded of reference audio; None where it is ready as it is."""
+Decode = Callable[..., int]
+"""Has media decoded outside (`Core.decode`); gives the number that it comes back by."""
+
+
+def decode_voice(voice: Voice, decode: Decode) -> int | bytes:
+    """Have reference audio decoded, or give it where it is ready as it is."""
     if isinstance(voice, VoiceName):
-        return DecodeMedia(media=media, kind="voice", data=voice.name.encode())
-    return DecodeMedia(media=media, kind="wav", data=voice.data) if voice.is_wav else None
+        return decode("voice", voice.name.encode())
+    return decode("wav", voice.data) if voice.is_wav else voice.data
 
 
-def _decode(part: Part, media: int) -> DecodeMedia | Contents:
-    """Say what is to be decoded of a content, or what it is."""
+def _decode(part: Part, decode: Decode) -> int | Contents:
+    """Have a content decoded, or say what it is."""
     match part:
         case TextPart(text=text):
             return (Text(text=text),)
         case ImagePart(data=data):
-            return DecodeMedia(media=media, kind="image", data=data)
+            return decode("image", data)
         case AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
             return (Sound(pcm=data),)
         case AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
-            return DecodeMedia(media=media, kind="audio", data=data, rate_hz=0 if is_wav else rate)
+            return decode("audio", data, rate_hz=0 if is_wav else rate)
         case VideoPart(data=data, stack_frames=stack):
-            return DecodeMedia(media=media, kind="video", data=data, stack_frames=stack)
+            return decode("video", data, stack_frames=stack)
 
 
 @attrs.define
@@ -79,8 +81,8 @@ class PendingTurn:
     voice_pcm: bytes = b""
 
     @classmethod
-    def of(cls, ask: Ask, first_media: int) -> tuple[PendingTurn, list[DecodeMedia]]:
-        """Take a turn in; say what has to be decoded, numbered from `first_media`."""
+    def of(cls, ask: Ask, decode: Decode) -> PendingTurn:
+        """Take a turn in, and have its media decoded."""
         pending = cls(
             ask=attrs.evolve(ask, messages=()),
             roles=tuple(message.role for message in ask.messages),
@@ -90,24 +92,21 @@ class PendingTurn:
             contents=[[() for _ in message.content] for message in ask.messages],
             undecided={},
         )
-        decodes: list[DecodeMedia] = []
         for at, message in enumerate(ask.messages):
             for place, part in enumerate(message.content):
-                found = _decode(part, first_media + len(decodes))
-                if isinstance(found, DecodeMedia):
-                    pending.undecided[found.media] = (at, place)
-                    decodes.append(found)
+                found = _decode(part, decode)
+                if isinstance(found, int):
+                    pending.undecided[found] = (at, place)
                 else:
                     pending.contents[at][place] = found
         voice = None if ask.speech is None else ask.speech.voice
         if voice is not None:
-            asked = decode_voice(voice, first_media + len(decodes))
-            if asked is not None:
-                pending.undecided[asked.media] = None
-                decodes.append(asked)
-            elif isinstance(voice, ReferenceAudio):
-                pending.voice_pcm = voice.data
-        return pending, decodes
+            asked = decode_voice(voice, decode)
+            if isinstance(asked, int):
+                pending.undecided[asked] = None
+            else:
+                pending.voice_pcm = asked
+        return pending
 
     @property
     def is_complete(self) -> bool:

@@ -156,8 +156,7 @@ def test_only_the_wanted_part_of_the_voice_is_used() -> None:
     """`ref_audio_max_ms` cuts the reference audio as the source does."""
     voice = ReferenceAudio(data=VOICE, is_wav=False)
     ask = attrs.evolve(chat(), speech=SpeechRequest(voice=voice, voice_ms_max=1500))
-    pending, decodes = PendingTurn.of(ask, 0)
-    assert not decodes
+    pending = PendingTurn.of(ask, pytest.fail)
     turn = pending.to_turn(0, 7)
     assert turn.speech == SpeechConfig(voice_pcm=VOICE[: 1500 * 16 * SAMPLE_BYTES])
 
