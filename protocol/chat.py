@@ -111,7 +111,7 @@ class Chat(Core):
         self.cancel_timer("init")
         self.instructions = init.instructions
         self.set_timer("idle", self.opened.limits.idle_s)
-        self.create()
+        self.create(is_chat=True)
 
     # -- in -------------------------------------------------------------------------------------
 

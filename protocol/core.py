@@ -270,7 +270,7 @@ class Core:
             self.say(QueueDone())
         self.set_timer("init", self.opened.limits.init_wait_s)
 
-    def create(self, *, prompt_length: int = 0) -> None:
+    def create(self, *, prompt_length: int = 0, is_chat: bool = False) -> None:
         """Tell the client that the session is set up."""
         self.say(
             Created(
@@ -279,7 +279,7 @@ class Core:
                 recording=self.recording,
                 recording_id=self.recording_id,
                 recording_notice=self.opened.recording_notice if self.recording == "on" else "",
-                is_chat=self.course is Course.CHAT,
+                is_chat=is_chat,
                 created_s=self.opened.created_ms // MS_PER_S,
             )
         )
