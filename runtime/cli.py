@@ -48,7 +48,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "Ask a server in words, read its answer.",
             ),
             "transcribe": (
-                "runtime.transcribe.command:transcribe_command",
+                "runtime.transcribe:transcribe_command",
                 "Have a server write down a WAV file.",
             ),
         },

@@ -28,10 +28,10 @@ from rich.console import Console
 from protocol.messages import Mode
 
 from .audio import AudioFileError, write_wav
-from .chat.view import echo_json
+from .client.terminal import UnusableError, echo_json
 from .models import MODELS
 from .server_process import RUN, served
-from .talk.command import UnusableError, read_frame, read_speech
+from .talk.command import read_frame, read_speech
 from .talk.session import Plan, talk
 from .talk.tally import Tally
 from .talk.view import JsonView, LineView, View, summarize

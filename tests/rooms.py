@@ -33,7 +33,7 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "protocol": ("values", "wire", "machine"),
     "recorder": ("format", "write", "read", "keep", "mend"),
     "runtime": (
-        "settings", "net", "client", "media", "model", "slots", "streaming", "access", "telemetry",
+        "settings", "net", "media", "client", "model", "slots", "streaming", "access", "telemetry",
         "session", "api", "serve", "commands", "cli",
     ),
     "replay": (

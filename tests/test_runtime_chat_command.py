@@ -20,11 +20,10 @@ from websockets.sync.server import ServerConnection
 from protocol.messages import Response
 from protocol.turn import ChatConfig
 from runtime.chat.command import read_media
-from runtime.chat.conversation import Asking, Chat
-from runtime.chat.view import JsonAnswer, TextAnswer
+from runtime.chat.conversation import Asking, Chat, JsonAnswer, TextAnswer
 from runtime.cli import main
+from runtime.client.terminal import UnusableError
 from runtime.server_process import RUN
-from runtime.talk.command import UnusableError
 
 from .live import live_server
 from .peers import JPEG, WAIT_S, create, delta, done, hear, peer, place, refuse, report, say

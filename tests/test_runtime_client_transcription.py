@@ -18,7 +18,7 @@ from antiphon import ErrorReport, LocalProtocolError, TranscriptDelta, Transcrip
 from runtime.cli import main
 from runtime.client import sdk
 from runtime.client.transcription import to_pcm16
-from runtime.transcribe.dictation import cut_utterances
+from runtime.transcribe import cut_utterances
 
 from .live import live_server
 from .peers import hear, peer, say
@@ -208,7 +208,7 @@ def test_a_long_file_is_several_utterances(
     url: str, wav: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lecture would outgrow the model's context."""
-    monkeypatch.setattr("runtime.transcribe.command.cut_utterances", lambda pcm: cut(pcm, 1))
+    monkeypatch.setattr("runtime.transcribe.cut_utterances", lambda pcm: cut(pcm, 1))
     result = transcribe(wav, "--url", url, "--model", "scripted")
     assert result.exit_code == 0, result.output
     assert [line.split("-")[1] for line in result.stdout.splitlines()] == ["0.0 ", "1.0 ", "2.0 "]

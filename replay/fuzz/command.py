@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.table import Table
 
 from protocol.schema.wire import MODES
-from runtime.client.options import key_option
+from runtime.client.terminal import key_option
 
 from ..commands import HELP, print_json
 from .bytewise import KINDS, fuzz_bytes

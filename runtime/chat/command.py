@@ -18,22 +18,17 @@ from typing import Final
 import attrs
 import click
 
-from protocol.errors import FieldError
 from protocol.limits import VIDEO_BYTES_MAX
 from protocol.media import check_image, check_video, read_audio, read_reference_audio
 from protocol.requests import ImagePart, Part, SpeechRequest, VideoPart, VoiceName
 from protocol.turn import ChatConfig
 
 from ..audio import AudioFileError, read_wav
-from ..client.errors import AddressError, ClientError
-from ..client.options import key_option, url_option
+from ..client import terminal
+from ..client.errors import ClientError
 from ..client.sdk import Dialect
-from ..client.session import endpoint
-from ..talk.command import UnusableError
-from .conversation import Asking, Chat
-from .view import JsonAnswer, TextAnswer, echo_json
+from .conversation import Asking, Chat, JsonAnswer, TextAnswer
 
-DIALECTS: Final = ("realtime", "legacy-chat")
 PROMPT: Final = "> "
 TOKENS_MAX: Final = ChatConfig().max_new_tokens
 FAILURES: Final = (ClientError, AudioFileError)
@@ -42,8 +37,8 @@ FAILURES: Final = (ClientError, AudioFileError)
 
 @click.command("chat")
 @click.argument("text", required=False)
-@url_option
-@key_option
+@terminal.url_option
+@terminal.key_option
 @click.option("--system", default="", help="What the model is told before all else.")
 @click.option(
     "--image",
@@ -77,14 +72,8 @@ FAILURES: Final = (ClientError, AudioFileError)
     show_default=True,
     help="Words as they are made, or all at once.",
 )
-@click.option(
-    "--dialect",
-    type=click.Choice(DIALECTS),
-    default="realtime",
-    show_default=True,
-    help="The protocol that is spoken.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+@terminal.dialect_option("realtime", "legacy-chat")
+@terminal.json_option
 def chat_command(
     *,
     text: str | None,
@@ -135,23 +124,19 @@ def chat_command(
         speech=_choose_speech(speak, voice),
         config=config,
     )
-    try:
-        endpoint(url, "chat", dialect)
-    except AddressError as error:
-        raise UnusableError(f"--url: {error}") from error
+    terminal.check_url(url, "chat", dialect)
     chat = Chat(asking, system=system, media=read_media(images, sounds, video), speak=speak)
     if text is None and sys.stdin.isatty() and not as_json:
         _converse(chat)
         return
     question = _read_all() if text is None else text
     if not question:
-        raise UnusableError("there is no question")
+        raise terminal.UnusableError("there is no question")
     try:
         chat.ask(question, JsonAnswer() if as_json else TextAnswer())
     except FAILURES as error:
         if as_json:
-            code = getattr(error, "code", None)
-            echo_json({"type": "error", "code": code, "message": str(error)})
+            terminal.echo_error(error)
         raise click.ClickException(str(error)) from error
 
 
@@ -180,7 +165,7 @@ def _read_all() -> str:
         question = sys.stdin.read().strip()
         question.encode()
     except UnicodeError as error:
-        raise UnusableError("the question is not UTF-8") from error
+        raise terminal.UnusableError("the question is not UTF-8") from error
     return question
 
 
@@ -207,7 +192,7 @@ def read_media(
         UnusableError: one of them cannot be read, or will not be taken.
     """
     parts: list[Part] = []
-    try:
+    with terminal.usable():
         for path in images:
             data = path.read_bytes()
             check_image(str(path), data)
@@ -218,29 +203,23 @@ def read_media(
                 data = file.read(VIDEO_BYTES_MAX + 1)
             check_video(str(video), data)
             parts.append(VideoPart(data=data))
-    except OSError as error:
-        raise UnusableError(f"{error.filename}: {error.strerror or 'cannot be read'}") from error
-    except (AudioFileError, FieldError) as error:
-        raise UnusableError(str(error)) from error
     return tuple(parts)
 
 
 def _choose_speech(speak: Path | None, voice: str | None) -> SpeechRequest | None:
     if speak is None:
         if voice is not None:
-            raise UnusableError("--voice: nothing is spoken without --speak")
+            raise terminal.UnusableError("--voice: nothing is spoken without --speak")
         return None
     if not speak.absolute().parent.is_dir():
-        raise UnusableError(f"--speak: there is no folder {speak.parent}")
+        raise terminal.UnusableError(f"--speak: there is no folder {speak.parent}")
     if speak.is_dir():
-        raise UnusableError(f"--speak: {speak} is a folder")
+        raise terminal.UnusableError(f"--speak: {speak} is a folder")
     if voice is None:
         return SpeechRequest()
     path = Path(voice)
     if not (path.exists() or path.suffix):
         return SpeechRequest(mode="audio_assistant", voice=VoiceName(name=voice))
-    try:
+    with terminal.usable():
         reference = read_reference_audio(f"--voice: {voice}", read_wav(path))
-    except (AudioFileError, FieldError) as error:
-        raise UnusableError(str(error)) from error
     return SpeechRequest(mode="audio_assistant", voice=reference)

@@ -4,15 +4,16 @@ The history is kept here, because a server keeps none. Each question has a conne
 that one may think about the next for longer than a server waits. A question that was not answered
 is forgotten.
 
-It reads no file and knows no terminal.
+An answer is shown as words, or as JSON for programs.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
+import click
 
 from protocol.messages import Delta, QueuePlace, Response
 from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
@@ -20,6 +21,7 @@ from protocol.requests import ChatMessage, Part, SpeechRequest
 from protocol.turn import ChatConfig
 
 from ..audio import write_wav
+from ..client import terminal
 from ..client.chat import message
 from ..client.sdk import Dialect, connect
 from ..interrupts import run
@@ -49,17 +51,60 @@ class Asking:
     key: str | None = attrs.field(default=None, repr=False)
 
 
-class Shown(Protocol):
-    """Shows one answer as it comes."""
+class TextAnswer:
+    """The words on standard output, and all else on standard error."""
+
+    def __init__(self) -> None:
+        self._said = ""
 
     def waits(self, place: QueuePlace) -> None:
-        """Show that the question waits."""
+        """Say where in the queue."""
+        click.echo(f"in the queue: {terminal.show_place(place)}", err=True)
 
     def hears(self, delta: Delta) -> None:
-        """Show a piece of the answer."""
+        """Write the words."""
+        self._said += delta.text
+        click.echo(terminal.clean(delta.text), nl=False)
 
     def ends(self, response: Response, speech_s: float) -> None:
-        """Show the end of the answer, and the whole of it where it did not come in pieces."""
+        """Write what was not written yet, and why it ends where it does not end by itself."""
+        click.echo(terminal.clean(response.text.removeprefix(self._said)))
+        if response.reason != "turn_end":
+            why = "the limit of tokens is reached" if response.reason == "length" else "cut short"
+            click.echo(f"({why})", err=True)
+        if speech_s:
+            click.echo(f"({speech_s:.1f} s of speech)", err=True)
+
+
+class JsonAnswer:
+    """One JSON object a line, without the sound."""
+
+    def waits(self, place: QueuePlace) -> None:
+        """Write where in the queue."""
+        terminal.echo_json({"type": "queued", **attrs.asdict(place)})
+
+    def hears(self, delta: Delta) -> None:
+        """Write a piece."""
+        terminal.echo_json(
+            {"type": "delta", "text": delta.text, "samples": len(delta.pcm) // SAMPLE_BYTES}
+        )
+
+    def ends(self, response: Response, speech_s: float) -> None:
+        """Write the whole answer, and what it took."""
+        terminal.echo_json(
+            {
+                "type": "response",
+                "text": response.text,
+                "reason": response.reason,
+                "speech_s": round(speech_s, 3),
+                "input_tokens": response.input_tokens,
+                "generated_tokens": response.generated_tokens,
+                "metrics": attrs.asdict(response.metrics),
+            }
+        )
+
+
+Shown = TextAnswer | JsonAnswer
 
 
 class Chat:

@@ -20,38 +20,27 @@ import anyio
 import click
 from rich.console import Console
 
-from protocol.errors import FieldError
 from protocol.media import check_jpeg
 from protocol.messages import Mode
 
 from ..audio import AudioFileError, read_wav, write_wav
-from ..client.errors import AddressError
-from ..client.options import key_option, url_option
-from ..client.session import endpoint
+from ..client import terminal
 from ..interrupts import run
 from .session import Plan, cut_units, talk
 from .tally import Tally
 from .view import JsonView, LineView, LiveView, View, summarize
 
-DIALECTS: Final = ("realtime", "duplex-v1", "legacy-duplex")
 MODES: Final[tuple[Mode, ...]] = ("video", "audio")
 GOODBYE_S: Final = 0.5
 """After Ctrl-C: a round trip across the world, and short for whoever waits for the prompt."""
 SILENCE_S: Final = 10
 """A model that has not begun to answer ten seconds after the question will not."""
-EXIT_UNUSABLE: Final = 2
-
-
-class UnusableError(click.ClickException):
-    """A file or an option that cannot be used: nothing was sent to anybody."""
-
-    exit_code = EXIT_UNUSABLE
 
 
 @click.command("talk")
 @click.argument("file", type=click.Path(path_type=Path))
-@url_option
-@key_option
+@terminal.url_option
+@terminal.key_option
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -59,13 +48,7 @@ class UnusableError(click.ClickException):
 )
 @click.option("--frame", type=click.Path(path_type=Path), help="A JPEG, seen with every second.")
 @click.option("--instructions", default="", help="The system prompt.")
-@click.option(
-    "--dialect",
-    type=click.Choice(DIALECTS),
-    default="realtime",
-    show_default=True,
-    help="The protocol that is spoken.",
-)
+@terminal.dialect_option("realtime", "duplex-v1", "legacy-duplex")
 @click.option(
     "--reply",
     type=click.Path(path_type=Path),
@@ -83,7 +66,7 @@ class UnusableError(click.ClickException):
     is_flag=True,
     help="Send a second as soon as the one before it was answered, and not in real time.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+@terminal.json_option
 def talk_command(
     *,
     file: Path,
@@ -121,7 +104,7 @@ def talk_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     mode = mode or ("audio" if frame is None else "video")
     if frame is not None and mode == "audio":
-        raise UnusableError("--frame: there is nothing to see with --mode audio")
+        raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
     plan = Plan(
         units=read_speech(file),
         instructions=instructions,
@@ -153,10 +136,8 @@ def read_speech(path: Path) -> tuple[bytes, ...]:
     Raises:
         UnusableError: it cannot be read.
     """
-    try:
+    with terminal.usable():
         return cut_units(read_wav(path))
-    except AudioFileError as error:
-        raise UnusableError(str(error)) from error
 
 
 def read_frame(path: Path) -> bytes:
@@ -165,26 +146,19 @@ def read_frame(path: Path) -> bytes:
     Raises:
         UnusableError: it is none, or too large.
     """
-    try:
+    with terminal.usable():
         data = path.read_bytes()
         check_jpeg(str(path), data)
-    except OSError as error:
-        raise UnusableError(f"{path}: {error.strerror or 'cannot be read'}") from error
-    except FieldError as error:
-        raise UnusableError(error.message) from error
-    return data
+        return data
 
 
 def _check(file: Path, reply: Path, url: str, mode: Mode) -> None:
     """Find out before the conversation what would go wrong after it."""
-    try:
-        endpoint(url, mode)
-    except AddressError as error:
-        raise UnusableError(f"--url: {error}") from error
+    terminal.check_url(url, mode)
     if not reply.parent.is_dir():
-        raise UnusableError(f"--reply: there is no folder {reply.parent}")
+        raise terminal.UnusableError(f"--reply: there is no folder {reply.parent}")
     if reply.is_dir() or (reply.exists() and reply.samefile(file)):
-        raise UnusableError(f"--reply: {reply} would be overwritten")
+        raise terminal.UnusableError(f"--reply: {reply} would be overwritten")
 
 
 def _choose_view(as_json: bool, tally: Tally, title: str, file_s: int) -> View:

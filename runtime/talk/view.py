@@ -3,8 +3,6 @@
 `LineView` writes one line for each thing that happens; `LiveView`, on a terminal, keeps a panel
 below them with the state, the latencies and the KV cache. `JsonView` writes one object a line,
 without the audio. All take what `session.Observer` is told.
-
-A server's text is shown without control characters, so that it cannot move the cursor.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from protocol.messages import (
 )
 from protocol.model import SAMPLE_BYTES
 
-from ..chat.view import echo_json
+from ..client.terminal import clean, echo_json, show_place
 from .session import Observer
 from .tally import Happening, Tally
 
@@ -68,8 +66,8 @@ class View(Observer, Protocol):
 
 
 def printable(text: str) -> str:
-    """Replace what is not text for a terminal: escapes, line ends, other control characters."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    """Keep a server's text on one line."""
+    return clean(text, kept="")
 
 
 class LineView:
@@ -102,8 +100,7 @@ class LineView:
         message, at_s = happening.message, happening.at_s
         match message:
             case Queued(place=place) | QueueUpdate(place=place):
-                where = f"place {place.position} of {place.queue_length}"
-                self._write(at_s, "queue", f"{where}, about {place.estimated_wait_s} s")
+                self._write(at_s, "queue", show_place(place))
             case Created():
                 text = f"{message.session_id}, recording {message.recording}"
                 self._write(at_s, "session", printable(text))
@@ -210,8 +207,7 @@ class LiveView(LineView):
     def _state(self) -> Text:
         tally = self._tally
         if tally.place is not None:
-            where = f"place {tally.place.position} of {tally.place.queue_length}"
-            return Text(f"in the queue: {where}, about {tally.place.estimated_wait_s} s")
+            return Text(f"in the queue: {show_place(tally.place)}")
         if tally.closed is not None:
             return Text("closed")
         if tally.created is None:

@@ -1,4 +1,7 @@
-"""A sound file dictated to a server: sent in one task, and its text shown in another.
+"""`antiphon transcribe`: have a server write down a sound file, and read the text as it comes.
+
+The file is read and checked before anything is sent. It records nothing from a microphone. One task
+sends the sound, another shows its text.
 
 A file that is longer than an utterance may be is several: a model's context holds some ten minutes.
 Of these the next is sent while the one before is being heard, and no more, so that the server keeps
@@ -13,17 +16,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 
 import anyio
+import attrs
+import click
 
 from protocol.errors import ErrorCode
 from protocol.messages import ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.model import UNIT_BYTES
 
-from ..client.errors import ClientError, SessionClosedError
-from ..client.sdk import transcribe
-from ..client.transcription import TranscriptionSession
+from .audio import read_wav
+from .client import terminal
+from .client.errors import ClientError, SessionClosedError
+from .client.sdk import transcribe
+from .client.transcription import TranscriptionSession
+from .interrupts import run
 
 UTTERANCE_S_MAX: Final = 300
 """Half of what a context of 8192 holds, and of two in flight a third of what a server keeps."""
@@ -32,17 +41,102 @@ UTTERANCES_IN_FLIGHT: Final = 2
 """One that is heard, and one that waits behind it."""
 
 
-class Shown(Protocol):
-    """Shows a transcript."""
+class TextTranscript:
+    """The words on standard output, a line an utterance, and errors on standard error."""
+
+    def __init__(self) -> None:
+        self._is_amid_line = False
 
     def hears(self, delta: TranscriptDelta) -> None:
-        """Show a piece of text."""
+        """Write the words."""
+        self._is_amid_line = True
+        click.echo(terminal.clean(delta.text), nl=False)
 
-    def ends(self, done: TranscriptDone) -> None:
-        """Show the end of an utterance."""
+    def ends(self, _done: TranscriptDone) -> None:
+        """End the line."""
+        self._is_amid_line = False
+        click.echo()
 
     def fails(self, report: ErrorReport) -> None:
-        """Show an error; the session goes on."""
+        """Say what went wrong, on a line of its own; the words go on."""
+        if self._is_amid_line:
+            click.echo(err=True)
+        click.echo(f"Error: {terminal.clean(report.message)} ({report.code})", err=True)
+
+    def breaks_off(self, _error: Exception) -> None:
+        """End a line that nothing more comes of."""
+        if self._is_amid_line:
+            click.echo()
+
+
+class JsonTranscript:
+    """One JSON object a line."""
+
+    def hears(self, delta: TranscriptDelta) -> None:
+        """Write a piece."""
+        terminal.echo_json({"type": "delta", "text": delta.text})
+
+    def ends(self, done: TranscriptDone) -> None:
+        """Write an utterance's text, and what it took."""
+        terminal.echo_json({"type": "done", **attrs.asdict(done)})
+
+    def fails(self, report: ErrorReport) -> None:
+        """Write an error."""
+        terminal.echo_json({"type": "error", "code": report.code, "message": report.message})
+
+    def breaks_off(self, error: Exception) -> None:
+        """Write what ended it."""
+        terminal.echo_error(error)
+
+
+Shown = TextTranscript | JsonTranscript
+
+
+@click.command("transcribe")
+@click.argument("file", type=click.Path(path_type=Path))
+@terminal.url_option
+@terminal.key_option
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    help="The model, by a name that the server knows it by.",
+)
+@click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
+@terminal.json_option
+def transcribe_command(
+    *, file: Path, url: str, key: str | None, model: str, realtime: bool, as_json: bool
+) -> None:
+    """Have a server write down what is said in FILE.
+
+    FILE is a WAV of any rate, an hour at most. Its text is printed as it comes, a line an
+    utterance; a long file is cut into utterances of five minutes.
+
+    \b
+    Example:
+      antiphon serve --model tiny                       in one terminal
+      antiphon transcribe speech.wav                    in another
+      antiphon transcribe speech.wav --realtime
+      antiphon transcribe speech.wav --json | jq -r 'select(.type == "done").text'
+
+    \b
+    Exit codes:
+      0  all of it was transcribed
+      1  the server could not be reached, refused, reported an error, or ended it
+      2  a file or an option that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    terminal.check_url(url, "transcription", "transcription")
+    with terminal.usable():
+        utterances = cut_utterances(read_wav(file))
+    shown = JsonTranscript() if as_json else TextTranscript()
+    dictation = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
+    try:
+        whole = run(dictation)
+    except ClientError as error:
+        shown.breaks_off(error)
+        raise click.ClickException(str(error)) from error
+    if not whole:
+        raise click.ClickException("not all of it was transcribed")
 
 
 def cut_utterances(pcm: bytes, seconds: int = UTTERANCE_S_MAX) -> tuple[bytes, ...]:

@@ -1,0 +1,109 @@
+"""What the commands that are clients share: options, files that are wrong, and how a server shows.
+
+A server's text is shown without control characters, so that it cannot move the cursor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import click
+import orjson
+
+from protocol.errors import FieldError
+from protocol.messages import Mode, QueuePlace
+
+from ..audio import AudioFileError
+from ..settings import DEFAULT_PORT
+from .errors import AddressError
+from .session import endpoint
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_URL: Final = f"ws://127.0.0.1:{DEFAULT_PORT}"
+
+url_option: Final = click.option(
+    "--url", default=DEFAULT_URL, show_default=True, help="Address of the server."
+)
+key_option: Final = click.option(
+    "--key",
+    envvar="ANTIPHON_KEY",
+    show_envvar=True,
+    help="API key, where the server asks for one; others on this machine see options, so rather "
+    "set the variable.",
+)
+json_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON objects, one a line."
+)
+
+
+def dialect_option(*dialects: str) -> Callable[[Command], Command]:
+    """Make the option of a command that speaks several protocols, the first by default."""
+    return click.option(
+        "--dialect",
+        type=click.Choice(dialects),
+        default=dialects[0],
+        show_default=True,
+        help="The protocol that is spoken.",
+    )
+
+
+class UnusableError(click.ClickException):
+    """A file or an option that cannot be used: nothing was sent to anybody."""
+
+    exit_code = 2
+
+
+@contextmanager
+def usable() -> Iterator[None]:
+    """Turn whatever is wrong with a file into one line.
+
+    Raises:
+        UnusableError: in place of what was raised.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnusableError(f"{error.filename}: {error.strerror or 'cannot be read'}") from error
+    except (AudioFileError, FieldError) as error:
+        raise UnusableError(str(error)) from error
+
+
+def check_url(url: str, mode: Mode, dialect: str = "realtime") -> None:
+    """Refuse an address before anything else is done.
+
+    Raises:
+        UnusableError: it cannot be one of a server.
+    """
+    try:
+        endpoint(url, mode, dialect)
+    except AddressError as error:
+        raise UnusableError(f"--url: {error}") from error
+
+
+def echo_json(fields: dict[str, object]) -> None:
+    """Write one JSON object as a line; a path that is not UTF-8 makes it one of ASCII."""
+    try:
+        line = orjson.dumps(fields).decode()
+    except orjson.JSONEncodeError:
+        line = json.dumps(fields, separators=(",", ":"))
+    click.echo(line)
+
+
+def echo_error(error: Exception) -> None:
+    """Write what ended a session as a JSON object."""
+    echo_json({"type": "error", "code": getattr(error, "code", None), "message": str(error)})
+
+
+def clean(text: str, kept: str = "\n\t") -> str:
+    """Replace what is not text for a terminal: escapes and other control characters."""
+    return "".join(char if char.isprintable() or char in kept else " " for char in text)
+
+
+def show_place(place: QueuePlace) -> str:
+    """Say where in the queue a session is."""
+    where = f"place {place.position} of {place.queue_length}"
+    return f"{where}, about {place.estimated_wait_s} s"

@@ -1,1 +1,0 @@
-"""`antiphon transcribe`: have a server write down a sound file."""
