@@ -48,7 +48,10 @@ class Budget:
 
     @property
     def is_tight(self) -> bool:
-        """More than half of the room is taken."""
+        """More than half of the room is taken: read little at a time.
+
+        What was read and waits for room is not counted yet.
+        """
         return self._counters.receiving_bytes > self._bytes_max // 2
 
     def laggards(self, now_s: float) -> tuple[Share, ...]:
@@ -119,20 +122,16 @@ class Share:
         budget: the room.
 
     Attributes:
+        budget: as given.
         since_s: when its message in progress began to take room.
         held_bytes: of that message.
     """
 
     def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+        self.budget = budget
         self.held_bytes = 0
         self._unread: dict[int, int] = {}
         self.since_s = 0.0
-
-    @property
-    def is_tight(self) -> bool:
-        """Read little at a time: what was read and waits for room is not counted yet."""
-        return self._budget.is_tight
 
     def is_overdue(self, now_s: float, *, is_eldest: bool) -> bool:
         """Whether its message in progress has had its time; of large ones, the eldest's only."""
@@ -144,14 +143,14 @@ class Share:
         """Wait until there is room for the message in progress, `size_bytes` of which are here."""
         more = size_bytes - self.held_bytes
         if more > 0:
-            await self._budget.take(self, more)
+            await self.budget.take(self, more)
             self.held_bytes += more
 
     def finish(self, number: int) -> None:
         """Note that the message in progress, the `number`-th, has come in whole."""
         if self.held_bytes:
             self._unread[number] = self.held_bytes
-            self._budget.finish(self, self.held_bytes)
+            self.budget.finish(self, self.held_bytes)
             self.held_bytes = 0
 
     def release(self, number: int) -> None:
@@ -159,11 +158,11 @@ class Share:
         if self._unread:
             unread_bytes = self._unread.pop(number, 0)
             if unread_bytes:
-                self._budget.free(unread_bytes)
+                self.budget.free(unread_bytes)
 
     def close(self) -> None:
         """Give everything back: the connection is over, and `hold` is not called any more."""
-        self._budget.free(sum(self._unread.values()))
-        self._budget.give_up(self, self.held_bytes)
+        self.budget.free(sum(self._unread.values()))
+        self.budget.give_up(self, self.held_bytes)
         self._unread.clear()
         self.held_bytes = 0

@@ -102,7 +102,7 @@ class Intake(trio.abc.Stream):
                     await trio.sleep(max(wait_s, PAUSE_S_MIN))
             if needs_more:
                 self.link.expect(self._scanner.missing_bytes)
-                most = UNCOUNTED_BYTES if self.share.is_tight else RECEIVE_BUFFER_BYTES
+                most = UNCOUNTED_BYTES if self.share.budget.is_tight else RECEIVE_BUFFER_BYTES
                 more = await self.link.receive_some(min(max_bytes or most, most))
                 if not more:
                     return b""
