@@ -22,10 +22,10 @@ from cattrs import Converter
 from recorder.compact import Compacted, compact, is_compact
 from recorder.disk import LocalDisk
 from recorder.errors import RecorderError
+from recorder.files import PART_PREFIX, new_file, own_as
 from recorder.lock import is_held
 
 from .commands import HELP, OutputUnwritableError, complaint, print_json, reason
-from .files import PART_PREFIX, new_file, own_as
 from .folder import logs_to_rewrite
 from .progress import Watch, progress, size_of
 from .recordings import show_bytes

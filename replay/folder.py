@@ -24,11 +24,11 @@ from typing import Final
 import click
 
 from recorder.errors import RecorderError, TooNew
+from recorder.files import PART_PREFIX
 from recorder.format import SUFFIX
 from recorder.reader import LogReader
 
 from .commands import LogUnusableError, reason
-from .files import PART_PREFIX
 from .logic import replay
 from .outcome import Outcome, Result, full_result, logic_result
 from .progress import Watch, size_of, unwatched, watched

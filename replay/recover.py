@@ -17,13 +17,13 @@ from cattrs import Converter
 
 from recorder.disk import LocalDisk
 from recorder.errors import LogMisuse, RecorderError
+from recorder.files import new_file, own_as
 from recorder.format import recording_id_of
 from recorder.lock import is_held
 from recorder.recover import Survey, recover, survey
 from recorder.store import Store
 
 from .commands import HELP, complaint, print_json, reason
-from .files import new_file, own_as
 from .folder import logs_to_rewrite
 from .progress import Watch, progress, size_of
 from .recordings import show_bytes

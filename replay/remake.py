@@ -26,12 +26,12 @@ from protocol import events as ev
 from protocol.session import Session
 from recorder.compression import Compressor
 from recorder.disk import LocalDisk
+from recorder.files import new_file
 from recorder.logfile import LogFile
 from recorder.mapping import SCHEMA, Hashes, event_record
 from recorder.records import Fields, Record
 from runtime.journal import fin_fields, step_records
 
-from .files import new_file
 from .logic import BROKEN_OFF, advance
 
 

@@ -8,12 +8,8 @@ is replaced is replaced when the new one is whole.
 from __future__ import annotations
 
 import io
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import numpy as np
 import soundfile
@@ -22,12 +18,11 @@ from numpy.typing import NDArray
 
 from protocol.errors import LocalProtocolError
 from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+from recorder.files import new_file
 
 FILE_S_MAX: Final = 3_600
 """As long as the longest session; a longer file was surely not meant, and would fill the memory."""
 PCM16_MAX: Final = 32_767
-PART_PREFIX: Final = ".antiphon-"
-"""Of the name, beside a file's own, under which it is written."""
 
 
 class AudioFileError(Exception):
@@ -104,33 +99,11 @@ def write_wav(path: Path, pcm: bytes) -> None:
     whole = io.BytesIO()  # libsndfile would say of a full disk only that it wrote less
     soundfile.write(whole, pcm16, OUTPUT_RATE_HZ, subtype="PCM_16", format="WAV")
     try:
-        with _replacing(path) as raw:
-            raw.write(whole.getbuffer())
+        if path.exists() and not path.is_file():
+            path.write_bytes(whole.getbuffer())
+            return
+        real = path.resolve()  # a link stays one
+        with new_file(real, like=real if real.exists() else None, replaces=True) as part:
+            part.write_bytes(whole.getbuffer())
     except OSError as error:
         raise AudioFileError(f"{path}: {error.strerror or 'cannot be written'}") from error
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file for its owner alone, until it is whole."""
-    return os.open(path, flags, 0o600)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open what takes a file's place when it is whole; of a link, the place of what it names."""
-    if path.exists() and not path.is_file():
-        with path.open("wb") as raw:
-            yield raw
-        return
-    real = Path(os.path.realpath(path))
-    part = real.parent / f"{PART_PREFIX}{secrets.token_hex(8)}"
-    try:
-        mode = real.stat().st_mode & 0o777 if real.exists() else None
-        opener = None if mode is None else _private
-        with open(part, "xb", opener=opener) as raw:
-            yield raw
-        if mode is not None:
-            part.chmod(mode)
-        part.replace(real)
-    finally:
-        part.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from recorder import blobs, index, seektable
 from recorder.compact import COMPACTED, KEPT_BLOCK_BYTES
 from recorder.compression import LEVEL, LEVEL_KEPT
 from recorder.decoding import parse
+from recorder.files import PART_PREFIX
 from recorder.format import (
     BLOCK_BYTES,
     COMPACT_VERSION,
@@ -37,7 +38,6 @@ from recorder.format import (
 from recorder.records import BLOB, FRAME_BYTES_MAX, FRAME_CUT, RECORD_VERSIONS, TEXT, WTF8
 from recorder.recover import LOST, RECOVERED
 from recorder.verify import Report, State
-from replay.files import PART_PREFIX
 from replay.recover import ENDING
 
 DOCUMENT: Final = (Path(__file__).parents[1] / "docs" / "log-format.md").read_text()

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from recorder.files import PART_PREFIX
 from recorder.format import SUFFIX
 from recorder.store import Store
 from recorder.summary import summarize
 from replay import compact as command
-from replay.files import PART_PREFIX
 from replay.folder import replay_log
 from runtime.cli import main
 

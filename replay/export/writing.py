@@ -14,10 +14,10 @@ from typing import BinaryIO, Final, Literal, get_args
 
 import attrs
 
+from recorder.files import new_file
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
-from ..files import new_file
 from .timeline import Timeline
 
 Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt"]

@@ -17,6 +17,7 @@ import attrs
 from protocol import events as ev
 from protocol.digest import digest, session_id_of
 from protocol.model import SAMPLE_BYTES
+from recorder.files import new_file
 from recorder.log import OnFailure, SessionLog
 from recorder.mapping import SCHEMA
 from recorder.reader import LogReader
@@ -29,7 +30,6 @@ from runtime.journal import Journal
 
 from ..difference import label
 from ..environment import Loading, loading_of, mismatches, model_of
-from ..files import new_file
 from ..held import FORK, IS_HELD, held_units
 from .run import ForkRun, Watch
 from .timeline import Timeline, survey

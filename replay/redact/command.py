@@ -17,12 +17,12 @@ from rich.table import Table
 
 from protocol.limits import NS_PER_S
 from recorder.errors import RecorderError
+from recorder.files import new_file
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
 
 from ..commands import HELP, complaint, print_json
-from ..files import new_file
 from ..progress import progress, watched
 from ..remake import head_record, write
 from .media import PictureStyle

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.status import Status
 
 from recorder.errors import RecorderError
+from recorder.files import check_new_file, new_file
 from recorder.mapping import EVENT_KINDS
 from recorder.reader import read
 
 from ..commands import HELP, complaint, print_json
-from ..files import check_new_file, new_file
 from ..remake import RemakeError
 from ..words import describe
 from .candidate import Shape, shape_of

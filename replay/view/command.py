@@ -17,6 +17,7 @@ from typing import IO, Final
 import click
 
 from recorder.errors import RecorderError
+from recorder.files import new_file
 from recorder.format import SUFFIX
 from recorder.reader import LogReader
 
@@ -29,7 +30,6 @@ from ..commands import (
     unwritable,
 )
 from ..diff.command import read_and_compare
-from ..files import new_file
 from ..progress import progress
 from ..recordings import show_bytes
 from .document import page_of

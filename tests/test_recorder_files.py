@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 from click.testing import CliRunner, Result
 
+from recorder.files import check_new_file, new_file
 from replay.export.writing import FORMATS
-from replay.files import check_new_file, new_file
 from runtime.cli import main
 
 from .golden import FOLDER
