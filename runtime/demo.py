@@ -27,6 +27,7 @@ from rich.console import Console
 
 from protocol.messages import Mode
 
+from . import SOURCE_TREE
 from .audio import AudioFileError, write_wav
 from .client.terminal import UnusableError, echo_json
 from .models import MODELS
@@ -37,7 +38,6 @@ from .talk.tally import Tally
 from .talk.view import JsonView, LineView, View, summarize
 
 SPEECH: Final = Path("fixtures") / "speech"
-SOURCE_TREE: Final = Path(__file__).parents[1]
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SILENCE_S: Final = 8
 """With the seconds that end the file and the close, within ten seconds of the file's own end."""

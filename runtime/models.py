@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
+from . import SOURCE_TREE
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 from .config.values import nearest
@@ -45,7 +46,7 @@ class ModelUnusableError(ValueError):
 def tiny_path() -> Path:
     """Return the folder of the embedded model: beside the code when installed, else fixtures/."""
     installed = Path(__file__).parent / "backends" / "minicpmo" / "tiny"
-    return installed if installed.exists() else Path(__file__).parents[1] / "fixtures" / "tiny"
+    return installed if installed.exists() else SOURCE_TREE / "fixtures" / "tiny"
 
 
 def model_folder(name: str) -> Path:

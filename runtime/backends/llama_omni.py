@@ -64,7 +64,7 @@ CONTEXT_TOKENS_MAX: Final = 40_960
 itself, so that this is never reached; the protocol has no way to ask for it."""
 US_PER_S: Final = 1_000_000
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 class LlamaOmniBackend:

@@ -28,7 +28,7 @@ CLOSE_WAIT_S: Final = 6.0
 OK: Final = 200
 NOT_FOUND: Final = 404
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 class Channel:

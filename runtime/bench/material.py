@@ -10,7 +10,6 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -21,9 +20,10 @@ from numpy.typing import NDArray
 
 from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 
+from .. import SOURCE_TREE
 from ..audio import read_wav
 
-FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "speech"
+FIXTURES: Final = SOURCE_TREE / "fixtures" / "speech"
 SYNTHETIC_S: Final = 12
 JPEG_SIDE: Final = 448
 JPEG_BYTES: Final = 20_000

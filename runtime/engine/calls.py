@@ -29,7 +29,7 @@ DUE_NS: Final = 1_000_000_000
 THREADS_A_SLOT: Final = 2
 """Calls of a session that wait at once: one, and a release that waits behind it."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:

@@ -27,7 +27,7 @@ from .scheduler import Scheduler, Task
 
 Result = TypeVar("Result")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 IDLE_S: Final = 1.0
 """The thread ends after so long without work: more than the pause between two units."""

@@ -36,7 +36,7 @@ ROWS_MIN: Final = 16
 EXACT_SIZE: Final = 64
 """Sessions of a step that is to be exact, however many slots there are: a replay has one."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:

@@ -30,7 +30,7 @@ from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
 
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 class Machine:

@@ -71,7 +71,7 @@ PYTHON: Final = "ANTIPHON_TOKEN2WAV_PYTHON"
 STEPS: Final = "ANTIPHON_TOKEN2WAV_STEPS"
 FLOAT16: Final = "ANTIPHON_TOKEN2WAV_FLOAT16"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 @attrs.frozen(kw_only=True)

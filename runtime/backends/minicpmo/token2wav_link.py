@@ -30,7 +30,7 @@ CHECK_WAIT_S: Final = 30.0
 
 Frame = tuple[dict[str, Any], bytes]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 class VoiceLost(BackendError):  # noqa: N818 - names say what happened

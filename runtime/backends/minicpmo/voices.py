@@ -18,7 +18,7 @@ from .vocoder import PieceVocoder, Vocoder
 
 PIECES: Final = "pieces.safetensors"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("antiphon.model")
 
 
 def lacking(folder: Path, options: Options | None = None) -> tuple[str, ...]:
