@@ -6,8 +6,8 @@
                    a divisor byte, then the differences of s, low bytes before high bytes
     3 FLAC         the same samples: a divisor byte, then a FLAC file; only in compacted logs
 
-Rules: only the bytes decide the codec. Each packed blob is unpacked again and compared as BYTES
-before use, so -0.0 and NaN payloads fall back to another codec. Nothing here compresses with zstd.
+Rules: only the bytes decide the codec. A packed blob is unpacked and compared as BYTES before use,
+so -0.0 and NaN payloads fall back to another codec.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ PCM_BYTES_MIN: Final = 256
 """Fewer than 64 samples save nothing, and are too few to recognise."""
 _PROBE_RUNS: Final = 16
 _RUN_BYTES: Final = 64
-"""256 samples distinguish PCM from a JPEG; one random byte in six looks like PCM. They are read in
-runs of one cache line, since most probed data comes from memory."""
+"""Of random bytes, one in six looks like PCM, so 256 samples are read, in runs of a cache line."""
 _PROBE_SHARE_MIN: Final = 0.9
 _EXPONENTS: Final = range(90, 132)
 """2**-37 to 2**5: dither and fades stay above it, and clipping PCM overshoots 1.0 by less."""
 _HIGHEST_BYTES: Final = bytes(
     sign | exponent >> 1 for sign in (0, 0x80) for exponent in (0, *_EXPONENTS[::2])
 )
-"""The highest bytes of such samples and of zero: the sign, and the exponent without its last
-bit."""
+"""The highest bytes of such samples and zero: sign, and exponent without its last bit."""
 _DIVISORS: Final = (32768.0, 32767.0)
 """The two conventions for converting 16-bit samples to float; the divisor byte is the index."""
 _FIRSTS: Final = struct.Struct(f"<f{_RUN_BYTES - 4}x")
@@ -96,11 +94,7 @@ def cut_of(codec: int, stored_len: int) -> int:
 
 
 def unpack(codec: int, stored: Piece, length: int) -> bytes:
-    """Undo `pack`; `length` is the unpacked size in bytes.
-
-    Raises:
-        FormatError: the codec is unknown or the lengths do not fit it.
-    """
+    """Undo `pack`, to `length` bytes; `FormatError` if the codec or the lengths are wrong."""
     unpacker = _UNPACKERS.get(codec)
     data = unpacker(stored, length) if unpacker is not None else None
     if data is None or len(data) != length:

@@ -1,7 +1,6 @@
 """The chain of a log being written: how each block links to the last, and how the log ends.
 
-Rules: a block is linked once, in file order. All writers take the fields of `fin` and the seek
-table from here, so that every log ends the same way. Nothing here compresses or writes.
+Rules: a block is linked once, in file order; the fields of `fin` and the seek table come from here.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
     log -> its records as they are stored -> FLAC, larger blocks, zstd 19 -> read back and compared
 
-Rules: only a finished and sound log is compacted. Records keep their content, versions and numbers.
-The packing of blobs, the records per block and `fin` change: its field `compacted` holds what the
-log was before. 16-bit samples become FLAC where the bytes come back equal and the result is
-smaller. The new log is compared with the old record by record; the caller then puts it in place.
-
-One damaged bit costs up to 1 MiB of a compacted log, some seconds, against 256 KiB before. Memory
-holds one block of each log.
+Rules: only a finished and sound log is compacted. Records keep their content, versions and numbers;
+the packing of blobs and the records per block change, and `fin` gets the field `compacted` on the
+old log. 16-bit samples become FLAC where the bytes come back equal and fewer. All records are
+compared; the caller puts the new log in place. One damaged bit costs up to 1 MiB, some seconds,
+against 256 KiB before. Memory holds one block of each log.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ from .scan import Block, Damage, FileSource, Scanner
 from .verify import verify
 
 KEPT_BLOCK_BYTES: Final = MIB
-"""Block size of a compacted log. Four times as much saves only 0.3 %, and one bad bit would cost
-half a minute."""
+"""Block size. Four times as much saves 0.3 %, but one bad bit would cost half a minute."""
 COMPACTED: Final = "compacted"
 """The field of `fin` that describes the log before compaction."""
 
@@ -64,8 +61,6 @@ class Compacted:
     Attributes:
         before_bytes: size of the old file.
         after_bytes: size of the new file.
-        blocks: blocks in the new log.
-        records: records in it.
         flac_blobs: blobs repacked as FLAC.
     """
 
@@ -77,12 +72,7 @@ class Compacted:
 
 
 def is_compact(path: Path) -> bool:
-    """Whether the log is already compacted.
-
-    Raises:
-        FormatError: the file does not start with a log's header.
-        OSError: it cannot be read.
-    """
+    """Whether the log is already compacted; `FormatError` if it is no log, or `OSError`."""
     with path.open("rb") as file:
         return unpack_header(file.read(HEADER_BYTES)).version >= COMPACT_VERSION
 
@@ -175,7 +165,6 @@ class _Packer:
         self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
 
     def repack(self, stored: StoredRecord) -> Entry:
-        """Encode a record in fewer bytes."""
         table, blobs = list[list[int]](), list[tuple[int, Piece]]()
         for entry, start in zip(stored.table, stored.starts, strict=True):
             if len(entry) == 2:
@@ -224,11 +213,7 @@ def _pieces(codec: int, blob: Piece) -> Iterator[Piece]:
 
 
 def _compare(source: Path, target: Path) -> None:
-    """Check that two logs hold the same records, except for what `fin` says of the file.
-
-    Raises:
-        LogUnsound: they differ.
-    """
+    """Check that both logs hold the same, except for `fin`'s file fields; else `LogUnsound`."""
     if verify(target).state != "finished":
         raise LogUnsound("the compacted log came out unsound")
     with LogReader(source) as before, LogReader(target) as after:

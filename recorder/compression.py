@@ -1,10 +1,10 @@
 """zstd frames for the payloads of blocks; any zstd tool decompresses them.
 
-Rules: where a payload holds packed PCM, each large piece gets zstd blocks of its own, since sign
-and exponent bytes compress to a third and noise or JPEG not at all. A frame never holds the mark
-that starts a block, and is long enough that a reader does not reject its block as a bomb. The
-frame's buffer has room for the block header, so writing copies nothing. A large payload is
-compressed in `steps`, with other payloads in between.
+Rules: in a payload with packed PCM, large pieces get zstd blocks of their own, since sign and
+exponent bytes compress to a third and noise or JPEG not at all. A frame never holds the mark that
+starts a block, and is long enough not to look like a bomb. Its buffer has room for the block
+header, so writing copies nothing. A large payload is compressed in `steps`, between which other
+logs have a turn.
 """
 
 from __future__ import annotations
@@ -35,19 +35,13 @@ STEP_BYTES: Final = MIB
 _SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, hash_log=10, min_match=7, write_content_size=True
 )
-"""zstd parameters for samples, which hardly repeat: entropy coding takes half the time of level 3,
-and separate blocks give a smaller frame. A table a quarter of the size makes tones larger."""
+"""zstd parameters for samples, which hardly repeat: half the time of level 3, and a smaller frame
+in separate blocks. A table a quarter of the size makes tones larger."""
 
 
 @attrs.frozen
 class Frame:
-    """A compressed payload.
-
-    Attributes:
-        block: `HEADER_BYTES` to be filled in, then the zstd frame.
-        payload_bytes: decompressed size.
-        is_stuffed: the payload is stuffed, see `recorder.format`.
-    """
+    """A compressed payload: `block` is room for the header, then the zstd frame."""
 
     block: bytearray
     payload_bytes: int
@@ -82,16 +76,12 @@ class Compressor:
     def steps(
         self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0
     ) -> Generator[int, None, Frame]:
-        """Compress a payload; other payloads may be compressed between two steps.
+        """Compress a payload in steps; yield the bytes of each, at most 1 MiB, or none if smaller.
 
         Args:
             pieces: the payload, split where the kind of bytes changes.
             has_samples: some pieces are packed PCM.
-            cost: cost of reading its records without their bytes; the frame is made long enough
-                that a reader accepts it (`recorder.expansion`).
-
-        Yields:
-            The bytes of each step, at most 1 MiB; nothing for a smaller payload.
+            cost: of reading its records without their bytes; see `recorder.expansion`.
 
         Raises:
             RecordInvalid: no level of zstd gives a frame without the mark.

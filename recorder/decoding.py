@@ -1,9 +1,8 @@
 """Decoding records: the strict inverse of `recorder.records`.
 
-Rules: everything is checked, since valid checksums do not prove a correct writer. Anything that
-`RecordEncoder` would not write raises `FormatError` and nothing else. Records of older versions are
-upcast. Blobs are unpacked only on request and within the log's expansion limit; earlier records
-that a reference names come from the caller. Messages shorten values.
+Rules: valid checksums do not prove a correct writer, so anything that `RecordEncoder` would not
+write raises `FormatError` and nothing else. Older records are upcast. Blobs are unpacked on
+request, within the expansion limit; the caller finds referenced records. Messages shorten values.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ class StoredRecord:
     starts: tuple[int, ...]
 
     def blob(self, index: int, charge: Charge) -> bytes:
-        """Unpack a blob that this record itself holds.
-
-        Raises:
-            FormatError: no such blob, `charge` refused it, or the bytes do not fit the codec.
-        """
+        """Unpack this record's own blob; `FormatError` if absent, refused or invalid."""
         if not 0 <= index < len(self.table) or len(self.table[index]) != 3:
             raise FormatError(f"record {self.record.seq} does not hold blob {index}")
         codec, length, stored_len = self.table[index]
@@ -93,11 +88,7 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
 
 
 def decode(stored: StoredRecord, resolve: Resolve, expansion: Expansion) -> Record:
-    """Put the blobs back into a record's fields, and upcast the fields to the current version.
-
-    Raises:
-        FormatError: a blob is lost or wrong, or the fields are not valid.
-    """
+    """Resolve a record's blobs and upcast its fields; `FormatError` if any of them is invalid."""
     unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion)
     fields = unpacker.unpack_mapping(stored.record.fields, 0)
     fields_now = upcast(stored.record.kind, stored.version, fields)
@@ -196,7 +187,6 @@ class _Unpacker:
         return _to_text(data)
 
     def _charge(self, length: int) -> None:
-        """Charge a blob; each reference to it is charged again."""
         self.unpacked_bytes += length
         if self.unpacked_bytes > UNPACKED_BYTES_MAX:
             own = self.stored.record.seq

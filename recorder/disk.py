@@ -1,7 +1,6 @@
 """The file operations of a writer, behind an interface so that tests can make each of them fail.
 
-Rules: a log is created, never opened again for writing; the caller continues after a short write.
-Nothing here retries, buffers or hides an error.
+Rules: a log is created, never reopened for writing; no operation retries, buffers or hides errors.
 """
 
 from __future__ import annotations
@@ -113,11 +112,7 @@ class Directories:
             return self._created[path.parent]
 
     def sync(self, path: Path, number: int) -> None:
-        """Return once the name of file `number` is on the device; two syncs may run at a time.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Return once file `number`'s name is on the device, or raise `OSError`; may overlap."""
         directory = path.parent
         with self._lock:
             created = self._created[directory]

@@ -1,15 +1,12 @@
 """Limits on what reading a log may cost, in proportion to its file size.
 
-A file of a few kilobytes can expand to gigabytes: zstd packs zeros 10,000 to 1, a short reference
-names a large blob again, and a small JSON object takes 100 bytes of memory. Checksums do not
-prevent this, since a forger computes them too. So a reader refuses a block before decompressing it,
-a record before parsing its header and a blob before unpacking it, once the total is too much for
-the file.
+A few kilobytes can expand to gigabytes: zstd packs zeros 10,000 to 1, a short reference repeats a
+large blob, and a small JSON object takes 100 bytes of memory; checksums do not stop a forger. So
+blocks, headers and blobs are charged before they are decompressed, parsed or unpacked.
 
-Rules: costs are in bytes. A payload and a blob cost their length, a blob once per reference. A
-header costs its length plus a fixed amount per record and per JSON value, since those take time. A
-writer makes its blocks long enough (`frame_bytes_min`), so readers never refuse its logs; the
-allowance covers small logs of older writers.
+Rules: costs are in bytes. A payload and a blob cost their length, a blob once per reference; a
+header costs its length plus a fixed amount per record and JSON value. Writers make blocks long
+enough (`frame_bytes_min`); the allowance covers small logs of older writers.
 """
 
 from __future__ import annotations
@@ -31,10 +28,7 @@ VALUE_COST: Final = 64
 
 
 class Expansion:
-    """The cost of everything read from a log so far.
-
-    Attributes:
-        spent: that cost, in bytes.
+    """The cost of everything read from a log so far, `spent`, in bytes.
 
     Args:
         size: returns the current size of the file in bytes.
@@ -56,11 +50,7 @@ class Expansion:
         self.spent = 0
 
     def charge(self, cost: int) -> None:
-        """Charge a cost before it is incurred; a refused cost is not counted.
-
-        Raises:
-            FormatError: it is too much for the file.
-        """
+        """Charge a cost in advance; `FormatError`, uncharged, if it is too much for the file."""
         if self.spent + cost > self._limit:
             self._limit = self._allowance + self._ratio * self._size()
             if self.spent + cost > self._limit:
@@ -80,11 +70,7 @@ def count_values(header: bytes) -> int:
 
 
 def check_values(header: bytes) -> None:
-    """Check the number of JSON values in a header before parsing.
-
-    Raises:
-        FormatError: it has too many values.
-    """
+    """Check the number of JSON values in a header; `FormatError` if there are too many."""
     if len(header) > HEADER_VALUES_MAX and (values := count_values(header)) > HEADER_VALUES_MAX:
         raise FormatError(f"a record's header has {values} values, at most {HEADER_VALUES_MAX}")
 

@@ -1,8 +1,7 @@
 """16-bit samples as FLAC files, and back.
 
-Rules: input to decode is untrusted. A file that is not FLAC with one channel and 16 bits, or that
-claims more samples than a record can hold, is refused before decoding. The library is loaded on
-demand, since only compacted logs hold FLAC.
+Rules: input is untrusted. A file that is not FLAC with one channel and 16 bits, or claims too many
+samples, is refused before decoding. Only compacted logs need the library, so it loads on demand.
 """
 
 from __future__ import annotations

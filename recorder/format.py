@@ -3,14 +3,10 @@
     File  := Block+ [SeekTable]
     Block := Skippable(magic 0x184D2A53){Header} ZstdFrame
 
-Rules: little-endian; a header is accepted only if its CRC and every limit hold; the mark that
-starts a header (`MARK`) never occurs inside a block, so that a reader which lost its place can
-trust the next mark it finds, whatever a client sent. Where zstd's frame would hold it, the payload
-is stuffed: a zero byte after each start of a mark.
-
-A log is a file of its own, named by its recording and `SUFFIX`.
-
-It does not compress, does no IO, and knows nothing of what a record says.
+Rules: little-endian. A header is accepted only if its CRC and every limit hold. The mark that
+starts a header (`MARK`) never occurs inside a block, whatever a client sent, so a reader that lost
+its place can trust the next mark. Where zstd's frame would hold the mark, the payload is stuffed: a
+zero byte follows each start of a mark. A log is one file, its recording id plus `SUFFIX`.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from .errors import FormatError, LogMisuse, VersionUnknown
 
 SUFFIX: Final = ".session.zst"
 _RECORDING_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""No dot and no slash: an id is a name, never a path. 64 holds any hash or UUID."""
+"""No dot and no slash: an id is a name, never a path. 64 characters hold any hash or UUID."""
 
 FORMAT_VERSION: Final = 1
 """Version of blocks written live."""
@@ -110,8 +106,6 @@ class BlockHeader:
         payload_crc: crc32 of the compressed bytes.
         chain: blake2b-128 of the previous chain, these fields and the compressed bytes.
         has_head_copy: the payload starts with a copy of the session record.
-        is_stuffed: the payload is stuffed.
-        version: of the format.
     """
 
     first_seq: int
@@ -224,11 +218,7 @@ def frame_record(header: bytes, blob_bytes: int) -> bytes:
 
 
 def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the JSON header and the blob area of each record.
-
-    Raises:
-        FormatError: the lengths do not add up to exactly the payload.
-    """
+    """Yield each record's JSON header and blobs; `FormatError` unless they fill the payload."""
     view = memoryview(payload)
     at = 0
     for _ in range(n_records):
@@ -248,16 +238,12 @@ def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memor
 
 
 def is_recording_id(text: str) -> bool:
-    """Whether a recording may be called so."""
+    """Whether a text is a valid recording id."""
     return _RECORDING_ID.fullmatch(text) is not None
 
 
 def recording_id_of(path: Path) -> str:
-    """Return the recording id in a log's name.
-
-    Raises:
-        LogMisuse: the name is not that of a log.
-    """
+    """Return the recording id in a log's name; `LogMisuse` if it is not that of a log."""
     recording_id = path.name.removesuffix(SUFFIX)
     if not path.name.endswith(SUFFIX) or not is_recording_id(recording_id):
         raise LogMisuse(f"{path.name!r} is not the name of a session log")

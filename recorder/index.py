@@ -1,8 +1,7 @@
 """A cache of log summaries in each directory, so that a listing need not read every log again.
 
-Rules: the index is only a cache, in SQLite. An entry is valid while the file has the same name,
-inode, size and modification time. It may be deleted at any time; where it cannot be read or
-written, a listing works without it, only slower. Several processes may share one.
+Rules: an SQLite entry is valid while the file's name, inode, size and modification time are the
+same. The index may be deleted, unreadable or shared; without it a listing is only slower.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ INDEX_NAME: Final = ".index.sqlite"
 INDEX_VERSION: Final = 3
 """Version of the table and of the summaries; an index of another version is discarded."""
 BUSY_WAIT_S: Final = 1.0
-"""Another process writes its changes in a fraction of this; after that, continue without the
-index."""
+"""Far longer than another process writes its changes; after it, continue without the index."""
 _TABLE: Final = """
 CREATE TABLE logs (
     recording_id TEXT PRIMARY KEY, inode INTEGER, file_bytes INTEGER, modified_ns INTEGER,

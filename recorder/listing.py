@@ -1,8 +1,7 @@
 """The list of a directory's logs, newest first, reading only new and changed files.
 
-Rules: a log is read again when its file changed. Whether a log without `fin` is being written is
-checked each time; while it is, it stays out of the index. A `Listing` holds all entries in memory,
-about 1 KB per log; any thread may use it, one at a time. Access control is the caller's.
+Rules: a log without `fin` is checked for its writer each time; while it is written, it stays out of
+the index. A `Listing` holds about 1 KB per log; any thread may use it, one at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class Wanted:
     Attributes:
         since_ms: sessions that began at this Unix time or later.
         owner: name of a key; empty: sessions without a key.
-        reason: why the session ended.
         session: id of a session or of its recording.
     """
 
@@ -64,11 +62,7 @@ class Listing:
         self._lock = threading.Lock()
 
     def refresh(self, on_read: OnRead | None = None) -> tuple[Summary, ...]:
-        """List the logs as they are now, newest first.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
+        """List the logs as they are now, newest first; `OSError` if the directory is unreadable."""
         with self._lock:
             logs = {info.recording_id: info for info in self._store.logs()}
             if self._entries is None:
@@ -133,19 +127,10 @@ def _is_open(entry: Entry) -> bool:
 def page_of(
     summaries: Sequence[Summary], wanted: Wanted, *, limit: int, after: str | None = None
 ) -> tuple[list[Summary], str | None]:
-    """Take one page of a list from `Listing.refresh`.
+    """Take one page of at most `limit` from a list of `Listing.refresh`.
 
-    Args:
-        summaries: the list.
-        wanted: the filter.
-        limit: maximum number of summaries.
-        after: end of the previous page as returned; None starts at the first.
-
-    Returns:
-        The page, and its end; None if it is the last page.
-
-    Raises:
-        ValueError: `after` is not the end of a page.
+    `after` is the end of the previous page (None: the first page); another value is a `ValueError`.
+    Returns the page, and its end; None if it is the last page.
     """
     rest = _following(summaries, after) if after is not None else iter(summaries)
     found = [it for it in rest if wanted.takes(it)]

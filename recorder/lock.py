@@ -1,9 +1,7 @@
 """A writer's lock on its log, held while the file is open.
 
-Rules: the lock is the operating system's (flock) and ends with the process. So a log with neither
-`fin` nor a lock is one whose writer died. It is advisory: readers ignore it. On a file system
-without locks, logs are written all the same and none appears held. Locking waits only for a
-reader's check, which takes microseconds.
+Rules: flock ends with the process, so a log with neither `fin` nor a lock has lost its writer. It
+is advisory: readers ignore it. Without file system locks, logs are written and none appears held.
 """
 
 from __future__ import annotations
@@ -21,11 +19,7 @@ def hold(descriptor: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process, this one included, is writing the log.
-
-    Raises:
-        OSError: the file does not exist, is a link, or cannot be read.
-    """
+    """Whether any process is writing the log; `OSError` if it cannot be read or is a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,10 +1,9 @@
 """One session's log as its driver uses it: the backlog, the progress of writing, and waiting tasks.
 
-Rules: one thread appends to a log; the recorder's thread takes, advances, releases and fails it.
-All state is guarded by one short lock, under which no work, IO or waiting is done. Waits are
-cancellable and lose nothing: appended records are still written. When all logs together exceed
-their bound, only drivers whose log holds more than its share wait; a record is refused only beyond
-its own log's bound. Encoding and writing are in `recorder.logfile`.
+Rules: one thread appends; the recorder's thread takes, advances, releases and fails. No work, IO or
+waiting happens under the lock. Cancelled waits lose nothing: appended records are still written.
+When all logs together exceed their bound, only drivers over their share wait; a record is refused
+only beyond its own log's bound.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ class Shared:
         serve_here: serves logs in the calling thread, for a recorder without its own.
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
-        backlog_bytes: of all logs.
-        logs: number of open logs.
         steps: steps of work done for any log since the start; constant while the disk hangs.
-        failures: number of failed logs.
         is_closing: nothing more is accepted.
     """
 
@@ -87,7 +83,6 @@ class SessionLog:
     Attributes:
         written_seq: `seq` of the last record that write(2) took, -1 before the first.
         failure: why the log failed, or None.
-        is_unwanted: it was discarded.
     """
 
     def __init__(self, shared: Shared, file: LogFile, on_failure: OnFailure | None) -> None:
@@ -152,8 +147,7 @@ class SessionLog:
 
         Raises:
             LogMisuse: a record is out of order, or the log or the recorder has ended.
-            LogFull: the backlog is a maximal record past its bound; this and later records were
-                not taken.
+            LogFull: the backlog would be a maximal record past its bound; the rest is not taken.
         """
         for record in records:
             if record.kind in _NOT_APPENDED:
@@ -174,11 +168,7 @@ class SessionLog:
         await self._wait(self._waiters, lambda: self.written_seq >= seq)
 
     async def room(self) -> None:
-        """Wait until the log is not full.
-
-        Raises:
-            LogFailed: the log failed.
-        """
+        """Wait until the log is not full; `LogFailed` if it failed."""
         await self._wait(
             self._shared.room_waiters, lambda: self.failure is not None or not self.is_full
         )
@@ -187,13 +177,11 @@ class SessionLog:
     async def finish(self, fields: Fields, *, at_ns: int) -> None:
         """Append `fin`, and wait until the file is synced to the device and closed.
 
-        Args:
-            fields: `reason` and others; `blocks`, `chain` and `counts` are added.
-            at_ns: monotonic nanoseconds.
+        The recorder adds to `fields`; `at_ns` is monotonic. When cancelled, `fin` is still written.
 
         Raises:
             LogMisuse: the log has already ended, or `fields` holds an added field.
-            LogFailed: the log failed. When cancelled, `fin` is still written.
+            LogFailed: the log failed.
         """
         if FIN_FIELDS & fields.keys():
             raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
@@ -289,7 +277,6 @@ class SessionLog:
             self._tell(self._on_failure, failure)
 
     def _give_up(self, failure: LogFailed) -> None:
-        """Take no more, and wake all waiting tasks; the lock is held."""
         self.failure = failure
         self._call_up()
         _wake(self._waiters, all_of_them=True)
@@ -312,7 +299,6 @@ class SessionLog:
             raise LogFull(f"{self.path.name} holds {self._backlog_bytes} bytes back already")
 
     def _call_up(self) -> None:
-        """Have everything queued served at once; the lock is held."""
         self._due_seq, self._is_due = self._next_seq - 1, True
         if not self._is_in_line:
             self._is_in_line = True

@@ -1,9 +1,8 @@
 """One log on disk: records in, blocks out. Synchronous, for one thread.
 
-Rules: the session record is a block of its own, and is repeated at the start of the second block.
-`fin` is a block of its own too, so that it can name the previous block's chain; the seek table is
-written with it. A block is handed to write(2) whole, or the log has failed. After an exception the
-file is only closed. A large record takes many `steps`, and other logs are served between them.
+Rules: the session record is a block of its own, repeated at the start of the second block; `fin` is
+a block of its own, naming the previous block's chain, with the seek table. A block is handed to
+write(2) whole, or the log has failed; then the file is only closed.
 """
 
 from __future__ import annotations
@@ -38,13 +37,7 @@ WRITE_BYTES_MAX: Final = BLOCK_BYTES
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """A block handed to write(2).
-
-    Attributes:
-        last_seq: of its last record.
-        kinds: of its records.
-        file_bytes: its size in the file.
-    """
+    """A block handed to write(2), and its size in the file."""
 
     last_seq: int
     kinds: frozenset[str]
@@ -53,8 +46,6 @@ class Written:
 
 @attrs.define(kw_only=True)
 class _Batch:
-    """The records of a block being filled."""
-
     first: Record
     pieces: list[Piece] = attrs.field(factory=list)
     has_samples: bool = False
@@ -101,11 +92,7 @@ class LogFile:
         self._counts: Counter[str] = Counter()
 
     def create(self) -> None:
-        """Create the file.
-
-        Raises:
-            OSError: it exists, or the disk refused.
-        """
+        """Create the file; `OSError` if it exists."""
         self._descriptor = self._disk.create(self.path)
         self._is_created = True
         self._number = self._directories.add(self.path)
@@ -128,8 +115,7 @@ class LogFile:
         """Write records as `write` does, in steps of bounded duration.
 
         Yields:
-            Each block, and before a large one the bytes of each step; encoding a record is one
-            step, whatever its size.
+            Each block, and before a large one the bytes of each step, at least a record.
 
         Raises:
             RecordInvalid: a record cannot be stored.
@@ -176,21 +162,16 @@ class LogFile:
             self._directories.sync(self.path, self._number)
 
     def close(self) -> None:
-        """Close the file, if open.
-
-        Raises:
-            OSError: the disk refused; the file is closed all the same.
-        """
+        """Close the file, if open, even where the disk raises `OSError`."""
         with self._closing:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
                 self._disk.close(descriptor)
 
     def remove(self) -> None:
-        """Close the file and remove it, from the device too; no effect if it was never created.
+        """Close the file and remove it, from the device too, unless it was never created.
 
-        Raises:
-            OSError: the disk refused; the file is closed all the same.
+        An `OSError` is raised after closing.
         """
         with self._closing:
             if not self._is_created:

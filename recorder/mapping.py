@@ -1,8 +1,7 @@
 """Which record holds which event or effect of the session machine.
 
-Events are kept whole, so that they can be read back and stepped again. Effects are kept only for
-comparison: a sent frame verbatim (`tx`), every other effect with its bytes replaced by their length
-and blake2b-128, since the causing event holds the same bytes.
+Events are kept whole, to be read back and stepped again. Effects are kept only for comparison: a
+sent frame verbatim (`tx`), others with bytes replaced by length and blake2b-128.
 
 | record | of the machine |
 |---|---|
@@ -15,8 +14,7 @@ and blake2b-128, since the causing event holds the same bytes.
 | `chunk` | `ChunkDone` |
 | `event`, `effect` | all others |
 
-A field added to a class later (`protocol.digest.added`) is omitted while it has its default, so
-that old records stay the same.
+A field added later (`protocol.digest.added`) is omitted at its default: old records stay the same.
 """
 
 from __future__ import annotations
@@ -70,8 +68,7 @@ MACHINE_SCHEMA: Final = 1
 SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPSHOT}
 """The schema versions in the head of a new log."""
 HASHES_KEPT: Final = 3
-"""A second of sound and a picture or two: the objects hashed between a picture's decoding and its
-unit."""
+"""A second of sound and a picture or two: the objects between a picture's decoding and its unit."""
 HASHED_BYTES_MAX: Final = 256 << 10
 """The digests of larger objects are not kept, to save memory."""
 
@@ -81,11 +78,7 @@ class MappingError(ValueError):
 
 
 def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
-    """Return the kind and fields of the record for an event.
-
-    Fields are nested plain values, with `bytes` for bytes; `type` holds the event's class. `at_ns`
-    is the record's own.
-    """
+    """Return the kind and plain fields of an event's record; `type` is its class, no `at_ns`."""
     fields = _plain(event)
     del fields["at_ns"]
     return KINDS.get(type(event), "event"), {"type": type(event).__name__, **fields}
@@ -118,11 +111,7 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
 
 
 def event_of(fields: Fields, at_ns: int) -> ev.Event:
-    """Read an event back from its record.
-
-    Raises:
-        MappingError: an unknown name, a missing field, or a field of the wrong type.
-    """
+    """Read an event back; `MappingError` if a name, a field or a type is wrong."""
     rest = dict(fields)
     name = rest.pop("type", None)
     cls = EVENTS.get(name) if isinstance(name, str) else None
@@ -154,7 +143,6 @@ def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
 
 
 def _strict(kind: type, value: object) -> object:
-    """Accept a primitive only of exactly this type."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise TypeError(f"a {type(value).__name__} where a {kind.__name__} is due")

@@ -1,8 +1,7 @@
 """Recent blobs of one log, so that a repeated blob is stored as a reference.
 
-Repeats come soon: a voice is sent and then prepared, PCM is made and then sent. So few blobs are
-kept, as whole bytes: three short probes find them and a full comparison confirms, which is cheaper
-than any hash and exact.
+Repeats come soon (a voice is sent, then prepared), so few blobs are kept, as whole bytes: three
+short probes find them and a full comparison confirms, which is cheaper than any hash and exact.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from .format import MIB
 REFERENCE_BYTES_MIN: Final = 64
 """A shorter blob is stored again: a reference costs as much."""
 REMEMBERED_BYTES: Final = MIB
-"""Kept per log: five seconds of both sides of a session. One larger blob, a voice, is kept
-alone."""
+"""Kept per log: five seconds of both sides of a session, or one larger blob, such as a voice."""
 _PROBE_BYTES: Final = 16
 """Taken at three places, where different PCM and JPEG files differ."""
 

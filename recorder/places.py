@@ -1,9 +1,8 @@
 """Finding a place in a log without reading the blocks before it.
 
-Rules: the seek table holds the start of each block; without a valid table, a scan reads 68 bytes
-per block. Every header used must be valid. The result is a place to start reading: nothing
-requested is before it, and the reader skips the rest. `seq` and time are in the headers; units are
-not, so a few blocks are decompressed to find one.
+Rules: the seek table holds the start of each block; without a valid one, 68 bytes per block are
+read. Every header used must be valid. The result is a place to start reading: the reader skips the
+rest. Headers hold `seq` and time; for a unit, a few blocks are decompressed.
 """
 
 from __future__ import annotations
@@ -29,12 +28,7 @@ BEYOND: Final = 1 << 63
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """A block.
-
-    Attributes:
-        offset: of its header in the file.
-        first_seq: of its first record.
-    """
+    """A block: the offset of its header in the file, and its first record's `seq`."""
 
     offset: int
     first_seq: int
@@ -73,11 +67,7 @@ def seq_at_time(source: Source, at_ns: int) -> int:
 
 
 def seq_of_unit(source: Source, index: int) -> int | None:
-    """Find the record with the result of unit `index`, or of the next recorded unit if it is lost.
-
-    Returns:
-        Its `seq`, None where the log holds no result of this unit or a later one.
-    """
+    """Return the `seq` of the `unit` record of unit `index`, or of the next recorded; else None."""
     offsets = array("Q", hop(source))
     units = _Units(source, offsets, Expansion(source.size))
     if units.next_from(0) == BEYOND:

@@ -1,15 +1,11 @@
 """Reads a session log: records in order, and any damage.
 
-Rules: invalid data is never accepted, see `recorder.scan` and `recorder.decoding`. One bad bit
-costs at most its block, plus records elsewhere that reference a blob of that block; each is
+Rules: one bad bit costs at most its block, plus records elsewhere that reference its blobs,
 reported separately. The session record comes from the first block or its copy in the second;
 without either the log is unreadable. A log can be read while it is written: iteration ends with the
-last complete block, and a new iteration continues there. Reading can begin anywhere (`at`); damage
-before that place is not reported, nor is a chain or seek table judged that depends on it.
-
-Memory is bounded: one block, some blocks kept for later references, and some bytes per block to
-find others again. Time and memory are bounded by the file's size (`recorder.expansion`); anything
-beyond is damage.
+last complete block, and a new one continues there. After a jump (`at`), earlier damage, chains and
+seek tables are not judged. Memory is one block, some kept for references, and some bytes per block;
+time and memory are bounded by the file's size (`recorder.expansion`).
 """
 
 from __future__ import annotations
@@ -34,16 +30,13 @@ from .records import Record
 from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, Source, load_block
 
 KEPT_BYTES_MAX: Final = 16 * MIB
-"""Cost of the blocks kept for later references, far more than a writer remembers. A block of this
-cost is not kept after it is read."""
+"""Cost of the blocks kept for later references, far more than a writer remembers."""
 
 HeadSource = Literal["first", "second"]
 
 
 def read(path: Path, *, on_damage: Callable[[Damage], object] | None = None) -> Iterator[Record]:
-    """Yield the records of a log, the session record first.
-
-    Damage goes to `on_damage`; without it, the first damage raises.
+    """Yield the records of a log, the session record first; damage goes to `on_damage`.
 
     Raises:
         LogDamaged: there is damage, and no `on_damage`.
@@ -69,13 +62,7 @@ class _Parsed:
 
 
 class LogReader:
-    """One log, read from its start; use it as a context manager, or call `close`.
-
-    Attributes:
-        head: the session record.
-        head_source: the block that it came from.
-        blocks: number of blocks accepted so far.
-    """
+    """One log, read from its start; a context manager. `head` came from block `head_source`."""
 
     head: Final[Record]
     head_source: Final[HeadSource]
@@ -85,7 +72,7 @@ class LogReader:
 
         Raises:
             Unreadable: no session record is left, or none was written yet.
-            OSError: there is no such file, or it cannot be read.
+            OSError: the file cannot be read.
         """
         self._source = BytesSource(log) if isinstance(log, bytes) else FileSource(log)
         self._expansion: Final = Expansion(self._source.size)
@@ -149,11 +136,7 @@ class LogReader:
         return self.at(seq_at_time(self._source, at_ns))
 
     def at_unit(self, index: int) -> Iterator[Record | Damage]:
-        """Read on from the `unit` record of unit `index`'s result, or the next if it is lost.
-
-        Raises:
-            LookupError: the log has no result of this unit or a later one.
-        """
+        """Read on from the record of unit `index` or the next; `LookupError` if there is none."""
         seq = seq_of_unit(self._source, index)
         if seq is None:
             raise LookupError(f"no unit {index} or later in the log")
@@ -301,12 +284,7 @@ def _lose_block(block: Block, reason: Reason, detail: str) -> Damage:
 def find_head(
     source: Source, expansion: Expansion, *, tries_max: int | None = None
 ) -> tuple[Record, HeadSource]:
-    """Take the head from the first valid block, which holds the record or its copy, or neither.
-
-    Args:
-        source: the log.
-        expansion: its expansion limit.
-        tries_max: damages skipped at most; None: all.
+    """Take the head from the first valid block, past at most `tries_max` damages (None: any).
 
     Raises:
         TooNew: a newer version wrote it.

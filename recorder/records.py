@@ -12,8 +12,7 @@ that starts with `$` gets a second one, so the two are never confused:
     {"$text": [...]} split text: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
     {"$wtf8": i}     text with lone surrogates, which JSON in UTF-8 cannot hold
 
-Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers stay within a
-reader's limit.
+Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers stay short.
 """
 
 from __future__ import annotations
@@ -129,7 +128,6 @@ class Framed:
 
     Attributes:
         pieces: its bytes, split where their kind changes; see `recorder.compression`.
-        framed_bytes: their total.
         cost: of reading it, without its bytes; see `recorder.expansion`.
         has_samples: some pieces are packed PCM.
     """
@@ -177,11 +175,7 @@ class RecordEncoder:
         self._memory = BlobMemory()
 
     def encode(self, record: Record) -> Framed:
-        """Encode a record.
-
-        Raises:
-            RecordInvalid: a value is not JSON or bytes, nests too deep, or the whole is too large.
-        """
+        """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
         packer = _Packer(seq=record.seq, memory=self._memory)
         fields = record.fields
         if record.kind in FRAME_KINDS and isinstance(
@@ -225,11 +219,7 @@ class RecordEncoder:
 
 
 def to_json(header: Mapping[str, object]) -> bytes:
-    """Encode a record's header.
-
-    Raises:
-        RecordInvalid: it is not JSON.
-    """
+    """Encode a record's header; `RecordInvalid` if it is not JSON."""
     try:
         return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
     except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too

@@ -2,15 +2,11 @@
 
     damaged log -> survey: which records are good -> their blocks, copied -> fin -> verified
 
-Rules: the log itself is only read. Good blocks are copied as they are stored; a block with a bad
-record is rewritten without it. Nothing is invented: the new log ends where records are lost, or,
-when salvaging, a `mark` (`is_lost`) replaces each lost record, so that all others keep their
-numbers and a replay knows where to stop. A block that does not chain to the one before ends the log
-too.
-
-`fin` has the reason `recovered` if records are missing, else its own; its field `recovered` holds
-the details. A log that is being written, or that a newer version wrote, is refused. Memory: two
-numbers per damage, and one block.
+Rules: good blocks are copied; a block with a bad record is rewritten without it. Nothing is
+invented: the new log ends where records are lost, or, when salvaging, a `mark` (`is_lost`) replaces
+each lost record, so that others keep their numbers and a replay knows where to stop. A block that
+does not chain ends the log too. `fin` has the reason `recovered` if records are missing, else its
+own; its field `recovered` holds the details. Memory: two numbers per damage, and one block.
 """
 
 from __future__ import annotations
@@ -59,9 +55,7 @@ class Survey:
 
     Attributes:
         kept: `seq` ranges of the records to keep, in order, start and stop; without `fin`.
-        records: number of records kept.
         records_lost: known to be lost, or after the end that is kept.
-        damage_count: damages in the log.
         tail_bytes: of an incomplete block at its end.
         units: last kept unit's index plus one; 0 if there is none.
         fin: the caller's fields of `fin`; None if it is lost or left out.
@@ -82,13 +76,7 @@ class Survey:
 
 @attrs.frozen(kw_only=True)
 class Recovered:
-    """A recovered log.
-
-    Attributes:
-        survey: the intact records of the source.
-        file_bytes: size of the new log.
-        reason: in its `fin`.
-    """
+    """A recovered log: the survey of its source, its size, and the reason in its `fin`."""
 
     survey: Survey
     file_bytes: int
@@ -174,8 +162,6 @@ def _fin_fields(found: Survey, file_bytes: int) -> Fields:
 
 @attrs.define(kw_only=True)
 class _Tally:
-    """The intact records found so far."""
-
     salvage: bool
     kept: list[tuple[int, int]] = attrs.field(factory=list)
     records: int = 0
@@ -248,8 +234,6 @@ class _Tally:
 
 @attrs.define(kw_only=True)
 class _Copier:
-    """Writes the kept records, block by block."""
-
     source: FileSource
     found: Survey
     writer: Rewriter

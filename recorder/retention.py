@@ -25,12 +25,7 @@ Cause = Literal["age", "size"]
 
 @attrs.frozen(kw_only=True)
 class Retention:
-    """What to keep; None: no limit.
-
-    Attributes:
-        age_s_max: older logs are removed.
-        bytes_max: the oldest are removed until the total fits.
-    """
+    """What to keep: maximum age, and total size after removing the oldest; None: no limit."""
 
     age_s_max: float | None = None
     bytes_max: int | None = None
@@ -61,7 +56,6 @@ class Pruned:
         failed: logs that could not be removed.
         held_logs: number of logs due but being written, or just written.
         kept_logs: number of logs left.
-        kept_bytes: their total size.
     """
 
     removed: tuple[Removal, ...]
@@ -78,14 +72,12 @@ class Pruned:
 
 @attrs.frozen(kw_only=True)
 class RetentionStatistics:
-    """What is recorded, and what was removed of it since a server began.
+    """Recorded and removed logs since the server began.
 
     Attributes:
-        logs: that there are, when they were counted last.
-        file_bytes: of these.
-        removed: logs that were removed, by why.
-        removed_bytes: of these.
-        failures: times that a log could not be removed.
+        logs: number at the last count, with `file_bytes` in total.
+        removed: number of logs, by cause.
+        failures: failed removals.
     """
 
     logs: int = 0
@@ -115,12 +107,9 @@ def prune(
     dry_run: bool = False,
     on_removed: Callable[[Removal], None] = lambda _: None,
 ) -> Pruned:
-    """Remove the logs beyond what `retention` keeps; with `dry_run`, only report them.
+    """Remove logs beyond `retention`, or with `dry_run` only report them.
 
-    `now_s` is in seconds since the epoch; `on_removed` gets each log once it is gone.
-
-    Raises:
-        OSError: the directory cannot be read.
+    `now_s` is Unix time; `on_removed` gets each removed log. May raise `OSError`.
     """
     logs = sorted(store.logs(), key=lambda info: (info.modified_ns, info.recording_id))
     removed: list[Removal] = []

@@ -1,10 +1,8 @@
 """Writing a log from the stored records of another, block by block.
 
-Rules: records are not decoded and re-encoded, so they keep their bytes and version. Blocks are
-copied whole where possible, with a new place in the chain; otherwise their records go into new
-blocks. As in any log, the session record is a block of its own, repeated in the second; `fin` is a
-block of its own, followed by the seek table. The file is new; its directory is not synced, which is
-left to the caller that renames it.
+Rules: records keep their bytes and version. Blocks are copied whole where possible, rechained;
+otherwise their records go into new blocks. The session record, its copy, `fin` and the seek table
+are as in any log. The file is new; syncing its directory is left to the caller that renames it.
 """
 
 from __future__ import annotations
@@ -74,14 +72,8 @@ class Rewriter:
         at_ns: of the last record.
         version: format version of blocks not copied; at least that of copied blocks.
 
-    Args:
-        path: the new file.
-        compressor: for blocks not copied.
-        block_bytes: a block closes at this size before compression.
-        version: of the format.
-
     Raises:
-        OSError: the file exists, or the disk refused.
+        OSError: the file exists, or the disk refused; also from each writing method.
     """
 
     def __init__(
@@ -128,12 +120,7 @@ class Rewriter:
         return self._chain.blocks + bool(self._waiting) == 1
 
     def put(self, entry: Entry) -> None:
-        """Write a record, with others in a block.
-
-        Raises:
-            RecordInvalid: it cannot be stored.
-            OSError: the disk refused.
-        """
+        """Write a record, with others in a block; `RecordInvalid` if it cannot be stored."""
         assert entry.seq == self.next_seq, "records come in order"
         size = entry.framed.framed_bytes
         if self._waiting and self._waiting_bytes + size > self._block_bytes:
@@ -148,16 +135,9 @@ class Rewriter:
     def copy(
         self, header: BlockHeader, compressed: bytes, kinds: Sequence[str], last_ns: int
     ) -> None:
-        """Copy a block; it has a head copy exactly if `wants_head_copy`.
+        """Copy a block of records of `kinds`; it has a head copy exactly if `wants_head_copy`.
 
-        Args:
-            header: the block's.
-            compressed: its zstd frame.
-            kinds: of its records, without the head copy.
-            last_ns: `at_ns` of its last record.
-
-        Raises:
-            OSError: the disk refused.
+        `last_ns` is `at_ns` of its last record.
         """
         self._flush()
         self.version = max(self.version, header.version)
@@ -168,13 +148,7 @@ class Rewriter:
         self._note(kinds, header.next_seq, last_ns)
 
     def finish(self, fields: Fields, at_ns: int) -> None:
-        """Write `fin` and the seek table, and return once all is on the device.
-
-        `fields` are those of `fin` that the recorder does not add.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Write `fin`, with the recorder's fields, and the seek table; sync all to the device."""
         self._flush()
         said = {**fields, **self._chain.fin_fields(self._counts)}
         fin = Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=said)

@@ -1,15 +1,11 @@
 """The blocks of a log, found and checked in order, and the damage between them.
 
 Rules: a block is accepted only if its header's CRC and limits, its payload's CRC and its
-decompressed length hold. After a valid header with a bad payload, the next block is found by
-length, unless a mark inside the payload shows missing bytes; after a bad header, the next mark is
-searched. A block that goes back in `seq` is refused; a gap in `seq` and a broken chain are
-reported. An incomplete block at the end is no damage: the log is open, or its writer died. A seek
-table must match the blocks before it, as far as they are undamaged.
-
-Scanning can continue when the file has grown. It holds one block and allocates at most a block's
-limit and the file's expansion limit; each byte is read a bounded number of times, whatever headers
-claim.
+decompressed length hold. After a bad payload, the next block is found by length, unless a mark
+inside shows missing bytes; after a bad header, by the next mark. A block that goes back in `seq` is
+refused; gaps in `seq` and broken chains are reported. An incomplete block at the end is no damage.
+A seek table must match the undamaged blocks. Scanning can continue when the file has grown; memory
+is one block, and each byte is read a bounded number of times, whatever headers claim.
 """
 
 from __future__ import annotations
@@ -56,9 +52,9 @@ Reason = Literal[
     "seek",
     "version",
 ]
-"""A block's header or payload; a record in a valid block, or a blob that it references in a lost
-one; missing records; a block seen before; a block that does not chain to the last; the copy of the
-session record; `fin`, or data after it; the seek table; or no damage, but a newer version."""
+"""A block's header or payload; a record, or its blob in a lost block; missing records; a repeated
+block; a broken chain; the session record's copy; `fin` or data after it; the seek table; or no
+damage, but a newer version."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,8 +64,6 @@ class Damage:
     Attributes:
         offset: of the damaged bytes in the file.
         length: in bytes; 0 where bytes are only missing.
-        reason: its kind.
-        detail: in words.
         first_seq: the first record lost, None if unknown.
         records: number of records lost, 0 if unknown.
     """
@@ -146,11 +140,7 @@ class BytesSource:
 
 
 def load_block(source: Source, offset: int, expansion: Expansion) -> Block:
-    """Read and check one block.
-
-    Raises:
-        FormatError: there is no valid block, or it exceeds the expansion limit.
-    """
+    """Read and check one block; `FormatError` if it is invalid or exceeds the expansion limit."""
     header = unpack_header(source.read(offset, HEADER_BYTES))
     compressed = _read_frame(source, offset, header)
     return Block(offset=offset, header=header, payload=_decompress(header, compressed, expansion))
@@ -212,10 +202,6 @@ class Scanner:
         chain: of the last block, None after one whose header was lost.
         next_seq: the `seq` that the next block must start with.
         has_table: a seek table was passed; it was valid unless damage was reported.
-
-    Args:
-        source: the log.
-        expansion: its expansion limit; None: the default of any log.
     """
 
     def __init__(self, source: Source, expansion: Expansion | None = None) -> None:

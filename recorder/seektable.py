@@ -4,12 +4,10 @@
     Entry  := compressed_len:u32 uncompressed_len:u32
     Footer := frames:u32 descriptor:u8(0: no checksums) magic:u32(0x8F92EAB1)
 
-Rules: every zstd frame before the table has an entry, including the skippable frames of block
-headers, with uncompressed length 0. So a block is two entries, the first always the same, and any
-reader of the seekable format finds every payload. The mark of a block cannot occur in the table: a
-header's entry starts with a byte that no mark contains, and lengths are limited.
-
-A table is optional: it is not in the chain, and nothing is accepted because of it.
+Rules: every zstd frame has an entry, including the skippable ones of block headers, of uncompressed
+length 0. So a block is two entries, the first always the same. No block's mark can occur in the
+table: a header's entry starts with a byte that no mark contains, and lengths are limited. A table
+is optional: it is not in the chain, and nothing is accepted because of it.
 """
 
 from __future__ import annotations
@@ -80,10 +78,7 @@ def table_bytes_by_footer(footer: bytes) -> int:
 
 
 def offsets_in(table: bytes, table_offset: int) -> array[int] | None:
-    """Return the block starts and the last block's end by a table at `table_offset`.
-
-    One more entry than blocks; None if the table is invalid or cannot be this log's.
-    """
+    """Return the block starts and the last block's end by a table at `table_offset`, or None."""
     if table_bytes(table) != len(table) or table_bytes_by_footer(table[-FOOTER_BYTES:]) != len(
         table
     ):

@@ -1,11 +1,9 @@
 """Base64 spans taken out of JSON text, and put back.
 
-A media frame is JSON text that is nearly all base64. Decoded, its PCM compresses, and repeated
-bytes are found elsewhere in the session.
+A media frame is nearly all base64. Decoded, its PCM compresses, and repeated bytes are recognised.
 
-Rules: a span is a whole quoted string, or the part after `base64,` near its start. It is taken only
-if re-encoding gives the same characters, so `restore` is exact for ANY text, JSON or not. Only
-quotes are searched for; JSON is not parsed.
+Rules: a span is a whole quoted string, or the part after `base64,` near its start, and only if
+re-encoding gives the same characters, so `restore` is exact for ANY text. JSON is not parsed.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ SPAN_CHARS_MIN: Final = 64
 QUOTES_MAX: Final = 1 << 16
 """Quotes examined per frame: a frame of only quotes must not hold up the recorder."""
 SPANS_MAX: Final = 4096
-"""Spans per frame: far more than any conversation has media, and each lengthens the record's
-header, which readers limit."""
+"""Spans per frame, more than a conversation's media; each lengthens the record's header."""
 _GROUP_CHARS: Final = 4
 _GROUP_BYTES: Final = 3
 """Base64 groups: all but the last decode to exactly three bytes."""

@@ -1,8 +1,7 @@
 """A directory of session logs.
 
 Rules: a log's name is its recording id and a suffix; other files and links are ignored. Ids come
-from the server and are still checked, so that none is a path. Content is read by `summary`, writers
-are found by `lock`, and `retention` removes logs.
+from the server and are still checked, so that none is a path.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class LogInfo:
     Attributes:
         recording_id: its name without the suffix.
         inode: distinguishes another file of the same name.
-        file_bytes: its size when listed.
         modified_ns: nanoseconds since the epoch when it last grew.
     """
 
@@ -51,11 +49,7 @@ class Store:
     directory: Path
 
     def path(self, recording_id: str) -> Path:
-        """Return the path of a recording's log, existing or not.
-
-        Raises:
-            LogMisuse: the recording id is invalid.
-        """
+        """Return the path of a recording's log; `LogMisuse` if the recording id is invalid."""
         if not is_recording_id(recording_id):
             raise LogMisuse(f"{recording_id!r} is no recording id: 1 to 64 of A-Z a-z 0-9 _ -")
         return self.directory / (recording_id + SUFFIX)

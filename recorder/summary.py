@@ -2,9 +2,8 @@
 
 Rules: a log with `fin` at its end is `finished`, whatever damage precedes it (`verify` finds it). A
 log without is `crashed`, or `open` while its writer holds it; without a session record it is
-`unreadable`. Without `fin`, the duration is that of the last record, and units are counted by the
-last one found in the tail. The types of values are checked, and either end costs at most
-`ENDS_COST_MAX`; anything beyond counts as damaged.
+`unreadable`. Without `fin`, duration and units come from the last records in the tail. Values'
+types are checked; content beyond `ENDS_COST_MAX` at either end counts as damaged.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ State = Literal["open", "finished", "crashed", "unreadable"]
 START_BYTES: Final = HEAD_BYTES_MAX + BLOCK_BYTES
 """The first block, and usually the second: the session record and its copy."""
 ENDS_COST_MAX: Final = 16 * MIB
-"""Expansion limit of either end, see `recorder.expansion`: 0.1 s of work, and four times the cost
-of the largest session record."""
+"""Expansion limit of either end: 0.1 s of work, four times the largest session record."""
 TRIES_MAX: Final = 64
 """Invalid blocks skipped at either end: a crash damages one or two, a bad disk some."""
 FIN_BYTES: Final = 8 << 10
@@ -43,7 +41,7 @@ TAIL_BYTES: Final = 2 * BLOCK_BYTES
 TEXT_CHARS_MAX: Final = 256
 """Names of modes, dialects, keys and reasons are shorter, and usually a model's folder is."""
 WALL_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, the last of calendars."""
+"""The end of the year 9999, the limit of calendar libraries."""
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -52,15 +50,12 @@ class Summary:
     """A log as it is listed; None where its file does not say.
 
     Attributes:
-        recording_id: its name.
         session_id: as the session's client and the server's log know it.
         began_ms: Unix milliseconds of the session's start.
         duration_ms: from the start to the last record.
-        mode: the session's mode.
         dialect: the wire protocol; only in logs with `fin`.
         owner: the name of the client's key; empty without one.
         model: as the server was told to load it.
-        reason: why the session ended.
         units: number of units started.
         turns: number of chat turns.
         chunks: seconds transcribed; only in logs with `fin`.
@@ -86,7 +81,7 @@ class Summary:
     def is_named(self, name: str) -> bool:
         """Whether `name` is an id of the recording or session; `rt_` and its start in 000.
 
-        The name that a client of 002 gave itself is not known here.
+        A 002 client's own name is not known here.
         """
         started = None if self.began_ms is None else f"rt_{self.began_ms}"
         duplex = derive_id("duplex", self.recording_id, 0)
@@ -99,11 +94,7 @@ class Summary:
 
 
 def summarize(info: LogInfo) -> Summary:
-    """Summarize a log, never as `open`; no content makes it raise.
-
-    Raises:
-        OSError: the file is gone, or cannot be read.
-    """
+    """Summarize a log, never as `open`; only an unreadable file (`OSError`) makes it raise."""
     known = Summary(
         recording_id=info.recording_id,
         state="unreadable",
@@ -163,8 +154,6 @@ def _ends_expansion() -> Expansion:
 
 @attrs.frozen
 class _Start:
-    """The start of a log."""
-
     log: Source
 
     def size(self) -> int:
@@ -211,7 +200,7 @@ def _count(value: Value) -> int | None:
 
 
 def _fin(source: Source, expansion: Expansion) -> Record | None:
-    """Find `fin`, alone in the last block."""
+    """Find `fin`, the only record of the last block."""
     for records in _last_blocks(source, FIN_BYTES, expansion):
         return records[0] if records[0].kind == "fin" else None
     return None

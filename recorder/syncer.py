@@ -16,7 +16,6 @@ class Syncer:
     """Runs jobs in its own thread, which starts with the first job."""
 
     def __init__(self, *, inline: bool) -> None:
-        """With `inline`, run jobs in the caller's thread."""
         self._inline = inline
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -1,12 +1,9 @@
 """Upcasting: records of older versions, read as current ones.
 
-Rules: each kind of record has a version (`RECORD_VERSIONS`). Logs are never rewritten when it
-rises: records are upcast on reading, one version at a time, after their blobs are resolved. Newer
-versions and unknown kinds are refused, and the message names the known versions.
-
-An added field needs no upcast: it has a default (`protocol.digest.added`). If a field changes its
-meaning or is removed, the kind's version rises by one, and a conversion is entered in `UPCASTS`,
-which is empty so far.
+Rules: logs are never rewritten when a kind's version (`RECORD_VERSIONS`) rises: records are upcast
+on reading, one version at a time, blobs resolved. Newer versions and unknown kinds are refused. An
+added field needs no upcast: it has a default (`protocol.digest.added`). If a field changes its
+meaning or is removed, a conversion is entered in `UPCASTS`, which is empty so far.
 """
 
 from __future__ import annotations
@@ -44,11 +41,7 @@ def check_version(kind: str, version: int) -> None:
 
 
 def upcast(kind: str, version: int, fields: Fields) -> Fields:
-    """Upcast a record's fields, blobs resolved, to the current version of its kind.
-
-    Raises:
-        FormatError: they are not valid for that version.
-    """
+    """Upcast a record's fields, blobs resolved; `FormatError` if invalid for that version."""
     for old in range(version, RECORD_VERSIONS[kind]):
         fields = UPCASTS[kind][old](fields)
     return fields

@@ -1,8 +1,8 @@
 """Checks a whole session log, for `antiphon verify`.
 
-Rules: an intact log without `fin` is open, which is no fault: its session runs, or its process was
-killed. Any damage makes it damaged; without a session record it is unreadable. `fin` must name the
-previous block's chain and the right counts, and a seek table must match the log.
+Rules: an intact log without `fin` is open, which is no fault. Any damage makes it damaged; without
+a session record it is unreadable. `fin` must name the previous block's chain and the right counts,
+and a seek table must match the log.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ class Report:
     """The result of verifying a log.
 
     Attributes:
-        blocks: accepted.
         records: read, the session record counted once.
         first_seq: of the first record read, None if there is none.
-        last_seq: of the last.
         damage: the first `DAMAGE_KEPT`.
         damage_count: all damages.
         fin_ok: whether `fin` has the right chain and counts, None without `fin`.
@@ -68,8 +66,6 @@ class Report:
 
 @attrs.define
 class _Tally:
-    """Counts while reading."""
-
     counts: Counter[str] = attrs.field(factory=Counter)
     damage: list[Damage] = attrs.field(factory=list)
     damage_count: int = 0
@@ -110,11 +106,7 @@ class _Tally:
 
 
 def verify(log: Path | bytes) -> Report:
-    """Read and judge a whole log, a path or its bytes; no content makes it raise.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read and judge a whole log, a path or its bytes; only `OSError` is raised."""
     try:
         reader = LogReader(log)
     except Unreadable as error:

@@ -4,23 +4,18 @@
            <--written, room, on_failure----- bell of the driver's event loop
 
 Rules:
-- `append` never blocks and costs the caller almost nothing; the thread does the work.
-- Records of a log that are ready together share a block. An urgent record, or a task in `written`,
-  has its log served at once; other records at most `block_age_s` later.
+- `append` never blocks. Records that are ready together share a block. An urgent record, or a task
+  in `written`, has its log served at once; other records at most `block_age_s` later.
 - Logs are served in turn by bytes (deficit round robin), `QUANTUM_BYTES` of work per turn; a log
-new
-  in line comes before those that had a turn. So a log with little to write waits for one step of
-  the current work and one turn of each log before it, whatever the others' backlog.
-- `written` returns after write(2) took the block, under durability `unit` after fdatasync too.
-- Syncs at an interval or at `fin` run in the syncer's thread, so a slow device delays no other
-  session. Under durability `unit` each log waits in turn for its sync.
+  new in line comes first. So a log with little to write waits for one step of the current work and
+  one turn of each log before it, whatever the others' backlog.
+- `written` returns after write(2), under durability `unit` after fdatasync too. Other syncs run in
+  the syncer's thread, so a slow device delays no other session.
 - A failed create, write or sync fails its log for good: no retry, the backlog is dropped and
-counted,
-  and the opener is told. Other logs continue.
-- The backlog is bounded in bytes, per log and in total. The driver decides what a session does when
-  it is full. At the total bound, a log under its share (the bound by the number of logs) is not
-  full.
-  If drivers continue anyway, each log's own bound holds: that many bytes, plus one record.
+  counted, and the opener is told. Other logs continue.
+- The driver decides what a session does when its backlog is full. At the total bound, a log under
+  its share (the bound by the number of logs) is not full. Each log's own bound holds in any case:
+  that many bytes, plus one record.
 """
 
 from __future__ import annotations
@@ -53,8 +48,7 @@ QUANTUM_BYTES: Final = MIB
 """Bytes of a log's work per turn, some 10 ms: more than a second of a session."""
 
 Durability = Literal["none", "interval", "unit"]
-"""When fdatasync runs besides at `fin`: never, at an interval, or also after a block with a
-unit."""
+"""When fdatasync runs besides at `fin`: never, at intervals, or also after a block with a unit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,8 +77,6 @@ class RecorderStatistics:
     Attributes:
         logs: open now.
         backlog_bytes: appended and not yet written, in all logs.
-        blocks: blocks written.
-        file_bytes: bytes written.
         failures: logs that failed or were abandoned.
     """
 
@@ -101,8 +93,7 @@ class _Work:
 
     Attributes:
         credit_bytes: allowed in this turn; negative credit is paid back in later turns.
-        steps: of the records taken; None when the next are to be taken.
-        size_bytes: of those records.
+        steps: of the records taken, of `size_bytes`; None when the next are to be taken.
     """
 
     credit_bytes: int = 0
@@ -127,8 +118,7 @@ class Recorder:
             policy: how logs are kept.
             disk: the file operations; the operating system's by default.
             clock: in seconds; decides when a block and a sync are due, never a log's content.
-            inline: work in the caller's thread, so that a test under a virtual clock never waits.
-                Records that no task waits for stay queued until one does.
+            inline: work in the caller's thread, and only on records that a task awaits.
         """
         self._policy: Final = policy if policy is not None else RecorderPolicy()
         self._disk: Final = disk if disk is not None else LocalDisk()
@@ -153,12 +143,8 @@ class Recorder:
     ) -> SessionLog:
         """Start a log; the thread creates the file, `written(0)` waits for it.
 
-        Args:
-            path: the new file, from `Store.path`.
-            fields: of the `session` record.
-            at_ns: monotonic nanoseconds.
-            on_failure: called once if the log fails, in the current event loop, else in the
-                recorder's thread.
+        `path` is from `Store.path`; `at_ns` is monotonic. `on_failure` is called once if the log
+        fails, in the current event loop, else in the recorder's thread.
 
         Raises:
             LogMisuse: the recorder is closed, or the name is not that of a recording.
@@ -255,7 +241,6 @@ class Recorder:
             self._sync_due()
 
     def _serve_called_up(self) -> None:
-        """Serve logs until none is called up."""
         while self._shared.called_up or self._had_a_turn:
             self._serve_a_round()
 
