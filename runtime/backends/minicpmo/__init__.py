@@ -1,1 +1,1 @@
-"""MiniCPM-o 4.5 as our own modules; see `model.py` for how they fit together."""
+"""MiniCPM-o 4.5 in modules of our own; `model.py` describes how they fit together."""

@@ -1,19 +1,12 @@
-"""One request with streaming input in one slot: chunks extend it, tokens are sampled behind each.
+"""One streaming request in one slot: chunks extend the prompt, and tokens are sampled after each.
 
-The rules are those of `streams`. What this file holds to:
-
-- What a slot holds is never computed again. A chunk computes its own prompt and all but the last of
-  the tokens that it samples; the last one is left out of the cumulative prompt, or carried over.
-- A draw is a function of the chunk's seed, the request's id, the chunk and the step: chunks that
-  come bunched get what they get when they come one by one.
-- Sound is one stream through the request. The audio encoder starts over every 29 seconds, as in a
-  duplex session (model.md).
-- What does not fit is refused before anything of it is computed. Where the context ends amid the
-  sampling, the chunk ends with `context_full`.
-- A chunk that fails, or is cut, ends the request and leaves the slot empty.
-
-Like a unit, a chunk is a generator of requests (`work.py`): whoever drives it computes alone or in
-batches, with the same result.
+Rules, besides those of `streams`:
+- Cached keys and values are never recomputed: a chunk feeds its prompt and all its tokens but the
+  last, which is dropped from the cumulative prompt or carried over.
+- A draw depends on the chunk's seed, the request id, the chunk and the step, never on timing.
+- Sound is one stream per request; the audio encoder restarts every 29 seconds (model.md).
+- If the context fills while sampling, the chunk ends with `context_full`. A failed or cut chunk
+  ends the request and empties the slot.
 """
 
 from __future__ import annotations
@@ -49,18 +42,11 @@ Phase = Literal["open", "failed", "released"]
 
 
 class Anchor:
-    """One request in one slot; its generators never overlap.
-
-    Args:
-        machine: the model at work.
-        tokens: the tokenizer; shared.
-        anchoring: what its chunks have in common.
-        slot: where its keys and values lie; empty.
-        forbidden: ids that are never sampled.
+    """One request in one slot, which must be empty; its generators never overlap.
 
     Attributes:
-        length: tokens that the slot holds.
-        chunks: how many were answered.
+        length: tokens in the slot.
+        chunks: number of chunks answered.
     """
 
     def __init__(
@@ -82,11 +68,7 @@ class Anchor:
         self._phase: Phase = "open"
 
     def look(self, prompt: Sequence[Part], params: SamplingParams) -> Looked:
-        """Look at the next chunk; changes nothing, and may be called from any thread.
-
-        Args:
-            prompt: what it adds to the cumulative prompt.
-            params: how it is answered.
+        """Check the next chunk's prompt without changing state; safe from any thread.
 
         Raises:
             ContextFull: it does not fit.
@@ -113,22 +95,16 @@ class Anchor:
         return looked
 
     def extend(self, looked: Looked, params: SamplingParams, emit: Emit) -> Steps[Extended]:
-        """Compute a chunk and answer it; see `AnchorSession.extend`.
+        """Compute the chunk that `look` checked, and answer it; see `AnchorSession.extend`.
 
-        Args:
-            looked: what `look` made of its prompt, since the chunk before.
-            params: how it is answered.
-            emit: told each token, from the thread that drives the generator.
-
-        Raises:
-            BackendError: it failed, was cut, or was called out of order; the slot is empty.
+        `emit` runs in the thread that drives the generator. A `BackendError` leaves the slot empty.
         """
         self._require_open()
         with self._wiped_on_failure():
             began = time.perf_counter_ns()
             rows, fed_ids = yield from self._rows(looked)
             first = yield from self._feed(rows)
-            first.logits.whole()  # On the device they would keep their batch.
+            first.logits.whole()  # On the device they would keep the batch's memory.
             middle = time.perf_counter_ns()
             sampled, reason = yield from self._sample(first, params, emit, len(rows))
             ended = time.perf_counter_ns()
@@ -155,16 +131,16 @@ class Anchor:
         )
 
     def rest(self) -> str:
-        """Let go of what was held back of an incomplete character; nothing will complete it."""
+        """Return and drop the text held back for an incomplete character."""
         rest, self._stream = self._stream.end(), TextStream(self._tokens)
         return rest
 
     def interrupt(self) -> None:
-        """Cut the request at its next step, for good; safe from any thread."""
+        """Cut the request for good at its next step; safe from any thread."""
         self._is_interrupted = True
 
     def release(self) -> None:
-        """Wipe the slot; releasing again does nothing, any other call fails."""
+        """Wipe the slot; idempotent, and any other call fails afterwards."""
         if self._phase == "open":
             self._machine.clear(self._slot)
         self._phase = "released"
@@ -173,7 +149,7 @@ class Anchor:
     # -- what a chunk does ----------------------------------------------------------------------
 
     def _rows(self, looked: Looked) -> Steps[tuple[Tensor, tuple[int, ...]]]:
-        """The rows of a prompt, (T, width), and their ids."""
+        """Compute the rows of a prompt, (T, width), and their ids."""
         embed = self._machine.parts.embed
         rows, fed = list[Tensor](), list[int]()
         for piece in (Ids(ids=self._carried), *looked.pieces):
@@ -199,7 +175,7 @@ class Anchor:
         return heard
 
     def _feed(self, rows: Tensor) -> Steps[Fed]:
-        """Feed rows behind what the slot holds; gives what the last one gave."""
+        """Feed rows after the slot's content; return the output of the last."""
         for block in torch.split(rows, BLOCK):
             self._require_uncut()
             fed: Fed = yield Feed(slot=self._slot, start=self.length, rows=block)
@@ -209,7 +185,7 @@ class Anchor:
     def _sample(
         self, fed: Fed, params: SamplingParams, emit: Emit, prompt_tokens: int
     ) -> Steps[tuple[tuple[int, ...], FinishReason]]:
-        """Sample until there is a reason to stop; all tokens but the last are fed."""
+        """Sample until a finish reason; all tokens but the last are fed."""
         sampled, computed = list[int](), prompt_tokens
         for step, draw in enumerate(self._draws(params)):
             token = self._decide(fed, float(draw), params)
@@ -247,13 +223,13 @@ class Anchor:
         return fed.logits.settle(rule)
 
     def _draws(self, params: SamplingParams) -> NDArray[np.float64]:
-        """The draws of this chunk, one for each token that it may sample at most."""
-        # The first token needs no room: it is sampled behind the prompt, and the last is never fed.
+        """The draws of this chunk, one for each token that it may sample."""
+        # The first token needs no room: it is sampled after the prompt, and the last is never fed.
         most = min(params.max_tokens, self._machine.config.context_limit - self.length + 1)
         return draws(params.seed, self.chunks, f"stream/{self._anchoring.request_id}", most)
 
     def _reason(self, token: int, count: int, params: SamplingParams) -> FinishReason | None:
-        """Why the `count`-th token is the chunk's last, if it is."""
+        """Return the finish reason if the `count`-th token is the chunk's last."""
         if token in params.stop_token_ids:
             return "stop"
         if token in self._tokens.endings and not params.ignore_eos:
@@ -266,7 +242,6 @@ class Anchor:
 
     @contextmanager
     def _wiped_on_failure(self) -> Iterator[None]:
-        """Hold that a request which fails leaves its slot empty, and raises `BackendError`s."""
         try:
             yield
         except Exception as error:

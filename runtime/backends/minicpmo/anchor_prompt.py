@@ -1,12 +1,8 @@
-"""The prompt of one chunk of a streaming request, looked at before anything is computed.
+"""The prompt of one chunk of a streaming request, checked before any computation or decoding.
 
-Text is encoded, ids are taken as they are. A picture is `<image>`, its embeddings, `</image>`, then
-its slices in `<slice>` and `</slice>`, as in a duplex unit. Sound is ten embeddings a second with
-nothing around them: it is one stream from chunk to chunk, so only whole seconds of it are taken.
-Whoever wants marks around it adds them as ids.
-
-How many rows a prompt takes is known from its texts, the headers of its pictures and the length of
-its sound, before a picture is decoded. A prompt that cannot fit is told from one that is malformed.
+Text is encoded, ids are used as they are. A picture is `<image>`, its embeddings, `</image>`, then
+its slices in `<slice>` and `</slice>`, as in a duplex unit. Sound is ten embeddings a second
+without marks; it is one stream across chunks, so only whole seconds are accepted.
 """
 
 from __future__ import annotations
@@ -40,14 +36,14 @@ class Ids:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sight:
-    """A slice of a picture, (3, h, w) in [-1, 1]; its embeddings are fed."""
+    """A slice of a picture, (3, h, w) in [-1, 1], fed as embeddings."""
 
     picture: Tensor
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Second:
-    """A second of sound, (16000,); its embeddings are fed."""
+    """A second of sound, (16000,), fed as embeddings."""
 
     pcm: Tensor
 
@@ -57,12 +53,7 @@ Piece = Ids | Sight | Second
 
 @attrs.frozen(kw_only=True, eq=False)
 class Looked:
-    """A prompt that fits, ready to be computed.
-
-    Attributes:
-        pieces: in the order in which they are fed.
-        rows: that they take together.
-    """
+    """A prompt that fits: its pieces in feeding order, and their total rows."""
 
     pieces: tuple[Piece, ...]
     rows: int
@@ -70,14 +61,12 @@ class Looked:
 
 @attrs.define(kw_only=True)
 class Look:
-    """Looks at the prompt of one chunk; changes nothing, and may be used from any thread.
+    """Checks the prompt of one chunk without changing state; safe from any thread.
 
     Attributes:
-        config: of the model.
-        tokens: the tokenizer; shared.
-        slices_max: most slices a picture is cut into.
-        room: rows that are left in the slot.
-        rows: taken so far.
+        slices_max: maximum slices per picture.
+        room: rows left in the slot.
+        rows: used so far.
     """
 
     config: ModelConfig
@@ -87,7 +76,7 @@ class Look:
     rows: int = 0
 
     def at(self, prompt: Sequence[Part]) -> Looked:
-        """Look at a prompt.
+        """Check a prompt.
 
         Raises:
             ContextFull: it does not fit.
@@ -147,7 +136,7 @@ class Look:
 
     def _picture(self, place: int, jpeg: bytes) -> Iterator[Piece]:
         from protocol.media import (
-            check_jpeg,  # Here, as it needs libraries that the model does not.
+            check_jpeg,  # Here: it needs libraries that the model does not.
         )
 
         path, cutter = f"prompt[{place}].jpeg", slicing(self.config)

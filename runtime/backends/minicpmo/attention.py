@@ -1,14 +1,11 @@
-"""Attention over slots: keys and values of all sessions in one place, and how they are read.
+"""Attention over slots: the keys and values of all sessions, and how rows attend to them.
 
-`KvSlots` holds what a decoder remembers of every session, made once and never grown. `SlotCache` is
-the view of it that one forward pass needs: it is handed to the stock models as their
-`past_key_values` and writes each row's new keys behind the old ones of its slot.
-
-The attention function is registered under the name `ATTENTION`. With a `SlotCache` it computes each
-row by itself over exactly the positions which that row sees: no padding, no mask over what is not
-there, no keys repeated for the groups. So what a row gets does not depend on its neighbours.
-Another cache may hand the function something else to see (`Seen`); `flash.py` does, for GPUs.
-Without a cache it is plain causal attention over whole sequences, as training needs it.
+`KvSlots` holds the keys and values of a decoder for all sessions; its memory is fixed. `SlotCache`
+is a view for one forward pass: stock models take it as `past_key_values`, and it appends each row's
+new keys to its slot. With it the attention function, registered as `ATTENTION`, computes each row
+by itself over exactly the positions that it sees, without padding, masks over absent positions or
+repeated keys, so a result does not depend on other rows. Another cache may supply its own `Seen`
+(`flash.py`). Without a cache it is plain causal attention over whole sequences.
 """
 
 from __future__ import annotations
@@ -27,12 +24,7 @@ ATTENTION: Final = "antiphon"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Kept:
-    """A copy of some positions of a slot.
-
-    Attributes:
-        keys: (layers, heads, T, width).
-        values: as `keys`.
-    """
+    """A copy of some positions of a slot; keys and values are (layers, heads, T, width)."""
 
     keys: Tensor
     values: Tensor
@@ -41,18 +33,15 @@ class Kept:
 class KvSlots:
     """Keys and values of one decoder, for all slots: (layers, slots, heads, capacity, width).
 
-    In memory a head's slots lie one behind another, so that a layer is also one long row of
-    positions, those of slot s from s * capacity on (`layer`).
+    A head's slots are consecutive in memory, so a layer is also one row of positions, with slot s
+    from s * capacity on (`layer`).
 
     Args:
-        layers: of the decoder.
-        slots: sessions at once.
+        slots: maximum concurrent sessions.
         heads: key and value heads.
-        capacity: positions of a slot.
+        capacity: positions per slot.
         width: of a head.
-        window: positions that a query sees, itself included; None sees all.
-        dtype: of the values.
-        device: where they lie.
+        window: positions that a query sees, itself included; None: all.
     """
 
     def __init__(
@@ -76,11 +65,11 @@ class KvSlots:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one slot."""
+        """Memory of one slot, in bytes."""
         return 2 * self.keys[:, 0].numel() * self.keys.element_size()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, all slots in a row: views (slots * capacity, heads, width)."""
+        """Return a layer's keys and values as views (slots * capacity, heads, width)."""
         keys, values = self.keys[index], self.values[index]  # (slots, heads, capacity, width)
         return (
             keys.transpose(0, 1).flatten(1, 2).transpose(0, 1),
@@ -88,26 +77,18 @@ class KvSlots:
         )
 
     def write(self, index: int, slots: Tensor, places: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write a layer's new keys and values.
-
-        Args:
-            index: which layer.
-            slots: of each row, (B, 1).
-            places: positions of each row, (B, T); `reach` was told of them.
-            key: (B, K, T, D), rotated.
-            value: as `key`.
-        """
+        """Write a layer's rotated keys and values (B, K, T, D); slots (B, 1), places (B, T)."""
         self.keys[index][slots, :, places] = key.transpose(1, 2)  # (B, T, K, D)
         self.values[index][slots, :, places] = value.transpose(1, 2)
 
     def scramble(self) -> None:
-        """Random keys and values everywhere: among zeros a wrong place gives what is right."""
-        for layer in range(len(self.keys)):  # In one go torch may take as much memory again.
+        """Fill with random keys and values: among zeros, a wrong position could go unnoticed."""
+        for layer in range(len(self.keys)):  # At once, torch may allocate as much again.
             self.keys[layer].normal_()
             self.values[layer].normal_()
 
     def reach(self, slot: int, end: int) -> None:
-        """Make known that a slot is about to be written up to `end`."""
+        """Register that a slot is about to be written up to `end`."""
         assert end <= self.capacity, (end, self.capacity)
         self._written[slot] = max(self._written[slot], end)
 
@@ -119,20 +100,20 @@ class KvSlots:
         )
 
     def put(self, slot: int, start: int, kept: Kept) -> None:
-        """Write what was taken, from position `start` on."""
+        """Write copied positions, from `start` on."""
         end = start + kept.keys.shape[2]
         self.reach(slot, end)
         self.keys[:, slot, :, start:end] = kept.keys
         self.values[:, slot, :, start:end] = kept.values
 
     def clear(self) -> None:
-        """Zero all slots, whatever was written to them."""
+        """Zero all slots entirely."""
         self.keys.zero_()
         self.values.zero_()
         self._written = [0] * len(self._written)
 
     def wipe(self, slot: int, start: int = 0) -> None:
-        """Zero all that was ever written of a slot, from position `start` on."""
+        """Zero everything written to a slot, from position `start` on."""
         end = self._written[slot]
         self.keys[:, slot, :, start:end] = 0
         self.values[:, slot, :, start:end] = 0
@@ -141,25 +122,25 @@ class KvSlots:
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One row of a batch: which slot it feeds, and from which position on."""
+    """One row of a batch: the slot that it feeds, and the start position."""
 
     slot: int
     start: int
 
 
 class Seen(Protocol):
-    """What the rows of a forward pass see in one layer; a cache gives it in place of keys."""
+    """The keys and values that the rows of a forward pass see in one layer."""
 
     def attend(self, query: Tensor, scale: float) -> Tensor:
-        """Attention of (B, H, T, D) queries; gives (B, T, H, D)."""
+        """Attend with (B, H, T, D) queries; returns (B, T, H, D)."""
         ...
 
 
 class Cache(Protocol):
-    """The cache of one forward pass; the stock models ask more of it, which they never use."""
+    """The cache of one forward pass; stock models require more methods, but never call them."""
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Seen, None]:
-        """Write a layer's new keys and values, (B, K, T, D); gives what the rows see."""
+        """Write a layer's new keys and values, (B, K, T, D); return what the rows see."""
         ...
 
 
@@ -169,7 +150,7 @@ class CacheOf(Protocol):
     def __call__(
         self, store: KvSlots, rows: Sequence[Row], count: int, groups: int, /, *, causal: bool = ...
     ) -> Cache:
-        """Make known what is about to be written, and give the cache."""
+        """Register the positions about to be written, and return the cache."""
         ...
 
 
@@ -179,7 +160,6 @@ class Reach:
 
     Attributes:
         keys: (K, S, D), a view into the slot; the last T positions are the row's own.
-        values: as `keys`.
         mask: (G * T, S), True where seen; None sees all.
     """
 
@@ -190,21 +170,17 @@ class Reach:
 
 @attrs.frozen(eq=False)
 class Reaches:
-    """What each real row sees; rows beyond are padding.
-
-    Attributes:
-        rows: in the order of the batch.
-    """
+    """What each real row sees, in batch order; further rows are padding."""
 
     rows: Sequence[Reach]
 
     def attend(self, query: Tensor, scale: float) -> Tensor:
-        """See `Seen`; zero for padding."""
+        """Attend row by row; zero for padding."""
         b, h, t, d = query.shape
         out = query.new_zeros(b, h, t, d)
         for index, reach in enumerate(self.rows):
             k = reach.keys.shape[0]
-            folded = query[index].reshape(1, k, h // k * t, d)  # A group's queries lie in its time.
+            folded = query[index].reshape(1, k, h // k * t, d)  # A group's queries go into T.
             seen = F.scaled_dot_product_attention(
                 folded, reach.keys[None], reach.values[None], attn_mask=reach.mask, scale=scale
             )
@@ -213,7 +189,7 @@ class Reaches:
 
 
 def causal_mask(queries: int, seen: int, window: int | None, device: torch.device) -> Tensor:
-    """Who sees whom: (queries, seen), True where seen; the last `queries` positions ask."""
+    """The mask (queries, seen), True where seen, of the last `queries` positions."""
     at = torch.arange(seen - queries, seen, device=device)[:, None]
     of = torch.arange(seen, device=device)[None]
     mask = of <= at
@@ -221,14 +197,12 @@ def causal_mask(queries: int, seen: int, window: int | None, device: torch.devic
 
 
 class SlotCache:
-    """The cache of one forward pass; the stock models call `update` once a layer.
+    """The cache of one forward pass; stock models call `update` once per layer.
 
     Args:
-        store: the slots.
-        rows: the rows of the batch that are real; any rows beyond are padding, computed for
-            nobody: they write nothing and see nothing.
+        rows: the real rows of the batch; further rows are padding, which write and see nothing.
         count: positions that each row feeds.
-        groups: query heads a key head.
+        groups: query heads per key head.
         causal: False lets the new positions see each other both ways (audio).
     """
 
@@ -253,24 +227,13 @@ class SlotCache:
         self._slots = torch.tensor([row.slot for row in rows], device=device)[:, None]
 
     def get_seq_length(self, _layer: int = 0) -> int:
-        """Never needed: positions are handed over, and no mask is made from it."""
+        """Unused: positions are passed explicitly, and no mask is derived from it."""
         return 0
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[Reaches, None]:
-        """Write a layer's new keys and values.
-
-        Args:
-            key: (B, K, T, D), rotated.
-            value: as `key`.
-            layer_idx: which layer.
-            _args: ignored, as are `_kwargs`.
-            _kwargs: see `_args`.
-
-        Returns:
-            What each real row sees, in place of keys; and None in place of values.
-        """
+        """Write rotated keys and values (B, K, T, D); return what each real row sees, and None."""
         real = len(self._rows)
         self._store.write(layer_idx, self._slots, self._places, key[:real], value[:real])
         keys, values = self._store.keys[layer_idx], self._store.values[layer_idx]
@@ -303,7 +266,7 @@ def _attention(
     sliding_window: int | None = None,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that the stock models call; see the top of this file."""
+    """The function that the stock models call; see the module's docstring."""
     if isinstance(key, Tensor):
         return attend_whole(query, key, value, scaling, sliding_window), None
     return key.attend(query, scaling), None

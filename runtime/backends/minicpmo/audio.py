@@ -1,9 +1,9 @@
 """The streaming audio encoder: mel frames of one unit to ten embeddings.
 
-Whisper's encoder with keys and values: two convolutions (100 -> 50 frames a second), blocks that
-see the unit's frames both ways and all earlier ones, a projection, and a mean over five. Positions
-are absolute and added before the first block, so what is remembered stays as it is; after 29 units
-the whole of it is dropped (model.md).
+Whisper's encoder with a KV cache: two convolutions (100 -> 50 frames a second), blocks that see the
+unit's frames both ways and all earlier ones, a projection, and a mean over five. Positions are
+absolute and added before the first block, so cached values stay valid; after 29 units the cache is
+dropped entirely (model.md).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AudioLayer(nn.Module):
         return self.self_attn.split(self.self_attn_layer_norm(x))
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add what attention found, then the MLP; (B, T, width) stays."""
+        """Add the attention's output, then the MLP; (B, T, width) stays."""
         x = x + self.self_attn.join(attended)
         mixed: Tensor = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
         return x + mixed
@@ -76,8 +76,7 @@ class Hearing:
 
     Attributes:
         mel: (bands, 102) for the first unit of a session, else (bands, 104).
-        slot: the session's.
-        units: units that the slot holds, 0 to 28; this one becomes the next.
+        units: units already in the slot, 0 to 28.
     """
 
     mel: Tensor
@@ -103,14 +102,9 @@ class AudioEncoder(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, AudioLayer)]
 
     def convolve(self, mel: Tensor, context: int) -> Tensor:
-        """Frames to rows.
+        """Convolve (B, bands, context + 100 * U + 2) to (B, 50 * U, width).
 
-        Args:
-            mel: (B, bands, context + 100 * U + 2).
-            context: frames before the first unit's own, 0 or 2.
-
-        Returns:
-            (B, 50 * U, width).
+        `context` is the number of frames before the first unit's own, 0 or 2.
         """
         x = F.gelu(self.conv1(mel))
         x = F.gelu(self.conv2(x)).transpose(1, 2)  # (B, context / 2 + 50 * U + 1, width)
@@ -119,16 +113,7 @@ class AudioEncoder(nn.Module):
     def hear(
         self, hearings: Sequence[Hearing], store: KvSlots, cache_of: CacheOf = SlotCache
     ) -> Tensor:
-        """Encode one unit of each of several sessions.
-
-        Args:
-            hearings: one for each session.
-            store: keys and values; the unit's are written behind the slot's others.
-            cache_of: how they are attended.
-
-        Returns:
-            (B, 50, width).
-        """
+        """Encode one unit of each session into (B, 50, width), appending its keys to the slot."""
         rows = [Row(slot=item.slot, start=item.units * UNIT_FRAMES) for item in hearings]
         frames = []
         for item, row in zip(hearings, rows, strict=True):
@@ -146,17 +131,13 @@ class AudioEncoder(nn.Module):
         return out
 
     def whole(self, mel: Tensor) -> Tensor:
-        """Encode whole sessions at once, as training does.
+        """Encode whole sessions for training, (B, bands, 100 * U + 2) -> (B, 50 * U, width).
 
-        Args:
-            mel: (B, bands, 100 * U + 2).
-
-        Returns:
-            (B, 50 * U, width); equal to `hear` unit by unit up to rounding.
+        Equal to `hear` unit by unit, up to rounding.
         """
         x = self.convolve(mel, 0)
         span = self.config.units * UNIT_FRAMES
-        runs = torch.split(x, span, dim=1)  # Nothing is remembered from one run to the next.
+        runs = torch.split(x, span, dim=1)  # The cache is empty at the start of each run.
         return torch.cat([self._run(run) for run in runs], dim=1)
 
     def reference(self, mel: Tensor) -> Tensor:

@@ -1,16 +1,11 @@
-"""What the next token is chosen from: the logits of all ids, or of a shortlist of them.
+"""Candidates for the next token: the logits of all ids, or of a shortlist.
 
-A shortlist (`token_logits.py`) has the highest logits of a row, and those that rules change by
-name. The rules (`decide.py`) are written once, for both. Of a shortlist they choose what they would
-choose of all ids, bit for bit, or raise `TooShortError`:
-
-- an id that is not listed has `bound` at most. The best k are taken only where k listed ids are
-  above the bound; at the bound itself there may be others, with lower ids;
-- changes keep the order of logits, so the bound moves along with those that are not listed;
-- whether the untempered sample falls on an id is told by masses that were added up elsewhere, in
-  another order. A draw within `DOUBT` of where that id begins or ends is not decided by them.
-
-Pure: numpy alone.
+A shortlist (`token_logits.py`) has a row's highest logits and the ids that rules name. From it the
+rules (`decide.py`) choose bit for bit the same as from all ids, or raise `TooShortError`:
+- the best k need k listed ids above `bound`: unlisted ids of equal logit may have lower ids;
+- changes keep the order of logits, so the bound changes along with the unlisted ids;
+- whether the untempered sample hits an id follows from masses summed elsewhere in another order, so
+  a draw within `DOUBT` of that id's start or end is undecided.
 """
 
 from __future__ import annotations
@@ -27,10 +22,10 @@ from .sampling import choose, untempered
 
 Numbers = NDArray[np.float64]
 Change = Callable[[Numbers], Numbers]
-"""Logits to logits, each by itself. A higher one must not end up lower than a lower one."""
+"""An elementwise, order-preserving map from logits to logits."""
 
 DOUBT: Final = 1e-9
-"""Of the whole mass: a sum of 152,000 numbers in float64 is off by 2e-11 at most, in any order."""
+"""In units of the whole mass: a float64 sum of 152,000 numbers is off by 2e-11 at most."""
 
 
 class TooShortError(Exception):
@@ -39,13 +34,7 @@ class TooShortError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Mass:
-    """Where an id lies in the untempered softmax, whose ids are in their order.
-
-    Attributes:
-        index: the id.
-        start: the mass of the ids before it, in [0, 1].
-        stop: the same with its own.
-    """
+    """An id's interval in the cumulative untempered softmax, `start` to `stop` in [0, 1]."""
 
     index: int
     start: float
@@ -58,9 +47,9 @@ class Candidates:
 
     Attributes:
         values: logits, (N,).
-        ids: whose they are, ascending, (N,); None: those of all ids, in their order.
-        bound: no id that is not listed has more.
-        mass: of the one id that an untempered sample can be asked for; None where all are listed.
+        ids: ascending, (N,); None: all ids.
+        bound: upper limit of the logits of unlisted ids.
+        mass: of the one id that an untempered sample can be asked for; None if all are listed.
     """
 
     values: Numbers
@@ -74,18 +63,13 @@ class Candidates:
         self.values[self._places(ids)] = -np.inf
 
     def forbid_from(self, size: int) -> None:
-        """Never choose an id that is not below `size`."""
+        """Never choose an id of `size` or above."""
         self.mass = None
         start = size if self.ids is None else int(np.searchsorted(self.ids, size))
         self.values[start:] = -np.inf
 
     def change(self, ids: Sequence[int], change: Change) -> None:
-        """Change the logits of some ids.
-
-        Args:
-            ids: no id twice.
-            change: keeps the order of logits.
-        """
+        """Change the logits of distinct ids by an order-preserving map."""
         self.mass = None
         places = self._places(ids)
         self.values[places] = change(self.values[places])
@@ -93,23 +77,14 @@ class Candidates:
             self.bound = max(self.bound, float(change(np.array([self.bound]))[0]))
 
     def is_best(self, index: int) -> bool:
-        """Whether an id has the highest logit; of equal ones the lowest id has it.
-
-        Raises:
-            TooShortError: an id that is not listed may have it.
-        """
+        """Whether `index` is the lowest id of the highest logit; `TooShortError` if undecided."""
         self._require(1)
         return self._id(int(self.values.argmax())) == index
 
     def is_drawn(self, index: int, draw: float) -> bool:
-        """Whether a sample of the untempered softmax, before any change, falls on an id.
+        """Whether the untempered sample, before any change, with `draw` in [0, 1) is `index`.
 
-        Args:
-            index: the id.
-            draw: in [0, 1).
-
-        Raises:
-            TooShortError: it may or may not, or nothing is known of this id's mass.
+        `TooShortError` if undecided, or the id's mass is unknown.
         """
         if self.ids is None:
             return untempered(self.values, draw) == index
@@ -121,30 +96,18 @@ class Candidates:
         return mass.start < draw < mass.stop
 
     def choose(self, draw: float, temperature: float, top_k: int, top_p: float) -> int:
-        """Sample an id; the arguments are those of `sampling.choose`.
-
-        Raises:
-            TooShortError: not all of the best k are listed for sure.
-        """
+        """Sample as `sampling.choose`; `TooShortError` if the best k may not all be listed."""
         self._require(top_k if temperature else 1)
         return self._id(choose(self.values, draw, temperature, top_k, top_p))
 
     def sample(self, draw: float, temperature: float) -> int:
-        """Sample from all ids.
-
-        Args:
-            draw: in [0, 1).
-            temperature: above 0.
-
-        Raises:
-            TooShortError: not all are listed.
-        """
+        """Sample from all ids, with a draw in [0, 1); `TooShortError` if not all are listed."""
         if self.ids is not None:
             raise TooShortError
         return untempered(self.values / temperature, draw)
 
     def _require(self, count: int) -> None:
-        """Hold that the best `count` are listed."""
+        """Require that the best `count` are listed."""
         if self.ids is not None and np.count_nonzero(self.values > self.bound) < count:
             raise TooShortError
 
@@ -152,7 +115,7 @@ class Candidates:
         return place if self.ids is None else int(self.ids[place])
 
     def _places(self, ids: Sequence[int]) -> NDArray[np.int64]:
-        """Where those of some ids stand that are listed."""
+        """Return the places of those ids that are listed."""
         wanted = np.asarray(ids, dtype=np.int64)
         if self.ids is None:
             return wanted

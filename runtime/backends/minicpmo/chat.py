@@ -1,15 +1,13 @@
-"""One turn of chat on a slot: prefill the whole conversation, answer, wipe the slot.
+"""One chat turn in a slot: prefill the whole conversation, answer, wipe the slot.
 
-Like units, both are generators of requests (`work.py`): whoever drives them computes alone or in
-batches, with the same result. Pictures are seen one by one before the prefill, so that a long video
-never lies in memory decoded.
+Prefill and answer are generators of requests (`work.py`). Pictures are encoded one by one before
+the prefill, so a long video is never decoded in memory at once. Nothing is computed before the
+conversation is known to fit, with room for one token. An answer ends with one of the tokenizer's
+endings, at `max_new_tokens`, or at the context's end.
 
-- Nothing is computed before it is known that the conversation fits, with room for one token.
-- An answer ends with one of the tokenizer's endings, at `max_new_tokens`, or at the context's end.
-- `interrupt` may come from any thread. Before the answer it fails the turn, at the next picture,
-  sound or block of the prefill. The answer stops before its next token, and the speech of what was
-  not yet spoken is left out. The result says where, and `cut` stops there again.
-- A turn that fails leaves the slot empty. `release` wipes it always.
+`interrupt` may come from any thread. Before the answer it fails the turn at the next picture, sound
+or block. The answer stops before its next token, and unspoken speech is dropped; the result says
+where, and `cut` stops there again. A failed turn leaves the slot empty.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Phase = Literal["new", "measured", "ready", "ran", "failed", "released"]
 
 
 def turn_hash(turn: Turn) -> str:
-    """Blake2b-128 of all that the model takes in: messages, media, voice and flags."""
+    """Blake2b-128 of all model input: messages, media, voice and flags."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(kind: str, data: bytes) -> None:
@@ -65,14 +63,7 @@ def turn_hash(turn: Turn) -> str:
 
 
 class ChatTurn:
-    """One turn in one slot; its calls never overlap.
-
-    Args:
-        machine: the model at work.
-        tokens: the tokenizer; shared.
-        turn: the conversation, and how it is to be answered.
-        slot: where its keys and values lie; empty.
-    """
+    """One turn in one slot, which must be empty; its calls never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, turn: Turn, slot: int) -> None:
         self._machine, self._tokens, self._turn, self._slot = machine, tokens, turn, slot
@@ -85,10 +76,7 @@ class ChatTurn:
         self._began_ns = 0
 
     def measure(self) -> int:
-        """Lay the conversation out; computes nothing, and may be called from any thread.
-
-        Returns:
-            How many pictures are to be looked at.
+        """Lay the conversation out without computing, and count its pictures; safe from any thread.
 
         Raises:
             ContextFull: it does not fit, with room for one token.
@@ -107,13 +95,9 @@ class ChatTurn:
         return len(self._prompt.pictures)
 
     def look(self, place: int) -> list[Tensor]:
-        """Decode and cut a picture; changes nothing, and may be called from any thread.
+        """Decode and slice a picture, numbered from 0; changes nothing, safe from any thread.
 
-        Args:
-            place: which, from 0.
-
-        Raises:
-            BackendError: it cannot be decoded, or the turn was cut.
+        `BackendError` if it cannot be decoded, or the turn was cut.
         """
         self._require_uncut()
         try:
@@ -123,15 +107,7 @@ class ChatTurn:
         return slicing(self._machine.config).cut(pixels, self._turn.max_slice_nums)
 
     def see(self, place: int, slices: list[Tensor]) -> Steps[None]:
-        """Take in a picture.
-
-        Args:
-            place: which, from 0.
-            slices: what `look` made of it.
-
-        Raises:
-            BackendError: it failed, or the turn was cut; the slot is empty again.
-        """
+        """Encode a picture's slices; after a `BackendError` the slot is empty."""
         self._require("measured")
         with self._wiped_on_failure("a picture"):
             for index, picture in enumerate(slices):
@@ -139,12 +115,7 @@ class ChatTurn:
                 self._seen[place, index] = yield See(picture=picture)  # (64, width)
 
     def prefill(self) -> Steps[Prefill]:
-        """Feed the conversation, once all pictures were seen; see `TurnSession.prefill`.
-
-        Raises:
-            BackendError: it failed, sound is malformed or the turn was cut; the slot is empty
-                again.
-        """
+        """Feed the conversation, after all pictures; after a `BackendError` the slot is empty."""
         self._require("measured")
         with self._wiped_on_failure("prefill"):
             return (yield from self._prefill())
@@ -180,15 +151,10 @@ class ChatTurn:
         )
 
     def generate(self, emit: Emit, cut: int | None = None) -> Steps[TurnResult]:
-        """Answer; see `TurnSession.generate`.
+        """Answer; see `TurnSession.generate`. After a `BackendError` the slot is empty.
 
-        Args:
-            emit: told each piece as it is made, from the thread that drives the generator.
-            cut: stop before this token, whatever `interrupt` says; the one behind the last token
-                leaves out its speech alone.
-
-        Raises:
-            BackendError: it failed, or was called out of order; the slot is empty again.
+        `emit` is called in the thread that drives the generator. `cut` overrides `interrupt`; one
+        past the last token, it drops only that token's speech.
         """
         self._require("ready")
 
@@ -211,7 +177,7 @@ class ChatTurn:
         return result
 
     def _mouth(self, is_cut: Callable[[], bool]) -> Mouth | None:
-        """What speaks the answer; None where speech is not asked for, or cannot be had."""
+        """Return the answer's speaker; None if speech is not requested or not available."""
         speech, vocoder = self._turn.speech, self._machine.vocoder
         if speech is None or vocoder is None or not vocoder.is_ready:
             return None
@@ -233,7 +199,7 @@ class ChatTurn:
         self._is_interrupted = True
 
     def release(self) -> None:
-        """Wipe the slot; releasing again does nothing, any other call fails."""
+        """Wipe the slot; idempotent, and any other call fails afterwards."""
         if self._phase not in ("failed", "released"):
             self._machine.clear(self._slot)
             self._seen.clear()
@@ -243,7 +209,6 @@ class ChatTurn:
 
     @contextmanager
     def _wiped_on_failure(self, what: str) -> Iterator[None]:
-        """Hold that a turn which fails leaves its slot empty, and raises `BackendError`s alone."""
         try:
             yield
         except Exception as error:
@@ -263,7 +228,7 @@ class ChatTurn:
 
 
 def _samples(pcm: bytes) -> Tensor:
-    """Sound as samples, (samples,); malformed sound is a `BackendError`."""
+    """Convert PCM to samples, (samples,); malformed sound is a `BackendError`."""
     try:
         return torch.from_numpy(read_pcm(pcm))
     except ValueError as error:

@@ -1,12 +1,9 @@
-"""An answer of chat while it is made: token by token, aloud where that is wanted.
+"""A chat answer in progress: token by token, and spoken on request.
 
-A run is a generator of requests (`work.py`) and tells its pieces as it goes: each token's text at
-once, speech second by second behind the text that it says. The flush of the speech is no piece but
-part of the result.
-
-It is cut before a token, the one behind the last included. A cut that falls into speech discards
-what was not told of it, and counts as one before the token that would come next: what is left in
-the slot, and the result, are those of an answer that was cut there before it spoke.
+A run emits each token's text at once, and speech second by second after its text; the flushed end
+of the speech is part of the result. A cut stops before a token, or after the last. A cut within
+speech discards unemitted speech and counts as before the next token: slot and result are as if it
+had been cut there before speaking.
 """
 
 from __future__ import annotations
@@ -34,19 +31,14 @@ Emit = Callable[[TurnChunk], None]
 
 @attrs.define(kw_only=True)
 class Answer:
-    """An answer while it is made.
+    """A chat answer in progress.
 
     Attributes:
-        machine: the model at work.
-        tokens: the tokenizer; shared.
-        turn: what is answered.
-        slot: where its keys and values lie.
         length: tokens in the slot.
-        stop: asked before each token, the one behind the last included; True cuts there.
-        emit: told each piece.
-        mouth: what speaks it, and knows by itself of a cut amid speech; None gives text alone.
-        generated: ids so far, but for the ending.
-        told: of these, so many are in pieces.
+        stop: asked before each token and after the last; True cuts there.
+        mouth: the speaker, which checks for cuts in speech itself; None: text only.
+        generated: ids so far, without the ending.
+        told: number of these ids in pieces.
         chunks: pieces so far.
         thinks: the ids are thoughts, which are not spoken.
     """
@@ -65,9 +57,9 @@ class Answer:
     thinks: bool = False
 
     def run(self, first: Fed) -> Steps[TurnResult]:
-        """Answer to the end or the cut; `first` is what the prefill's last row gave."""
+        """Answer to the end or the cut, from the output of the prefill's last row."""
         began = time.perf_counter_ns()
-        first.logits.whole()  # On the device they would keep their batch, for a whole answer.
+        first.logits.whole()  # On the device they would keep the batch's memory.
         config, limit = self.turn.config, self.machine.config.context_limit
         numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
         stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
@@ -133,7 +125,7 @@ class Answer:
         return fed
 
     def is_spoken(self, token: int) -> bool:
-        """Take note of the next id; whether it is said aloud: thoughts and their marks are not."""
+        """Track the thinking marks; return whether the id is spoken: thoughts and marks are not."""
         was, chat = self.thinks, self.tokens.chat
         if token == chat.think:
             self.thinks = True
@@ -144,7 +136,7 @@ class Answer:
     def _last_words(
         self, waiting: list[tuple[int, Tensor]], flushed: list[tuple[bytes, tuple[int, ...]]]
     ) -> Steps[bool]:
-        """Speak the rest; what is flushed at its end is kept, what comes before it is told."""
+        """Speak the rest; its end is kept in `flushed`, all before is emitted."""
         assert self.mouth is not None
 
         def tell(pcm: bytes, codes: tuple[int, ...]) -> None:
@@ -175,7 +167,6 @@ class Answer:
         self.emit(piece)
 
     def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
-        """The result with what was measured."""
         trace, mouth = first.logits.trace(), self.mouth
         wall = (time.perf_counter_ns() - began) // 1000
         tts = 0 if mouth is None else mouth.tts_ns // 1000

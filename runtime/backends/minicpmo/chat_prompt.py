@@ -1,15 +1,12 @@
-"""A conversation as the rows that the language model is fed: chat template, media, speech modes.
+"""A conversation as the language model's input rows: chat template, media, speech modes.
 
-Each message is `<|im_start|>`, its role, a newline, its contents, `<|im_end|>`, a newline. Behind
-the last stands the generation prompt: `<|im_start|>assistant`, a newline, an empty think block
-unless the model may think, and `<|tts_bos|>` where speech is asked for or sound was sent. Contents
-are joined by newlines, in omni mode by nothing. What an earlier answer thought is left out.
-
-A picture is `<image>`, its embeddings, `</image>`, then the slices of its grid, rows apart by a
-newline; a sound is `<|audio_start|>`, ten embeddings a second, `<|audio_end|>`. The encoder takes
-half a minute at once, so longer sound is encoded in pieces.
-
-Marks that a tokenizer does not have are left out. Text yields no control token, whatever it spells.
+Each message is `<|im_start|>`, its role, a newline, its contents, `<|im_end|>`, a newline. The
+generation prompt follows: `<|im_start|>assistant`, a newline, an empty think block unless thinking
+is allowed, and `<|tts_bos|>` if speech is requested or sound was sent. Contents are joined by
+newlines, in omni mode by nothing. Thoughts of earlier answers are omitted. A picture is `<image>`,
+its embeddings, `</image>`, then the slices of its grid, with a newline between rows; a sound is
+`<|audio_start|>`, ten embeddings a second, `<|audio_end|>`, in pieces of 30 s. Marks unknown to the
+tokenizer are omitted. Text never yields a control token.
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from .slices import Slicing, jpeg_size
 from .tokens import Tokens
 
 CLIP_S_MAX: Final = 30
-"""Seconds of sound that the encoder takes at once, where its position table is that long."""
+"""Seconds of sound that the encoder takes at once, if its position table is that long."""
 CLIP_MIN: Final = INPUT_RATE_HZ // 10
-"""Samples that make one embedding; shorter sound is followed by silence."""
+"""Samples that make one embedding; shorter sound is padded with silence."""
 THOUGHT: Final = "</think>"
-"""In an earlier answer: the end of what was thought aloud."""
+"""The end of the thoughts in an earlier answer."""
 
 VOICED: Final[Mapping[tuple[SpeechMode, Language], tuple[str, str]]] = {
     ("default", "en"): ("", "You are a helpful assistant. Reply naturally."),
@@ -61,8 +58,7 @@ VOICED: Final[Mapping[tuple[SpeechMode, Language], tuple[str, str]]] = {
     ),
     ("voice_cloning", "zh"): ("请模仿这段录音里的声音。", "请用这个声音说出用户写的内容。"),
 }
-"""For each speech mode and language: what stands before the voice, and what after it. Without a
-voice the first is left out; `default` never puts the voice in."""
+"""Text before and after the voice. Without a voice only the second; `default` omits the voice."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,12 +70,7 @@ class Words:
 
 @attrs.frozen(kw_only=True)
 class Slice:
-    """The embeddings of one slice of a picture.
-
-    Attributes:
-        picture: which of the conversation's, from 0.
-        index: which slice of it; 0 is the whole picture.
-    """
+    """The embeddings of one slice (0: the whole picture) of a conversation's picture, from 0."""
 
     picture: int
     index: int
@@ -87,12 +78,7 @@ class Slice:
 
 @attrs.frozen(kw_only=True)
 class Clip:
-    """The embeddings of a stretch of sound.
-
-    Attributes:
-        pcm: float32 LE, 16 kHz; at most what the encoder takes at once.
-        count: embeddings.
-    """
+    """The embeddings of a piece of sound (float32 LE, 16 kHz) that the encoder takes at once."""
 
     pcm: bytes = attrs.field(repr=False)
     count: int
@@ -103,13 +89,7 @@ Piece = Words | Slice | Clip
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """A conversation, laid out.
-
-    Attributes:
-        pieces: in the order in which they are fed.
-        pictures: the JPEG files that slices name.
-        length: rows of all pieces.
-    """
+    """A conversation's layout: pieces in feeding order, their JPEG files, and the total rows."""
 
     pieces: tuple[Piece, ...]
     pictures: tuple[bytes, ...] = attrs.field(repr=False)
@@ -117,7 +97,7 @@ class Prompt:
 
 
 def conversation(turn: Turn) -> tuple[Message, ...]:
-    """A turn's messages, with the system message that its way of speaking puts in front."""
+    """A turn's messages, with the system message of its speech mode."""
     speech = turn.speech
     if speech is None or any(message.role == "system" for message in turn.messages):
         return turn.messages
@@ -129,7 +109,7 @@ def conversation(turn: Turn) -> tuple[Message, ...]:
 
 
 def without_thoughts(content: Sequence[Content]) -> tuple[Content, ...]:
-    """An earlier answer without what stands up to its last `</think>`."""
+    """An earlier answer without all text up to its last `</think>`."""
     ends = [i for i, part in enumerate(content) if isinstance(part, Text) and THOUGHT in part.text]
     if not ends:
         return tuple(content)
@@ -145,7 +125,7 @@ def clip_samples(audio: AudioConfig) -> int:
 
 
 def clips(pcm: bytes, audio: AudioConfig) -> Iterator[Clip]:
-    """Cut sound into what the encoder takes at once; a rest too short for it gets silence."""
+    """Cut sound into the encoder's pieces; a rest that is too short is padded with silence."""
     step = clip_samples(audio) * SAMPLE_BYTES
     for start in range(0, len(pcm), step):
         piece = pcm[start : start + step].ljust(CLIP_MIN * SAMPLE_BYTES, b"\0")
@@ -154,7 +134,7 @@ def clips(pcm: bytes, audio: AudioConfig) -> Iterator[Clip]:
 
 
 class _Script:
-    """A prompt under construction; texts that touch are encoded as one."""
+    """A prompt under construction; adjacent texts are encoded together."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens, self._text = tokens, ""
@@ -165,7 +145,7 @@ class _Script:
         self._text += text
 
     def marks(self, *marks: int | None) -> None:
-        """Add control tokens, as far as there are such."""
+        """Add the control tokens that exist."""
         known = [mark for mark in marks if mark is not None]
         if known:
             self._encode()
@@ -192,8 +172,6 @@ class _Script:
 
 @attrs.define
 class _Writer:
-    """Lays one conversation out."""
-
     tokens: Tokens
     config: ModelConfig
     turn: Turn
@@ -244,7 +222,7 @@ class _Writer:
                 script.marks(ids.slice_end)
 
     def ask(self, *, aloud: bool) -> None:
-        """The generation prompt."""
+        """Add the generation prompt."""
         ids, chat, script = self.tokens.ids, self.tokens.chat, self.script
         script.marks(ids.im_start)
         script.text("assistant\n")
@@ -258,13 +236,13 @@ class _Writer:
 
 
 def slicing(config: ModelConfig) -> Slicing:
-    """How a model cuts pictures."""
+    """How a model slices pictures."""
     vision = config.vision
     return Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
 
 
 def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tuple[int, int]:
-    """Columns and rows of a picture's slices, from its header; 0 and 0 where it stays whole."""
+    """Columns and rows of a picture's slices, from its header; 0 and 0 if it stays whole."""
     try:
         width, height = jpeg_size(jpeg)
     except ValueError as error:
@@ -273,19 +251,7 @@ def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tupl
 
 
 def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
-    """Lay a turn's conversation out, with the generation prompt.
-
-    Args:
-        config: of the model.
-        tokens: the tokenizer.
-        turn: the conversation, and how it is to be answered.
-
-    Returns:
-        What is to be fed; nothing is decoded or computed yet.
-
-    Raises:
-        BackendError: a picture is no JPEG file.
-    """
+    """Lay a turn's conversation out, without decoding; `BackendError` if a picture is no JPEG."""
     messages = conversation(turn)
     parts = [part for message in messages for part in message.content]
     has_numbers = tokens.chat.image_id is not None and tokens.chat.image_id_end is not None
@@ -307,7 +273,7 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
 
 
 def rows_of(piece: Piece, config: ModelConfig) -> int:
-    """Rows that a piece of a prompt takes."""
+    """Rows of a prompt's piece."""
     if isinstance(piece, Words):
         return len(piece.ids)
     return config.vision.queries if isinstance(piece, Slice) else piece.count

@@ -1,7 +1,7 @@
-"""An answer's token ids to text, piece by piece: whole characters alone.
+"""An answer's token ids to text, in whole characters.
 
-A character may be spread over several tokens; its bytes are held back until it is whole. Bytes that
-are no character become U+FFFD, in the pieces as in the whole.
+A character may span several tokens; its bytes are held back until it is complete. Invalid bytes
+become U+FFFD, in the pieces as in the whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .tokens import Tokens
 
 BROKEN: Final = "\ufffd"
 HELD_MAX: Final = 16
-"""Tokens whose text is held back, at most; a character has four bytes, and most tokens have one."""
+"""Maximum tokens held back; a character has four bytes, and most tokens have one."""
 
 
 @attrs.define
@@ -22,10 +22,9 @@ class TextStream:
     """The text of one answer.
 
     Attributes:
-        tokens: the tokenizer; shared.
-        text: all that was given so far.
-        waiting: ids whose text was not all given.
-        given: characters of their text that were.
+        text: everything returned so far.
+        waiting: ids whose text is not fully returned.
+        given: characters of that text already returned.
     """
 
     tokens: Tokens
@@ -34,7 +33,7 @@ class TextStream:
     given: int = 0
 
     def add(self, index: int) -> str:
-        """Take the next id; gives the whole characters that it completes."""
+        """Take the next id; return the characters that it completes."""
         self.waiting.append(index)
         text = self.tokens.decode(self.waiting)
         if text.endswith(BROKEN) and len(self.waiting) < HELD_MAX:
@@ -44,12 +43,12 @@ class TextStream:
         return new
 
     def end(self) -> str:
-        """Give what was held back: a character that never became whole."""
+        """Return the text held back of an incomplete character."""
         return self._give(self.tokens.decode(self.waiting))
 
     @property
     def held(self) -> str:
-        """What is held back: `end` would give it."""
+        """The text held back, as `end` would return it."""
         return self.tokens.decode(self.waiting)[self.given :]
 
     def _give(self, text: str) -> str:

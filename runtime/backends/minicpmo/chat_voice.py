@@ -1,12 +1,9 @@
-"""An answer of chat, aloud: text tokens to speech codes, codes to sound.
+"""A spoken chat answer: text tokens to speech codes, codes to sound.
 
-Ten text tokens at a time are spoken: their conditions, behind the last of the answer `text_eos`,
-then `audio_bos`, then codes until speech ends or `CODES_MAX` were drawn. What the speech decoder
-remembers lives for the answer; where its slot would overflow it starts over. Each 25 codes give a
-second of sound (`Voicing`); what is left is flushed behind the last text.
-
-Whether the answer was cut is asked before each code and each portion for the vocoder. Nothing is
-told from then on, and nothing more can be said.
+Ten text tokens are spoken at a time: their conditions, `text_eos` after the answer's last,
+`audio_bos`, then codes until speech ends or `CODES_MAX` are drawn. When the speech decoder's slot
+would overflow, it restarts. Each 25 codes give a second of sound (`Voicing`); the rest is flushed
+after the last text. A cut, checked before each code and vocoder portion, ends it.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
 from .work import Sound, Speak, Steps
 
 TEXT_A_CHUNK: Final = 10
-"""Text tokens that are spoken together: what the published model was trained on."""
+"""Text tokens spoken together, as in the published model's training."""
 CODES_MAX: Final = 500
-"""Codes of so many tokens, at most: 20 seconds, as in the public code."""
+"""Maximum codes for these tokens: 20 seconds, as in the public code."""
 
 Tell = Callable[[bytes, tuple[int, ...]], None]
-"""Takes sound (float32 LE, 24 kHz) and the codes that it was made of."""
+"""Takes sound (float32 LE, 24 kHz) and its codes."""
 
 
 @attrs.define(kw_only=True)
@@ -42,18 +39,14 @@ class Mouth:
     """The speaking side of one answer.
 
     Attributes:
-        parts: the weights; shared.
-        vocoder: codes to sound; shared.
-        voice: what the vocoder made of the reference audio.
-        slot: where the speech decoder's keys and values lie.
-        capacity: positions of that slot.
+        voice: the vocoder's encoding of the reference audio.
+        slot: of the speech decoder, with `capacity` positions.
         key: session seed and turn index, which key the draws.
-        is_cut: asked as it speaks; True ends it there. By default it never is.
+        is_cut: asked while speaking; True ends the speech. Default: never.
         length: positions in use.
         chunks: texts spoken so far.
-        codes: all codes so far.
-        sounded: of these, so many went to the vocoder.
-        voicing: what the vocoder was handed.
+        codes: all codes so far; the first `sounded` went to the vocoder.
+        voicing: the vocoder's input state.
         tts_ns: time spent on codes.
         vocoder_ns: time spent on sound.
     """
@@ -77,15 +70,9 @@ class Mouth:
         self.voicing = Voicing(buffer=(self.vocoder.silent_code,) * LOOKAHEAD)
 
     def say(self, text: Sequence[tuple[int, Tensor]], tell: Tell, *, last: bool) -> Steps[bool]:
-        """Speak some text.
+        """Speak text: token ids, each with its hidden state (width,).
 
-        Args:
-            text: token ids, each with its hidden state (width,).
-            tell: told each second of sound as it is made, and what is flushed at the end.
-            last: no text follows; what the vocoder holds back is flushed.
-
-        Returns:
-            Whether all was said; if not, the answer was cut.
+        `tell` gets each second of sound, after the `last` text the flushed rest. False: cut.
         """
         began = time.perf_counter_ns()
         before_ns = self.vocoder_ns
@@ -96,7 +83,7 @@ class Mouth:
         return is_said
 
     def _rows(self, text: Sequence[tuple[int, Tensor]], *, last: bool) -> Tensor:
-        """What a text begins with, (text + 1 or 2, hidden)."""
+        """The opening rows of a text, (text + 1 or 2, hidden)."""
         tts, eos = self.parts.tts, self.parts.config.tts.text_eos_token_id
         rows = tts.opening(text)
         if last and eos is not None:
@@ -106,7 +93,7 @@ class Mouth:
     def _codes(self, rows: Tensor, tell: Tell) -> Steps[bool]:
         seed, turn = self.key
         if self.length + len(rows) + CODES_MAX > self.capacity:
-            self.length = 0  # It forgets what was said before; what lies there is overwritten.
+            self.length = 0  # Restart the cache; its content is overwritten.
         most = min(CODES_MAX, self.capacity - self.length - len(rows))
         numbers = draws(seed, turn, f"chat speech {self.chunks}", most)
         self.chunks += 1

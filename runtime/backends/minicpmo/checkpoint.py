@@ -1,7 +1,7 @@
 """Loading a checkpoint in the published layout: `config.json` and safetensors, sharded or not.
 
-Nothing of a checkpoint is ever executed. Every key must be known, present, of the right shape and
-finite; where one is not, the error lists them all.
+No content of a checkpoint is executed. Every key must be known, present, of the right shape and
+finite; the error lists all that are not.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
 UNUSED: Final = frozenset({"tts.model.embed_tokens.weight"})
-"""Keys of the published checkpoint that nothing is computed from."""
+"""Keys of the published checkpoint that are not used in computation."""
 LISTED_MAX: Final = 20
-"""Keys that an error lists of each kind."""
+"""Maximum keys per kind in an error."""
 
 
 class CheckpointError(ValueError):
@@ -69,7 +69,7 @@ def _defaults(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 
 def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Parts:
-    """The modules with weights of no meaning, for inference."""
+    """Build the modules with arbitrary weights, for inference."""
     with _defaults(dtype, device):
         parts = Parts(config)
     if device.type != "cpu":
@@ -78,21 +78,14 @@ def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every weight, by its key; makes none of them."""
+    """The shape of every weight by key, without allocating them."""
     parts = build_parts(config, torch.float32, torch.device("meta"))
     return {key: tuple(value.shape) for key, value in parts.state_dict().items()}
 
 
 @attrs.frozen(kw_only=True)
 class Survey:
-    """How the headers of a checkpoint's files compare with what its config asks for.
-
-    Attributes:
-        tensors: keys that fit.
-        missing: keys that are asked for and not there.
-        unknown: keys that are there and not asked for.
-        misshaped: keys of another shape, with both shapes.
-    """
+    """A comparison of file headers with the config; each misshaped key comes with both shapes."""
 
     tensors: int
     missing: tuple[str, ...]
@@ -101,7 +94,7 @@ class Survey:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, a line each; none where the checkpoint fits."""
+        """The problems, one per line; empty if the checkpoint fits."""
         return [
             *_listed("missing keys", self.missing),
             *_listed("unknown keys", self.unknown),
@@ -119,7 +112,6 @@ def _listed(kind: str, keys: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file, whose own types are none."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -128,11 +120,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def survey(wanted: Mapping[str, tuple[int, ...]], folder: Path) -> Survey:
-    """Compare the files' headers with the shapes that are wanted; reads no weights.
-
-    Args:
-        wanted: shapes by key.
-        folder: holds the safetensors files.
+    """Compare the files' headers with the `wanted` shapes, without reading weights.
 
     Raises:
         OSError: a file is missing.
@@ -167,21 +155,11 @@ def load_parts(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Parts:
-    """Build the modules and load every weight.
-
-    Args:
-        config: the shapes.
-        folder: holds the safetensors files.
-        dtype: of the weights in memory, whatever they are stored as.
-        device: where they go.
-
-    Returns:
-        The modules, for inference only.
+    """Build the modules for inference and load every weight, converted to `dtype`.
 
     Raises:
         OSError: a file is missing.
-        CheckpointError: a key is unknown, missing, of another shape or has numbers that are not
-            finite, or a file is damaged.
+        CheckpointError: a key is unknown, missing, misshaped or not finite, or a file damaged.
     """
     problems = survey(shapes(config), folder).problems
     if problems:
@@ -201,5 +179,5 @@ def load_parts(
 
 
 def _is_finite(weight: torch.Tensor) -> bool:
-    """Whether all numbers are finite: one pass, and no copy, as the weights are large."""
+    """Whether all numbers are finite: one pass without a copy, since weights are large."""
     return bool(torch.stack(torch.aminmax(weight)).isfinite().all()) if weight.numel() else True

@@ -1,10 +1,8 @@
-"""The shape of a model, as the `config.json` of a published checkpoint says it.
+"""A model's architecture, from the `config.json` of a published checkpoint.
 
 The top level is a Qwen3 config; `vision_config`, `audio_config` and `tts_config` hold the towers.
-What a tower needs is read here into frozen values, and a value that this code does not compute is
-refused by name: a file of another version never loads half-understood. A value that is absent is
-that of the published class, whose own writer leaves out what equals it. Keys that say nothing about
-the computation (`architectures`, `auto_map`, ...) are left alone.
+Unsupported values are refused by name, so a file of another version never loads partially. Absent
+values take the published class's defaults. Keys without effect (`architectures`, ...) are ignored.
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
     }
 )
-"""Where a file says anything else than this, it is another architecture."""
+"""The only supported values; any other is another architecture."""
 VERSION: Final = "4.5"
-"""Of the published model; in its file it is a text or a number."""
+"""Of the published model; a text or a number in its file."""
 TTS_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "audio_bos_token_id": 21_132,
@@ -69,22 +67,19 @@ TTS_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "text_eos_token_id": 21_133,
     }
 )
-"""Of the published `MiniCPMTTSConfig`. Two of them are not computed, so a file must say them. The
-other sections are of stock classes."""
+"""Defaults of the published `MiniCPMTTSConfig`; two are unsupported, so a file must set them."""
 
 
 @attrs.frozen(kw_only=True)
 class AudioConfig:
-    """The streaming Whisper encoder (`audio_config`), with the pool behind it.
+    """The streaming Whisper encoder (`audio_config`) and its pooling.
 
     Attributes:
         d_model: width of the residual stream.
-        encoder_layers: blocks.
         encoder_attention_heads: heads; each has its own keys.
         encoder_ffn_dim: width inside the MLP.
-        num_mel_bins: mel bands.
         max_source_positions: rows of the position table, at 50 a second.
-        pool: frames that make one embedding (`audio_pool_step` of the top level).
+        pool: frames per embedding (`audio_pool_step` of the top level).
     """
 
     d_model: int
@@ -97,12 +92,12 @@ class AudioConfig:
 
     @property
     def embeddings(self) -> int:
-        """Embeddings a unit."""
+        """Embeddings per unit."""
         return UNIT_FRAMES // self.pool
 
     @property
     def units(self) -> int:
-        """Units that the keys and values hold before they are dropped whole (29 of 1500 rows)."""
+        """Units in the cache before it is dropped entirely (29 of 1500 rows)."""
         return (self.max_source_positions - 3) // UNIT_FRAMES
 
 
@@ -111,10 +106,10 @@ class VisionConfig:
     """The SigLIP tower (`vision_config`) and the resampler.
 
     Attributes:
-        siglip: the tower's config, for the stock layers; without the layer that is dropped.
-        queries: embeddings a slice (`query_num`).
-        scale_resolution: side of a square whose area one slice has.
-        patch_size: pixels of a patch's side.
+        siglip: for the stock layers; without the layer that is dropped.
+        queries: embeddings per slice (`query_num`).
+        scale_resolution: side of a square with a slice's area, in pixels.
+        patch_size: side of a patch, in pixels.
     """
 
     siglip: SiglipVisionConfig
@@ -128,12 +123,12 @@ class TtsConfig:
     """The speech decoder (`tts_config`).
 
     Attributes:
-        llama: its backbone, for the stock model.
-        llm_dim: width of the hidden states that it is conditioned on.
+        llama: its backbone.
+        llm_dim: width of the hidden states that condition it.
         num_text_tokens: rows of its text embedding.
-        num_audio_tokens: speech codes; the last one is the end of speech.
+        num_audio_tokens: speech codes; the last one ends speech.
         audio_bos_token_id: row of the text embedding before the first code.
-        text_eos_token_id: row behind the last text of an answer of chat; None where there is none.
+        text_eos_token_id: row after the last text of a chat answer; None if there is none.
     """
 
     llama: LlamaConfig
@@ -151,16 +146,12 @@ class TtsConfig:
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """Everything of `config.json` that the modules are built from.
+    """The values of `config.json` that the modules are built from.
 
     Attributes:
-        name: the model's name; the folder's where the file gives none.
-        llm: the language model, for the stock Qwen3.
-        audio: the audio encoder.
-        vision: the vision tower.
-        tts: the speech decoder.
-        transcribes: it was trained to write down what it hears second by second; no key of the
-            published files, for these were not.
+        name: the file's, or else the folder's.
+        llm: the language model's config.
+        transcribes: trained to transcribe second by second; not a key of published files.
     """
 
     name: str
@@ -172,7 +163,7 @@ class ModelConfig:
 
     @property
     def context_limit(self) -> int:
-        """Most tokens of a session (8192 of whatever the positions would allow)."""
+        """Maximum tokens of a session: 8192, or fewer positions."""
         return min(CONTEXT_LIMIT, int(self.llm.max_position_embeddings))
 
 
@@ -181,7 +172,7 @@ CONTEXT_LIMIT: Final = 8192
 
 
 def _check(raw: Mapping[str, Any], path: str, defaults: Mapping[str, Any]) -> None:
-    """Refuse what is not computed; what `defaults` does not have is by default as it is wanted."""
+    """Refuse unsupported values; keys without a default are supported when absent."""
     for key, wanted in REQUIRED[path].items():
         found = raw.get(key, defaults.get(key, wanted))
         if found != wanted:
@@ -200,7 +191,7 @@ def _section(
 
 
 def _chosen(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Those of some values that a file has; a stock class has its own for the rest."""
+    """The values that a file sets; a stock class has defaults for the rest."""
     return {name: raw[name] for name in names if name in raw}
 
 
@@ -280,18 +271,7 @@ def _tts(raw: Mapping[str, Any]) -> TtsConfig:
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
-    """Read the content of a `config.json`.
-
-    Args:
-        raw: as parsed.
-        name: the model's name, unless the file has one.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: a section is missing, or a value is not supported; the message names it.
-    """
+    """Read a parsed `config.json`, named `name` by default; `ValueError` names an invalid value."""
     _check(raw, "config", MappingProxyType({}))
     if str(raw.get("version", VERSION)) != VERSION:
         raise ValueError(f"config.version is {raw['version']!r}; only {VERSION!r} is supported")
@@ -315,11 +295,11 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read a `config.json`; a `preprocessor_config.json` beside it must say the same.
+    """Read a `config.json`; a `preprocessor_config.json` in its folder must agree with it.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: one of them is no JSON object, or not one that is supported.
+        ValueError: one of them is not a JSON object, or not supported.
     """
     config = read_config(_read(path), path.parent.name)
     if (beside := path.parent / PREPROCESSOR).exists():

@@ -1,14 +1,11 @@
 """The rules that turn logits into the next token of a unit, and the next code of its speech.
 
-Pure: `unit.py` feeds what is decided here. The order is the public code's (model.md, "generate"): a
-sample of the untempered softmax may end the chunk; then ids are forbidden, repetition and length
-are penalised, listening is scaled, and the rest is sampled with temperature, top-k and top-p.
-
-An answer of chat has rules of its own (`decide_chat`, `decide_chat_code`); they are the public
-code's too. A request with streaming input is sampled plainly (`decide_plain`).
-
-Tokens are chosen from `Candidates`: from all ids, or from a shortlist, which may not do
-(`TooShortError`). Codes are few, and chosen from all.
+Pure: `unit.py` feeds the decisions. The order is the public code's (model.md, "generate"): an
+untempered softmax sample may end the chunk; then ids are forbidden, repetition and length are
+penalised, listening is scaled, and the rest is sampled with temperature, top-k and top-p. Chat has
+the public code's rules too; streaming requests are sampled plainly. Logits, (V,) of tokens and
+(codes,) of codes, are changed in place, except by `tokens_apart`; draws are uniform in [0, 1). If a
+shortlist of `Candidates` does not suffice, the rules of tokens raise `TooShortError`.
 """
 
 from __future__ import annotations
@@ -32,14 +29,14 @@ from .tokens import Tokens
 REPETITION_PENALTY: Final = 1.05
 REPETITION_WINDOW: Final = 512
 CHUNK_CHARACTERS: Final = 28
-"""A token that would bring a unit's text to so many characters ends it: two seconds of speech."""
+"""A token that would bring a unit's text to this length ends it: two seconds of speech."""
 DRAWS_A_STEP: Final = 2
 
 CODE_TEMPERATURE: Final = 0.8
 CODE_PENALTY: Final = 1.05
 CODE_WINDOW: Final = 16
 CHAT_WINDOW: Final = 128
-"""Generated ids of an answer of chat that are penalised."""
+"""Generated ids of a chat answer that are penalised."""
 CHAT_CODE_TOP_K: Final = 25
 CHAT_CODE_TOP_P: Final = 0.85
 
@@ -49,20 +46,10 @@ Logits = NDArray[np.float64]
 def decide(
     logits: Candidates, history: Sequence[int], draws: Logits, config: DuplexConfig, tokens: Tokens
 ) -> int:
-    """Choose the next token.
+    """Choose the next token, a control token or text.
 
-    Args:
-        logits: of all ids, or of a shortlist; changed in place.
-        history: the session's decided ids; the last 512 are penalised.
-        draws: two uniform numbers, for the untempered and for the tempered sample.
-        config: the session's; a temperature of 0 takes the most likely token in both.
-        tokens: the tokenizer.
-
-    Returns:
-        The id, of a control token or of text.
-
-    Raises:
-        TooShortError: a shortlist does not settle it.
+    `history` has the session's decided ids, of which the last 512 are penalised. One draw is for
+    the untempered, one for the tempered sample; at temperature 0 both take the most likely token.
     """
     ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
     if logits.is_best(ends) if greedy else logits.is_drawn(ends, float(draws[0])):
@@ -74,11 +61,11 @@ def decide(
 def _weigh(
     logits: Candidates, history: Sequence[int], config: DuplexConfig, tokens: Tokens
 ) -> None:
-    """Forbid and penalise, in place, what `decide` samples the second time."""
+    """Forbid and penalise in place, before the second sample of `decide`."""
     ids, penalty = tokens.ids, config.length_penalty
     logits.forbid((*tokens.forbidden, ids.chunk_eos))
     logits.forbid_from(tokens.size)
-    # Divided whatever the sign, as the public code has it.
+    # Divided whatever the sign, as in the public code.
     recent = sorted(set(history[-REPETITION_WINDOW:]))
     logits.change(recent, lambda values: values / REPETITION_PENALTY)
     logits.change(
@@ -99,19 +86,9 @@ def tokens_apart(
     own: int,
     wanted: int,
 ) -> tuple[float | None, float | None]:
-    """Measure how far `decide` was from another id.
+    """Measure how far `decide` was from `wanted`: `Choice.margin` and `Choice.draw_gap`.
 
-    Args:
-        logits: (V,), as `decide` was given them.
-        history: as of `decide`.
-        draws: as of `decide`.
-        config: as of `decide`.
-        tokens: as of `decide`.
-        own: what it chose.
-        wanted: another id.
-
-    Returns:
-        `Choice.margin` and `Choice.draw_gap`; where one of the two ends the chunk, of that choice.
+    If either id ends the chunk, they are of that choice.
     """
     ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
     sooner, later = map(float, draws)
@@ -135,24 +112,16 @@ def _finite(margin: float) -> float | None:
 
 
 def fed_max(config: DuplexConfig) -> int:
-    """Most tokens that a unit feeds in generate; its last iteration forces `chunk_eos`."""
+    """Maximum tokens that a unit feeds in generate; its last iteration forces `chunk_eos`."""
     return config.max_new_speak_tokens_per_chunk - 1
 
 
 def decide_code(
     logits: Logits, chunk: Sequence[int], draw: float, eos: int, *, may_end: bool
 ) -> int:
-    """Choose the next speech code.
+    """Choose the next speech code; the unit's last 16, in `chunk`, are penalised per occurrence.
 
-    Args:
-        logits: (codes,); changed in place.
-        chunk: the unit's codes so far; the last 16 are penalised, as often as they occur.
-        draw: a uniform number.
-        eos: the code that ends speech.
-        may_end: speech may end here.
-
-    Returns:
-        The code.
+    `eos` is the code that ends speech, allowed if `may_end`.
     """
     _weigh_codes(logits, chunk, eos, may_end=may_end)
     return untempered(logits, draw)
@@ -168,20 +137,7 @@ def codes_apart(
     own: int,
     wanted: int,
 ) -> tuple[float | None, float | None]:
-    """Measure how far `decide_code` was from another code.
-
-    Args:
-        logits: (codes,), as `decide_code` was given them; changed in place.
-        chunk: as of `decide_code`.
-        draw: as of `decide_code`.
-        eos: as of `decide_code`.
-        may_end: as of `decide_code`.
-        own: what it chose.
-        wanted: another code.
-
-    Returns:
-        `Choice.margin` and `Choice.draw_gap`.
-    """
+    """Measure how far `decide_code` was from `wanted`: `Choice.margin` and `Choice.draw_gap`."""
     _weigh_codes(logits, chunk, eos, may_end=may_end)
     return _finite(logits[own] - logits[wanted]), untempered_gap(logits, draw, wanted)
 
@@ -207,21 +163,9 @@ def decide_chat(
     *,
     spoken: bool,
 ) -> int:
-    """Choose the next token of an answer of chat.
+    """Choose the next token of a chat answer; one of `tokens.endings` ends it.
 
-    Args:
-        logits: of all ids, or of a shortlist; changed in place.
-        generated: the answer's ids so far; the last 128 are penalised.
-        draw: a uniform number.
-        config: the turn's; a temperature of 0 takes the most likely token.
-        tokens: the tokenizer.
-        spoken: speech is asked for: ids that cannot be spoken are forbidden.
-
-    Returns:
-        The id; one of `tokens.endings` ends the answer.
-
-    Raises:
-        TooShortError: a shortlist does not settle it.
+    The last 128 of `generated` are penalised; if `spoken`, unspeakable ids are forbidden.
     """
     if spoken:
         logits.forbid([index for index in tokens.forbidden if index not in tokens.endings])
@@ -235,7 +179,7 @@ def decide_chat(
 
 
 def _lowered(logits: Logits, penalty: float) -> Logits:
-    """Logits made less likely, whatever their sign, by a penalty above 1."""
+    """Lower logits of either sign by a penalty above 1."""
     return np.where(logits > 0, logits / penalty, logits * penalty)
 
 
@@ -249,41 +193,26 @@ def decide_plain(
     top_k: int,
     top_p: float,
 ) -> int:
-    """Choose the next token of a request with streaming input: no penalties, nothing scaled.
+    """Choose the next token of a streaming request: no penalties, no scaling.
 
     Args:
-        logits: of all ids, or of a shortlist; changed in place.
-        draw: a uniform number.
-        size: one more than the highest id of the tokenizer.
+        logits: changed in place.
+        draw: in [0, 1).
+        size: one more than the tokenizer's highest id.
         forbidden: ids that are never chosen.
         temperature: 0 takes the most likely token.
         top_k: candidates kept; 0 keeps all.
         top_p: mass kept, above 0.
-
-    Returns:
-        The id.
-
-    Raises:
-        TooShortError: a shortlist does not settle it.
     """
     logits.forbid(forbidden)
     logits.forbid_from(size)
-    if temperature > 0 and not top_k and top_p == 1:  # Nothing to sort for: that takes longest.
+    if temperature > 0 and not top_k and top_p == 1:  # No sort, the slowest part, is needed.
         return logits.sample(draw, temperature)
     return logits.choose(draw, temperature, top_k or size, top_p)
 
 
 def decide_chat_code(logits: Logits, codes: Sequence[int], draw: float) -> int:
-    """Choose the next speech code of an answer of chat; speech may end at any.
-
-    Args:
-        logits: (codes,); changed in place.
-        codes: the answer's so far; the last 16 are penalised, as often as they occur.
-        draw: a uniform number.
-
-    Returns:
-        The code.
-    """
+    """Choose the next speech code of a chat answer, penalising its last 16; speech may end."""
     logits /= CODE_TEMPERATURE
     _penalise(logits, codes)
     return choose(logits, draw, 1.0, CHAT_CODE_TOP_K, CHAT_CODE_TOP_P)

@@ -1,17 +1,11 @@
-"""A decoder with its memory, and how it computes on the device that it lies on.
+"""A decoder with its KV cache, and how it computes on its device.
 
-What a session gets on a CPU does not depend on what it is computed with:
-
-- attention is computed row by row (`attention.py`);
-- what is computed for all rows together is matrix products and functions of single rows. A product
-  gives each row the same bits however many others there are, as long as there are at least
-  `ROWS_MIN`: below that the CPU's libraries take other kernels. So smaller batches are padded.
-
-On a GPU all rows are attended together (`flash.py`), and what is fed most often goes in steps of
-fixed sizes (`steps.py`), where they can be made. There a product's kernel depends on the number of
-rows, so what a session gets depends on its company; but where it is told to be exact (`Means`),
-steps are of one size, and what is fed otherwise goes alone. Whether steps are exact is tried when
-they are made: if not, they are of one session each.
+On a CPU a session's result does not depend on its batch: attention is computed row by row
+(`attention.py`), and a matrix product gives each row the same bits in any batch of at least
+`ROWS_MIN`, to which smaller ones are padded. On a GPU all rows are attended together (`flash.py`),
+and the most frequent lengths run as captured steps of fixed sizes (`steps.py`). There results
+depend on the batch, except in exact mode (`Means`): steps have one size, and other work runs per
+session. Exactness is tested when steps are made; if it fails, each step has one session.
 """
 
 from __future__ import annotations
@@ -31,30 +25,28 @@ from .steps import Stepper, batches
 from .work import Feed, Speak
 
 ROWS_MIN: Final = 16
-"""Rows of a matrix product from which on each row's bits are its own; see above."""
+"""Rows from which on a matrix product gives each row the same bits; see above."""
 
 EXACT_SIZE: Final = 64
-"""Sessions of a step that is to be exact, however many slots there are: a replay has one."""
+"""Sessions of an exact step, whatever the number of slots: a replay has one."""
 
 _log = logging.getLogger("antiphon.model")
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """Rows (B, ...) with zeros behind them, `count` at least."""
     lacking = max(0, count - len(rows))
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, lacking)) if lacking else rows
 
 
 @attrs.frozen(kw_only=True)
 class Means:
-    """How a device computes; what comes out is the same up to rounding.
+    """How a device computes; results are equal up to rounding.
 
     Attributes:
-        cache_of: how rows are attended.
-        sizes: sessions of a step, ascending; none: there are no steps.
-        rows_min: rows that a matrix product is filled up to.
-        is_alone: steps are made so that what a session gets is bitwise its own, and what is not fed
-            in a step is computed for each session by itself.
+        cache_of: makes the attention cache.
+        sizes: sessions per step, ascending; empty: no steps.
+        rows_min: rows that a matrix product is padded to.
+        is_alone: steps give bitwise the same result in any batch, and other work runs per session.
     """
 
     cache_of: CacheOf = SlotCache
@@ -67,13 +59,7 @@ ON_CPU: Final = Means(rows_min=ROWS_MIN)
 
 
 def means_on(device: torch.device, slots: int, *, exact: bool) -> Means:
-    """How to compute on a device.
-
-    Args:
-        device: which.
-        slots: sessions at once.
-        exact: what a session gets is to be bitwise its own; on a CPU it is in any case.
-    """
+    """Choose how to compute; `exact`: results are bitwise independent of the batch, as on a CPU."""
     if device.type != "cuda":
         return ON_CPU
     sizes = (EXACT_SIZE,) if exact else batches(slots)
@@ -82,14 +68,12 @@ def means_on(device: torch.device, slots: int, *, exact: bool) -> Means:
 
 @attrs.frozen(eq=False)
 class Decoder:
-    """A decoder with its memory.
+    """A decoder with its KV cache.
 
     Attributes:
         model: stock, without its head.
         head: last hidden states to logits, (B, width) -> (B, ids).
-        store: keys and values of all slots.
-        means: how it computes.
-        steps: feeds what is fed most often; None feeds it as anything else.
+        steps: runs the most frequent lengths; None: no captured steps.
     """
 
     model: nn.Module
@@ -99,11 +83,11 @@ class Decoder:
     steps: Stepper | None
 
     def steps_take(self, count: int) -> bool:
-        """Whether so many rows of a session go in a step."""
+        """Whether `count` rows of a session run as a step."""
         return self.steps is not None and count in self.steps.lengths
 
     def run(self, works: Sequence[Feed | Speak]) -> tuple[Tensor, Tensor]:
-        """Run rows of one length; gives their last hidden states (B, width) and logits (B, ids)."""
+        """Run rows of one length; return last hidden states (B, width) and logits (B, ids)."""
         count = len(works[0].rows)
         rows = [Row(slot=work.slot, start=work.start) for work in works]
         if self.steps is not None and self.steps_take(count):
@@ -128,15 +112,7 @@ def make_decoder(
     means: Means,
     lengths: Sequence[int],
 ) -> Decoder:
-    """A decoder, with steps where they can be made; without, it does all the same, and slower.
-
-    Args:
-        model: as of `Decoder`.
-        head: as of `Decoder`.
-        store: as of `Decoder`; all slots are empty.
-        means: how it is to compute.
-        lengths: rows of a session that are fed most often.
-    """
+    """Make a decoder, with steps for `lengths` if possible; all slots must be empty."""
     name = type(model).__name__
     sizes = [means.sizes, (1,)] if means.is_alone else [means.sizes]
     for some in sizes if means.sizes else ():
@@ -145,10 +121,10 @@ def make_decoder(
                 steps = Stepper(model, head, store, some, lengths)
                 if not means.is_alone or steps.is_exact():
                     return Decoder(model, head, store, means, steps)
-        except Exception:  # Of the driver or a library: what, no caller can know.
+        except Exception:  # Of the driver or a library, of any type.
             _log.exception("no fixed steps for %s: all is launched kernel by kernel", name)
             if store.keys.is_cuda:
-                torch.cuda.synchronize()  # Raises where the GPU is lost to this process.
+                torch.cuda.synchronize()  # Raises if the GPU is lost to this process.
             break
         _log.warning("steps of %d sessions are not exact for %s", some[-1], name)
     return Decoder(model, head, store, means, None)

@@ -1,4 +1,4 @@
-"""Where a model computes: the device and the number format that an operator asks for, or gets."""
+"""The device and the number format of a model, as the operator asks or by default."""
 
 from __future__ import annotations
 
@@ -16,30 +16,22 @@ from torch import Tensor
 from ..base import DeviceLost
 
 FAILED: Final = getattr(torch, "AcceleratorError", ())
-"""What torch, from 2.8 on, raises where a call to a GPU failed."""
+"""Torch's exception, from 2.8 on, for a failed GPU call."""
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 )
-"""The formats by the names that the command line takes."""
+"""The formats by their command-line names."""
 CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
-"""Without it cuBLAS may share its workspace among streams, and then choose by what is free."""
+"""Without it cuBLAS may share its workspace among streams, and then choose by free space."""
 MEMINFO: Final = Path("/proc/meminfo")
 
 
 class DeviceError(ValueError):
-    """The device that was asked for cannot be had; the text says what to do."""
+    """The requested device is not available; the text gives the remedy."""
 
 
 def pick_device(name: str | None, *, prefer_cuda: bool) -> torch.device:
-    """The device to compute on.
-
-    Args:
-        name: `cpu`, `cuda`, or None for the default.
-        prefer_cuda: the default is a GPU where there is one.
-
-    Raises:
-        DeviceError: a GPU was asked for and there is none, or there is no device of that name.
-    """
+    """Choose `cpu` or `cuda`, or for None the default; `DeviceError` if it is not available."""
     if name is None:
         name = "cuda" if prefer_cuda and torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -54,11 +46,7 @@ def pick_device(name: str | None, *, prefer_cuda: bool) -> torch.device:
 
 
 def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The number format: as asked for, or fp32 on a CPU and bf16 on a GPU.
-
-    Raises:
-        DeviceError: there is no format of that name.
-    """
+    """Choose a number format, by default fp32 on a CPU, bf16 on a GPU; `DeviceError` if unknown."""
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:
@@ -68,27 +56,20 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def telling_lost() -> Iterator[None]:
-    """Tell a device that is lost from a call that failed: a lost one fails the next call too.
-
-    Raises:
-        DeviceLost: in place of what torch raised.
-    """
+    """Raise `DeviceLost` where the device is lost: then the next call fails too."""
     try:
         yield
     except FAILED as error:
         try:
             torch.cuda.synchronize()
         except Exception:
-            text = str(error).partition("\n")[0]  # Advice for who debugs kernels follows.
+            text = str(error).partition("\n")[0]  # Kernel debugging advice follows.
             raise DeviceLost(f"the GPU is lost to this process ({text})") from error
         raise
 
 
 def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-    """Bring tensors from the host to where `like` is, in its format.
-
-    A GPU gets all of them in one copy, which nobody waits for.
-    """
+    """Copy host tensors to `like`'s device and format; to a GPU in one asynchronous copy."""
     if like.device.type == "cpu":
         return [row.to(like) for row in rows]
     packed = torch.cat([row.flatten() for row in rows])
@@ -110,24 +91,21 @@ def fetch(tensor: Tensor) -> Tensor:
 
 
 def compute_repeatably() -> None:
-    """Have this process's GPU compute the same bits each time; to be called before it computes.
-
-    On a CPU it changes nothing. What is computed together still matters: see `decoder.Means`.
-    """
+    """Make this process's GPU deterministic, before it computes; see also `decoder.Means`."""
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def device_name(device: torch.device) -> str:
-    """The device as a replay compares it: `cpu`, or the GPU's name."""
+    """The device's name for replay comparisons: `cpu`, or the GPU's name."""
     return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_name(device))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be had on a device."""
+    """Free memory of a device, in bytes."""
     if device.type == "cuda":
-        gc.collect()  # A model that was given up keeps its memory until then,
+        gc.collect()  # A discarded model keeps its memory until then,
         torch.cuda.empty_cache()  # and torch keeps it for the next one.
         return int(torch.cuda.mem_get_info(device)[0])
     if MEMINFO.exists():

@@ -1,9 +1,8 @@
-"""The published model's shape without its weights, for measuring what no weights are needed for.
+"""The published model's architecture with random weights, to measure time and memory.
 
-The numbers are those of the public code's configuration and of model.md; the token ids are
-`tiny`'s, whose tokenizer is here. What such a model says is noise; how long it takes is not.
-
-Never run at full size by us, for want of a machine: tests run it with small shapes on a CPU.
+The numbers are those of the public code's configuration and of model.md; the token ids are those of
+`tiny`, whose tokenizer is used. Output is noise; timing is realistic. Tests use small shapes on a
+CPU; it was never run at full size.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from .vocoder import Pcm, Sounding
 Doing = Literal["speaking", "listening"]
 
 GPU_GIB: Final = 24
-"""What the weights in bf16 (18.7 GB), one session and room to compute take."""
+"""For the weights in bf16 (18.7 GB), one session and workspace."""
 FLOORS_MS: Final[Mapping[Doing, tuple[float, float]]] = {
     "listening": (7.0, 0.6),
     "speaking": (37.0, 2.4),
 }
 """Model.md's floors of a unit without pictures on one H200 in bf16 at 4k of context: of one
-session, and more for each further one. Speaking is 7 text tokens a unit."""
+session, and per further one. Speaking is 7 text tokens a unit."""
 SPEAKING_TOKENS: Final = 8
 """Tokens fed in a speaking unit: the one that begins it, and 7 of text."""
 
@@ -85,11 +84,11 @@ FULL: Final[Mapping[str, Any]] = {
     },
 }
 """A `config.json` of the published shape. Whisper's 80 mel bands and Qwen3's sizes are those of the
-models that it is made of, which the public code leaves to the checkpoint's own file."""
+underlying models, which the public code leaves to the checkpoint's own file."""
 
 
 class Mute:
-    """In place of a vocoder: codes are made and give no sound."""
+    """A vocoder without sound: codes are still generated."""
 
     silent_code = 0
     is_ready = True
@@ -97,20 +96,16 @@ class Mute:
     fingerprint = "mute"
 
     def open(self, reference: Pcm) -> object:  # noqa: ARG002
-        """See `Vocoder.open`: a voice, so that codes are asked for."""
+        """Return a voice, so that codes are requested."""
         return "mute"
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
-        """See `Vocoder.sound`: no samples."""
+        """Return no samples."""
         return [(np.zeros(0, np.float32), None) for _ in soundings]
 
 
 def full_config(layers_scale: float = 1.0) -> ModelConfig:
-    """The published shape.
-
-    Args:
-        layers_scale: a factor on the language model's layers, for a smaller GPU; widths stay.
-    """
+    """The published architecture, with the language model's layers scaled for a smaller GPU."""
     layers = max(1, round(FULL["num_hidden_layers"] * layers_scale))
     return read_config({**FULL, "num_hidden_layers": layers}, "full")
 
@@ -124,16 +119,7 @@ def random_model(
     dtype: torch.dtype,
     exact: bool = False,
 ) -> DuplexModel:
-    """A model of any shape with random weights and without a voice of its own.
-
-    Args:
-        config: the shape.
-        tokenizer: a folder with a tokenizer that has no more ids than the model.
-        slots: sessions at once.
-        device: where it computes.
-        dtype: of weights, keys and values.
-        exact: as of `DuplexModel.load`.
-    """
+    """Make a model with random weights; the tokenizer in the folder must not have more ids."""
     torch.set_num_threads(THREADS)
     if exact:
         compute_repeatably()
@@ -145,11 +131,11 @@ def random_model(
 
 
 def floor_ms(doing: Doing, sessions: int) -> float:
-    """The least that a unit of each of `sessions` can take on an H200, by model.md."""
+    """The minimum of a unit of each of `sessions` on an H200 in ms, by model.md."""
     first, further = FLOORS_MS[doing]
     return first + further * (sessions - 1)
 
 
 def gpu_bytes() -> int | None:
-    """Most memory that was in use on the GPU so far; None without one."""
+    """Peak GPU memory in bytes; None without a GPU."""
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None

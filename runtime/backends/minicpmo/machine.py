@@ -1,9 +1,8 @@
-"""The model at work: weights, the memory of all slots, and answers to batches of requests.
+"""The running model: weights, the memory of all slots, and batched requests.
 
-All memory is made here, once. On a CPU what a request gets does not depend on what it is computed
-with: decoders see to it (`decoder.py`), and convolutions are computed picture by picture and unit
-by unit. `rows_are_independent` tries what that rests on, with the weights at hand. On a GPU it
-depends, but where the machine is told to be exact (`Means`).
+All memory is allocated once. On a CPU a result does not depend on its batch: decoders ensure it
+(`decoder.py`), and convolutions run per picture and per unit; `rows_are_independent` tests the
+assumption with the loaded weights. On a GPU it does depend, except in exact mode (`Means`).
 """
 
 from __future__ import annotations
@@ -37,17 +36,10 @@ class Machine:
     """Answers requests; see `work.py`.
 
     Args:
-        parts: the weights.
-        vocoder: codes to sound; None where the model has no voice.
-        slots: sessions at once.
-        shortlists: what brings the logits of tokens to the host; None brings all of them.
-        means: how it is to compute (`means_on`).
-
-    Attributes:
-        means: how it computes.
-        llm: keys and values of the language model.
-        audio: of the audio encoder.
-        tts: of the speech decoder.
+        vocoder: None where the model has no voice.
+        slots: maximum concurrent sessions.
+        shortlists: brings token logits to the host; None brings all of them.
+        means: how it computes (`means_on`).
     """
 
     def __init__(
@@ -59,8 +51,8 @@ class Machine:
         *,
         means: Means = ON_CPU,
     ) -> None:
-        # On a Hopper GPU torch would take cuDNN's attention, which makes a plan, in tens of
-        # milliseconds, for each length of keys that is new to the thread: here nearly all are.
+        # On a Hopper GPU torch would choose cuDNN's attention, which takes tens of milliseconds to
+        # plan each length of keys that is new to the thread; here nearly all are.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
         self.shortlists = shortlists
@@ -72,7 +64,7 @@ class Machine:
             _log.warning("no flash attention here: rows are attended one by one")
             means = attrs.evolve(means, cache_of=SlotCache, sizes=())
         self.means = means
-        # A token; what closes a unit; a unit without pictures.
+        # A token; the end of a unit; a unit without pictures.
         lengths = (1, 2, 1 + UNIT_FRAMES // parts.config.audio.pool)
         self._llm = make_decoder(parts.llm.model, parts.llm.lm_head, self.llm, means, lengths)
         self._tts = make_decoder(parts.tts.model, parts.tts.logits, self.tts, means, (1,))
@@ -89,7 +81,7 @@ class Machine:
 
     @property
     def attention(self) -> str:
-        """How attention is computed, in words: other ways give other bits."""
+        """A description of the attention method, on which bits depend."""
         said = ["sdpa, row by row" if self.means.cache_of is SlotCache else "flash"]
         for what, decoder in (("tokens", self._llm), ("codes", self._tts)):
             if decoder.steps is not None:
@@ -99,13 +91,13 @@ class Machine:
 
     @property
     def batch(self) -> str:
-        """What is computed together, in words, likewise."""
+        """A description of the batching, on which bits depend."""
         alone = ", but for steps one session at a time" if self.means.is_alone else ""
         return f"{self.means.rows_min} rows at least{alone}"
 
     @property
     def is_exact(self) -> bool:
-        """Whether what a session gets is bitwise its own, as far as it can be tried."""
+        """Whether results are bitwise independent of the batch, as far as can be tested."""
         if self.means.is_alone:
             return self._llm.steps is not None and self._tts.steps is not None
         is_on_cpu = self.llm.keys.device.type == "cpu"
@@ -113,15 +105,11 @@ class Machine:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory that each slot takes."""
+        """Memory of each slot, in bytes."""
         return sum(store.slot_bytes for store in (self.llm, self.tts, self.audio))
 
     def compute(self, works: Sequence[Work]) -> list[Any]:
-        """Answer requests of one bucket, in their order; answering again gives the same.
-
-        Raises:
-            DeviceLost: the GPU failed for good.
-        """
+        """Answer one bucket's requests in order, repeatably; `DeviceLost` if the GPU is lost."""
         together = [works]
         if self.means.is_alone and not self._goes_in_a_step(works[0]):
             together = [[work] for work in works]
@@ -180,13 +168,13 @@ class Machine:
         return self.audio.take(slot, 0, UNIT_FRAMES)
 
     def clear(self, slot: int) -> None:
-        """Wipe a slot: nothing of a session is left for the next one."""
+        """Wipe a slot, so that nothing of a session remains."""
         for store in (self.llm, self.tts, self.audio):
             store.wipe(slot)
 
 
 def rows_are_independent(parts: Parts) -> bool:
-    """Whether a row's bits are its own from `ROWS_MIN` rows on, tried with the weights at hand."""
+    """Test with the loaded weights whether a row's bits are its own from `ROWS_MIN` rows on."""
     seen: set[tuple[int, ...]] = set()
     with torch.inference_mode():
         for module in parts.modules():

@@ -1,15 +1,13 @@
-"""The streaming mel front end: one second of sound to the mel frames that the encoder takes.
+"""The streaming mel front end: one second of sound to the encoder's mel frames.
 
-It gives what the public front end gives, which computes the whole buffer anew each second; here
-only the new frames are computed. Its rules (model.md, "audio"):
+It equals the public front end, which recomputes the whole buffer each second, but computes only new
+frames. Its rules (model.md, "audio"):
 
-- The first unit is padded on the left to 1035 ms; 80 samples wait for the next unit from then on.
-- Frames are 10 ms apart and centred. A unit takes 100 frames, and 2 more on each side for the
-  convolutions (none before the first); so 102 frames, then 104.
-- The floor: none below 5 s of buffer, then the buffer's highest value minus 8 (80 dB).
-- The buffer holds 30 s at most: at 30 s its oldest 10 s are dropped, and its new edge is mirrored.
-
-The carry is a value: `next_frames` takes one and gives the next.
+- The first unit is padded on the left to 1035 ms; from then on 80 samples wait for the next unit.
+- Frames are 10 ms apart and centred. A unit has 100 frames, plus 2 on each side for the
+  convolutions (none before the first): 102 frames, then 104.
+- The floor: none below 5 s of buffer, then the buffer's maximum minus 8 (80 dB).
+- The buffer holds at most 30 s: then its oldest 10 s are dropped, and its new edge is mirrored.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ EDGE: Final = FFT // 2
 FIRST_SAMPLES: Final = 16_560
 """The first unit, padded: 1035 ms."""
 WAITING: Final = 80
-"""Samples that wait for the next unit: the front end takes whole hops."""
+"""Samples that wait for the next unit, since the front end takes whole hops."""
 CORE: Final = 100
-"""Frames that a unit is answered for."""
+"""A unit's own frames."""
 CONTEXT: Final = 2
 """Frames on each side for the convolutions."""
 FLOOR_FROM: Final = 5 * INPUT_RATE_HZ
-"""Buffer from which the floor follows the highest value."""
+"""Buffer length from which the floor follows the maximum."""
 RANGE: Final = 8.0
-"""Powers of ten between the highest value and the floor."""
+"""Powers of ten between the maximum and the floor."""
 POWER_MIN: Final = 1e-10
 BUFFER_MAX: Final = 30 * INPUT_RATE_HZ
 BUFFER_DROP: Final = 10 * INPUT_RATE_HZ
@@ -46,12 +44,12 @@ BUFFER_DROP: Final = 10 * INPUT_RATE_HZ
 
 @attrs.frozen(kw_only=True, eq=False)
 class MelCarry:
-    """What the front end remembers between units.
+    """The front end's state between units.
 
     Attributes:
-        waiting: samples that were not taken yet, (80,) once the first unit came.
-        buffer: the sound taken so far, at most 30 s, (N,).
-        peaks: the highest band of each frame of the buffer that no later sound changes, (F,).
+        waiting: samples not yet used, (80,) after the first unit.
+        buffer: the sound used so far, at most 30 s, (N,).
+        peaks: the highest band of each final frame of the buffer, (F,).
     """
 
     waiting: Tensor
@@ -60,7 +58,7 @@ class MelCarry:
 
     @classmethod
     def start(cls) -> MelCarry:
-        """Before the first unit."""
+        """The state before the first unit."""
         return cls(waiting=torch.zeros(0), buffer=torch.zeros(0), peaks=torch.zeros(0))
 
 
@@ -79,25 +77,14 @@ def filters(bands: int) -> Tensor:
 
 
 class MelFrontEnd:
-    """Sound to log-mel frames; it holds tables only.
-
-    Args:
-        bands: mel bands.
-    """
+    """Sound to log-mel frames; holds only tables."""
 
     def __init__(self, bands: int) -> None:
         self._filters = filters(bands)
         self._window = torch.hann_window(FFT, dtype=torch.float32, device="cpu")
 
     def log_mel(self, sound: Tensor) -> Tensor:
-        """Log-mel frames of sound that needs no more edge, before floor and scaling.
-
-        Args:
-            sound: (..., 400 + 160 * (N - 1)).
-
-        Returns:
-            (..., N, bands), log10 of power, -10 at least.
-        """
+        """(..., 400 + 160 * (N - 1)) -> (..., N, bands): log10 power, at least -10, unscaled."""
         frames = sound.unfold(-1, FFT, HOP) * self._window  # (..., N, 400)
         power = torch.fft.rfft(frames).abs().square()  # (..., N, 201)
         mel: Tensor = (power @ self._filters).clamp_min(POWER_MIN).log10()
@@ -111,15 +98,9 @@ class MelFrontEnd:
         return self.log_mel(F.pad(sound[None, None], (left, right), mode="reflect")[0, 0])
 
     def next_frames(self, pcm: Tensor, carry: MelCarry) -> tuple[Tensor, MelCarry]:
-        """Take one unit of sound.
+        """Compute a unit's frames, scaled as Whisper's; `pcm` is (16000,), 16 kHz, in [-1, 1].
 
-        Args:
-            pcm: (16000,), 16 kHz, in [-1, 1].
-            carry: from the unit before, or `MelCarry.start()`.
-
-        Returns:
-            (bands, 102) for the first unit and (bands, 104) after, scaled as Whisper's; and the
-            carry.
+        They are (bands, 102) for the first unit and (bands, 104) after, with the next carry.
         """
         assert pcm.shape == (UNIT_SAMPLES,), pcm.shape
         first = len(carry.buffer) == 0
@@ -144,16 +125,10 @@ class MelFrontEnd:
         return frames, MelCarry(waiting=waiting, buffer=buffer, peaks=peaks)
 
     def whole(self, pcm: Tensor) -> Tensor:
-        """All frames of whole sessions at once, as training does.
+        """All frames of whole sessions for training, (B, 16000 * U) -> (B, bands, 100 * U + 2).
 
-        The floor of a unit is that of all sound up to its end: the same as `next_frames` gives,
-        but for the frame at the edge and for what was dropped after 30 s.
-
-        Args:
-            pcm: (B, 16000 * U).
-
-        Returns:
-            (B, bands, 100 * U + 2).
+        The floor of a unit is that of all sound up to its end: equal to `next_frames`, except for
+        the edge frame and for sound dropped after 30 s.
         """
         sound = F.pad(pcm, (FIRST_SAMPLES - UNIT_SAMPLES, 0))[:, :-WAITING]
         mel = self.log_mel(F.pad(sound[:, None], (EDGE, 0), mode="reflect")[:, 0])  # (B, N, bands)
@@ -169,13 +144,9 @@ class MelFrontEnd:
         return (torch.maximum(mel, floors[..., None]).transpose(1, 2) + 4.0) / 4.0
 
     def clip(self, pcm: Tensor) -> Tensor:
-        """The frames of reference audio, whole: followed by silence, floored once.
+        """Frames of reference audio, (samples,) at 16 kHz -> (bands, samples / 160 rounded up).
 
-        Args:
-            pcm: (samples,), 16 kHz, at most 30 s.
-
-        Returns:
-            (bands, samples / 160, rounded up).
+        The sound, at most 30 s, is followed by silence; one floor applies to all frames.
         """
         count = -(-len(pcm) // HOP)
         sound = F.pad(pcm, (0, min(BUFFER_MAX, len(pcm) + FFT) - len(pcm)))

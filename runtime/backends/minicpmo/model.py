@@ -1,11 +1,8 @@
-"""A model in memory: its weights, what it is, and the sessions on it.
+"""A model in memory: its weights, its metadata, and the sessions on it.
 
-`DuplexModel.load` reads a folder in the published layout: `config.json`, `tokenizer.json`,
-safetensors, and the vocoder's assets. One model serves as many sessions as it has slots; they share
-the weights and nothing else (B8), so a session gives the same bytes whatever the others do.
-
-Loading sets torch to one thread for the whole process: the sum of a row is then always added in the
-same order, and the server keeps the other core.
+A folder has the published layout: `config.json`, `tokenizer.json`, safetensors, and the vocoder's
+assets. Sessions, one per slot, share only the weights (B8), so each gives the same bytes whatever
+the others do. Loading sets torch to one thread for the process: sums always have the same order.
 """
 
 from __future__ import annotations
@@ -41,25 +38,17 @@ from .work import Work, alone
 
 THREADS: Final = 1
 SLOTS: Final = 8
-"""Sessions that one core of a common machine serves at one unit a second, with room to spare."""
+"""Sessions that one core of a common machine serves at one unit a second, with a margin."""
 VOCODER: Final = Path("assets/token2wav")
-"""Where a checkpoint keeps its vocoder."""
+"""The folder of a checkpoint's vocoder."""
 NUMERICS: Final = "2"
-"""The version of our own arithmetic: it grows with each change that gives other bits for the same
-weights and input. 2 scales pictures as Pillow does; logs without a version are of 1."""
+"""Version of our arithmetic, raised by each change that gives other bits for the same weights and
+input. Version 2 scales pictures as Pillow does; logs without a version are of 1."""
 LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
 
 
 def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
-    """What a full replay must find equal.
-
-    Args:
-        folder: the model's.
-        machine: as loaded from it.
-
-    Returns:
-        Hashes of the files, versions, and how this process computes.
-    """
+    """The facts that a full replay compares: file hashes, versions, this process's arithmetic."""
     files = {
         "weights": weight_files(folder),
         "config": [folder / "config.json"],
@@ -93,17 +82,12 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
 def _version(library: str) -> str:
     try:
         return version(library)
-    except PackageNotFoundError:  # A machine that only computes may have no use for it.
+    except PackageNotFoundError:  # A machine that only computes may not have it.
         return "none"
 
 
 def load_tokens(folder: Path, config: ModelConfig) -> Tokens:
-    """Load a checkpoint's tokenizer.
-
-    Raises:
-        OSError: a file is missing.
-        ValueError: it is malformed, or has more ids than the model.
-    """
+    """Load a checkpoint's tokenizer; `ValueError` if it is invalid or has too many ids."""
     tokens, vocabulary = Tokens(folder), int(config.llm.vocab_size)
     if tokens.size > vocabulary:
         raise ValueError(f"tokenizer has {tokens.size} ids, the model {vocabulary}")
@@ -111,13 +95,7 @@ def load_tokens(folder: Path, config: ModelConfig) -> Tokens:
 
 
 class DuplexModel:
-    """One set of weights and the sessions on it.
-
-    Args:
-        machine: the weights and the slots.
-        tokens: the tokenizer.
-        info: what it is.
-    """
+    """One set of weights and the sessions on it."""
 
     def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
         self.machine, self.tokens, self._info = machine, tokens, info
@@ -125,7 +103,7 @@ class DuplexModel:
 
     @property
     def info(self) -> BackendInfo:
-        """What it is; `speaks` follows the vocoder, the rest is constant."""
+        """The model's metadata; `speaks` follows the vocoder, the rest is constant."""
         vocoder = self.machine.vocoder
         return attrs.evolve(self._info, speaks=vocoder is not None and vocoder.is_ready)
 
@@ -143,13 +121,10 @@ class DuplexModel:
 
         Args:
             folder: holds the checkpoint.
-            slots: sessions at once; the memory of all is made now.
+            slots: maximum concurrent sessions; their memory is allocated now.
             device: where it computes.
             dtype: of weights, keys and values.
-            exact: what a session gets is to be bitwise its own; whether it is, `info` says.
-
-        Returns:
-            The model, ready to open sessions.
+            exact: make results bitwise independent of the batch, if possible; see `info`.
 
         Raises:
             OSError: a file is missing.
@@ -171,13 +146,7 @@ class DuplexModel:
 
     @classmethod
     def of(cls, machine: Machine, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:
-        """A model of parts that are there already.
-
-        Args:
-            machine: the weights and the slots.
-            tokens: the tokenizer.
-            facts: its fingerprint.
-        """
+        """Make a model of loaded parts; `facts` is its fingerprint."""
         config, vocoder, varies = machine.config, machine.vocoder, ""
         if not machine.is_exact:
             varies = "what this device computes for several sessions"
@@ -201,32 +170,17 @@ class DuplexModel:
         return self.machine.compute(works)
 
     def session(self, opening: Opening, *, slot: int) -> ModelSession:
-        """A session whose generators the caller drives; see `ModelSession`.
-
-        Args:
-            opening: the same values give the same session, whatever else runs.
-            slot: 0 to `info.slots` - 1; nobody else's.
-        """
+        """Make a session whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return ModelSession(self.machine, self.tokens, opening, slot)
 
     def chat(self, turn: Turn, *, slot: int) -> ChatTurn:
-        """A turn of chat whose generators the caller drives; see `ChatTurn`.
-
-        Args:
-            turn: the same values give the same answer, whatever else runs.
-            slot: 0 to `info.slots` - 1; nobody else's.
-        """
+        """Make a chat turn whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return ChatTurn(self.machine, self.tokens, turn, slot)
 
     def anchor(self, anchoring: Anchoring, *, slot: int) -> Anchor:
-        """A request with streaming input whose generators the caller drives; see `Anchor`.
-
-        Args:
-            anchoring: the same values and chunks give the same answers, whatever else runs.
-            slot: 0 to `info.slots` - 1; nobody else's.
-        """
+        """Make a streaming request whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return Anchor(self.machine, self.tokens, anchoring, slot)
 
@@ -235,22 +189,14 @@ class DuplexModel:
         return self.tokens.find(name)
 
     def transcript(self, *, slot: int) -> Transcript:
-        """A transcription whose generators the caller drives; see `Transcript`.
-
-        Args:
-            slot: 0 to `info.slots` - 1; nobody else's.
-        """
+        """Make a transcription whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return Transcript(self.machine, self.tokens, slot)
 
     def answer(
         self, turn: Turn, cut: int | None = None
     ) -> tuple[Prefill, list[TurnChunk], TurnResult]:
-        """Answer a turn of chat in a free slot, alone; gives all that its calls give.
-
-        Args:
-            turn: the conversation, and how it is to be answered.
-            cut: stop before this token.
+        """Answer a chat turn in a free slot, unbatched, stopping before token `cut` if given.
 
         Raises:
             ContextFull: it does not fit.
@@ -273,7 +219,7 @@ class DuplexModel:
         return free[0]
 
     def open(self, opening: Opening) -> BlockingSession:
-        """Open a session in a free slot, to be called step by step and alone.
+        """Open a session in a free slot, to be run unbatched.
 
         Raises:
             ContextFull: the prompt does not fit.
@@ -285,13 +231,13 @@ class DuplexModel:
         return session
 
     def give_back(self, session: BlockingSession) -> None:
-        """A session of `open` was released; once more does nothing."""
+        """Free the slot of a released session; idempotent."""
         if self._taken.get(session.slot) is session:
             del self._taken[session.slot]
 
 
 class BlockingSession:
-    """A session driven alone: each call computes to its end."""
+    """A session whose calls compute to their end, unbatched; see `ModelSession`."""
 
     def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
         self._model, self._session = model, model.session(opening, slot=slot)
@@ -299,24 +245,24 @@ class BlockingSession:
         self.opened: Opened = alone(self._session.open(), model.compute)
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """See `ModelSession.unit`."""
+        """Run `ModelSession.unit`."""
         steps = self._session.unit(unit, self._session.look(unit), cut)
         return alone(steps, self._model.compute)
 
     def interrupt(self, index: int) -> None:
-        """See `ModelSession.interrupt`."""
+        """Run `ModelSession.interrupt`."""
         self._session.interrupt(index)
 
     def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """See `ModelSession.finalize`."""
+        """Run `ModelSession.finalize`."""
         steps = self._session.finalize(index, interrupted=interrupted)
         return alone(steps, self._model.compute)
 
     def rollback(self, index: int) -> None:
-        """See `ModelSession.rollback`."""
+        """Run `ModelSession.rollback`."""
         self._session.rollback(index)
 
     def release(self) -> None:
-        """See `ModelSession.release`."""
+        """Run `ModelSession.release`, and free the slot."""
         self._session.release()
         self._model.give_back(self)

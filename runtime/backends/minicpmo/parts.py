@@ -1,7 +1,4 @@
-"""All modules of a model under one roof, with the names of the published checkpoint.
-
-So the state dict of `Parts` is the checkpoint, key by key; `checkpoint.py` loads it.
-"""
+"""All modules of a model, under the published checkpoint's keys, as `checkpoint.py` loads them."""
 
 from __future__ import annotations
 
@@ -24,12 +21,8 @@ class Parts(nn.Module):
     """Language model, vision tower and resampler, audio encoder and projection, speech decoder.
 
     Attributes:
-        config: the shapes.
-        llm: stock Qwen3 with its head.
-        vpm: pictures to patches.
-        resampler: patches to embeddings.
-        apm: sound to rows.
-        audio_projection_layer: rows to embeddings.
+        vpm: pictures to patches, which `resampler` turns into embeddings.
+        apm: sound to rows, which `audio_projection_layer` turns into embeddings.
         tts: text and hidden states to speech codes.
         front_end: sound to mel frames; tables only, always on the host.
     """
@@ -48,7 +41,7 @@ class Parts(nn.Module):
 
     @property
     def is_on_cpu(self) -> bool:
-        """Where the weights lie, and all is computed."""
+        """Whether the weights are, and everything is computed, on the CPU."""
         device: torch.device = self.llm.lm_head.weight.device
         return device.type == "cpu"
 
@@ -56,7 +49,7 @@ class Parts(nn.Module):
         """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel.
 
         Raises:
-            IndexError: the model lacks an id. Asked of a GPU, it would end all sessions on it.
+            IndexError: the model lacks an id. On a GPU, such a lookup would end all sessions.
         """
         table = self.llm.model.embed_tokens
         if ids and not 0 <= min(ids) <= max(ids) < table.num_embeddings:
@@ -69,10 +62,9 @@ class Parts(nn.Module):
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Have torch's own norm, one kernel, do what the stock modules launch eight for.
+    """Replace the stock norms by torch's fused one: one kernel instead of eight.
 
-    Half precision is rounded otherwise, once less; so it is for GPUs alone. Weights and their names
-    stay.
+    It rounds half precision once less, so it is for GPUs only. Weights and their names stay.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -1,8 +1,7 @@
-"""A checkpoint's `preprocessor_config.json`, held to how pictures and sound are prepared here.
+"""Checks a checkpoint's `preprocessor_config.json` against the preprocessing here.
 
-Nothing is read from it: how pictures are cut stands in `config.json`, how sound becomes mel frames
-in `mel`. But the published code prepares both as this file says, so one that says otherwise belongs
-to another model. Keys that say nothing about the computation are left alone.
+Slicing follows `config.json`, mel frames follow `mel`; but the published code follows this file, so
+a different one belongs to another model. Keys without effect are ignored.
 """
 
 from __future__ import annotations
@@ -20,24 +19,13 @@ PICTURE_DEFAULTS: Final[Mapping[str, Any]] = {
     "patch_size": 14,
     "scale_resolution": 448,
 }
-"""Of the published `MiniCPMVImageProcessor`. Its other defaults are what is computed."""
+"""Defaults of the published `MiniCPMVImageProcessor`; its other defaults equal this code's."""
 
 
 def check_preprocessor(
     raw: Mapping[str, Any], *, scale_resolution: int, patch_size: int, queries: int, mel_bins: int
 ) -> None:
-    """Hold a `preprocessor_config.json` to a model.
-
-    Args:
-        raw: as parsed.
-        scale_resolution: side of a square whose area one slice has.
-        patch_size: pixels of a patch's side.
-        queries: embeddings a slice.
-        mel_bins: mel bands.
-
-    Raises:
-        ValueError: a value is not what is computed; the message names it.
-    """
+    """Check a parsed `preprocessor_config.json`; `ValueError` names a value that differs."""
     computed: Mapping[str, Any] = {
         "image_processor_type": "MiniCPMVImageProcessor",
         "scale_resolution": scale_resolution,

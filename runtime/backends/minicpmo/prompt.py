@@ -1,9 +1,8 @@
 """The opening of a session: instructions and reference audio.
 
-`<|im_start|>system`, the instructions, the reference audio between its markers at ten embeddings a
-second, then `<|im_end|>`, and no newline after (model.md). Without reference audio the markers are
-left out. What follows the instructions or the audio is the suffix: the window `context` puts what
-was said before in front of it.
+`<|im_start|>system`, the instructions, any reference audio between its markers at ten embeddings a
+second, then `<|im_end|>` without a newline (model.md). The part after these is the suffix, before
+which the window `context` inserts earlier text.
 """
 
 from __future__ import annotations
@@ -24,28 +23,23 @@ from .tokens import Tokens
 from .work import Feed, Recall, Steps
 
 BLOCK: Final = 256
-"""A long prompt is fed in blocks of so many tokens: bounded memory, and always the same split."""
+"""A long prompt is fed in blocks of this many tokens: bounded memory, and always the same split."""
 EMBEDDED: Final = -1
-"""Stands in `fed_ids` where an embedding was fed (see `Opened`)."""
+"""Marks a fed embedding in `fed_ids` (see `Opened`)."""
 REFERENCE_MAX: Final = 30 * INPUT_RATE_HZ
-"""Samples of reference audio that the encoder takes."""
+"""Maximum samples of reference audio."""
 
 
 @attrs.frozen(kw_only=True)
 class Prefilled:
-    """A prompt in a slot.
-
-    Attributes:
-        layout: what lies where.
-        fed_ids: the ids fed, with `EMBEDDED` where an embedding was.
-    """
+    """A prompt in a slot: its layout, and the ids fed, with `EMBEDDED` for embeddings."""
 
     layout: Layout
     fed_ids: tuple[int, ...]
 
 
 def _reference(pcm: bytes) -> Tensor:
-    """Reference audio as samples; malformed audio is a `BackendError`."""
+    """Convert reference audio to samples; malformed audio is a `BackendRefused`."""
     try:
         samples = read_pcm(pcm)
     except ValueError as error:
@@ -58,15 +52,6 @@ def _reference(pcm: bytes) -> Tensor:
 
 def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
     """Feed the prompt into an empty slot.
-
-    Args:
-        parts: the weights.
-        tokens: the tokenizer.
-        opening: instructions and reference audio.
-        slot: where to.
-
-    Returns:
-        What the slot holds then.
 
     Raises:
         ContextFull: the prompt does not fit; nothing was fed.

@@ -1,9 +1,8 @@
-"""Scaling a picture to whole colour values, bit for bit as the published image processor does.
+"""Picture scaling, bit for bit as in the published image processor.
 
-That one uses Pillow's bicubic filter (a = -0.5), widened where a picture is made smaller. Its
-arithmetic is whole numbers: each weight is rounded to 22 bits behind the point, columns are scaled
-first and rounded to bytes, then rows. So no order of addition and no processor changes a pixel.
-(Pillow, `src/libImaging/Resample.c`.)
+That is Pillow's bicubic filter (a = -0.5), widened for downscaling, in integers: weights are
+rounded to 22 fractional bits; columns are scaled first and rounded to bytes, then rows. So neither
+summation order nor processor changes a pixel. (Pillow, `src/libImaging/Resample.c`.)
 """
 
 from __future__ import annotations
@@ -18,23 +17,17 @@ Pixels = NDArray[np.uint8]
 """(height, width, 3), RGB."""
 
 PRECISION_BITS: Final = 22
-"""Of a weight; with 8 of a colour and the sum's own, a sum fits into 32."""
+"""Of a weight; with 8 bits of colour and the carries, a sum fits into 32."""
 SUPPORT: Final = 2.0
 """Pixels on each side that a cubic weighs."""
 ROWS_AT_ONCE: Final = 16
 """Rows whose sums stay in a core's cache."""
 SIZES_KEPT: Final = 64
-"""Pairs of sides whose weights are kept: a camera's frames all have the same."""
+"""Pairs of sides whose weights are cached: a camera's frames all have the same."""
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Scale a picture; one that has the size already is given back as it is.
-
-    Args:
-        pixels: (height, width, 3), RGB.
-        width: wanted, in pixels.
-        height: wanted, in pixels.
-    """
+    """Scale a picture (height, width, 3) to a size in pixels; unchanged if it has the size."""
     if width != pixels.shape[1]:
         pixels = _rows(pixels.swapaxes(0, 1), width).swapaxes(0, 1)
     return pixels if height == pixels.shape[0] else _rows(pixels, height)
@@ -58,7 +51,7 @@ def _rows(pixels: Pixels, count: int) -> Pixels:
 
 @lru_cache(maxsize=SIZES_KEPT)
 def _taps(size: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-    """Which rows of `size` each of `count` rows is made of, and by which weights, (count, taps)."""
+    """The source rows of `size` and their weights for each of `count` rows, (count, taps)."""
     scale = size / count
     wide = max(scale, 1.0)
     support, narrow = SUPPORT * wide, 1.0 / wide
@@ -69,7 +62,7 @@ def _taps(size: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
         last = min(int(center + support + 0.5), size)
         weights = [_cubic((place - center + 0.5) * narrow) for place in range(first, last)]
         total = 0.0
-        for weight in weights:  # One by one, as the source adds: the last bit counts.
+        for weight in weights:  # One by one, in the source's order: the last bit counts.
             total += weight
         kept.append((first, [_fixed(weight / total) for weight in weights]))
     taps = max(len(weights) for _, weights in kept)
@@ -89,6 +82,6 @@ def _cubic(at: float) -> float:
 
 
 def _fixed(weight: float) -> int:
-    """The nearest whole number of 2**-22, halves away from zero."""
+    """The nearest multiple of 2**-22 as an integer, halves away from zero."""
     half = -0.5 if weight < 0 else 0.5
     return int(half + weight * (1 << PRECISION_BITS))

@@ -1,8 +1,8 @@
-"""Random numbers by counter, and the choice of one id from logits.
+"""Counter-based random numbers, and the choice of one id from logits.
 
-A draw is a function of (session seed, unit index, stage): nothing is carried from unit to unit, so
-a unit can be run again by itself. All arithmetic on probabilities is float64 in numpy, and ties are
-broken by the lower id.
+A draw, in [0, 1), is a function of (session seed, unit index, stage), so a unit can be rerun by
+itself. Logits have shape (V,), probabilities are float64; -inf is never chosen, and ties go
+to the lower id.
 """
 
 from __future__ import annotations
@@ -14,17 +14,7 @@ from numpy.typing import NDArray
 
 
 def draws(seed: int, unit: int, stage: str, count: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for one stage of one unit.
-
-    Args:
-        seed: the session's.
-        unit: the unit's index, or the turn's of a chat.
-        stage: which stage asks; chat has stages of its own names.
-        count: how many.
-
-    Returns:
-        (count,); the same for the same arguments, on every machine.
-    """
+    """`count` uniform numbers for one stage of one unit or chat turn; the same on every machine."""
     digest = hashlib.blake2b(f"{seed}/{unit}/{stage}".encode(), digest_size=16).digest()
     key = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
     return np.random.Generator(np.random.Philox(key=key)).random(count)
@@ -36,7 +26,7 @@ def _inverse(probabilities: NDArray[np.float64], draw: float) -> int:
 
 
 def _span(probabilities: NDArray[np.float64], wanted: int) -> tuple[float, float]:
-    """The draws, from the first up to the second, that `_inverse` turns into `wanted`."""
+    """The interval of draws that `_inverse` maps to `wanted`."""
     total = np.cumsum(probabilities)
     start = float(total[wanted - 1] / total[-1]) if wanted else 0.0
     return start, float(total[wanted] / total[-1])
@@ -48,58 +38,24 @@ def _gap(probabilities: NDArray[np.float64], draw: float, wanted: int) -> float 
 
 
 def untempered_gap(logits: NDArray[np.float64], draw: float, wanted: int) -> float | None:
-    """How far a draw is from the nearest with which `untempered` gives an id.
-
-    Args:
-        logits: (V,).
-        draw: in [0, 1).
-        wanted: the id.
-
-    Returns:
-        The distance, 0 where it is given; None where no draw gives it.
-    """
+    """Distance of a draw from those by which `untempered` gives `wanted`, or None if none do."""
     return _gap(np.exp(logits - logits.max()), draw, wanted)
 
 
 def untempered_room(logits: NDArray[np.float64], draw: float, given: int) -> float | None:
-    """How far a draw is from the nearest with which `untempered` gives another id.
-
-    Args:
-        logits: (V,).
-        draw: in [0, 1).
-        given: the id that it gives.
-
-    Returns:
-        The distance; None where all draws give it.
-    """
+    """Distance from a draw to where `untempered` gives another id than `given`; None: nowhere."""
     start, stop = _span(np.exp(logits - logits.max()), given)
     rooms = [draw - start] * (start > 0) + [stop - draw] * (stop < 1)
     return min(rooms, default=None)
 
 
 def untempered(logits: NDArray[np.float64], draw: float) -> int:
-    """Sample from the plain softmax.
-
-    Args:
-        logits: (V,); -inf is never chosen.
-        draw: in [0, 1).
-
-    Returns:
-        The id.
-    """
+    """Sample from the plain softmax."""
     return _inverse(np.exp(logits - logits.max()), draw)
 
 
 def best(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """The ids of the highest logits, highest first; of equal ones the lower id first.
-
-    Args:
-        logits: (V,).
-        count: how many, at least 1.
-
-    Returns:
-        (count,), or all ids where there are fewer.
-    """
+    """The ids of the `count` highest logits, or of all if fewer; ties by id."""
     if count < len(logits):
         edge = np.partition(logits, -count)[-count]
         kept = np.flatnonzero(logits >= edge)  # Ties at the edge may make it more than `count`.
@@ -115,14 +71,11 @@ def choose(
     """Sample with temperature, then the best k, then the smallest set of mass p.
 
     Args:
-        logits: (V,); -inf is never chosen.
+        logits: (V,).
         draw: in [0, 1).
         temperature: 0 takes the most likely id.
         top_k: candidates kept, at least 1.
         top_p: mass kept, above 0; the most likely id is always kept.
-
-    Returns:
-        The id.
     """
     if temperature == 0:
         return int(logits.argmax())
@@ -139,19 +92,7 @@ def choose_gap(
     *,
     wanted: int,
 ) -> float | None:
-    """How far a draw is from the nearest with which `choose` gives an id.
-
-    Args:
-        logits: (V,).
-        draw: in [0, 1).
-        temperature: above 0.
-        top_k: as of `choose`.
-        top_p: as of `choose`.
-        wanted: the id.
-
-    Returns:
-        The distance, 0 where it is given; None where no draw gives it.
-    """
+    """Distance of a draw from those by which `choose` at a temperature gives `wanted`, or None."""
     ids, probabilities = _candidates(logits, temperature, top_k, top_p)
     places = np.flatnonzero(ids == wanted)
     return _gap(probabilities, draw, int(places[0])) if len(places) else None

@@ -1,15 +1,11 @@
 """One session of the duplex model: open, run a unit, finalize, roll back, release.
 
-What the session is stands in `state.py`; what a unit does to it stands in `unit.py`. This file
-keeps the order of calls, and the state from the unit's start, which `rollback` goes back to.
+This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units
+and finalizing are generators of requests (`work.py`).
 
-Opening, units and finalizing are generators of requests (`work.py`): whoever drives them computes
-alone or in batches, with the same result.
-
-`interrupt` may come from any thread: it names a unit, and that unit stops before its next step
-of the language model, the speech decoder or the vocoder. Where it stopped is in the result, and
-`unit(unit, cut)` stops there again. An interrupt that comes before its unit has begun waits for
-it, since whoever sends it believes the unit to be running.
+`interrupt` may come from any thread: the named unit stops before its next step of the language
+model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
+again. An interrupt before its unit begins waits for it, since the caller believes it running.
 """
 
 from __future__ import annotations
@@ -43,14 +39,7 @@ Phase = Literal["new", "ready", "ran", "failed", "lost", "released"]
 
 
 class ModelSession:
-    """One session in one slot; its generators never overlap.
-
-    Args:
-        machine: the model at work.
-        tokens: the tokenizer; shared.
-        opening: the session's settings.
-        slot: where its keys and values lie; empty.
-    """
+    """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
         self._machine, self._tokens, self._opening = machine, tokens, opening
@@ -67,7 +56,7 @@ class ModelSession:
         self.opened: Opened
 
     def open(self) -> Steps[Opened]:
-        """Prefill the prompt; where that fails, the slot is as empty as before.
+        """Prefill the prompt; on failure, the slot is left empty.
 
         Raises:
             ContextFull: the prompt does not fit.
@@ -103,11 +92,7 @@ class ModelSession:
         return self.opened
 
     def look(self, unit: Unit) -> Pictures:
-        """Decode and cut a unit's frames; changes nothing, and may be called from any thread.
-
-        Raises:
-            BackendError: a frame cannot be decoded.
-        """
+        """Decode and slice a unit's frames, in any thread; `BackendError` if one is invalid."""
         try:
             pixels = [read_jpeg(jpeg) for jpeg in unit.frames]
         except ValueError as error:
@@ -115,15 +100,7 @@ class ModelSession:
         return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]
 
     def unit(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> Steps[UnitResult]:
-        """Prefill and generate one unit; see `BackendSession.run_unit`.
-
-        Args:
-            unit: one second of sound and its pictures.
-            pictures: what `look` made of these.
-            cut: stop just there, whatever `interrupt` says.
-
-        Returns:
-            The unit's result.
+        """Prefill and generate one unit, with `look`'s pictures; see `BackendSession.run_unit`.
 
         Raises:
             ContextFull: the worst case does not fit; nothing was fed.
@@ -134,17 +111,11 @@ class ModelSession:
     def forced_unit(
         self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
     ) -> Steps[ForcedResult]:
-        """Prefill and generate one unit as it was recorded; see `Forces.run_forced`.
-
-        Args:
-            unit: one second of sound and its pictures.
-            pictures: what `look` made of these.
-            cut: stop just there, whatever `interrupt` says.
-            forced: what is to be decided.
+        """Prefill and generate one unit as it was recorded; see `unit` and `Forces.run_forced`.
 
         Raises:
             ContextFull: the worst case does not fit; nothing was fed.
-            BackendError: it failed, was called out of order, or an id is none of the model's.
+            BackendError: it failed, was called out of order, or the model lacks an id.
         """
         teacher = Teacher(forced, self._machine.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
@@ -190,18 +161,16 @@ class ModelSession:
     def finalize(self, index: int, *, interrupted: bool) -> Steps[Finalized]:
         """Feed the terminator and `</unit>`, then slide; see `BackendSession.finalize`.
 
-        An interrupted unit ends with `chunk_eos`, and what its turn was saying aloud is forgotten.
-
-        Raises:
-            BackendError: called out of order.
+        An interrupted unit ends with `chunk_eos`, and its turn's speech state is dropped.
+        `BackendError` if called out of order.
         """
         self._require("ran", index)
         began, ids, state = time.perf_counter_ns(), self._tokens.ids, self._state
         fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
-        self._phase = "lost"  # Until all of it is done: a window may have moved what was there.
+        self._phase = "lost"  # Until it is complete: a window may have moved keys and values.
         yield Feed(slot=self._slot, start=state.length, rows=self._machine.parts.embed(fed))
         length = state.length + len(fed)
-        said = () if interrupted else state.said  # What was withheld was never said.
+        said = () if interrupted else state.said  # Withheld text was never said.
         text = tuple(index for index in said if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
         state = state.but(
@@ -218,13 +187,9 @@ class ModelSession:
         return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
 
     def rollback(self, index: int) -> None:
-        """Restore the state from before unit `index`, whether it was refused, failed or only ran.
-
-        Raises:
-            BackendError: called out of order.
-        """
+        """Restore the state before unit `index`; `BackendError` if called out of order."""
         if self._phase == "ready" and index > self._running:
-            return  # It was refused before it began, as for a broken frame: nothing to undo.
+            return  # Refused before it began, as for a broken frame: nothing to undo.
         self._require("failed" if self._phase == "failed" else "ran", index)
         if self._before.overwritten is not None:
             self._machine.audio.put(self._slot, 0, self._before.overwritten)
@@ -232,11 +197,11 @@ class ModelSession:
         self._interrupted, self._phase = -1, "ready"
 
     def release(self) -> None:
-        """Wipe the slot; releasing again does nothing, any other call fails."""
+        """Wipe the slot; idempotent, and any other call fails afterwards."""
         if self._phase != "released":
             self._phase = "released"
             self._machine.clear(self._slot)
-            for name in ("_setting", "_state", "_before"):  # None of them is there before `open`.
+            for name in ("_setting", "_state", "_before"):  # They do not exist before `open`.
                 self.__dict__.pop(name, None)
 
     def _require(self, phase: Phase, index: int | None = None) -> None:

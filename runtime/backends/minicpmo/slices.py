@@ -1,9 +1,8 @@
-"""A picture to slices: how many, of which size, and their patches.
+"""A picture to slices: their number, size and patches.
 
-Big pictures are seen twice: whole, scaled down to about one slice's area, and cut into a grid of
-slices that is nearest to the picture's shape, each scaled to about one slice's area. The first
-slice is always the whole picture. Sides are multiples of a patch. (model.md, "slices"; the rules
-are the public image processor's, and so is each pixel: see `resize`.)
+Big pictures are seen whole, scaled down to about one slice's area, and as a grid of slices nearest
+to the picture's shape. The first slice is always the whole picture. Sides are multiples of a patch.
+(model.md, "slices"; rules and pixels are those of the public image processor: see `resize`.)
 """
 
 from __future__ import annotations
@@ -20,24 +19,13 @@ from .resize import Pixels, resize
 
 @attrs.frozen(kw_only=True)
 class Slicing:
-    """How pictures are cut.
-
-    Attributes:
-        resolution: side of a square with one slice's area, in pixels.
-        patch: pixels of a patch's side.
-    """
+    """How pictures are sliced: side of a square with a slice's area, and of a patch, in pixels."""
 
     resolution: int
     patch: int
 
     def grid(self, width: int, height: int, slices_max: int) -> tuple[int, int] | None:
-        """Columns and rows of slices for a picture, or None where it stays whole.
-
-        Args:
-            width: in pixels.
-            height: in pixels.
-            slices_max: most slices of the grid, 1 to 9.
-        """
+        """Columns and rows of a picture's grid of at most `slices_max` (1 to 9); None: whole."""
         wanted = min(math.ceil(width * height / self.resolution**2), slices_max)
         if wanted <= 1:
             return None
@@ -63,15 +51,9 @@ class Slicing:
         return self._round(width, self.patch), self._round(height, self.patch)
 
     def cut(self, pixels: Pixels, slices_max: int) -> list[Tensor]:
-        """Cut a picture.
+        """Slice a picture, (height, width, 3), RGB, into a grid of at most `slices_max` (1 to 9).
 
-        Args:
-            pixels: (height, width, 3), RGB.
-            slices_max: most slices of the grid, 1 to 9.
-
-        Returns:
-            The whole picture, then the grid's slices row by row; each (3, h, w) in [-1, 1], with
-            sides that are multiples of a patch.
+        Returns the whole picture, then the grid row by row; each (3, h, w) in [-1, 1].
         """
         height, width = pixels.shape[:2]
         grid = self.grid(width, height, slices_max)
@@ -88,23 +70,15 @@ class Slicing:
 
 
 def read_jpeg(data: bytes) -> Pixels:
-    """Decode a JPEG.
-
-    Raises:
-        ValueError: it is none.
-    """
-    import simplejpeg  # Here, so that the model can be had where it is not installed.
+    """Decode a JPEG; `ValueError` if it is invalid."""
+    import simplejpeg  # Here, so that the model runs where it is not installed.
 
     pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
     return pixels
 
 
 def jpeg_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG, from its header.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Width and height of a JPEG, from its header; `ValueError` if it is invalid."""
     import simplejpeg
 
     height, width, *_ = simplejpeg.decode_jpeg_header(data)
@@ -112,14 +86,6 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def scale(pixels: Pixels, size: tuple[int, int]) -> Tensor:
-    """Scale by bicubic interpolation to whole colour values.
-
-    Args:
-        pixels: (height, width, 3).
-        size: width and height in pixels.
-
-    Returns:
-        (3, height, width) in [-1, 1].
-    """
+    """Scale (h, w, 3) to (width, height), integer bicubic: (3, height, width) in [-1, 1]."""
     picture = torch.from_numpy(np.ascontiguousarray(resize(pixels, *size)))
     return picture.permute(2, 0, 1).float() / 127.5 - 1.0

@@ -9,17 +9,9 @@ from protocol.model import SAMPLE_BYTES
 
 
 def read_pcm(data: bytes) -> NDArray[np.float32]:
-    """Read float32 LE samples and clip them to [-1, 1].
+    """Copy float32 LE samples, shape (samples,), clipped to [-1, 1].
 
-    Args:
-        data: whole samples.
-
-    Returns:
-        A copy, shape (samples,).
-
-    Raises:
-        ValueError: they are not whole samples, or not all are finite: one such value in a cache
-            would spoil the session for good.
+    `ValueError` unless all are whole and finite: one such value would spoil a session's caches.
     """
     if len(data) % SAMPLE_BYTES:
         raise ValueError(f"{len(data)} bytes are not whole samples")

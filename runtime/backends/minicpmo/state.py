@@ -1,9 +1,8 @@
-"""The state of one session as an explicit value: to go back is to keep the old one.
+"""The state of one session as a value: a rollback keeps the old one.
 
-Keys and values lie in the slot (`KvSlots`); the state holds how much of each counts. What is behind
-a length is never read, so an older state is whole as long as nothing before its lengths was
-overwritten. That happens in one place, where the audio encoder starts over; `overwritten` keeps
-what was there.
+Keys and values are in the slot (`KvSlots`); the state holds the valid length of each. Nothing after
+a length is read, so an older state is valid while nothing before its lengths was overwritten. That
+happens only where the audio encoder restarts; `overwritten` keeps the old content.
 """
 
 from __future__ import annotations
@@ -19,12 +18,7 @@ from .vocoder import Voicing
 
 @attrs.frozen(kw_only=True)
 class Speech:
-    """The speaking side of a turn; a turn that has not spoken has none of it.
-
-    Attributes:
-        length: positions in the speech decoder's slot.
-        voicing: what the vocoder was handed; None before the turn's first codes.
-    """
+    """A turn's speech: positions in the speech decoder's slot, and the vocoder's input state."""
 
     length: int = 0
     voicing: Voicing | None = None
@@ -32,12 +26,7 @@ class Speech:
 
 @attrs.frozen(kw_only=True)
 class Span:
-    """One finalized unit in the language model's slot.
-
-    Attributes:
-        length: tokens.
-        text_ids: the text that it said.
-    """
+    """One finalized unit in the language model's slot: tokens, and the ids of its text."""
 
     length: int
     text_ids: tuple[int, ...] = ()
@@ -45,12 +34,12 @@ class Span:
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """How the language model's slot is laid out; the windows move things by it.
+    """The layout of the language model's slot, which the windows change.
 
     Attributes:
         prefix: tokens of the prompt before its suffix.
-        previous: ids of what older units said, marker included (window `context`).
         suffix: ids that close the prompt.
+        previous: ids of older units' text, marker included (window `context`).
         spans: the finalized units, oldest first.
     """
 
@@ -77,13 +66,10 @@ class SessionState:
     Attributes:
         layout: of the language model's slot, up to the last finalized unit.
         length: tokens in the slot.
-        mel: the front end's carry.
         heard: units in the audio encoder's slot, 0 to 29.
-        overwritten: what this unit overwrote there.
+        overwritten: the content that this unit overwrote there.
         history: decided ids, for the repetition penalty.
-        turn_open: the model has begun a turn and not ended it.
-        speech: the turn's speaking side.
-        said: text ids of the unit that runs or ran last.
+        said: text ids of the current or last unit.
     """
 
     layout: Layout
@@ -97,5 +83,5 @@ class SessionState:
     said: tuple[int, ...] = ()
 
     def but(self, **changes: Any) -> SessionState:
-        """The same state with some attributes replaced."""
+        """Return the state with some attributes replaced."""
         return attrs.evolve(self, **changes)

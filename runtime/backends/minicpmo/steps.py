@@ -1,16 +1,11 @@
-"""Forward passes of fixed sizes, in memory that never moves: for GPUs.
+"""Forward passes of fixed sizes in fixed memory, for GPUs.
 
-A token is little arithmetic behind many small kernels, and so are the few rows of a unit: on a GPU
-the time goes into launching them one by one. So there what is fed most often goes in steps
-
-- of a fixed size: a few batch sizes (`batches`), for each number of rows that is common; a smaller
-  batch is filled up with copies of its first row, which write the same values to the same places;
-- that attend in one call a layer (`flash.py`);
-- that were captured once as CUDA graphs and are replayed. Going in: the rows, and slots and places
-  through pinned memory. Coming out: hidden states and logits.
-
-All of it but the kernel and the capture runs on any device, and is tested on CPUs. It rounds
-otherwise than rows by themselves do, so CPUs do not use it. It has never run on a GPU.
+A token, or the few rows of a unit, is little arithmetic in many small kernels, so on a GPU most
+time goes into launches. There the most frequent lengths run in steps of a few batch sizes
+(`batches`), filled with copies of the first row, which write the same values to the same places. A
+step attends in one call a layer (`flash.py`), and is captured once as a CUDA graph. All but the
+kernel and the capture is tested on CPUs, which do not use it because it rounds differently. It has
+never run on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from .attention import KvSlots, Row
 from .flash import SpanCache, Spans
 
 BATCHES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Sessions of a step; each size is captured once for each length, in a second or less."""
+"""Sessions per step; each size is captured once for each length, in a second or less."""
 WARM_UPS: Final = 2
 
 Out: TypeAlias = tuple[Tensor, Tensor]
@@ -33,7 +28,7 @@ Out: TypeAlias = tuple[Tensor, Tensor]
 
 
 def batches(slots: int) -> tuple[int, ...]:
-    """The sizes of steps for so many sessions, ascending; the last one holds them all."""
+    """The step sizes for a number of slots, ascending; the last holds them all."""
     return (*(size for size in BATCHES if size < slots), slots)
 
 
@@ -45,7 +40,7 @@ class Step:
         head: last hidden states to logits, (B, width) -> (B, ids).
         store: its slots.
         batch: sessions.
-        length: rows that each of them feeds.
+        length: rows that each session feeds.
     """
 
     def __init__(
@@ -76,47 +71,35 @@ class Step:
 
 
 class Replayed:
-    """A step that was captured once: what it computes is replayed, kernel by kernel, as one launch.
+    """A step captured once as a graph and replayed as one launch.
 
     Args:
-        step: of one size; what it writes while it is captured goes to slot 0, from position 0 on.
-        aside: where it is captured; libraries keep memory for each stream, so all steps share one.
-        pool: memory that all steps share: what one of them gives is taken before the next begins.
+        step: of one size; its capture writes to slot 0, from position 0 on.
+        aside: the stream of all captures, since libraries keep memory per stream.
+        pool: memory shared by all steps: a result must be taken before the next step.
     """
 
     def __init__(self, step: Step, aside: torch.cuda.Stream, pool: Any) -> None:
         aside.wait_stream(torch.cuda.current_stream())
         self._graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its stream current: what is around it does not.
+        # A failed capture leaves its stream current; the surrounding context does not.
         with torch.cuda.stream(aside):
-            for _ in range(WARM_UPS):  # Makes what libraries make at first use.
+            for _ in range(WARM_UPS):  # Triggers the libraries' first-use setup.
                 step.compute()
-            # Another thread may serve meanwhile: its calls are none of this capture's business.
+            # Another thread may serve meanwhile; its calls are not captured.
             mode = "thread_local"
             with torch.cuda.graph(self._graph, pool, aside, capture_error_mode=mode):
                 self._out = step.compute()
         torch.cuda.current_stream().wait_stream(aside)
 
     def compute(self) -> Out:
-        """See `Step.compute`; the next step to be computed may write over what it gives."""
+        """Replay the step; the next step may overwrite the result."""
         self._graph.replay()
         return self._out
 
 
 class Stepper:
-    """Feeds a few rows to each of any number of sessions, in steps of fixed sizes.
-
-    Args:
-        decoder: as of `Step`.
-        head: as of `Step`.
-        store: as of `Step`; all slots are empty.
-        sizes: sessions of a step, ascending.
-        lengths: rows that can be fed.
-
-    Attributes:
-        sizes: of the steps.
-        lengths: of the steps.
-    """
+    """Feeds a few rows to each of any number of sessions, in steps of fixed sizes and lengths."""
 
     def __init__(
         self,
@@ -127,7 +110,7 @@ class Stepper:
         lengths: Sequence[int],
     ) -> None:
         self._store, self.sizes, self.lengths = store, tuple(sizes), tuple(lengths)
-        # The largest are captured first: the others find room in the memory that these took.
+        # The largest are captured first, so that the others reuse their memory.
         shapes = [(size, length) for size in self.sizes[::-1] for length in sorted(lengths)[::-1]]
         self._steps = {shape: Step(decoder, head, store, *shape) for shape in shapes}
         self._computed: dict[tuple[int, int], Step | Replayed] = dict(self._steps)
@@ -141,15 +124,7 @@ class Stepper:
             store.values[:, 0, :, : max(lengths)] = 0
 
     def run(self, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
-        """Feed rows to some sessions.
-
-        Args:
-            rows: embeddings, (T, width) each, of one of `lengths`.
-            places: where each goes; no slot twice.
-
-        Returns:
-            Of each session's last row, on the device.
-        """
+        """Feed rows, (T, width), to distinct slots; return the outputs of each last row."""
         most, length = self.sizes[-1], len(rows[0])
         for row in places:
             self._store.reach(row.slot, row.start + length)
@@ -173,10 +148,10 @@ class Stepper:
         return hidden[:count].clone(), logits[:count].clone()
 
     def is_exact(self) -> bool:
-        """Whether what a session gets is its own: bit for bit, whoever else is in the step.
+        """Whether a session's bits do not depend on the other sessions in the step.
 
-        Tried with random rows behind random keys: the same again, in another order, some by
-        themselves, and one in another's slot. The store is overwritten, and empty after.
+        Tested with random rows after random keys: repeated, reordered, unbatched, and in another
+        slot. The store is overwritten, and empty afterwards.
         """
         try:
             self._store.scramble()
@@ -208,7 +183,7 @@ class Stepper:
         return is_equal(order[-1:], [Row(slot=0, start=last.start)])
 
     def _spread(self, length: int) -> list[Row]:
-        """Places for as many rows as the largest step has: over all slots, and along them."""
+        """Places for as many rows as the largest step has, spread over all slots and positions."""
         slots, most = self._store.keys.shape[1], self._store.capacity - length
         along = max(1, min(-(-self.sizes[-1] // slots), most // length))
         return [

@@ -1,7 +1,7 @@
-"""Recorded decisions in place of a unit's own, and how far the two are apart.
+"""Forced decoding of a unit: recorded decisions replace the model's, and differences are measured.
 
-See `..forcing` for what forcing is. `unit.py` asks after each decision of its own; a teacher
-answers with the recorded one, and keeps a `Choice` where they differ.
+See `..forcing`. `unit.py` asks after each of its decisions; a teacher returns the recorded one, and
+keeps a `Choice` where they differ.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ from ..forcing import Choice, Forced
 
 
 class Apart(Protocol):
-    """Measures how far a decision was from falling on another id."""
+    """Measures how far a decision was from another id."""
 
     def __call__(self, wanted: int) -> tuple[float | None, float | None]:
-        """Give `Choice.margin` and `Choice.draw_gap`."""
+        """Return `Choice.margin` and `Choice.draw_gap`."""
         ...
 
 
 class Teacher:
-    """The decisions of one recorded unit.
+    """The decisions of one recorded unit, and the model's different choices, in order.
 
-    Args:
-        forced: what was decided.
-        codec_eos: the code that ends speech; it is decided, but not in `forced`.
-
-    Attributes:
-        choices: where the model parts from the recording, in order.
+    `codec_eos` ends speech: it is decided, but not in `forced`.
     """
 
     def __init__(self, forced: Forced, codec_eos: int) -> None:
@@ -36,11 +31,11 @@ class Teacher:
         self.choices: list[Choice] = []
 
     def token(self, step: int, own: int, apart: Apart) -> int:
-        """Give the recorded token of a step, or the model's own behind the last."""
+        """Return the recorded token of a step, or the model's own after the last."""
         return self._decide("llm", self._tokens, step, own, apart)
 
     def code(self, step: int, own: int, apart: Apart) -> int:
-        """Give the recorded code of a step; behind the last, speech ends."""
+        """Return the recorded code of a step; after the last, speech ends."""
         return self._decide("tts", self._codes, step, own, apart)
 
     def _decide(

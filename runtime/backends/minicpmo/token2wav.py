@@ -1,18 +1,14 @@
-"""The published vocoder behind `Vocoder`: the public token2wav package in a process of its own.
+"""The published vocoder as a `Vocoder`: the public token2wav package in its own process.
 
-Its pins and ours exclude each other, so an operator makes it a virtual environment and names that
-one's interpreter (`Options`). Never run with the real weights, nor on a GPU: they were not at hand.
-The tests run a stand-in with the package's surface.
+Its pins exclude ours, so the operator makes a virtual environment and names its interpreter
+(`Options`). It was never run with the real weights or on a GPU; tests use a stand-in.
 
-- What a turn remembers is a value: the codes it was handed (`Turn`). The worker's caches are a
-  shortcut to it, under numbers; where they are gone, with the worker or for want of room, the turn
-  is handed over once more from its start. So an older state gives the same sound again, and no
-  session sees another's caches.
-- What the package draws at random is seeded by the voice and the turn's codes.
-- When the worker dies, hangs or talks nonsense, the units under way fail with `VoiceLost` and can
-  be rolled back: their sessions go on. A new worker is started at once in the background; until it
-  is there `is_ready` is false, and units give text without speech rather than wait. After
-  `RESTARTS_MAX` workers in a row that gave no sound it stays so.
+- A turn's state is a value: the codes so far (`Turn`). If the worker's caches are lost, the turn is
+  sent again from its start. So an older state gives the same sound, and sessions share no caches.
+- The package's random draws are seeded by the voice and the turn's codes.
+- If the worker dies, hangs or answers garbage, the units in flight fail with `VoiceLost` and can be
+  rolled back. A new worker starts in the background; until then, and for good after `RESTARTS_MAX`
+  workers in a row without sound, units give only text.
 """
 
 from __future__ import annotations
@@ -45,27 +41,27 @@ FILES: Final = (
     "campplus.onnx",
     "speech_tokenizer_v2_25hz.onnx",
 )
-"""What a checkpoint's `assets/token2wav` holds."""
+"""The files of a checkpoint's `assets/token2wav`."""
 DEFAULT_VOICES: Final = ("HT_ref_audio.wav", "system_ref_audio.wav")
-"""The voice of sessions without reference audio, beside that folder; the first that is there."""
+"""The voice of sessions without reference audio, in that folder's parent; the first that exists."""
 
 RATE_HZ: Final = 16_000
 REFERENCE_S_MIN: Final = 0.5
-"""Too little to take a voice from."""
+"""Too little reference audio for a voice."""
 REFERENCE_S_MAX: Final = 6.0
-"""More is cut off: about as much as the published model's own voice. Caches grow with it (0.13 MB
-a step and frame, 50 frames a second, in float32), and the package's buffers end at 17 s."""
+"""About the length of the published model's own voice. Caches grow with it (0.13 MB a step and
+frame, 50 frames a second, in float32), and the package's buffers end at 17 s."""
 
 START_WAIT_S: Final = 180.0
-"""Importing torch and loading 1 GB from a cold disk."""
+"""For importing torch and loading 1 GB from a cold disk."""
 SOUND_WAIT_S: Final = 10.0
-"""Far beyond a second of sound for one session; all sessions wait for it, so it is not longer."""
+"""Far more than a second of sound takes; all sessions wait for it, so it is no longer."""
 ITEM_WAIT_S: Final = 0.5
-"""More for each item of a batch, which are computed one after the other."""
+"""Added for each item of a batch, since items are computed in sequence."""
 RESTARTS_MAX: Final = 3
-"""Workers in a row that gave no sound: the next would not either."""
+"""Workers in a row without sound: the next would fail too."""
 STATES_A_SLOT: Final = 2
-"""A turn's newest state and the one to roll back to; others are told again when asked for."""
+"""A turn's newest state and the rollback's; others are sent again when needed."""
 
 PYTHON: Final = "ANTIPHON_TOKEN2WAV_PYTHON"
 STEPS: Final = "ANTIPHON_TOKEN2WAV_STEPS"
@@ -76,7 +72,7 @@ _log = logging.getLogger("antiphon.model")
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What an operator decides about the worker.
+    """The operator's settings of the worker.
 
     Attributes:
         python: the interpreter that has the package.
@@ -92,11 +88,7 @@ class Options:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
-        """Read `ANTIPHON_TOKEN2WAV_PYTHON`, `_STEPS` and `_FLOAT16` (`1` for yes).
-
-        Raises:
-            ValueError: one is not what it can be.
-        """
+        """Read `ANTIPHON_TOKEN2WAV_PYTHON`, `_STEPS`, `_FLOAT16` (`1`: yes), or `ValueError`."""
         steps = environment.get(STEPS, "10")
         if not steps.isdecimal():
             raise ValueError(f"{STEPS} is {steps!r}, not a number from 1 to 16")
@@ -108,16 +100,7 @@ class Options:
 
 
 class Token2Wav:
-    """The public package, as a vocoder for all sessions.
-
-    Args:
-        folder: holds `FILES`.
-        options: the operator's.
-        slots: sessions at once.
-
-    Raises:
-        VoiceUnavailable: the worker cannot start; the text says why.
-    """
+    """The public package as a vocoder; `VoiceUnavailable` says why the worker cannot start."""
 
     silent_code = SILENT_CODE
     is_exact = False
@@ -167,12 +150,12 @@ class Token2Wav:
 
     @property
     def is_ready(self) -> bool:
-        """A worker is there; see `Vocoder.is_ready`."""
+        """Whether a worker is running."""
         link = self._link
         return link is not None and link.is_alive
 
     def settle(self, wait_s: float) -> bool:
-        """Wait while a worker is being started; tells whether one is there."""
+        """Wait at most `wait_s` for a starting worker; return whether one is running."""
         with self._settled:
             self._settled.wait_for(
                 lambda: self.is_ready or self._is_closed or self._restarts > RESTARTS_MAX, wait_s
@@ -180,7 +163,7 @@ class Token2Wav:
         return self.is_ready
 
     def close(self) -> None:
-        """End the worker; units give text alone from now on."""
+        """End the worker; from now on units give only text."""
         with self._settled:
             self._is_closed = True
             link, self._link = self._link, None
@@ -221,17 +204,13 @@ class Token2Wav:
             self._settled.notify_all()
         if self._is_closed:
             link.close()
-        elif not link.is_alive:  # It died before anybody could be told.
+        elif not link.is_alive:  # It died before it was adopted.
             self._ended(link, "the vocoder's process is lost")
 
     # -- voices and sound -------------------------------------------------------------------------
 
     def open(self, reference: Pcm) -> object:
-        """See `Vocoder.open`; the worker prepares the voice meanwhile.
-
-        Raises:
-            BackendError: there is too little reference audio.
-        """
+        """Open a voice, or None; `BackendError` if there is too little reference audio."""
         seconds = len(reference) / RATE_HZ
         if len(reference) and seconds < REFERENCE_S_MIN:
             raise BackendRefused(f"reference audio of {seconds:.2f} s is below {REFERENCE_S_MIN} s")
@@ -257,10 +236,10 @@ class Token2Wav:
             link.tell({"do": "open", "voice": voice.place.number}, voice.reference)
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
-        """See `Vocoder.sound`; the worker answers one sounding after the other.
+        """Turn codes into sound; the worker answers the soundings in sequence.
 
         Raises:
-            VoiceLost: the worker is lost, and a new one is being started.
+            VoiceLost: the worker is lost, and a new one is starting.
             BackendError: the package failed.
         """
         with self._calls:
@@ -270,7 +249,7 @@ class Token2Wav:
             asked = [self._ask_for(link, sounding) for sounding in soundings]
             results = self._exchange(link, asked)
             for index, result in enumerate(results):
-                if result is None:  # The worker has forgotten: it is told all of it once more.
+                if result is None:  # The worker lost the turn: send it all again.
                     once_more = self._ask_for(link, soundings[index], again=True)
                     (results[index],) = self._exchange(link, [once_more])
             self._restarts = 0

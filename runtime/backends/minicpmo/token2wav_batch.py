@@ -1,7 +1,6 @@
-"""What a worker is asked and what it answers: voices and turns as values, and batches of them.
+"""Requests to a worker and its answers: voices and turns as values, and batches of them.
 
-A turn is the voice and the codes that it was handed, call by call. Where a worker keeps its caches
-of that is a shortcut (`Place`), never needed to know what comes next.
+A turn is the voice and its codes, call by call. The worker's caches (`Place`) are only a shortcut.
 """
 
 from __future__ import annotations
@@ -26,39 +25,27 @@ SAMPLE_BYTES: Final = 2
 
 @attrs.define(kw_only=True, eq=False)
 class Place:
-    """Where a worker keeps something; nowhere while `link` is None or dead.
-
-    Attributes:
-        kind: what a worker is to `drop`.
-        link: the worker.
-        number: under which it keeps it.
-    """
+    """An object's place in a worker, valid while `link` lives; `kind` is `states` or `voices`."""
 
     kind: str
     link: Link | None = None
     number: int = 0
 
     def forget(self) -> None:
-        """Have the worker drop it: nobody holds it any more."""
+        """Have the worker drop the object."""
         if self.link is not None and self.link.is_alive:
             kinds: dict[str, list[int]] = {"states": [], "voices": []}
             self.link.tell({"do": "drop", **kinds, self.kind: [self.number]})
 
 
 def remember(holder: object, place: Place) -> None:
-    """Have the worker forget what it keeps for `holder`, once that is garbage."""
+    """Have the worker drop the object when `holder` is garbage-collected."""
     weakref.finalize(holder, place.forget).atexit = False
 
 
 @attrs.define(kw_only=True, eq=False)
 class SpokenVoice:
-    """A voice: its reference, and where the worker has what it made of it.
-
-    Attributes:
-        reference: float32 at 16 kHz; empty for the default voice.
-        digest: names it.
-        place: its number with the worker.
-    """
+    """A voice: its reference, float32 at 16 kHz (empty: the default), and its worker's place."""
 
     reference: bytes
     digest: bytes
@@ -67,13 +54,11 @@ class SpokenVoice:
 
 @attrs.define(kw_only=True, eq=False)
 class Turn:
-    """What a turn has been handed: a value, with a shortcut to the worker's caches after it.
+    """A turn's codes so far, call by call, as a value.
 
     Attributes:
-        voice: it speaks with.
-        told: its codes, call by call.
-        digest: of both; the next call is seeded by it.
-        place: its number with the worker.
+        digest: of voice and codes; it seeds the next call.
+        place: of the worker's caches after it.
     """
 
     voice: SpokenVoice
@@ -83,27 +68,21 @@ class Turn:
 
 
 def digest_of(before: bytes, codes: Sequence[int], *, last: bool) -> bytes:
-    """Name what was told: all before, and these codes."""
+    """Extend a digest by the next call's codes."""
     told = np.asarray(codes, "<i4").tobytes() + bytes([last])
     return hashlib.blake2b(before + told, digest_size=16).digest()
 
 
 @attrs.define(kw_only=True, eq=False)
 class Asked:
-    """One sounding on its way through a worker: the items for it, the last of which counts.
-
-    Attributes:
-        sounding: what is wanted.
-        items: see `token2wav_worker.Worker.sound`.
-        codes: theirs, one after the other.
-    """
+    """One sounding as items of `token2wav_worker.Worker.sound`; the last one gives its sound."""
 
     sounding: Sounding
     items: list[dict[str, Any]] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)
 
     def add(self, codes: Sequence[int], before: bytes, **fields: Any) -> bytes:
-        """Add an item; gives the digest of what was told with it."""
+        """Add an item; return the turn's new digest."""
         digest = digest_of(before, codes, last=fields["last"])
         seed = int.from_bytes(digest[:8], "little") >> 1
         self.items.append({"codes": len(codes), "seed": seed, **fields})
@@ -112,7 +91,7 @@ class Asked:
 
 
 def unpacked(frame: Frame, items: Sequence[Mapping[str, Any]]) -> list[Pcm | None]:
-    """Read an answer: the sound for each item, None where the worker has forgotten its state.
+    """Read an answer: each item's sound, or None where the worker lost its state.
 
     Raises:
         ValueError: it is no answer to these items.

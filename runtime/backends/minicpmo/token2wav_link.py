@@ -1,8 +1,8 @@
-"""One worker process: it is started, asked, and ends; nothing here waits without a bound.
+"""One worker process: start, requests, end; every wait is bounded.
 
-Frames go out through a queue and a thread of its own, so that nobody hangs on a pipe that a hanging
-worker does not read; they come in through another thread, which therefore learns at once that the
-worker is gone. The worker ends when its input is closed, and so with this process, however it ends.
+Frames are written by a queue's own thread, so no caller blocks on the pipe of a hanging worker;
+another thread reads, and notices at once when the worker ends. The worker ends when its input
+closes, so also with this process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .token2wav_worker import MalformedFrame, read_frame, write_frame
 
 WORKER: Final = Path(__file__).with_name("token2wav_worker.py")
 END_WAIT_S: Final = 5.0
-"""A worker that computes ends within a second; one that hangs is killed."""
+"""A busy worker ends within a second; one that hangs is killed."""
 CHECK_WAIT_S: Final = 30.0
-"""To start an interpreter from a cold disk, without importing anything large."""
+"""For starting an interpreter from a cold disk without large imports."""
 
 Frame = tuple[dict[str, Any], bytes]
 
@@ -34,22 +34,17 @@ _log = logging.getLogger("antiphon.model")
 
 
 class VoiceLost(BackendError):  # noqa: N818 - names say what happened
-    """The vocoder's process died, hangs or talks nonsense; the unit can be rolled back."""
+    """The vocoder's process died, hangs or answers garbage; the unit can be rolled back."""
 
 
 class VoiceUnavailable(ValueError):  # noqa: N818
-    """There can be no voice; the text says what is missing, in one line."""
+    """There can be no voice; the text names the missing part in one line."""
 
 
 class Link:
-    """A running worker.
+    """A running worker; `on_end` is called once with the reason of its end, in its own thread.
 
-    Args:
-        command: the worker's command line.
-        on_end: told why it ended, once, from a thread of its own.
-
-    Attributes:
-        was_closed: it ended, or is to end, because we wanted it.
+    `was_closed` says whether the end was requested here.
     """
 
     def __init__(self, command: list[str], on_end: Callable[[Link, str], None]) -> None:
@@ -66,7 +61,7 @@ class Link:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us: sessions end with their voice.
+                start_new_session=True,  # Ctrl-C is the server's: sessions end with their voice.
             )
         except OSError as error:
             raise VoiceUnavailable(f"cannot run {command[0]}: {error.strerror}") from error
@@ -76,7 +71,7 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        """It has not ended."""
+        """Whether it is running."""
         return not self._reason
 
     @property
@@ -85,13 +80,10 @@ class Link:
         return self._process.pid
 
     def greeting(self, wait_s: float) -> dict[str, Any]:
-        """Wait until it has loaded its weights.
-
-        Returns:
-            What it says of itself.
+        """Wait until its weights are loaded; return the worker's description.
 
         Raises:
-            VoiceUnavailable: it cannot, with its reason; or it took longer than `wait_s`.
+            VoiceUnavailable: it failed, with its reason, or took longer than `wait_s`.
         """
         try:
             greeting = self._greeting.result(wait_s)
@@ -107,14 +99,14 @@ class Link:
         return hello
 
     def tell(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send what needs no answer; it never blocks and may be called while garbage is collected.
+        """Send a frame without answer; it never blocks, and is safe during garbage collection.
 
-        What waits is bounded by who calls: a frame for each voice opened and each state forgotten.
+        The queue is bounded by the callers: a frame per opened voice and per dropped state.
         """
         self._outbox.put((dict(header), body))
 
     def ask(self, header: Mapping[str, Any], body: bytes, wait_s: float) -> Frame:
-        """Send and wait for the answer.
+        """Send a frame and wait for the answer.
 
         Raises:
             VoiceLost: there is none, or it took longer than `wait_s` and the worker was killed.
@@ -132,12 +124,12 @@ class Link:
             raise VoiceLost(self._reason) from None
 
     def kill(self, reason: str) -> None:
-        """End it at once; everybody who waits is told why."""
+        """Kill it; all waiting callers get the reason."""
         self._fail(reason)
         self._process.kill()
 
     def close(self) -> None:
-        """End it, with patience, and wait until it has."""
+        """End it gracefully, and wait until it has ended."""
         self.was_closed = True
         self._fail("it was closed")
         self._outbox.put(None)
@@ -163,7 +155,7 @@ class Link:
     def _write(self) -> None:
         pipe = self._process.stdin
         assert pipe is not None
-        with suppress(OSError), pipe:  # Where it is gone, the reader says so.
+        with suppress(OSError), pipe:  # The reader reports its end.
             while (frame := self._outbox.get()) is not None:
                 write_frame(pipe, *frame)
 
@@ -204,11 +196,7 @@ class Link:
 
 
 def check(python: str) -> dict[str, Any]:
-    """Ask an interpreter what it has, without loading any of it; see `token2wav_worker.found`.
-
-    Raises:
-        VoiceUnavailable: it cannot be run.
-    """
+    """Report an interpreter's modules without imports; `VoiceUnavailable` if it cannot be run."""
     command = [python, str(WORKER), "--check"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=CHECK_WAIT_S, check=True)

@@ -1,18 +1,14 @@
-"""The child process that runs the public token2wav package; `token2wav.py` is its parent.
+"""The child process that runs the public token2wav package, for `token2wav.py`.
 
-The package keeps one stream in attributes of one object, and part of its caches are views of
-buffers that its next call writes over. So nothing is left in it between two calls: before each the
-voice and the turn are set, after each they are copied out. A state is never written again, so an
-older one gives the same sound once more. Each call is seeded by its request, for the package draws
-noise; what it gives depends on the voice and the turn's codes alone.
+The package keeps one stream in attributes, and its caches partly are views of buffers that the next
+call overwrites. So the voice and the turn are set before each call and copied out after it; states
+are immutable. Each call is seeded by its request, so its noise depends only on the voice and the
+turn's codes.
 
-This file is run by its path, by the interpreter that has the package, and needs numpy and nothing
-of ours: the package's pins and ours exclude each other. Standard input and output carry frames
-(`read_frame`); the process ends when its input does, and so with its parent.
-
-Never run with the real weights, nor on a GPU: they were not at hand. `Decoder` has driven the code
-of minicpmo-utils 1.0.6 and 1.0.7, made small and with random weights, on a CPU; there it gave the
-bytes that the public code gives, and sessions did not reach each other.
+This file is run by its path in the package's interpreter, and needs only numpy. Frames
+(`read_frame`) go over standard input and output; the process ends with its input, so with its
+parent. It was never run with the real weights or on a GPU; `Decoder` gave the public code's bytes
+with minicpmo-utils 1.0.6 and 1.0.7, small and with random weights, on a CPU.
 """
 
 from __future__ import annotations
@@ -35,40 +31,40 @@ from typing import IO, Any, Final
 import numpy as np
 
 REQUIREMENTS: Final = ("minicpmo-utils[tts]==1.0.6", "torchaudio>=2.3,<2.9", "setuptools<81")
-"""What `pip install` is to be given; pyproject.toml says why."""
+"""For `pip install`; pyproject.toml gives the reason."""
 INSTALL: Final = "pip install " + " ".join(f"'{name}'" for name in REQUIREMENTS)
 DISTRIBUTIONS: Final = ("minicpmo-utils", "torch", "torchaudio", "onnxruntime")
 MODULES: Final = ("stepaudio2", "s3tokenizer", "torch", "torchaudio", "onnxruntime", "hyperpyyaml")
-"""What must be importable; `stepaudio2` and `s3tokenizer` come with the package itself."""
+"""Required modules; `stepaudio2` and `s3tokenizer` come with the package itself."""
 
 FRAME: Final = struct.Struct("<II")
 HEADER_BYTES_MAX: Final = 1 << 22
-"""A batch of 64 turns that are all told again, two minutes of each, is a third of it."""
+"""Three times a batch of 64 turns that are all sent again, two minutes each."""
 BODY_BYTES_MAX: Final = 1 << 24
-"""The sound of such a batch is a third of it: 60 kB each."""
+"""Three times the sound of such a batch, 60 kB each."""
 REASON_CHARACTERS: Final = 500
-"""More of a library's error is for its own log."""
+"""The rest of a library's error is for its own log."""
 
 CODES: Final = 6561
-"""A code beyond them would break the GPU's context, for all sessions."""
+"""A larger code would break the GPU's context, for all sessions."""
 CODES_A_CALL: Final = 64
-"""The parent hands over 28; the package's buffers end at 1000 frames, two a code."""
+"""The parent sends 28; the package's buffers end at 1000 frames, two per code."""
 LOOKAHEAD: Final = 3
 SILENT_CODE: Final = 4218
 RATE_HZ: Final = 16_000
 FAILURES_MAX: Final = 3
-"""After so many failures in a row the process ends: a broken GPU context does not mend."""
+"""After this many failures in a row the process ends: a broken GPU context does not recover."""
 
 VOICE_ATTRIBUTES: Final = ("cache", "_stream_prompt")
-"""Where the package keeps the voice that `stream` uses; the second since 1.0.7."""
+"""The package's attributes of the voice used by `stream`; the second since 1.0.7."""
 FLOW, WAVE = "stream_cache", "hift_cache_dict"
-"""Where it keeps the turn."""
+"""Its attributes of the turn."""
 PER_STEP: Final = ("estimator_cnn_cache", "estimator_att_cache")
 """Caches with 16 entries, whatever the number of steps; only the steps' are read again."""
 
 
 class MalformedFrame(ValueError):  # noqa: N818 - names say what happened
-    """The other side wrote what is no frame, or ended within one."""
+    """The other side wrote an invalid frame, or ended within one."""
 
 
 def write_frame(pipe: IO[bytes], header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -79,11 +75,7 @@ def write_frame(pipe: IO[bytes], header: Mapping[str, Any], body: bytes = b"") -
 
 
 def read_frame(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """Read one frame; None where the other side closed the pipe between two.
-
-    Raises:
-        MalformedFrame: it is none.
-    """
+    """Read one frame, None if the pipe was closed before it; `MalformedFrame` if it is invalid."""
     head = pipe.read(FRAME.size)
     if not head:
         return None
@@ -105,7 +97,7 @@ def read_frame(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares no memory: of tensors, arrays, and dicts and sequences of them."""
+    """Deep-copy tensors, arrays, and dicts and sequences of them."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -116,7 +108,7 @@ def copied(value: Any) -> Any:
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator that the package may draw from."""
+    """Seed every generator that the package may use."""
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch = sys.modules.get("torch")
@@ -125,7 +117,7 @@ def seed_all(seed: int) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Say in one line what failed."""
+    """Describe a failure in one line."""
     if isinstance(error, ModuleNotFoundError):
         return f"{sys.executable} has no module {error.name!r}: {INSTALL} there"
     text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -133,12 +125,7 @@ def reason_of(error: Exception) -> str:
 
 
 class Decoder:
-    """The package's object, used as if it had no state.
-
-    Args:
-        package: its `Token2wav`.
-        steps: of the flow; the package's `n_timesteps`.
-    """
+    """The package's `Token2wav`, used statelessly; `steps` of the flow are its `n_timesteps`."""
 
     def __init__(self, package: Any, steps: int) -> None:
         self._package, self._steps = package, steps
@@ -147,17 +134,13 @@ class Decoder:
 
     @classmethod
     def load(cls, folder: str, *, float16: bool, steps: int) -> Decoder:
-        """Import the package and load its weights; it draws fixed noise then, so it is seeded."""
+        """Import the package and load its weights, seeded, since it draws fixed noise then."""
         module = importlib.import_module("stepaudio2")
         seed_all(0)
         return cls(module.Token2wav(folder, float16=float16, n_timesteps=steps), steps)
 
     def voice(self, path: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """Prepare a voice from a sound file.
-
-        Returns:
-            Its path, what the package keeps of it, and what a turn starts from.
-        """
+        """Prepare a voice from a sound file: its path, the package's state, a first turn state."""
         seed_all(0)
         self._package.cache = None
         with self._mode():
@@ -175,11 +158,7 @@ class Decoder:
     def stream(
         self, voice: Any, turn: Mapping[str, Any], codes: Sequence[int], *, last: bool, seed: int
     ) -> tuple[bytes, dict[str, Any]]:
-        """Turn codes into sound.
-
-        Returns:
-            Signed 16 bit at 24 kHz, and the turn after it.
-        """
+        """Turn codes into sound, signed 16 bit at 24 kHz; return also the turn's next state."""
         path, kept, _ = voice
         for name, value in {**kept, **copied(dict(turn))}.items():
             setattr(self._package, name, value)
@@ -190,13 +169,13 @@ class Decoder:
 
 
 class Worker:
-    """Voices and turns under the numbers that the parent gave them.
+    """Voices and turns, by the parent's numbers.
 
     Args:
         decoder: the package.
-        states: turns kept at most; the one unused for longest goes, and is answered `lost`.
-        voices: voices kept at most, likewise.
-        default_voice: a sound file for sessions without a reference; None where there is none.
+        states: maximum turns kept; the least recently used goes, and is answered `lost`.
+        voices: maximum voices kept; the least recently used goes.
+        default_voice: a sound file for sessions without a reference; None if there is none.
     """
 
     def __init__(
@@ -209,18 +188,13 @@ class Worker:
         self.failures = 0
 
     def warm_up(self) -> None:
-        """Run once, so that the first listener does not wait for kernels to be chosen."""
+        """Run once, so that the first listener does not wait for the choice of kernels."""
         if self._default is not None:
             turn, codes = self._default[2], [SILENT_CODE] * 28
             self._decoder.stream(self._default, turn, codes, last=False, seed=0)
 
     def open(self, handle: int, reference: bytes) -> None:
-        """Prepare a voice; where that fails, its turns are answered with the reason.
-
-        Args:
-            handle: the parent's number for it.
-            reference: float32 at 16 kHz; empty takes the default voice.
-        """
+        """Prepare a voice from float32 at 16 kHz, or the default one if empty; keep any failure."""
         self._voices[handle] = self._opened(reference)
         while len(self._voices) > self._voices_max:
             self._voices.popitem(last=False)
@@ -242,7 +216,7 @@ class Worker:
             return f"the reference audio cannot be used: {reason_of(error)}"
 
     def drop(self, states: Sequence[int], voices: Sequence[int]) -> None:
-        """Forget turns and voices; those that are unknown are forgotten already."""
+        """Drop turns and voices; unknown numbers are ignored."""
         for handle in states:
             self._states.pop(handle, None)
         for handle in voices:
@@ -252,13 +226,13 @@ class Worker:
         """Answer a batch, item by item and in order.
 
         Args:
-            items: `voice`, `state` (0 at a turn's start), `next` (the number of the turn after it),
-                `codes` (how many), `last`, `seed`, `spend` (`state` is needed no more), `heard`
-                (the sound is wanted, not only the turn after it).
+            items: `voice`, `state` (0 at a turn's start), `next` (number of the resulting state),
+                `codes` (count), `last`, `seed`, `spend` (`state` may be dropped), `heard` (sound is
+                wanted, not only the state).
             body: the codes, int32.
 
         Returns:
-            For each `samples`, `error` or `lost`; and the sound of all.
+            Per item `samples`, `error` or `lost`; and the sound of all.
         """
         codes, answers, sounds, at = np.frombuffer(body, "<i4").tolist(), [], [], 0
         for item in items:
@@ -303,7 +277,7 @@ class Worker:
 
 
 def found() -> dict[str, Any]:
-    """Say which modules this interpreter lacks, and which versions it has; imports none of them."""
+    """Report this interpreter's missing modules and versions, without imports."""
     versions = {}
     for name in DISTRIBUTIONS:
         try:
@@ -315,7 +289,7 @@ def found() -> dict[str, Any]:
 
 
 def serve(worker: Worker, asked: IO[bytes], answered: IO[bytes]) -> int:
-    """Answer frames until there are no more; gives the exit status."""
+    """Answer frames until the input ends; return the exit status."""
     while True:
         frame = read_frame(asked)
         if frame is None:
@@ -333,14 +307,14 @@ def serve(worker: Worker, asked: IO[bytes], answered: IO[bytes]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve with the settings given as JSON; `--check` only says what there is."""
+    """Serve with the settings given as JSON; `--check` only reports the modules."""
     here = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     if list(arguments) == ["--check"]:
         print(json.dumps(found()))
         return 0
     answered = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The package prints, and that is no frame.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The package prints, which is no frame.
     settings = json.loads(arguments[0])
     try:
         decoder = Decoder.load(

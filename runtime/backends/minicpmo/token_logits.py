@@ -1,12 +1,9 @@
-"""The logits of the next token: on the host, or on the device with a shortlist on the host.
+"""The next token's logits: on the host, or on the device with a shortlist on the host.
 
-On a CPU they are at hand. A GPU would move 151,748 numbers a token and session, and the host would
-sort them; so `Shortlists` has the device find the highest, and brings those of a whole batch in one
-transfer. A row stays on the device until somebody asks for all of it, or until a choice is not
-settled by its shortlist (`candidates.py`): what is chosen is the same either way.
-
-A row that lies on the device keeps those of its whole batch there. Who keeps one for long asks for
-`whole` at once: then it lies on the host.
+A GPU would send 151,748 numbers per token and session. So `Shortlists` finds the highest on the
+device, and brings those of a whole batch in one transfer; the full row is fetched only on request,
+or when a shortlist does not settle a choice (`candidates.py`). A row on the device keeps its whole
+batch's memory, so a long-lived one is moved to the host at once by `whole`.
 """
 
 from __future__ import annotations
@@ -27,19 +24,15 @@ from .device import fetch
 from .tokens import Tokens
 
 SHORTLIST: Final = 256
-"""Ids of a row that come to the host: enough for the best 100 when half of them are forbidden."""
+"""Ids of a row sent to the host: enough for the best 100 if half of them are forbidden."""
 NOT_FINITE: Final = "the model's logits are not all finite"
 
 Rule = Callable[[Candidates], int]
-"""Chooses an id, and may change what it is given."""
+"""Chooses an id, and may change its argument."""
 
 
 def numbers_of(logits: Tensor) -> NDArray[np.float64]:
-    """Logits on the host as float64.
-
-    Raises:
-        ValueError: they are not all finite: half precision overflowed, and any choice would do.
-    """
+    """Convert to float64; `ValueError` unless all are finite (half precision overflowed)."""
     numbers = logits.numpy().astype(np.float64)
     if not np.isfinite(numbers).all():
         raise ValueError(NOT_FINITE)
@@ -48,12 +41,7 @@ def numbers_of(logits: Tensor) -> NDArray[np.float64]:
 
 @attrs.frozen
 class Trace:
-    """What a result tells of the logits that it began with.
-
-    Attributes:
-        digest: blake2b-128 hex of all of them.
-        margin: of the best above the second.
-    """
+    """A result's first logits: blake2b-128 hex of all, and the best's margin over the second."""
 
     digest: str
     margin: float
@@ -64,8 +52,8 @@ class TokenLogits:
 
     Args:
         row: float32, (vocabulary,), on any device.
-        settle: chooses without all of them, or raises `TooShortError`; None: they are at hand.
-        is_finite: they all are, as far as is known; None: nobody has looked.
+        settle: chooses from a shortlist, or raises `TooShortError`; None: the row is on the host.
+        is_finite: all are finite; None: not checked yet.
     """
 
     def __init__(
@@ -78,37 +66,26 @@ class TokenLogits:
         self._row, self._settle, self._is_finite = row, settle, is_finite
 
     def whole(self) -> Tensor:
-        """All of them, float32 on the host, (vocabulary,); fetched once."""
+        """All logits, float32 on the host, (vocabulary,); fetched once."""
         self._row = fetch(self._row)
         return self._row
 
     def trace(self) -> Trace:
-        """What a result tells of them."""
+        """The digest and margin of a result."""
         logits = self.whole().numpy()
         second, best = np.sort(np.partition(logits, -2)[-2:])
         digest = hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest()
         return Trace(digest, float(best - second))
 
     def require_finite(self) -> None:
-        """Hold that a choice can be made.
-
-        Raises:
-            ValueError: they are not all finite.
-        """
+        """Require that all are finite, else `ValueError`."""
         if self._is_finite is None:
             self._is_finite = bool(np.isfinite(self._row.numpy()).all())
         if not self._is_finite:
             raise ValueError(NOT_FINITE)
 
     def settle(self, rule: Rule) -> int:
-        """Choose an id.
-
-        Args:
-            rule: is asked once more, with all logits, where a shortlist does not settle it.
-
-        Raises:
-            ValueError: they are not all finite.
-        """
+        """Choose an id, with all logits if a shortlist is too short; `ValueError` if not finite."""
         if self._settle is not None:
             self.require_finite()
             try:
@@ -119,22 +96,17 @@ class TokenLogits:
 
 
 def rows_on_host(logits: Tensor) -> list[TokenLogits]:
-    """All logits of a batch, (B, V), brought to the host."""
+    """Bring all logits of a batch, (B, V), to the host."""
     return [TokenLogits(row) for row in fetch(logits)]
 
 
 class Shortlists:
-    """Makes shortlists of batches of logits, on the device that they are on.
+    """Makes shortlists of batches of logits on the logits' device.
 
     Args:
-        device: where the logits will be.
-        named: ids whose logits rules change by name; they are always listed.
+        named: ids that rules change by name; always listed.
         ends: the id that an untempered sample is asked for.
         count: the highest logits that are listed.
-
-    Attributes:
-        settled: choices that a shortlist was enough for.
-        unsettled: choices for which it was not.
     """
 
     def __init__(
@@ -158,14 +130,9 @@ class Shortlists:
         return cls(device, named=named, ends=ids.chunk_eos)
 
     def rows(self, logits: Tensor) -> list[TokenLogits]:
-        """Make the shortlist of each row.
+        """Make the shortlist of each row of (B, V), float32; the rows stay on the device.
 
-        Args:
-            logits: float32, (B, V), on the device. Where V is no more than is listed, all of
-                them are brought to the host.
-
-        Returns:
-            One for each row; the rows themselves stay where they are.
+        If V is at most the shortlist's length, all logits are brought to the host.
         """
         if logits.shape[1] <= self._count:
             return rows_on_host(logits)
@@ -176,7 +143,7 @@ class Shortlists:
         ]
 
     def _pack(self, logits: Tensor) -> Tensor:
-        """All that the host needs to know, as float64, which holds float32 and ids exactly."""
+        """Pack a shortlist as float64, which holds float32 and ids exactly."""
         best, ids = logits.topk(self._count, sorted=False)  # (B, K) each
         shares = logits.double()  # (B, V)
         shares -= shares.amax(1, keepdim=True)
@@ -200,7 +167,7 @@ class Shortlists:
         return index
 
     def _candidates(self, numbers: NDArray[np.float64]) -> Candidates:
-        """One row of what was packed, (2 K + C + 4,), as what rules choose from."""
+        """Unpack one row, (2 K + C + 4,), as candidates."""
         count = self._count
         best, ids, named = np.split(numbers[:-4], (count, 2 * count))
         total, before, own = numbers[-4:-1].tolist()
@@ -215,5 +182,5 @@ class Shortlists:
 
 
 def shortlists_on(device: torch.device | str, tokens: Tokens) -> Shortlists | None:
-    """Shortlists for a device; None on a CPU, where all logits are at hand."""
+    """Shortlists for a device; None on a CPU, which has all logits."""
     return None if torch.device(device).type == "cpu" else Shortlists.of(tokens, device)

@@ -1,10 +1,8 @@
 """Token ids by name, text to ids, ids to text.
 
-The names are the published tokenizer's; ids are looked up, never written down. Text from outside
-(instructions) never yields a control token, whatever it spells.
-
-Files: `tokenizer.json`, and `tokenizer_config.json` for the ids that a model must not decide
-(`bad_token_ids`).
+Names are the published tokenizer's; ids are looked up in `tokenizer.json`, never hard-coded.
+Outside text (instructions) never yields a control token. `tokenizer_config.json` holds the ids that
+a model must not decide (`bad_token_ids`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tokenizers import Tokenizer
 
 @attrs.frozen(kw_only=True)
 class ControlIds:
-    """The ids of the control tokens; see model.md for what each does."""
+    """The ids of the control tokens, explained in model.md."""
 
     unit: int
     unit_end: int
@@ -59,12 +57,12 @@ NAMES: dict[str, str] = {
     "chunk_eos": "<|chunk_eos|>",
     "chunk_tts_eos": "<|chunk_tts_eos|>",
 }
-"""The field of `ControlIds` to the token's name in the tokenizer."""
+"""Field of `ControlIds` to token name."""
 
 
 @attrs.frozen(kw_only=True)
 class ChatIds:
-    """The ids of the tokens that chat alone uses; None where a tokenizer does not have one."""
+    """The ids of the tokens used only in chat; None where a tokenizer lacks one."""
 
     think: int | None
     think_end: int | None
@@ -82,27 +80,22 @@ CHAT_NAMES: dict[str, str] = {
     "tts_eos": "<|tts_eos|>",
     "end": "</s>",
 }
-"""The field of `ChatIds` to the token's name in the tokenizer."""
+"""Field of `ChatIds` to token name."""
 
 
 class Tokens:
-    """A tokenizer with the control ids at hand.
+    """A tokenizer with its control ids.
 
     Attributes:
-        ids: the control tokens.
-        chat: those that chat alone uses.
-        size: one more than the highest id of the tokenizer; a model's vocabulary may be larger.
+        size: one more than the tokenizer's highest id; a model's vocabulary may be larger.
         control: the ids of `ids`.
-        forbidden: ids that are never decided, but for `chunk_eos`, which has a draw of its own.
+        forbidden: ids that are never decided, except `chunk_eos`, which has its own draw.
         terminators: ids that end a unit.
-        endings: ids that end an answer of chat.
+        endings: ids that end a chat answer.
     """
 
     def __init__(self, folder: Path) -> None:
         """Load the tokenizer of a checkpoint.
-
-        Args:
-            folder: holds the files.
 
         Raises:
             OSError: `tokenizer.json` is missing.
@@ -136,7 +129,7 @@ class Tokens:
         self.endings: frozenset[int] = frozenset(index for index in endings if index is not None)
 
     def find(self, name: str) -> int | None:
-        """The id of a token by its name, of text or control; None where there is none."""
+        """The id of a token, text or control, by its name; None if there is none."""
         index: int | None = self._tokenizer.token_to_id(name)
         return index
 
@@ -146,13 +139,13 @@ class Tokens:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text; special tokens are left out."""
+        """Ids to text, without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
 
 def _bad_ids(path: Path, size: int) -> list[int]:
-    """The ids that a tokenizer's config forbids; none where there is no such file."""
+    """The ids that a tokenizer's config forbids; empty without the file."""
     if not path.exists():
         return []
     raw = json.loads(path.read_text(encoding="utf-8"))

@@ -1,14 +1,9 @@
-"""Live transcription in one slot: utterance after utterance, each a request with streaming input.
+"""Live transcription in one slot: each utterance is a streaming request.
 
-The prompt of an utterance's first chunk is `<|im_start|>system`, a newline, the instructions,
-`<|im_end|>`, then the ten embeddings of the second; that of each later chunk is its ten embeddings
-alone. There are no marks around them: ten minutes take 6000 tokens of sound, and fit. Behind each
-chunk the most likely text tokens are decided, up to `<|chunk_eos|>` or `TOKENS_A_CHUNK`. By the
-discard rule (`streams`) the terminator never stands in the context.
-
-- A chunk whose worst case does not fit is refused before anything of it is computed (B10).
-- A chunk that fails loses its utterance. The next may begin with index 0.
-- Nothing of an utterance is left for the next one.
+An utterance's first prompt is `<|im_start|>system`, a newline, the instructions, `<|im_end|>`, then
+the second's ten embeddings; each later prompt is ten embeddings, so ten minutes fit, in 6000
+tokens. The most likely text tokens are decided, up to `<|chunk_eos|>` or `TOKENS_A_CHUNK`; the
+terminator is never in the context. A failed chunk loses its utterance; no state passes to the next.
 """
 
 from __future__ import annotations
@@ -36,14 +31,7 @@ TOKENS_A_CHUNK: Final = 32
 
 @attrs.define(kw_only=True)
 class _Utterance:
-    """An utterance under way.
-
-    Attributes:
-        anchor: its request.
-        number: which of the session's it is.
-        index: of the chunk to come.
-        is_blank: nothing was written of it yet.
-    """
+    """An utterance in progress, the index of its next chunk, and whether it has no text yet."""
 
     anchor: Anchor
     number: int
@@ -51,7 +39,7 @@ class _Utterance:
     is_blank: bool = True
 
     def text_of(self, pieces: list[str]) -> str:
-        """The text of a chunk; the first word of an utterance has no space before it."""
+        """The text of a chunk; the utterance's first word has no leading space."""
         text = "".join(pieces)
         if self.is_blank:
             text = text.lstrip(" ")
@@ -60,39 +48,33 @@ class _Utterance:
 
 
 def input_hash(chunk: Chunk) -> str:
-    """Blake2b-128 of all that the model takes in: the sound, and whether it begins an utterance."""
+    """Blake2b-128 of all model input: the sound, and whether it begins an utterance."""
     digest = hashlib.blake2b(f"{chunk.index == 0:d} ".encode(), digest_size=16)
     digest.update(chunk.pcm)
     return digest.hexdigest()
 
 
 def opening_ids(tokens: Tokens) -> tuple[int, ...]:
-    """What stands before the sound of an utterance."""
+    """The ids before an utterance's sound."""
     words = tokens.encode(f"system\n{INSTRUCTIONS}")
     return (tokens.ids.im_start, *words, tokens.ids.im_end)
 
 
 class Transcript:
-    """One transcription in one slot; its generators never overlap.
-
-    Args:
-        machine: the model at work.
-        tokens: the tokenizer; shared.
-        slot: where its keys and values lie; empty.
-    """
+    """One transcription in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
         self._machine, self._tokens, self._slot = machine, tokens, slot
         ids = tokens.ids
         self._head = TokenIds(ids=opening_ids(tokens))
-        # Text alone is decided: what else the model may know to say has no meaning here.
+        # Only text is decided: other tokens have no meaning here.
         never = {*tokens.control, *tokens.forbidden, *tokens.endings} - {ids.chunk_eos}
         self._forbidden = tuple(sorted(never))
         self._utterance: _Utterance | None = None
         self._is_released = False
 
     def chunk(self, chunk: Chunk) -> Steps[ChunkResult]:
-        """Hear a second, and write what is known by then; see `TranscriptSession.run_chunk`.
+        """Transcribe a second; see `TranscriptSession.run_chunk`.
 
         Raises:
             ContextFull: the worst case does not fit; nothing was fed.
@@ -123,7 +105,7 @@ class Transcript:
         def emit(sampled: Sampled) -> None:
             texts.append(sampled.text)
 
-        self._utterance = None  # Lost, unless all of it is done and another may follow.
+        self._utterance = None  # Lost, unless it completes and another chunk may follow.
         done = yield from anchor.extend(looked, params, emit)
         utterance.index += 1
         if chunk.is_last:
@@ -149,13 +131,12 @@ class Transcript:
         )
 
     def release(self) -> None:
-        """Wipe the slot; releasing again does nothing, any other call fails."""
+        """Wipe the slot; idempotent, and any other call fails afterwards."""
         if not self._is_released:
             self._machine.clear(self._slot)
         self._utterance, self._is_released = None, True
 
     def _begin(self, number: int) -> None:
-        """Forget the utterance before, and begin another."""
         if self._utterance is not None:
             self._utterance.anchor.release()
         anchor = Anchor(

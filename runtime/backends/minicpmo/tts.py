@@ -1,8 +1,8 @@
 """The speech decoder: a turn's text and hidden states to speech codes, 25 a second.
 
-A Llama over embeddings: a chunk feeds one condition a text token (its embedding plus the
-L2-normalised projection of the language model's hidden state), then `audio_bos`, then each code as
-it is drawn. What it remembers lives for the turn, so that a chunk hears what was said before it.
+A Llama over embeddings: a chunk feeds one condition per text token (its embedding plus the
+L2-normalised projection of the language model's hidden state), then `audio_bos`, then each drawn
+code. Its KV cache lasts for the turn, so a chunk hears the speech before it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Projector(nn.Module):
 class SpeechDecoder(nn.Module):
     """The decoder; its weights have the published names under `tts`.
 
-    `projector_spk` is loaded and never used: the voice goes to the vocoder alone.
+    `projector_spk` is loaded but unused: only the vocoder uses the voice.
     """
 
     def __init__(self, config: TtsConfig) -> None:
@@ -56,18 +56,14 @@ class SpeechDecoder(nn.Module):
         del self.model.embed_tokens  # Only embeddings are ever fed.
 
     def condition(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """What text tokens give: (..., T) ids and (..., T, llm_dim) -> (..., T, hidden)."""
+        """The conditions of text tokens: (..., T) ids and (..., T, llm_dim) -> (..., T, hidden)."""
         text: Tensor = self.emb_text(ids)
         return text + F.normalize(self.projector_semantic(hidden), dim=-1)
 
     def opening(self, text: Sequence[tuple[int, Tensor]]) -> Tensor:
-        """The rows that a chunk begins with.
+        """A chunk's first rows, (text + 1, hidden): its tokens' conditions, then `audio_bos`.
 
-        Args:
-            text: the chunk's text tokens, each with its hidden state (llm_dim,); may be empty.
-
-        Returns:
-            (text + 1, hidden): the conditions, then `audio_bos`.
+        Each token comes with its hidden state, (llm_dim,); there may be none.
         """
         weight = self.emb_text.weight
         bos = weight[self.config.audio_bos_token_id][None]
@@ -77,7 +73,7 @@ class SpeechDecoder(nn.Module):
         return torch.cat((self.condition(ids, torch.stack([state for _, state in text])), bos))
 
     def code(self, code: int) -> Tensor:
-        """A code as a row, (1, hidden): a view of the table, for which no kernel is launched."""
+        """A code as a row, (1, hidden): a view of the table, which launches no kernel."""
         embedding = self.emb_code[0]
         assert isinstance(embedding, nn.Embedding)
         return embedding.weight[code][None]

@@ -1,11 +1,9 @@
-"""One unit on its way through the model: prefill, generate, speak.
+"""One unit in the model: prefill, generate, speak.
 
-The rules are model.md's ("One unit"). A turn is open from the first token that is fed in generate
-until `turn_eos` is fed; a listen decided inside an open turn becomes `tts_bos`, a listen forced
-inside one feeds `turn_eos` first. The token of step 0 is neither text nor speech. `chunk_eos` and
-the other terminators are not fed here: finalize feeds them.
-
-A run is a generator of requests (`work.py`) and replaces `state` as it goes.
+The rules are model.md's ("One unit"). A turn is open from the first token fed in generate until
+`turn_eos` is fed; a listen decided in an open turn becomes `tts_bos`, a listen forced in one feeds
+`turn_eos` first. The token of step 0 is neither text nor speech. Finalize feeds terminators,
+`chunk_eos` included. A run is a generator of requests (`work.py`) and replaces `state`.
 """
 
 from __future__ import annotations
@@ -51,16 +49,7 @@ Pictures = Sequence[Sequence[Tensor]]
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """What the units of one session have in common.
-
-    Attributes:
-        parts: the weights; shared, never changed.
-        tokens: the tokenizer; shared.
-        vocoder: codes to sound; shared. None where the model has no voice.
-        opening: the session's settings.
-        slot: where its keys and values lie.
-        voice: what the vocoder made of its reference audio; None gives text alone.
-    """
+    """The settings of one session's units; without a vocoder or an open voice, text only."""
 
     parts: Parts
     tokens: Tokens
@@ -70,18 +59,18 @@ class Setting:
     voice: object = attrs.field(default=None, eq=False)
 
     def forces(self, unit: Unit) -> bool:
-        """The unit must listen."""
+        """Whether the unit must listen."""
         return unit.force_listen or unit.index < self.opening.config.force_listen_count
 
     @property
     def speaks(self) -> bool:
-        """Units are to be spoken, and can be now."""
+        """Whether units are to be spoken, and can be now."""
         is_wanted = self.opening.config.generate_audio and self.voice is not None
         return is_wanted and self.vocoder is not None and self.vocoder.is_ready
 
 
 def input_hash(unit: Unit) -> str:
-    """Blake2b-128 of all that the model takes in: sound, pictures and flags, with their lengths."""
+    """Blake2b-128 of all model input: sound, pictures and flags, with their lengths."""
     digest = hashlib.blake2b(digest_size=16)
     flags = f"{unit.force_listen:d} {unit.max_slice_nums} {len(unit.frames)}".encode()
     for part in (flags, unit.pcm, *unit.frames):
@@ -92,21 +81,15 @@ def input_hash(unit: Unit) -> str:
 
 @attrs.define(kw_only=True)
 class UnitRun:
-    """A unit while it runs.
+    """A unit in progress.
 
     Attributes:
-        setting: the session's.
-        unit: what is heard and seen.
-        pictures: its frames, decoded and cut.
-        state: the session's, replaced step by step.
+        pictures: its frames, decoded and sliced.
         stop: asked before each step; True cuts the unit there.
-        teacher: knows what is to be decided; None: the unit decides by itself.
-        terminator: what finalize is to feed.
-        decided: ids decided.
+        teacher: forced decisions; None: the unit decides by itself.
+        terminator: the token for finalize to feed.
         fed: ids fed in generate.
         spoken: text tokens for the speech decoder, each with its hidden state (width,).
-        codes: speech codes.
-        sound: the unit's sound, piece by piece.
         cut: where the unit was cut.
         spent_ns: time by stage.
     """
@@ -130,7 +113,7 @@ class UnitRun:
         """Run the unit to its end or its cut."""
         began = time.perf_counter_ns()
         first: Fed = yield from self._prefill()
-        first.logits.whole()  # On the device they would keep their batch.
+        first.logits.whole()  # On the device they would keep the batch's memory.
         middle = self._spend("prefill", began)
         if self.setting.forces(self.unit):
             is_listen = yield from self._listen_by_force()
@@ -198,7 +181,7 @@ class UnitRun:
         return True
 
     def _generate(self, first: Fed) -> Steps[bool]:
-        """Decide and feed tokens until a terminator; True where the unit listens."""
+        """Decide and feed tokens until a terminator; True if the unit listens."""
         setting, opening = self.setting, self.setting.opening
         tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
         numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
@@ -239,7 +222,7 @@ class UnitRun:
         return fed.logits.settle(rule)
 
     def _taught(self, step: int, own: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
-        """The token that a teacher knows, or the unit's own."""
+        """The teacher's token, or the unit's own."""
         if self.teacher is None:
             return own
         opening, tokens = self.setting.opening, self.setting.tokens
@@ -262,7 +245,6 @@ class UnitRun:
         return len(self._text(token)) >= CHUNK_CHARACTERS
 
     def _speak(self, *, last: bool) -> Steps[None]:
-        """Text to codes."""
         setting, speech = self.setting, self.state.speech
         tts, eos = setting.parts.tts, setting.parts.config.tts.eos
         numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
@@ -288,7 +270,7 @@ class UnitRun:
     def _taught_code(
         self, step: int, own: int, answer: Tensor, number: float, *, may_end: bool
     ) -> int:
-        """The code that a teacher knows, or the unit's own."""
+        """The teacher's code, or the unit's own."""
         if self.teacher is None:
             return own
         eos = self.setting.parts.config.tts.eos
@@ -300,7 +282,6 @@ class UnitRun:
         return self.teacher.code(step, own, apart)
 
     def _voice(self, *, last: bool) -> Steps[None]:
-        """Codes to sound."""
         if self._cut_at("token2wav", 0):
             return
         setting, speech = self.setting, self.state.speech

@@ -16,7 +16,7 @@ FREQUENCY_BASE = 10_000.0
 
 
 class PatchEmbedding(nn.Module):
-    """Patches to rows, with their places."""
+    """Patches to rows, with position embeddings."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PatchEmbedding(nn.Module):
         self.position_embedding = nn.Embedding(self.side**2, siglip.hidden_size)
 
     def _places(self, count: int) -> Tensor:
-        """Which of the table's places `count` patches of a side take."""
+        """The table positions of `count` patches of a side."""
         borders = torch.arange(1 / self.side, 1.0, 1 / self.side)
         step = (1 / torch.tensor(count, dtype=torch.float32)).item()
         # The step is rounded to float32, as in training: a fraction may lie on a border.
@@ -64,14 +64,7 @@ class VisionTower(nn.Module):
         )
 
     def forward(self, slices: Tensor) -> Tensor:
-        """Encode slices of one size.
-
-        Args:
-            slices: (B, 3, h, w) in [-1, 1]; sides are multiples of a patch.
-
-        Returns:
-            (B, patches, hidden), row by row.
-        """
+        """Encode slices (B, 3, h, w) in [-1, 1], whole patches, to (B, patches, hidden)."""
         x: Tensor = self.embeddings(slices)
         for layer in self.encoder.layers:
             x = layer(x, None)
@@ -80,15 +73,9 @@ class VisionTower(nn.Module):
 
 
 def places_2d(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Sines and cosines of each patch's column and row.
+    """Sines and cosines of each patch's column and row, (rows * columns, width), as `like`.
 
-    Args:
-        rows: patches down.
-        columns: patches across.
-        like: its last size is the width; so are the device and the format.
-
-    Returns:
-        (rows * columns, width); what is made on the host, and sent, is a row and a column of it.
+    Only a row and a column are made on the host and sent.
     """
     width = like.shape[-1]
     frequencies = FREQUENCY_BASE ** -(torch.arange(width // 4, dtype=torch.float32) / (width // 4))
@@ -117,16 +104,7 @@ class Resampler(nn.Module):
         self.proj = nn.Parameter(torch.zeros(width, width))
 
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """Read slices of one shape.
-
-        Args:
-            patches: (B, rows * columns, hidden).
-            rows: patches down.
-            columns: patches across.
-
-        Returns:
-            (B, queries, width).
-        """
+        """Read slices of one shape: (B, rows * columns, hidden) -> (B, queries, width)."""
         x: Tensor = self.ln_kv(self.kv_proj(patches))  # (B, P, width)
         places = places_2d(rows, columns, x)
         query = self.ln_q(self.query).expand(len(x), -1, -1)

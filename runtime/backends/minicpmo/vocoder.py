@@ -1,8 +1,8 @@
 """The vocoder: speech codes to 24 kHz sound, behind a protocol, and how a turn feeds it.
 
-`Voicing` is the buffer between speech decoder and vocoder: it starts a turn with three silent
-codes, hands over 28 codes and moves on by 25, so that the vocoder sees three codes ahead, and
-flushes at the turn's end (model.md, "token2wav"). `PieceVocoder` is the small vocoder of `tiny`.
+`Voicing` buffers codes for the vocoder: a turn starts with three silent codes, each portion has 28
+codes and advances by 25, so the vocoder sees three codes ahead, and the turn's end flushes
+(model.md, "token2wav"). `PieceVocoder` is the small vocoder of `tiny`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LOOKAHEAD: Final = 3
 CHUNK_MIN: Final = 5
 """Codes beyond the lookahead from which on an unfinished turn gives sound."""
 NOMINAL_BONUS: Final = 1e-3
-"""Added to the score of the lag at which a piece was cut, so that silence stays in place."""
+"""Added to the score of a piece's original lag, so that silence stays in place."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sounding:
-    """Codes on their way to sound.
+    """Codes to be turned into sound.
 
     Attributes:
-        codes: at most 28; unless `last`, the final three are only looked at.
-        state: what the vocoder remembers of this turn; None at its start.
+        codes: at most 28; unless `last`, the final three are only lookahead.
+        state: the turn's vocoder state; None at its start.
         last: the turn ends with these codes.
-        voice: what the session's vocoder was opened with.
+        voice: from `Vocoder.open`.
     """
 
     codes: tuple[int, ...]
@@ -47,7 +47,7 @@ class Sounding:
 
 
 class Vocoder(Protocol):
-    """Codes to sound; one for all sessions. The states are values, handed in and out."""
+    """Codes to sound; one for all sessions. States are values, passed in and out."""
 
     @property
     def silent_code(self) -> int:
@@ -56,45 +56,36 @@ class Vocoder(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """It can give sound now; while it cannot, units give text alone."""
+        """Whether it can give sound now; otherwise units give only text."""
         ...
 
     @property
     def is_exact(self) -> bool:
-        """The same codes are proven to give the same bytes in the same environment."""
+        """Whether equal codes are proven to give equal bytes in the same environment."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """What it is, for a full replay to find equal, besides its files."""
+        """Its identity besides its files, which a full replay must find equal."""
         ...
 
     def open(self, reference: Pcm) -> object:
-        """Prepare a voice from reference audio (16 kHz, may be empty); shared by its turns.
-
-        Returns:
-            The voice; None where the session is to have none, and gives text alone.
-        """
+        """Prepare a voice from reference audio (16 kHz, may be empty); None: text only."""
         ...
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """Turn codes into sound, for several sessions at once.
 
         Returns:
-            For each: float32 at 24 kHz, 960 samples a code that was not only looked at, and what
-            was held back of them at the turn's end; and the state for the turn's next codes.
+            For each: float32 at 24 kHz, 960 samples per code beyond the lookahead, plus those held
+            back at the turn's end; and the turn's next state.
         """
         ...
 
 
 @attrs.frozen(kw_only=True)
 class Voicing:
-    """What a turn has handed to the vocoder, and what waits.
-
-    Attributes:
-        buffer: codes that wait.
-        state: the vocoder's.
-    """
+    """A turn's codes not yet passed to the vocoder, and the vocoder's state."""
 
     buffer: tuple[int, ...]
     state: object = attrs.field(default=None, eq=False)
@@ -102,14 +93,10 @@ class Voicing:
     def portions(
         self, codes: Sequence[int], *, last: bool
     ) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        """Cut the buffer and new codes into what the vocoder is to be handed, in order.
-
-        Args:
-            codes: new ones.
-            last: the turn ends with them.
+        """Split the buffer and new codes into portions for the vocoder; `last` ends the turn.
 
         Returns:
-            The portions, of which only the final one of a turn is flushed; and what waits on.
+            The portions in order, the final one of a turn to be flushed; and the remaining buffer.
         """
         waiting, portions = (*self.buffer, *codes), []
         while len(waiting) >= LOOKAHEAD + CHUNK_MIN:
@@ -124,15 +111,14 @@ class Voicing:
 class PieceVocoder:
     """The vocoder of `tiny`: stored pieces of waveform, joined.
 
-    Each code stands for 40 ms. Its piece, learned from one fixed voice (see the model card), is
-    longer than that on both sides: a piece is laid where it best continues the tail of the one
-    before (the lag of highest normalised correlation), and the two are faded into each other. It
-    has one voice and no use for the codes ahead.
+    A code stands for 40 ms. Its piece, learned from one fixed voice (see the model card), is longer
+    on both sides: it is placed where it best continues the previous tail (the lag of highest
+    normalised correlation), and the two are cross-faded. The lookahead is ignored.
 
     Args:
-        frame: samples a code.
-        overlap: samples over which neighbours are faded into each other.
-        search: samples by which a piece may start later, to meet its neighbour in phase.
+        frame: samples per code.
+        overlap: samples of the cross-fade.
+        search: samples by which a piece may start later, to match its neighbour's phase.
         silent_code: the code of silence.
         pieces: int16, (codes, search + frame + overlap).
     """
@@ -153,7 +139,7 @@ class PieceVocoder:
 
     @property
     def codes(self) -> int:
-        """Codes that it has a piece for."""
+        """Number of codes with a piece."""
         return len(self._pieces)
 
     @classmethod
@@ -173,11 +159,11 @@ class PieceVocoder:
             raise ValueError(f"the vocoder's files do not fit: {error!r}") from error
 
     def open(self, reference: Pcm) -> object:  # noqa: ARG002
-        """See `Vocoder.open`: there is one voice, whatever the reference."""
+        """Return the only voice, whatever the reference."""
         return "the only one"
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
-        """See `Vocoder.sound`."""
+        """Join the pieces of each sounding."""
         return [self._join(item) for item in soundings]
 
     def _lag(self, piece: Pcm, tail: Pcm) -> int:

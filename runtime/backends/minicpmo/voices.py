@@ -1,8 +1,7 @@
-"""Which vocoder a checkpoint's `assets/token2wav` is for, and what is missing for it.
+"""Selects the vocoder for a checkpoint's `assets/token2wav`, and reports missing parts.
 
-Small pieces of sound are `tiny`'s; the published files are the public package's, which runs in a
-process of its own (`token2wav.py`). Without either, or without the package, a model gives text and
-no speech, and says so.
+Pieces of sound are `tiny`'s; the published files need the public package, in a process of its own
+(`token2wav.py`). Without either, or without the package, a model gives only text, and logs why.
 """
 
 from __future__ import annotations
@@ -22,15 +21,9 @@ _log = logging.getLogger("antiphon.model")
 
 
 def lacking(folder: Path, options: Options | None = None) -> tuple[str, ...]:
-    """Say what is missing for a voice, as `antiphon doctor` shows it; loads nothing.
+    """List what a voice lacks, a line each, as `antiphon doctor` shows it; loads nothing.
 
-    Args:
-        folder: the vocoder's.
-        options: the operator's; None reads the environment.
-
-    Returns:
-        A line for each thing that is missing or wrong; none where a voice can be had, but for what
-        only loading can tell: whether the files are whole, and whether there is a GPU with room.
+    Only loading can tell whether the files are whole, and whether a GPU has room.
     """
     if (folder / PIECES).exists():
         return ()
@@ -52,14 +45,7 @@ def lacking(folder: Path, options: Options | None = None) -> tuple[str, ...]:
 
 
 def load_vocoder(folder: Path, *, slots: int) -> Vocoder | None:
-    """Load the vocoder that the files are for.
-
-    Args:
-        folder: the vocoder's.
-        slots: sessions at once.
-
-    Returns:
-        The vocoder; None where there can be none, and the log says why.
+    """Load the vocoder for the folder's files; None if there is none, with the reason logged.
 
     Raises:
         OSError: a file of `tiny`'s cannot be read.

@@ -1,14 +1,11 @@
 """The sliding windows: what finalize drops from the language model's slot (model.md, "finalize").
 
-`basic`: above 8000 tokens the oldest units go until 6000 are left; the prompt stays.
-`context`: above 24 units the oldest go one by one; what they said moves into the prompt, behind
-`previous: `, at most 500 tokens of it, in front of the prompt's suffix.
+`basic`: above 8000 tokens the oldest units are dropped until 6000 are left; the prompt stays.
+`context`: above 24 units the oldest are dropped one by one; at most 500 tokens of their text move
+into the prompt, after `previous: ` and before the prompt's suffix.
 
-Both also slide, earlier than that, where another unit as large as the largest so far would not fit:
-units with many slices take hundreds of tokens.
-
-What stays is moved down, and its keys are rotated to their new positions: a key at position p was
-rotated by p, so turning it by the distance moved makes it the key of its new place.
+Both slide earlier if another unit as large as the largest so far would not fit. The remaining keys
+move down, rotated by the distance: a key at position p was rotated by p.
 """
 
 from __future__ import annotations
@@ -36,16 +33,7 @@ MARKER: Final = "\n\nprevious: "
 
 
 def rotate(keys: Tensor, distance: int, frequencies: Tensor) -> Tensor:
-    """Rotate keys by a distance.
-
-    Args:
-        keys: (..., D), rotated to some position.
-        distance: added to that position; negative moves towards the start.
-        frequencies: of the rotary embedding, (D / 2,).
-
-    Returns:
-        As `keys`.
-    """
+    """Rotate keys (..., D) by a distance in positions; rotary frequencies are (D / 2,)."""
     angles = torch.cat((frequencies, frequencies)).float() * distance  # (D,)
     low, high = keys.float().chunk(2, dim=-1)
     turned = keys.float() * angles.cos() + torch.cat((-high, low), dim=-1) * angles.sin()
@@ -55,18 +43,7 @@ def rotate(keys: Tensor, distance: int, frequencies: Tensor) -> Tensor:
 def slide(
     machine: Machine, tokens: Tokens, slot: int, state: SessionState, window: SlidingWindow
 ) -> Steps[SessionState]:
-    """Apply a window after a unit was finalized.
-
-    Args:
-        machine: holds the slots.
-        tokens: the tokenizer.
-        slot: the session's.
-        state: the session's; its layout covers the whole slot.
-        window: which one.
-
-    Returns:
-        The state after it.
-    """
+    """Apply a window after a unit was finalized; the layout must cover the whole slot."""
     layout = state.layout
     assert layout.length == state.length, (layout.length, state.length)
     largest = max(span.length for span in layout.spans) + GENERATED_MAX
@@ -114,7 +91,7 @@ def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[N
         rows = parts.embed((*after.previous, *after.suffix))
         yield Feed(slot=slot, start=after.prefix, rows=rows)
     frequencies: Tensor = parts.llm.model.rotary_emb.inv_freq
-    for keys in kept.keys:  # Layer by layer: in float32, all of them would take gigabytes.
+    for keys in kept.keys:  # Layer by layer: all in float32 would take gigabytes.
         keys.copy_(rotate(keys, new - old, frequencies))
     store.put(slot, new, kept)
     store.wipe(slot, after.length)

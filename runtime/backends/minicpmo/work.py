@@ -1,10 +1,8 @@
-"""What a session asks of the model, step by step: plain requests that can be computed together.
+"""Requests of a session to the model, which can be computed in batches.
 
-A unit, an opening or a finalize is a generator of requests (`Steps`): it yields one, is sent the
-answer, and goes on. Whoever drives generators decides which requests are computed together: one at
-a time, or those of many sessions as a batch (`runtime.engine`). Only requests of one `bucket` go
-together. Requests can be computed again with the same result: what they write, they write to the
-same places.
+A unit, an opening or a finalize is a generator of requests (`Steps`), computed one at a time, or
+with those of other sessions as a batch of one `bucket` (`runtime.engine`). Requests are repeatable:
+they write the same values to the same places.
 """
 
 from __future__ import annotations
@@ -23,16 +21,14 @@ from .vocoder import Sounding
 Result = TypeVar("Result")
 
 COMPANY_MAX: Final = 128
-"""Rows for the language model from which on others would only wait for them."""
+"""Rows for the language model from which on batching gains nothing."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class See:
-    """One slice of a picture; the answer is its embeddings, (queries, width).
+    """A slice of a picture, (3, h, w) in [-1, 1], answered by its embeddings, (queries, width).
 
-    Attributes:
-        picture: (3, h, w) in [-1, 1].
-        is_alone: it is computed by itself: others would only wait, as it gains nothing by company.
+    If `is_alone`, it is not batched, which would gain nothing.
     """
 
     picture: Tensor
@@ -42,7 +38,7 @@ class See:
 
     @property
     def bucket(self) -> Hashable:
-        """Slices of one shape, where they may have company."""
+        """Slices of one shape, unless `is_alone`."""
         return ("see", id(self)) if self.is_alone else ("see", *self.picture.shape)
 
 
@@ -62,11 +58,7 @@ class Hear:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Recall:
-    """Reference audio, whole; the answer is its embeddings, (10 a second, width).
-
-    Attributes:
-        pcm: (samples,), 16 kHz, at most 30 s.
-    """
+    """Reference audio, (samples,), 16 kHz, at most 30 s; answered by (10 a second, width)."""
 
     pcm: Tensor
 
@@ -74,19 +66,13 @@ class Recall:
 
     @property
     def bucket(self) -> Hashable:
-        """By itself: no other is of just this length."""
+        """Never batched: lengths differ."""
         return ("recall", id(self))
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Feed:
-    """Rows for the language model; the answer is `Fed`.
-
-    Attributes:
-        slot: the session's.
-        start: tokens that the slot holds.
-        rows: embeddings, (T, width).
-    """
+    """Rows (T, width) for the language model, after `start` tokens; answered by `Fed`."""
 
     slot: int
     start: int
@@ -99,19 +85,14 @@ class Feed:
 
     @property
     def bucket(self) -> Hashable:
-        """Rows of one length; many rows go by themselves, as they gain nothing by company."""
+        """Rows of one length; many rows are not batched, which would gain nothing."""
         count = len(self.rows)
         return ("llm", count) if count < COMPANY_MAX else ("llm", count, id(self))
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fed:
-    """What the language model made of rows.
-
-    Attributes:
-        hidden: of the last row, (width,).
-        logits: of the last row.
-    """
+    """The language model's output for the last row: `hidden` (width,), and logits."""
 
     hidden: Tensor
     logits: TokenLogits
@@ -119,13 +100,7 @@ class Fed:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Speak:
-    """Rows for the speech decoder; the answer is its logits, float32 on the host, (codes,).
-
-    Attributes:
-        slot: the session's.
-        start: positions that the slot holds.
-        rows: embeddings, (T, hidden).
-    """
+    """Rows (T, hidden) for the speech decoder; answered by float32 logits on the host, (codes,)."""
 
     slot: int
     start: int
@@ -133,7 +108,7 @@ class Speak:
 
     @property
     def stage(self) -> int:
-        """What a chunk begins with, of any length, before the codes that all go on with."""
+        """A chunk's first rows, of any length, before single codes."""
         return 4 if len(self.rows) > 1 else 5
 
     @property
@@ -163,15 +138,7 @@ Compute = Callable[[Sequence[Work]], list[Any]]
 
 
 def alone(steps: Steps[Result], compute: Compute) -> Result:
-    """Drive a generator to its end, one request at a time; it is told of those that fail.
-
-    Args:
-        steps: the generator.
-        compute: answers requests of one bucket.
-
-    Returns:
-        What the generator returns.
-    """
+    """Drive a generator to its result, one request at a time; failures are thrown into it."""
     go_on: Callable[[], Work] = partial(steps.send, None)
     try:
         while True:
