@@ -1,1 +1,1 @@
-"""Models behind one protocol: `base` says what is asked of them."""
+"""Models behind one protocol, which `base` defines."""

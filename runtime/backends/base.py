@@ -1,12 +1,9 @@
-"""What the server asks of a model: the `Backend` protocol and its errors.
+"""The server's interface to a model: the `Backend` protocol and its errors.
 
-A backend is shared by all sessions; a `BackendSession` is the explicit state of one of them (B8), a
-`TurnSession` that of one turn of chat, a `TranscriptSession` that of one transcription. Calls on
-one of them never overlap: the session machine starts the next only after the last one's result
-(B1, B4). `interrupt` alone may come at any moment, from any task.
-
-What crosses is plain values (`protocol.model`), so that a backend can live in another process.
-Times are real for a real model and virtual for the scripted one; nothing here asks for a clock.
+A backend is shared by all sessions; a `BackendSession`, `TurnSession` (chat) or `TranscriptSession`
+holds the state of one (B8). Calls on one of them never overlap (B1, B4), except `interrupt`, which
+may come at any moment from any task. Values are plain (`protocol.model`), so that a backend can be
+in another process. Nothing here uses a clock.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ from protocol.transcript import Chunk, ChunkResult
 from protocol.turn import Prefill, Turn, TurnChunk, TurnResult
 
 OPEN_TRIES: Final = 3
-"""A remote that restarts, or still frees its last session, is there at the second or third."""
+"""A remote that restarts, or still frees its last session, accepts at the second or third try."""
 OPEN_PAUSE_S: Final = 0.25
-"""Before the second try; each further pause is twice as long."""
+"""Before the second try; doubled for each further one."""
 
 
 class BackendError(Exception):
-    """A call failed; what it changed can be rolled back, unless a subclass says otherwise."""
+    """A call failed; its changes can be rolled back, unless a subclass says otherwise."""
 
     context_full: ClassVar[bool] = False
 
@@ -39,33 +36,31 @@ class ContextFull(BackendError):  # noqa: N818 - names say what happened
 
 
 class BackendRefused(BackendError):  # noqa: N818
-    """It cannot do what is asked; asked again it would say the same."""
+    """The request cannot be served; a retry would be refused too."""
 
 
 class BackendGone(BackendError):  # noqa: N818
-    """The backend or its worker is lost, with all the sessions it held."""
+    """The backend or its worker is lost, with all its sessions."""
 
 
 class DeviceLost(BackendGone):
-    """So is its device, while this process lives: only another process can have it again."""
+    """The device is lost to this process too: only another process can use it again."""
 
 
 @attrs.frozen(kw_only=True)
 class BackendInfo:
-    """What a backend is and can do.
+    """A backend's metadata and capabilities.
 
     Attributes:
         name: as given to `--model`.
-        modes: the session modes that it serves: of `video`, `audio`, `chat` and
-            `transcription`.
-        slots: sessions that it can hold at once.
-        context_limit: most tokens in a session's KV cache.
-        sliding_windows: the window policies that it honours; others are refused.
+        modes: session modes served: of `video`, `audio`, `chat` and `transcription`.
+        slots: maximum concurrent sessions.
+        context_limit: maximum tokens in a session's KV cache.
         can_rollback: a failed unit can be undone exactly (B3).
         deterministic: the same inputs and seed give the same bytes in the same environment.
-        fingerprint: what a full replay must find equal: weights, versions, device, threads.
-        speaks: it gives speech; else text alone. The one thing here that may change while it runs.
-        varies: what is not proven to be the same bytes; empty where it is `deterministic`.
+        fingerprint: facts that a full replay must find equal: weights, versions, device, threads.
+        speaks: it gives speech, else only text; the only value that may change while it runs.
+        varies: the part not proven to be deterministic; empty if `deterministic`.
     """
 
     name: str
@@ -85,18 +80,13 @@ class BackendSession(Protocol):
 
     @property
     def opened(self) -> Opened:
-        """What opening gave."""
+        """The result of opening."""
         ...
 
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Prefill and generate one unit.
+        """Prefill and generate one unit, stopping exactly at `cut` (None: at an `interrupt`).
 
-        Args:
-            unit: what was heard and seen.
-            cut: stop at just this point, as a recording says; None runs until `interrupt`.
-
-        Returns:
-            The result, with `cut` set where it was interrupted.
+        The result's `cut` is set if it was interrupted.
 
         Raises:
             ContextFull: the worst case does not fit; nothing was fed.
@@ -106,55 +96,42 @@ class BackendSession(Protocol):
         ...
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index` at its next step; without effect if it is not running."""
+        """Cut unit `index` at its next step; no effect if it is not running."""
         ...
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Feed the terminator and `</unit>`, then slide the window.
+        """Feed the terminator and `</unit>` of the last unit, then slide the window.
 
-        Args:
-            index: the unit that ran last.
-            interrupted: its answer was withheld, so `chunk_eos` is fed as its terminator (B6).
-
-        Raises:
-            BackendError: the session's state is unknown; release it.
+        If `interrupted`, the answer was withheld, so the terminator is `chunk_eos` (B6). After a
+        `BackendError` the state is unknown: release the session.
         """
         ...
 
     async def rollback(self, index: int) -> None:
-        """Restore the state from before unit `index` exactly (B3).
-
-        Raises:
-            BackendError: it cannot; release the session.
-        """
+        """Restore the state before unit `index` exactly (B3); after `BackendError`, release it."""
         ...
 
     async def release(self) -> None:
-        """Give back everything the session holds; it never raises for a session that is lost."""
+        """Free everything the session holds; never raises if it is lost."""
         ...
 
 
 class TurnSession(Protocol):
-    """One turn of chat on a backend: prefilled once, generated once, then released.
+    """One chat turn on a backend: prefilled once, generated once, then released.
 
-    What `interrupt` does:
-
-    - A turn that is not answered yet has failed: `prefill` raises at its next step.
-    - An answer ends before its next token, and there is no more speech of it. `TurnResult.cut` is
-      that token's number, `generated_tokens` where only the speech behind the last token is cut.
-    - Amid speech, what was not told of that speech is discarded, and the cut counts as one before
-      the next token. Pieces that were told stay.
-
-    So the pieces of a cut answer are always the first pieces of the whole one, and `generate` with
-    `cut` gives its result again, byte for byte. It does not begin speech that stands right before
-    that token; pieces of it that were told are found in the whole answer.
+    If interrupted before the answer, `prefill` raises at its next step. Else the answer ends before
+    its next token, without further speech: `TurnResult.cut` is that token's number, or
+    `generated_tokens` if only speech after the last token is cut. Within speech, unemitted speech
+    is discarded, and the cut counts as before the next token. So emitted pieces are the first of
+    the whole answer, and `generate` with `cut` gives its result again, byte for byte, without the
+    speech right before that token.
     """
 
     async def prefill(self) -> Prefill:
         """Feed the conversation and the generation prompt.
 
         Raises:
-            ContextFull: it does not fit, with room for one token at least; nothing was fed.
+            ContextFull: it does not fit with room for one token; nothing was fed.
             BackendError: it failed, or was cut; release the turn.
             BackendGone: the turn is lost.
         """
@@ -163,14 +140,10 @@ class TurnSession(Protocol):
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
     ) -> TurnResult:
-        """Answer, once `prefill` is done.
+        """Answer, after `prefill`, stopping before token `cut` (None: at an `interrupt`).
 
-        Args:
-            emit: told each piece as it is made, in order, from the event loop; it never blocks.
-            cut: stop before this generated token, as a recording says; None runs until `interrupt`.
-
-        Returns:
-            The end; the texts of all pieces joined are its `text`.
+        `emit` gets each piece in order, in the event loop, and never blocks; the texts of all
+        pieces join to the result's `text`.
 
         Raises:
             BackendError: it failed; release the turn.
@@ -179,22 +152,19 @@ class TurnSession(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Cut the turn, also where it has not begun; never blocks."""
+        """Cut the turn, also before it begins; never blocks."""
         ...
 
     async def release(self) -> None:
-        """Give back everything the turn holds; it never raises for a turn that is lost."""
+        """Free everything the turn holds; never raises if it is lost."""
         ...
 
 
 class TranscriptSession(Protocol):
-    """One transcription on a backend: utterance after utterance, chunk by chunk."""
+    """One transcription on a backend, by utterance and chunk."""
 
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Hear a second of an utterance, and write what was heard.
-
-        Args:
-            chunk: the next of its utterance; index 0 begins one, and forgets the last.
+        """Transcribe the utterance's next chunk; index 0 begins an utterance, and drops the last.
 
         Raises:
             ContextFull: it does not fit; nothing was fed.
@@ -204,7 +174,7 @@ class TranscriptSession(Protocol):
         ...
 
     async def release(self) -> None:
-        """Give back everything the session holds; it never raises for a session that is lost."""
+        """Free everything the session holds; never raises if it is lost."""
         ...
 
 
@@ -213,7 +183,7 @@ class Backend(Protocol):
 
     @property
     def info(self) -> BackendInfo:
-        """What it is; constant while it runs, but for `speaks`."""
+        """Its metadata; constant while it runs, except `speaks`."""
         ...
 
     async def open(self, opening: Opening, *, slot: int) -> BackendSession:
@@ -221,56 +191,48 @@ class Backend(Protocol):
 
         Raises:
             ContextFull: the prompt does not fit.
-            BackendRefused: it never will take this one.
-            BackendError: it failed; the slot is as empty as before.
+            BackendRefused: this opening can never be served.
+            BackendError: it failed; the slot is left empty.
         """
         ...
 
 
 @runtime_checkable
 class Chats(Protocol):
-    """A backend that answers turns of chat; its `info.modes` has `chat`."""
+    """A backend that answers chat turns; its `info.modes` has `chat`."""
 
     async def chat(self, turn: Turn, *, slot: int) -> TurnSession:
-        """Take a turn on `slot`, which is empty; it computes nothing yet.
+        """Take a turn on an empty slot; computes nothing yet.
 
         Raises:
-            BackendRefused: it never will take this one; the text says why, to the client.
-            BackendError: the turn cannot be taken; the slot is as empty as before.
+            BackendRefused: this turn can never be served; the text tells the client why.
+            BackendError: the turn cannot be taken; the slot is left empty.
         """
         ...
 
 
 @runtime_checkable
 class Transcribes(Protocol):
-    """A backend that writes what it hears; its `info.modes` has `transcription`."""
+    """A backend that transcribes; its `info.modes` has `transcription`."""
 
     async def transcribe(self, *, slot: int) -> TranscriptSession:
-        """Take a transcription on `slot`, which is empty; it computes nothing yet.
-
-        Raises:
-            BackendError: it cannot be taken; the slot is as empty as before.
-        """
+        """Take a transcription on an empty slot, which a `BackendError` leaves empty."""
         ...
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """A backend that holds something which is not given back by forgetting it."""
+    """A backend with resources that must be closed explicitly."""
 
     async def aclose(self) -> None:
-        """Let go of everything, calls that hang included; nobody asks anything of it after this."""
+        """Free everything, hanging calls included; the last call to the backend."""
         ...
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """A backend on another machine, which may be away when the server starts."""
+    """A backend on another machine, which may be unreachable when the server starts."""
 
     async def check(self) -> None:
-        """Ask whether it serves, before anybody waits for it.
-
-        Raises:
-            BackendError: it does not, or not yet.
-        """
+        """Check that it serves; `BackendError` if it does not, or not yet."""
         ...

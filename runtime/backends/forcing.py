@@ -1,12 +1,8 @@
-"""Teacher forcing: a model is made to decide what a recording says, and tells what it would have.
+"""Forced decoding: a model takes the recorded decisions, and its own are compared with them.
 
-A unit that came out otherwise changes all that is fed after it, so the units behind it say nothing
-about the model any more. Forced, each decision falls as it was recorded and is fed as it was then;
-the model decides beside it, on the same input, and each `Choice` tells where it parts from the
-recording and by how much.
-
-Rules: forcing changes what is decided and nothing else. Decisions that the recording does not hold
-are the model's own. A unit that is forced to its own decisions is the unit that it would have been.
+A differing unit changes all later input, so later units would prove nothing about the model.
+Forcing changes only the decisions: each recorded one is fed, the model also decides on the same
+input, and a `Choice` holds a difference. Decisions that the recording lacks are the model's own.
 """
 
 from __future__ import annotations
@@ -20,12 +16,7 @@ from protocol.model import Cut, Unit, UnitResult
 
 @attrs.frozen(kw_only=True)
 class Forced:
-    """What a unit decided when it was recorded.
-
-    Attributes:
-        decided_ids: token ids, as in its `UnitResult`.
-        codec_ids: speech codes, likewise.
-    """
+    """A unit's recorded decisions: token ids and speech codes, as in its `UnitResult`."""
 
     decided_ids: tuple[int, ...]
     codec_ids: tuple[int, ...]
@@ -38,18 +29,17 @@ class Forced:
 
 @attrs.frozen(kw_only=True)
 class Choice:
-    """A decision in which the model, left to itself, would have parted from the recording.
+    """A decision in which the model differs from the recording.
 
     Attributes:
         stage: `llm` decides tokens, `tts` speech codes.
-        step: which decision of the stage, from 0.
+        step: number of the decision in the stage, from 0.
         recorded: the id that was recorded, and fed.
         own: the id that the model would have decided.
-        margin: how far the logit of `own` is above that of `recorded` where the choice was made,
-            penalties included; below 0 where the less likely one was drawn. None where `recorded`
-            was ruled out, or a model has no logits.
-        draw_gap: how far the random number, in [0, 1), was from one that draws `recorded`. None
-            where none does, and where nothing is drawn: at a temperature of 0.
+        margin: logit of `own` minus that of `recorded`, penalties included; negative if the less
+            likely one was drawn. None if `recorded` was ruled out, or there are no logits.
+        draw_gap: distance of the random number, in [0, 1), from one that draws `recorded`. None if
+            none does, and at temperature 0.
     """
 
     stage: Literal["llm", "tts"]
@@ -62,12 +52,7 @@ class Choice:
 
 @attrs.frozen(kw_only=True)
 class ForcedResult:
-    """What came of a forced unit.
-
-    Attributes:
-        result: the unit's, with the recorded decisions.
-        choices: those in which the model parts from them, in order.
-    """
+    """The result of a forced unit, with the recorded decisions, and the differences in order."""
 
     result: UnitResult
     choices: tuple[Choice, ...]
@@ -75,17 +60,11 @@ class ForcedResult:
 
 @runtime_checkable
 class Forces(Protocol):
-    """A `BackendSession` whose units can be forced."""
+    """A `BackendSession` with forced decoding."""
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
         """Prefill and generate one unit as it was recorded; see `BackendSession.run_unit`.
 
-        Args:
-            unit: what was heard and seen.
-            forced: what was decided then.
-            cut: where the recording was cut.
-
-        Raises:
-            BackendError: it failed, or the ids are none of the model's.
+        `BackendError` if it failed, or the model lacks an id.
         """
         ...

@@ -4,26 +4,16 @@
     await backend.check()
     session = await backend.open(opening, slot=0)
 
-`wire.md` ("Remote backend") has the protocol, `llama_omni_wire` its messages, `llama_omni_link` the
-connection, `llama_omni_channel` how a session on the server begins and ends, `llama_omni_answer`
-where a unit's answer ends and why, and `llama_omni_chat` a turn of chat.
-
-Rules:
-
-- The server holds one session at a time, and we no second: `slots` is 1. A turn of chat is one too,
-  of the mode `turn_based`.
-- A unit is one append and its answer. One that is quiet for `QUIET_S` is pinged, and ends with the
-  pong; one that is not answered in `UNIT_WAIT_S` has failed.
-- The protocol knows no undo, no seed and no stop. So after a failure or a cancelled unit the
-  session is over (B3), a full replay cannot be compared, and an interrupted unit runs to its end.
-- The server finalizes a unit itself, before it reads the next append: B1 and B2 are its own.
-- Releasing closes the session on the server, then the WebSocket, and never raises: what the server
-  does not free by the first, the second makes it free. Where it does not even then, the next
-  `open` says that it is busy.
-- Every way in which the server can stray from wire.md is one `BackendError`, with what was expected
-  and what came; an end of the session or connection is a `BackendGone`. None shows what was said.
-
-It does not reconnect to a session, nor start servers.
+Rules (the protocol is in `wire.md`, "Remote backend"):
+- The server holds one session, so `slots` is 1. A chat turn is a session of mode `turn_based`.
+- A unit is one append and its answer. After `QUIET_S` of quiet it is pinged, and ends with the
+  pong; without an answer in `UNIT_WAIT_S` it has failed.
+- The protocol has no undo, seed or stop. So a failed or cancelled unit ends the session (B3), a
+  full replay is not comparable, and an interrupted unit runs to its end. The server finalizes a
+  unit before it reads the next append (B1, B2).
+- Release closes the session on the server, then the WebSocket, and never raises.
+- Any deviation from wire.md is a `BackendError` with the expected and the received; an ended
+  session or connection is a `BackendGone`. Neither shows content. There is no reconnect.
 """
 
 from __future__ import annotations
@@ -50,35 +40,23 @@ from .llama_omni_question import refuse_what_it_lacks
 from .llama_omni_wire import FULL_DUPLEX, append_message, init_message, read_event
 
 OPEN_WAIT_S: Final = 6.0
-"""With connecting and closing below `CLEANUP_WAIT_S`: an opening that hangs fails before it
-condemns its slot (B4). A server that loads its model with its first session may need more; it
-goes on loading when we left, and is quick to open the next."""
+"""With connecting and closing below `CLEANUP_WAIT_S`: an opening that hangs fails before its
+slot is condemned (B4). A server that loads its model first may need another try."""
 UNIT_WAIT_S: Final = 8.0
-"""Below `CLEANUP_WAIT_S` as well; a unit of one second that takes as long has lost its caller."""
+"""Below `CLEANUP_WAIT_S` too; the client of a one-second unit that takes so long is gone."""
 QUIET_S: Final = 0.5
-"""Answers come while they are made, word by word; and a unit that says nothing costs no more."""
+"""Answers come word by word while they are generated; a silent unit costs no more than this."""
 HEALTH_WAIT_S: Final = 5.0
 """`/health` waits for no model."""
 CONTEXT_TOKENS_MAX: Final = 40_960
-"""What the language model was made for. The server's own is smaller, and it slides its window by
-itself, so that this is never reached; the protocol has no way to ask for it."""
+"""The language model's maximum; the server's own limit is smaller, and unknown here."""
 US_PER_S: Final = 1_000_000
 
 _log = logging.getLogger("antiphon.model")
 
 
 class LlamaOmniBackend:
-    """One llama.cpp-omni server.
-
-    Args:
-        url: `ws://host:port` or `wss://host:port`.
-
-    Raises:
-        ValueError: it is no such URL.
-
-    Attributes:
-        info: what it is; constant while it runs.
-    """
+    """One llama.cpp-omni server at `ws://host:port` or `wss://host:port`, else `ValueError`."""
 
     def __init__(self, url: str) -> None:
         self.info: Final = BackendInfo(
@@ -96,12 +74,7 @@ class LlamaOmniBackend:
         self._held: LlamaOmniSession | LlamaOmniTurn | None = None
 
     async def check(self) -> None:
-        """Ask the server whether it serves, before anybody waits for it.
-
-        Raises:
-            BackendGone: it does not answer.
-            BackendError: it answers that it does not, or not yet.
-        """
+        """Check that the server is ready; `BackendGone` if it is silent, else `BackendError`."""
         with told(self._address):
             status, body = await request(self._address, "GET", "/health", wait_s=HEALTH_WAIT_S)
             if status != OK:
@@ -111,16 +84,13 @@ class LlamaOmniBackend:
                 raise BackendError("expected a server that is ready, got one that is loading")
 
     async def aclose(self) -> None:
-        """Close what a session that was given up left open (`Closes`)."""
+        """Close an abandoned session."""
         held, self._held = self._held, None
         if held is not None:
             await held.release()
 
     async def open(self, opening: Opening, *, slot: int) -> LlamaOmniSession:
-        """Open a session, as `Backend.open` says.
-
-        Cancelled, or where it fails, the server is told to forget the session as far as it got.
-        """
+        """Open a session; on failure or cancellation, release it on the server."""
         self._check(slot)
         with told(self._address):
             link = await Link.connect(self._address)
@@ -135,7 +105,7 @@ class LlamaOmniBackend:
         return session
 
     async def chat(self, turn: Turn, *, slot: int) -> LlamaOmniTurn:
-        """Take a turn, as `Chats.chat` says; the server hears of it with `prefill`."""
+        """Take a turn; the server receives it with `prefill`."""
         await anyio.lowlevel.checkpoint()
         self._check(slot)
         refuse_what_it_lacks(turn)
@@ -148,16 +118,7 @@ class LlamaOmniBackend:
 
 
 class LlamaOmniSession:
-    """One session on the server (B8); `LlamaOmniBackend.open` makes and begins it.
-
-    Args:
-        address: of the server.
-        link: open, with nothing said yet; this object closes it.
-
-    Attributes:
-        opened: what opening gave.
-        is_released: nothing is held any more.
-    """
+    """One session on the server (B8), over an open, unused `link`, which it closes."""
 
     def __init__(self, address: Address, link: Link) -> None:
         self.opened = Opened(prompt_length=0)
@@ -170,11 +131,11 @@ class LlamaOmniSession:
         self._over: str | None = None
 
     async def begin(self, opening: Opening) -> None:
-        """Say `session.init` and wait for `session.created`, for at most `OPEN_WAIT_S`.
+        """Send `session.init` and wait for `session.created`, for at most `OPEN_WAIT_S`.
 
         Raises:
-            BackendGone: the server refuses; it does so without a word where it is busy.
-            BackendError: it answers something else, or not in time.
+            BackendGone: the server refuses; without a message if it is busy.
+            BackendError: any other answer, or none in time.
         """
         with anyio.move_on_after(OPEN_WAIT_S) as patience:
             created = await self._channel.begin(init_message(opening), FULL_DUPLEX)
@@ -184,11 +145,11 @@ class LlamaOmniSession:
         self._answers = Answers(self.opened.prompt_length)
 
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Send one append and gather its answer, as `BackendSession.run_unit` says.
+        """Send one append and collect its answer.
 
         Raises:
             BackendGone: the session is lost.
-            BackendError: it failed, or the server strays from its protocol; release the session.
+            BackendError: it failed, or the server deviates from its protocol; release the session.
         """
         if cut is not None:
             raise BackendError("a remote unit cannot be stopped at a given step")
@@ -207,20 +168,16 @@ class LlamaOmniSession:
             return self._answers.finish(unit, interrupted=interrupted, wall_us=wall_us)
 
     def interrupt(self, index: int) -> None:
-        """Let nothing of unit `index` follow it; the server cannot be stopped in it."""
+        """Drop the rest of unit `index`'s speech; the server cannot be stopped in it."""
         self._interrupted_index = index
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:  # noqa: ARG002
-        """Do nothing: the server finalizes by itself, and takes no next unit before it has."""
+        """Do nothing: the server finalizes before it takes the next unit."""
         await anyio.lowlevel.checkpoint()
         return Finalized(index=index, kv_length=self._answers.kv_length)
 
     async def rollback(self, index: int) -> None:
-        """Refuse: the protocol has no undo.
-
-        Raises:
-            BackendError: always.
-        """
+        """Raise `BackendError`: the protocol has no undo."""
         await anyio.lowlevel.checkpoint()
         raise BackendError(f"unit {index} cannot be undone on a remote server")
 
@@ -235,7 +192,7 @@ class LlamaOmniSession:
             self.is_released = True
 
     async def _gather(self, index: int) -> None:
-        """Take what comes until the unit is answered."""
+        """Take events until the unit is answered."""
         mark = b"%d" % index
         pinged = False
         while True:
@@ -252,7 +209,7 @@ class LlamaOmniSession:
 
     @contextmanager
     def _ending_unless_it_ends(self, index: int) -> Iterator[None]:
-        """Let nothing follow a unit that did not end well: half of it may be under way."""
+        """Allow no call after a unit that did not end well, since it may be half fed."""
         if self._over is not None:
             raise BackendError(f"the session is over, {self._over}")
         self._over = f"unit {index} did not end"
@@ -260,7 +217,7 @@ class LlamaOmniSession:
             with told(self._address):
                 yield
         except BackendGone as error:
-            _log.warning("unit %d: %s", index, error)  # nobody else tells why it is gone
+            _log.warning("unit %d: %s", index, error)  # the only record of the cause
             raise
         self._over = None
 

@@ -1,32 +1,23 @@
-"""What the remote backend's events mean for our units: where an answer ends, and what it is.
+"""Interprets the remote backend's events: where a unit's answer ends, and its result.
 
-The protocol does not pair answers with appends. Each rule here has its source: the protocol's own
-pages (OpenBMB/MiniCPM-o-Demo, docs/backend-protocol), its server in C++ (tc-mb/llama.cpp-omni,
-tools/server/ws_handler.cpp; its pull requests 54 and 61), and what follows from them for rule B9.
+The protocol does not pair answers with appends. Sources: the protocol's pages
+(OpenBMB/MiniCPM-o-Demo, docs/backend-protocol), its C++ server (tc-mb/llama.cpp-omni,
+tools/server/ws_handler.cpp; pull requests 54 and 61), and rule B9. A unit's answer ends:
 
-How the end of a unit's answer is recognised:
+1. with `listen`: the model has decided. Text before it in the unit ends a turn.
+2. with `response.done`, sent after each unit with speech. Its `turn_end` is also set within a turn,
+   so only the next `listen` ends the turn.
+3. A `response.done` after a `listen`, perhaps with the last bytes of a broken character, carries
+   the listen's `response_id` and is ignored, whenever it comes.
+4. A unit with neither speech nor listen gets no answer, and servers before pull request 61 marked
+   no end of speech. So a quiet unit is pinged: the server reads its WebSocket only between units,
+   so a pong ends the unit. Without text it listened, else it spoke, within a turn.
 
-1. `listen` ends it: the model has decided. What it said before that in the unit ends a turn.
-2. `response.done` ends it: the server sends one after each unit in which it spoke. It bears
-   `turn_end` even amid a turn, so it ends the unit, not the turn; the next `listen` does that.
-3. After a `listen` the server sends `response.done`, and perhaps the last bytes of a broken
-   character, where the unit had speech in it (the first versions: always). They bear the listen's
-   `response_id` and are passed over, whenever they come.
-4. A unit in which the model decided nothing to say and not to listen is answered by nothing, and
-   servers before pull request 61 marked no end of speech. So one that is quiet is pinged: the
-   server reads its WebSocket only between units, so that a pong says that it is done with this one
-   (`llama_omni.LlamaOmniSession`). Without a word it listened, else it spoke, amid a turn.
-
-Sound comes from a thread of its own, in pieces of any length, also after the unit's end. It is
-played out as our units are: a second each, the rest kept for the units after it, so that a unit in
-which the model listens may still speak what was left; the turn ends with the last of it. Amid a
-turn a unit carries a whole second, or only text where there is less (`UnitResult.pcm`).
-
-What a session forces to listen (B6): the server answers a forced append by a listen, but does not
-stop the voice. So sound is thrown away from then on until the next text comes. A unit that is
-interrupted runs to the end of its answer, which cannot be hurried; the session withholds it.
-
-Anything else that nobody asked for is an error. It does no IO, and knows no time.
+Sound comes from another thread, also after the unit's end. It is played at a second per unit, the
+rest kept for later units, so a listening unit may still speak; the turn ends with its last sound.
+Within a turn a unit carries a whole second, or only text (`UnitResult.pcm`). After forced listening
+(B6) the server's voice continues, so sound is dropped until the next text. An interrupted unit's
+answer runs to its end; the session withholds it. Other events are errors.
 """
 
 from __future__ import annotations
@@ -54,18 +45,11 @@ from .llama_omni_wire import (
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 VOICE_BYTES_MAX: Final = 60 * SECOND_BYTES
-"""Sound that waits to be played out: a turn of a minute, made as fast as the server can."""
+"""Sound waiting to be played: a turn of a minute, generated as fast as the server can."""
 
 
 class Answers:
-    """One session's answers, unit by unit: begin, take until it is answered, finish.
-
-    Args:
-        kv_length: tokens in the KV cache after the prompt, or 0 where the server does not say.
-
-    Attributes:
-        kv_length: as the server said last.
-    """
+    """One session's answers, unit by unit: begin, take until it is answered, finish."""
 
     def __init__(self, kv_length: int) -> None:
         self.kv_length = kv_length
@@ -78,11 +62,11 @@ class Answers:
         self._metrics = Metrics()
 
     def take_unasked(self, event: RemoteEvent) -> None:
-        """Take what came while no unit ran: late sound, or what trails a listen.
+        """Take an event between units: late sound, or the trailing events of a listen.
 
         Raises:
             BackendGone: the server has ended the session.
-            BackendError: it is an answer for nothing that was asked.
+            BackendError: it is an unrequested answer.
         """
         if isinstance(event, Audio):
             self._hear(event)
@@ -98,14 +82,11 @@ class Answers:
         self._metrics = Metrics()
 
     def take(self, event: RemoteEvent) -> bool:
-        """Take an event of the unit.
-
-        Returns:
-            Whether it ends the unit's answer.
+        """Take an event of the unit; return whether it ends the unit's answer.
 
         Raises:
             BackendGone: the server has ended the session.
-            BackendError: it must not come now, or is too much.
+            BackendError: it must not come now, or is too large.
         """
         if self._trails(event):
             return False
@@ -133,17 +114,11 @@ class Answers:
         return False
 
     def take_silence(self) -> None:
-        """Take it that the server is done with the unit, without a word on how it ends."""
+        """Note that the server ended the unit without saying how."""
         self._is_turn_over = not self._text and not self._voice
 
     def finish(self, unit: Unit, *, interrupted: bool, wall_us: int) -> UnitResult:
-        """Make the result of a unit that is answered.
-
-        Args:
-            unit: as it was begun.
-            interrupted: its speech is withheld by the session, and no more of it is to follow.
-            wall_us: what it took, from its start.
-        """
+        """Make the result of an answered unit; if `interrupted`, its further speech is dropped."""
         text = "" if unit.force_listen else self._text
         pcm = b"" if unit.force_listen else self._play_out(text)
         is_listen = not text and not pcm
@@ -165,11 +140,7 @@ class Answers:
         )
 
     def _play_out(self, text: str) -> bytes:
-        """Take a unit's share of the voice: a second; less at a turn's ends, or to break silence.
-
-        Returns:
-            float32 LE, at most 24000 samples.
-        """
+        """Take a unit's second of the voice, float32 LE; less at a turn's start and end."""
         is_amid = self._is_sounding and not self._is_turn_over
         if is_amid and text and len(self._voice) < SECOND_BYTES:
             return b""
@@ -205,7 +176,7 @@ class Answers:
         self._is_sounding = False
 
     def _trails(self, event: RemoteEvent) -> bool:
-        """Whether it belongs to the response that the last listen ended."""
+        """Whether an event belongs to the response that the last listen ended."""
         if not isinstance(event, Done | Text) or event.response_id is None:
             return False
         return event.response_id == self._listened_id

@@ -1,13 +1,7 @@
-"""A session on a remote backend, as long as it lasts: begun, and closed in every case.
+"""A session on a remote backend, which is always closed.
 
-    channel = Channel(address, await Link.connect(address))
-    created = await channel.begin(init_message(opening), FULL_DUPLEX)
-    ...
-    await channel.close()
-
-The server holds one session at a time. It refuses a second one without a word, and may still hold
-one for a while that was closed. `close` posts to `/sessions/{id}/close` and then closes the
-WebSocket: what the first does not free, the second does. Neither raises.
+The server holds one session at a time. It refuses a second without a message, and may hold a closed
+one for a while. `close` posts to `/sessions/{id}/close`, then the WebSocket; it never raises.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ from .llama_omni_link import Link, Pong
 from .llama_omni_wire import Closed, Created, RemoteMode, read_event, shown
 
 CLOSE_WAIT_S: Final = 6.0
-"""The server stops its threads first; with the WebSocket's own, below `calls.RELEASE_WAIT_S`."""
+"""The server stops its threads first; with the WebSocket's wait, below `calls.RELEASE_WAIT_S`."""
 OK: Final = 200
 NOT_FOUND: Final = 404
 
@@ -32,15 +26,7 @@ _log = logging.getLogger("antiphon.model")
 
 
 class Channel:
-    """One session on the server.
-
-    Args:
-        address: of the server.
-        link: open, with nothing said yet; `close` closes it.
-
-    Attributes:
-        link: its WebSocket.
-    """
+    """One session on the server, over an open, unused `link`, which `close` closes."""
 
     def __init__(self, address: Address, link: Link) -> None:
         self.link = link
@@ -48,11 +34,11 @@ class Channel:
         self._remote_id: str | None = None
 
     async def begin(self, init: str, mode: RemoteMode) -> Created:
-        """Say `session.init` and wait for `session.created`, however long it takes.
+        """Send `session.init` and wait for `session.created`, without a time limit.
 
         Raises:
-            BackendGone: the server refuses; it does so without a word where it is busy.
-            BackendError: it answers something else.
+            BackendGone: the server refuses; without a message if it is busy.
+            BackendError: any other answer.
         """
         await self.link.send(init)
         frame: str | bytes | Pong | None = None
@@ -81,12 +67,7 @@ class Channel:
             await self.link.close()
 
     async def _close_remote(self) -> None:
-        """Have the server close the session; one that it does not know any more is closed.
-
-        Raises:
-            BackendGone: it does not answer.
-            BackendError: it says that it failed.
-        """
+        """Have the server close the session; `BackendGone` or `BackendError` if that fails."""
         if self._remote_id is None:
             return
         path = f"/sessions/{quote(self._remote_id, safe='')}/close"
@@ -97,7 +78,7 @@ class Channel:
 
 @contextmanager
 def told(address: Address) -> Iterator[None]:
-    """Name the server in an error."""
+    """Prefix errors with the server's address."""
     try:
         yield
     except BackendError as error:
@@ -105,6 +86,6 @@ def told(address: Address) -> Iterator[None]:
 
 
 def gone(event: Closed) -> BackendGone:
-    """The error of a session that the server has ended."""
+    """The error for a session that the server has ended."""
     why = f", reason {shown(event.reason)}" if event.reason else ""
     return BackendGone(f"the remote ended the session{why}")

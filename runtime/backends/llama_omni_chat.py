@@ -1,20 +1,14 @@
-"""A turn of chat on a remote backend: a session of the mode `turn_based`, for one append.
+"""A chat turn on a remote backend: a session of mode `turn_based`, for one append.
 
-The server keeps the turns of a session in its context, and a turn of ours carries the whole
-conversation: so each turn has a session of its own, as on the source's own chat page. Sources as
-in `llama_omni_answer`; `llama_omni_question` says what is asked.
-
-Rules:
-
-- `prefill` is over with the first word of the answer: the server says nothing before.
-- The server has no way to stop an answer but its session's end. So an interrupt stops waiting, at
-  once, and `release` closes the session and its WebSocket.
-- The server may still free the session before: a refusal is tried again, as an opening is.
-- A piece of the answer is a delta, whose tokens are not told. So pieces are counted where the
-  server does not say `n_tokens`, and where the answer was cut.
-- A listen means nothing here. Sound that was not asked for is left out.
-- A server that says nothing new in time, or too much, or ends the session, has failed this turn. It
-  is gone, and what follows waits for it, only where it cannot be reached.
+Our turn carries the whole conversation, so each turn has its own session. Sources: see
+`llama_omni_answer`. Rules:
+- `prefill` ends with the first word of the answer: the server sends nothing before.
+- Only the session's end stops an answer: an interrupt stops waiting, and `release` closes it.
+- The server may still be freeing the last session: a refusal is retried, as an opening is.
+- A piece is a delta without its tokens, so pieces are counted if the server omits `n_tokens`, or
+  the answer was cut. A listen is ignored, as is sound that was not requested.
+- A server that sends nothing new in time, or too much, or ends the session, fails only this turn.
+  It counts as gone only if it is unreachable.
 """
 
 from __future__ import annotations
@@ -39,29 +33,20 @@ from .llama_omni_link import Link, Pong
 from .llama_omni_question import chat_init_message, question_message
 
 PREFILL_WAIT_S: Final = TURN_WAIT_S - 20.0
-"""A server that was in the other mode loads its model anew for a turn. It is given up before the
-session machine gives up the turn."""
+"""A server in the other mode reloads its model. Below the session machine's own limit."""
 PIECE_WAIT_S: Final = 60.0
-"""The server waits up to 3 s for more of its own sound; a slow one takes longer for a word."""
+"""The server waits up to 3 s for its own sound; a slow one takes longer per word."""
 ANSWER_S_MAX: Final = 1800.0
-"""8192 tokens, which is the most that may be asked for, at 5 a second."""
+"""8192 tokens, the maximum of a request, at 5 a second."""
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 SPEECH_BYTES_MAX: Final = 1800 * SECOND_BYTES
-"""As long as an answer may take."""
+"""Speech as long as an answer may take."""
 US_PER_S: Final = 1_000_000
 _Said = wire.Listen | wire.Text | wire.Audio | wire.Done
 
 
 class LlamaOmniTurn:
-    """One turn on the server; see `base.TurnSession` for what its methods do.
-
-    Args:
-        address: of the server.
-        turn: what is asked; nothing in it is more than the server can do.
-
-    Attributes:
-        is_released: nothing is held any more.
-    """
+    """One turn on the server, which must not exceed the server's abilities."""
 
     def __init__(self, address: Address, turn: Turn) -> None:
         self.is_released = False
@@ -77,7 +62,7 @@ class LlamaOmniTurn:
         self._kv_length = 0
 
     async def prefill(self) -> Prefill:
-        """Open a session for the turn, ask, and wait for the first word, for `PREFILL_WAIT_S`."""
+        """Open a session, ask, and wait for the first word, for `PREFILL_WAIT_S`."""
         began_s = anyio.current_time()
         with self._telling():
             with self._bounded(PREFILL_WAIT_S) as scope:
@@ -100,11 +85,7 @@ class LlamaOmniTurn:
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
     ) -> TurnResult:
-        """Tell the answer as it comes, for at most `ANSWER_S_MAX`.
-
-        Raises:
-            BackendError: it is to be cut at a given token, which a server elsewhere cannot do.
-        """
+        """Emit the answer, for at most `ANSWER_S_MAX`; `BackendError` for an unsupported `cut`."""
         if cut is not None:
             raise BackendError("a remote answer cannot be stopped at a given token")
         assert self._first is not None, "prefill comes first"
@@ -123,7 +104,7 @@ class LlamaOmniTurn:
         return self._result(done, _us_since(began_s))
 
     def interrupt(self) -> None:
-        """Wait for nothing more of the turn."""
+        """Stop waiting for the turn."""
         self._is_cut = True
         if self._scope is not None:
             self._scope.cancel()
@@ -142,7 +123,7 @@ class LlamaOmniTurn:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Name the server in an error; where it was reached, its end is that of this turn alone."""
+        """Name the server in errors; once reached, its end fails only this turn."""
         try:
             with told(self._address):
                 yield
@@ -153,20 +134,15 @@ class LlamaOmniTurn:
 
     @contextmanager
     def _bounded(self, wait_s: float) -> Iterator[anyio.CancelScope]:
-        """Bound what is waited for, in time and by `interrupt`."""
+        """Bound a wait, by time and by `interrupt`."""
         with anyio.move_on_after(wait_s) as self._scope:
             if self._is_cut:
                 self._scope.cancel()
             yield self._scope
 
     async def _begin(self) -> Channel:
-        """Open a session; a refusal is tried again, for the one before may still be freed.
-
-        Raises:
-            BackendGone: the server refuses.
-            BackendError: what answers is no such server.
-        """
-        await anyio.lowlevel.checkpoint()  # nothing is begun for a turn that is cut
+        """Open a session; a refusal is retried, since the last one may still be being freed."""
+        await anyio.lowlevel.checkpoint()  # begin nothing for a cut turn
         tries = 0
         while True:
             self._is_reached = False
@@ -194,8 +170,8 @@ class LlamaOmniTurn:
         """Wait for the server's next event.
 
         Raises:
-            BackendGone: the session or its connection is over.
-            BackendError: it is none that may come now.
+            BackendGone: the session or its connection has ended.
+            BackendError: the event must not come now.
         """
         assert self._channel is not None
         frame: str | bytes | Pong | None = None
@@ -209,7 +185,7 @@ class LlamaOmniTurn:
         return event
 
     async def _receive_piece(self) -> _Said:
-        """Wait for something that goes on with the answer, for at most `PIECE_WAIT_S`."""
+        """Wait for a continuation of the answer, for at most `PIECE_WAIT_S`."""
         with anyio.move_on_after(PIECE_WAIT_S) as patience:
             while True:
                 event = await self._receive()
@@ -227,7 +203,7 @@ class LlamaOmniTurn:
         return False
 
     def _take(self, event: _Said, emit: Callable[[TurnChunk], None]) -> None:
-        """Tell a piece of the answer."""
+        """Emit a piece of the answer."""
         self._kv_length = event.metrics.kv_length or self._kv_length
         if not self._is_piece(event):
             return
@@ -246,11 +222,11 @@ class LlamaOmniTurn:
         self._pieces += 1
 
     def _finish(self, done: wire.Done, emit: Callable[[TurnChunk], None]) -> None:
-        """Take the end; it bears the whole text, which is new where nothing came before."""
+        """Take the end, whose text is the whole answer, new if nothing came before."""
         self._take(wire.Text(text="" if self._chars else done.text, metrics=done.metrics), emit)
 
     def _result(self, done: wire.Done | None, wall_us: int) -> TurnResult:
-        """Make the end of the answer; None: it was cut."""
+        """Make the result of the answer; None: it was cut."""
         metrics = wire.Metrics() if done is None else done.metrics
         told_tokens = self._pieces if metrics.tokens is None else metrics.tokens
         reason: StopReason = "turn_end"

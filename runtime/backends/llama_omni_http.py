@@ -1,6 +1,6 @@
-"""Where a remote backend is, and single HTTP requests to it: h11 on AnyIO's streams.
+"""A remote backend's address, and single HTTP requests to it: h11 on AnyIO's streams.
 
-A request has a connection of its own, is bounded in time and bytes, and is not repeated.
+A request has its own connection, is bounded in time and bytes, and is not retried.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from anyio.abc import ByteStream
 from .base import BackendError, BackendGone
 
 READ_BYTES: Final = 262_144
-"""A second of speech in one read (design.md, "Transport facts"); the next one is made once all that
-came with it was taken, so that it bounds what waits."""
+"""A second of speech in one read (design.md, "Transport facts"), which bounds the queue."""
 BODY_BYTES_MAX: Final = 64 * 1024
-"""What `/health` and a close answer fits in a line."""
+"""Answers of `/health` and a close fit in a line."""
 
 
 @attrs.frozen(kw_only=True)
 class Address:
-    """Where a remote backend is; `base` goes before every path, and is mostly empty."""
+    """A remote backend's address; `base` precedes every path, and is usually empty."""
 
     host: str
     port: int
@@ -37,11 +36,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read `ws://host:port` or `wss://host:port`, with a path before it where a proxy has one.
-
-        Raises:
-            ValueError: it is no such URL; the text says what one looks like.
-        """
+        """Read `ws://host:port` or `wss://host:port`, perhaps with a path; else `ValueError`."""
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "wss" else 80)
@@ -56,15 +51,11 @@ class Address:
 
     @property
     def netloc(self) -> str:
-        """The host and port, as a `Host` header has them."""
+        """Host and port, as in a `Host` header."""
         return f"[{self.host}]:{self.port}" if _is_ipv6(self.host) else f"{self.host}:{self.port}"
 
     async def dial(self) -> ByteStream:
-        """Open a connection; the caller closes it.
-
-        Raises:
-            BackendGone: nobody answers there.
-        """
+        """Open a connection, which the caller closes; `BackendGone` if there is no server."""
         try:
             if self.is_tls:
                 return await anyio.connect_tcp(
@@ -76,20 +67,13 @@ class Address:
 
 
 async def request(address: Address, method: str, path: str, *, wait_s: float) -> tuple[int, bytes]:
-    """Make one HTTP request, on a connection of its own.
+    """Make one HTTP request on its own connection; return status and body.
 
-    Args:
-        address: of the server.
-        method: `GET`, or `POST`, which carries an empty JSON object.
-        path: below the address's base, percent-encoded.
-        wait_s: how long it may take.
-
-    Returns:
-        The status and the body.
+    `method` is `GET`, or `POST` with an empty JSON object; `path` is percent-encoded.
 
     Raises:
-        BackendGone: there is no answer, or none in time.
-        BackendError: what answers does not speak HTTP, or says too much.
+        BackendGone: there is no answer in time.
+        BackendError: the peer does not speak HTTP, or sends too much.
     """
     what = f"{method} {path.partition('?')[0]}"
     stream: ByteStream | None = None
@@ -145,11 +129,11 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _reason_of(error: Exception) -> str:
-    """Say it in the system's own words, where AnyIO wraps them."""
+    """Describe an error in the system's words, unwrapping AnyIO's."""
     cause: BaseException | None = error.__cause__ or error
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
-    if isinstance(cause, ssl.SSLError):  # its errno is none of the system's
+    if isinstance(cause, ssl.SSLError):  # its errno is not the system's
         return (cause.reason or "no TLS there").replace("_", " ").lower()
     number = cause.errno if isinstance(cause, OSError) else None
     if number is not None and number in errno.errorcode:

@@ -1,14 +1,9 @@
 """One WebSocket to a remote backend: wsproto on AnyIO's streams, for both event loops.
 
-Rules:
-
-- One task uses it. Nobody reads between its calls, so what comes then waits in TCP, bounded; the
-  server's pings are answered with the next call.
-- `receive` may be cancelled and called again; a send that is cancelled may have left half a
-  frame, so that only `close` may follow.
-- Every end of the connection is a `BackendGone`; what is no WebSocket is a `BackendError`.
-
-It does not know what the messages say, and does not reconnect.
+Rules: one task uses it. Nothing reads between its calls, so data waits in TCP, and pings are
+answered with the next call. `receive` may be cancelled and called again; a cancelled send may leave
+half a frame, so only `close` may follow. Every end of the connection is a `BackendGone`; an invalid
+peer is a `BackendError`. There is no reconnect.
 """
 
 from __future__ import annotations
@@ -29,23 +24,23 @@ from .base import BackendError, BackendGone
 from .llama_omni_http import READ_BYTES, Address
 
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
-"""The 30 s of sound that an event may bear, in base64, with room for the rest."""
+"""The 30 s of sound that an event may carry, in base64, with room for the rest."""
 CONNECT_WAIT_S: Final = 2.0
-"""TCP, TLS and the handshake across the world take one; see `llama_omni.OPEN_WAIT_S`."""
+"""TCP, TLS and the handshake across the world take one second; see `llama_omni.OPEN_WAIT_S`."""
 CLOSE_WAIT_S: Final = 1.0
-"""A server that lives answers a close within a round trip."""
+"""A live server answers a close within a round trip."""
 WEBSOCKET_PATH: Final = "/backend"
 
 
 @attrs.frozen(kw_only=True)
 class Pong:
-    """The server's answer to a ping of ours."""
+    """The server's answer to our ping."""
 
     payload: bytes
 
 
 class Link:
-    """One WebSocket, opened by `connect`; whoever opened it closes it."""
+    """One WebSocket, opened by `connect`; the opener closes it."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -62,8 +57,8 @@ class Link:
         """Open the WebSocket, within `CONNECT_WAIT_S`.
 
         Raises:
-            BackendGone: nobody answers there.
-            BackendError: what answers refuses, or is no WebSocket server.
+            BackendGone: there is no server.
+            BackendError: the peer refuses, or is no WebSocket server.
         """
         link: Link | None = None
         try:
@@ -80,33 +75,19 @@ class Link:
         return link
 
     async def send(self, text: str) -> None:
-        """Send a text message.
-
-        Raises:
-            BackendGone: the connection is over.
-        """
+        """Send a text message; `BackendGone` if the connection has ended."""
         await self._send(ws.TextMessage(data=text))
 
     async def ping(self, payload: bytes) -> None:
-        """Send a ping, of at most 125 bytes.
-
-        Raises:
-            BackendGone: the connection is over.
-        """
+        """Send a ping of at most 125 bytes; `BackendGone` if the connection has ended."""
         await self._send(ws.Ping(payload=payload))
 
     async def receive(self, wait_s: float = math.inf) -> str | bytes | Pong | None:
-        """Wait for a message, or for the answer to a ping.
-
-        Args:
-            wait_s: how long the server may say nothing at all.
-
-        Returns:
-            It, or None where nothing came in time.
+        """Wait for a message or a pong; None after `wait_s` without any data.
 
         Raises:
-            BackendGone: the connection is over, and all that came before was received.
-            BackendError: it is no WebSocket, or says too much at once.
+            BackendGone: the connection has ended, and all earlier messages were received.
+            BackendError: it is no WebSocket, or a message is too large.
         """
         while not self._waiting:
             if self._end is not None:
@@ -116,13 +97,13 @@ class Link:
         return self._waiting.popleft()
 
     def receive_waiting(self) -> list[str | bytes]:
-        """Take the messages that came with earlier ones, without waiting for more."""
+        """Take the messages already received, without waiting."""
         messages = [message for message in self._waiting if not isinstance(message, Pong)]
         self._waiting.clear()
         return messages
 
     async def close(self) -> None:
-        """Close it, waiting `CLOSE_WAIT_S` for the server; it raises nothing, and is shielded."""
+        """Close it, waiting `CLOSE_WAIT_S` for the server; shielded, and never raises."""
         with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
             try:
                 if self._connection.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
@@ -131,7 +112,7 @@ class Link:
                     self._waiting.clear()
                     await self._read()
             except (BackendError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                pass  # It is over in another way, which is as good.
+                pass  # The connection has ended anyway.
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 
@@ -152,11 +133,7 @@ class Link:
             raise self._end or BackendGone("the connection to the remote was lost") from None
 
     async def _read(self, wait_s: float = math.inf) -> bool:
-        """Read once, and put what it holds where it belongs; cancelled, nothing is lost.
-
-        Returns:
-            Whether anything came in time.
-        """
+        """Read once and process the data; cancellation loses nothing. False: nothing in time."""
         data: bytes | None = b""
         try:
             with anyio.move_on_after(wait_s):
@@ -182,7 +159,7 @@ class Link:
         return True
 
     def _take(self, event: ws.Event) -> ws.Event | None:
-        """Take one event of the WebSocket; return what answers it."""
+        """Take one event of the WebSocket; return its reply."""
         match event:
             case ws.AcceptConnection():
                 self._is_open = True
@@ -201,7 +178,7 @@ class Link:
         return None
 
     def _closed(self, code: int) -> BackendError:
-        if self._connection.state is ConnectionState.OPEN:  # wsproto's word for what it cannot read
+        if self._connection.state is ConnectionState.OPEN:  # wsproto closes on invalid frames
             return BackendError(f"expected WebSocket frames, got what would be closed with {code}")
         if code == 1006:
             return BackendGone("the connection to the remote was lost")
@@ -214,7 +191,7 @@ class Link:
             self._end = BackendError(text)
             self._parts.clear()
             return
-        if part or is_last:  # nothing, over and over, would not be bounded by its length
+        if part or is_last:  # empty parts are not bounded by their length
             self._parts.append(part if isinstance(part, str) else None)
         if is_last:
             parts, self._parts, self._part_chars = self._parts, [], 0

@@ -1,9 +1,8 @@
-"""What a remote backend is asked in a turn of chat: its two messages, and what it cannot be asked.
+"""The two messages of a chat turn to a remote backend, and the requests that it does not support.
 
-The fields are those of the backend protocol's schema (OpenBMB/MiniCPM-o-Demo,
-docs/backend-protocol/schema.md, 4.2 and 4.4). A setting is sent or refused, never passed over: what
-the schema lacks, or a llama.cpp-omni server (tools/server/ws_handler.cpp) reads and does not heed,
-is refused by its name. What the server keeps of the messages before the question is its own choice.
+The fields are those of the protocol's schema (OpenBMB/MiniCPM-o-Demo,
+docs/backend-protocol/schema.md, 4.2 and 4.4). A setting is sent or refused, never dropped: also
+those that a llama.cpp-omni server (tools/server/ws_handler.cpp) reads and ignores.
 """
 
 from __future__ import annotations
@@ -17,23 +16,19 @@ from .base import BackendRefused
 from .llama_omni_wire import TURN_BASED
 
 QUESTION_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What the server's library for WebSockets takes as one message, by default."""
+"""The default message limit of the server's WebSocket library."""
 CHARACTER_BYTES_MAX: Final = 6
 """Of a character in JSON."""
 PART_BYTES_MAX: Final = 128
-"""Of a content or a message beside its text or data; a setting takes less."""
+"""Of a content or a message besides its text or data; a setting takes less."""
 SETTINGS: Final = 8
 SPEECH_MODES: Final = ("default", "audio_assistant")
-"""The server puts one system message before what it is to speak; it is that of these modes."""
+"""The server puts one system message before its speech, which is that of these modes."""
 _DEFAULT: Final = ChatConfig()
 
 
 def refuse_what_it_lacks(turn: Turn) -> None:
-    """Refuse a turn with a setting or a content that the server would pass over.
-
-    Raises:
-        BackendRefused: naming it.
-    """
+    """Refuse a turn with a setting or content that the server would ignore (`BackendRefused`)."""
     config, speech = turn.config, turn.speech
     last = turn.messages[-1].content
     lacks = {
@@ -60,7 +55,7 @@ def _count(contents: tuple[Content, ...], kind: type[Content]) -> int:
 
 
 def _bytes_at_most(turn: Turn) -> int:
-    """What the append of a turn takes, at most."""
+    """Upper bound of a turn's append, in bytes."""
     voice = b"" if turn.speech is None else turn.speech.voice_pcm
     size = SETTINGS * PART_BYTES_MAX + _base64_bytes(voice)
     for message in turn.messages:
@@ -80,7 +75,7 @@ def _base64_bytes(data: bytes) -> int:
 
 
 def chat_init_message(turn: Turn) -> str:
-    """Write the `session.init` of a turn: how it is sampled, and in which voice it is spoken."""
+    """Encode the `session.init` of a turn: sampling and voice."""
     config = turn.config
     payload: dict[str, object] = {"mode": TURN_BASED, "use_tts": turn.speech is not None}
     if turn.speech is not None and turn.speech.voice_pcm:
@@ -90,7 +85,7 @@ def chat_init_message(turn: Turn) -> str:
 
 
 def question_message(turn: Turn) -> str:
-    """Write the `input.append` of a turn; servers differ in where they look for the voice."""
+    """Encode the `input.append` of a turn; servers differ in where they look for the voice."""
     config, speech = turn.config, turn.speech
     voice = encode_base64(speech.voice_pcm) if speech is not None and speech.voice_pcm else None
     body: dict[str, object] = {

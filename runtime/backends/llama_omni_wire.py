@@ -1,16 +1,9 @@
-"""The messages of the remote backend protocol, as wire.md has them: built and read, without IO.
+"""The messages of the remote backend protocol (wire.md): encoded and parsed, without IO.
 
-Rules:
-
-- What is sent has the fields of wire.md, spelled as there, and no others.
-- Of what comes, unknown fields are ignored. A field that is read is checked: its type, its
-  base64, its samples. `response_id` and the metrics are taken where they are there.
-- Older servers put a delta's payload in `delta`; newer ones name it `text` or `audio`.
-- A message that is anything else is a `BackendError` that says what was expected and what came,
-  by path, kind and length: never what was said in it.
-
-It does not know when a message may come (`llama_omni_answer`), nor how it is carried
-(`llama_omni_link`).
+Rules: sent messages have exactly the fields of wire.md. Unknown received fields are ignored; used
+ones are checked by type, base64 and samples; `response_id` and metrics are optional. Older servers
+put a delta's payload in `delta`; newer ones name it `text` or `audio`. Any other message is a
+`BackendError` with the expected and the received, by path, kind and length, never by content.
 """
 
 from __future__ import annotations
@@ -32,15 +25,15 @@ FULL_DUPLEX: Final = "full_duplex"
 TURN_BASED: Final = "turn_based"
 MODES: Final[tuple[RemoteMode, ...]] = (FULL_DUPLEX, TURN_BASED)
 EVENT_SAMPLES_MAX: Final = 24_000 * 30
-"""30 s of sound: no server makes more at once, and its base64 fits `MESSAGE_CHARS_MAX`."""
+"""30 s of sound: no server sends more at once, and its base64 fits `MESSAGE_CHARS_MAX`."""
 TEXT_CHARS_MAX: Final = 4_096
-"""Of a unit, which decides 20 tokens at most, or a delta; no token has as many characters."""
+"""Of a unit, which decides 20 tokens at most, or of a delta; no token has as many characters."""
 ANSWER_CHARS_MAX: Final = 131_072
-"""Of all of a turn's text: 8192 tokens, the most that may be asked for, of 16 characters each."""
+"""A turn's whole text: 8192 tokens, the maximum of a request, of 16 characters each."""
 ID_CHARS_MAX: Final = 128
-"""Ids that servers make have 12 to 40 characters."""
+"""Servers' ids have 12 to 40 characters."""
 MS_MAX: Final = 3_600_000.0
-"""A cost above an hour is no measurement."""
+"""A cost above an hour is implausible."""
 TOKENS_MAX: Final = 2**31 - 1
 """The server counts tokens in 32 bits."""
 CONFIG_FIELDS: Final = (
@@ -52,14 +45,14 @@ CONFIG_FIELDS: Final = (
     "listen_prob_scale",
     "length_penalty",
 )
-"""What the server samples by. `generate_audio` is `use_tts`; the rest is the session machine's."""
+"""The server's sampling settings. `generate_audio` is `use_tts`; other settings are not sent."""
 NAME: Final = re.compile(r"[a-z][a-z0-9_.]{0,39}")
-"""An event's or a reason's name that may stand in an error; anything else may be a payload."""
+"""The name of an event or reason that may appear in an error; other text may be a payload."""
 
 
 @attrs.frozen(kw_only=True)
 class Metrics:
-    """What the server measured; a field that it did not send is None or 0."""
+    """The server's measurements; None or 0 if not sent."""
 
     kv_length: int | None = None
     tokens: int | None = None
@@ -79,7 +72,7 @@ class Created:
 
 @attrs.frozen(kw_only=True)
 class Listen:
-    """The model listens on: with this second, or after what it said in it."""
+    """The model listens: for this second, or after its text in it."""
 
     response_id: str | None = None
     metrics: Metrics = Metrics()
@@ -105,7 +98,7 @@ class Audio:
 
 @attrs.frozen(kw_only=True)
 class Done:
-    """All of a response is said; `text` is the whole of it, or empty; `reason` is why it ended."""
+    """The end of a response; `text` is the whole response, or empty; `reason` is why it ended."""
 
     text: str = ""
     reason: str = ""
@@ -127,7 +120,7 @@ RemoteEvent = Created | Listen | Text | Audio | Done | Closed
 
 
 def init_message(opening: Opening) -> str:
-    """Write `session.init`; what is empty is left out, so that the server takes its own."""
+    """Encode `session.init`; empty fields are omitted, so that the server's defaults apply."""
     voice = {"ref_audio": opening.voice.llm_pcm, "tts_ref_audio": opening.voice.tts_pcm}
     payload: dict[str, object] = {"mode": FULL_DUPLEX, "use_tts": opening.config.generate_audio}
     if any(voice.values()):
@@ -139,7 +132,7 @@ def init_message(opening: Opening) -> str:
 
 
 def append_message(unit: Unit) -> str:
-    """Write `input.append`; the server uses the first frame only, so no other is sent."""
+    """Encode `input.append`; the server uses only the first frame, so no other is sent."""
     body: dict[str, object] = {"audio": encode_base64(unit.pcm)}
     if unit.frames:
         body["video_frames"] = [encode_base64(unit.frames[0])]
@@ -156,17 +149,7 @@ def _config(config: DuplexConfig) -> dict[str, object]:
 
 
 def read_event(frame: str | bytes) -> RemoteEvent:
-    """Read one message.
-
-    Args:
-        frame: as it came.
-
-    Returns:
-        The event.
-
-    Raises:
-        BackendError: it is none of the protocol.
-    """
+    """Parse one message; `BackendError` if it is not valid in the protocol."""
     try:
         fields = Fields(parse_frame(frame))
         name = fields.required("type", Value.text)
@@ -183,7 +166,7 @@ def read_event(frame: str | bytes) -> RemoteEvent:
 
 
 def shown(text: str) -> str:
-    """Show a name that came from the server, or only its length where it may be a payload."""
+    """Show a name from the server, or only its length if it may be a payload."""
     return text if NAME.fullmatch(text) else f"a text of {len(text)} characters"
 
 

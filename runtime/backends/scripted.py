@@ -1,17 +1,10 @@
-"""A backend without a model: it plays what a script says, when the script says it.
+"""A backend without a model, which plays a script.
 
 A script is a pure function of a unit and the session's seed, so the same session gives the same
-bytes. Time passes in `anyio.sleep` alone: virtual time drives it in tests.
-
-Generate is `Step.steps` equal steps. An interrupt, also one that comes before its unit has begun,
-takes effect before the next of them, and `run_unit(unit, cut=...)` stops there with the same bytes
-(B6). Once the last step has begun there is nothing left to cut.
-
-It watches its callers: a call that breaks a rule of design.md raises an `AssertionError` naming
-the rule, and is kept in `ScriptedBackend.violations` for callers that swallow it.
-
-`force_listen` and `generate_audio` are honoured whatever the script says. The sampling settings,
-`force_listen_count` among them, are a model's: a script decides without them. Windows do not slide.
+bytes. Time passes only in `anyio.sleep`, so tests can use virtual time. An interrupt, also one
+before its unit begins, takes effect before the next of `Step.steps` equal steps, and
+`run_unit(unit, cut=...)` stops there with the same bytes (B6). `Rules` checks the callers.
+`force_listen` and `generate_audio` override the script; sampling settings and windows are ignored.
 """
 
 from __future__ import annotations
@@ -61,7 +54,7 @@ CODE_SAMPLES: Final = 960
 US_PER_S: Final = 1_000_000
 
 Fault = Literal["fail", "context_full", "gone", "hang"]
-"""What goes wrong: an error, a refusal, a lost worker, or a call that never returns."""
+"""An error, a refusal, a lost worker, or a call that never returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +68,7 @@ class Speaks:
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """A call that is not a unit: how long it takes, and what goes wrong at its end, if anything."""
+    """A call other than a unit: its duration, and any fault at its end."""
 
     duration_s: float = 0.0
     fault: Fault | None = None
@@ -83,17 +76,13 @@ class Call:
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """What becomes of one unit; as it is, the model listens.
+    """The outcome of one unit; by default, the model listens.
 
     Attributes:
-        speech: what the model says; None: it listens.
-        fault: what goes wrong instead: `context_full` before anything is fed, `hang` in prefill,
-            the others at the end of generate.
-        prefill_s: seconds of prefill.
+        fault: instead: `context_full` before feeding, `hang` in prefill, others at generate's end.
         generate_s: seconds of generate, over all its steps.
         steps: steps of generate, at least 1; a unit can be cut before each of them.
-        finalize: its finalize.
-        rollback: its rollback, where it failed.
+        rollback: its rollback after a failure.
     """
 
     speech: Speaks | None = None
@@ -106,7 +95,7 @@ class Step:
 
 
 Script = Callable[[Unit, int], Step]
-"""Decides a unit from its value and the session's seed; it must be pure."""
+"""Decides a unit from its value and the session's seed; must be pure."""
 
 
 def default_script(unit: Unit, seed: int) -> Step:
@@ -125,20 +114,14 @@ class ScriptedBackend:
 
     Args:
         script: decides the units.
-        chat: decides the turns of chat.
+        chat: decides the chat turns.
         hears: decides the chunks of transcriptions.
-        opening: decides how opening goes.
-        release: how every release goes.
-        slots: sessions at once.
+        opening: decides the outcome of opening.
+        release: the outcome of every release.
+        slots: maximum concurrent sessions.
         context_limit: tokens.
         can_rollback: whether a failed unit can be undone.
-        sliding_windows: the windows that it takes; none of them slides.
-
-    Attributes:
-        info: what it is; constant.
-        rules: what callers are held to.
-        violations: the rules that callers broke, in order.
-        held_slots: slots with a session, also one that opens; empty once all are released (B5).
+        sliding_windows: the windows that it accepts; none of them slides.
     """
 
     def __init__(
@@ -171,7 +154,7 @@ class ScriptedBackend:
         )
 
     async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
-        """Open a session, as `Backend.open` says; a cancelled one leaves the slot empty."""
+        """Open a session; a cancelled one leaves the slot empty."""
         self.rules.hold(slot)
         try:
             await _perform(self._opening(opening), "open")
@@ -185,12 +168,12 @@ class ScriptedBackend:
         return ScriptedSession(self, opening, slot, Opened(prompt_length=prompt_length))
 
     async def chat(self, turn: Turn, *, slot: int) -> ScriptedTurn:
-        """Take a turn, as `Chats.chat` says."""
+        """Take a turn."""
         self.rules.hold(slot)
         return ScriptedTurn(self.rules, turn, slot, self._answer(turn))
 
     async def transcribe(self, *, slot: int) -> ScriptedTranscript:
-        """Take a transcription, as `Transcribes.transcribe` says."""
+        """Take a transcription."""
         self.rules.hold(slot)
         return ScriptedTranscript(self.rules, self._hears, slot)
 
@@ -203,11 +186,11 @@ _ALLOWED: Final[dict[_Phase, tuple[tuple[str, ...], str]]] = {
     "broken": (("release",), "B3: the session's state is unknown"),
     "released": ((), "B5: the session is released"),
 }
-"""By where a session stands: what may be called, and the rule that anything else breaks."""
+"""By phase: the allowed calls, and the rule that any other breaks."""
 
 
 class ScriptedSession:
-    """One session's state (B8); `opened` is what opening gave."""
+    """One session's state (B8)."""
 
     def __init__(self, backend: ScriptedBackend, opening: Opening, slot: int, opened: Opened):
         self._backend, self._rules = backend, backend.rules
@@ -223,8 +206,8 @@ class ScriptedSession:
         self._kv_length = opened.prompt_length
 
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Play one unit, as `BackendSession.run_unit` says."""
-        expected = max(unit.index, self._index + 1)  # a replay leaves out the units that failed
+        """Play one unit."""
+        expected = max(unit.index, self._index + 1)  # a replay omits failed units
         with self._call("run_unit", unit.index, expected=expected):
             self._index = unit.index
             self._step = step = self._decide(unit)
@@ -241,17 +224,17 @@ class ScriptedSession:
             return result
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
-        """Play one unit with recorded ids, as `Forces.run_forced` says."""
+        """Play one unit with recorded ids."""
         made = force(await self.run_unit(unit, cut), forced)
         self._kv_length = made.result.kv_length
         return made
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index` before its next step, also where it has not begun yet."""
+        """Cut unit `index` before its next step, also before it begins."""
         self._interrupted_index = index
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Close the unit, as `BackendSession.finalize` says."""
+        """Close the unit."""
         with self._call("finalize", index, expected=self._index):
             if self._cut is not None and not interrupted:
                 self._rules.violate(f"B6: unit {index} was cut, its finalize does not say so")
@@ -271,7 +254,7 @@ class ScriptedSession:
             self._phase = "ready"
 
     async def release(self) -> None:
-        """Give back the slot, as `BackendSession.release` says."""
+        """Free the slot."""
         with self._call("release", self._index, expected=self._index):
             await _perform(self._backend.release, "release")
             self._backend.held_slots.discard(self._slot)
@@ -279,7 +262,7 @@ class ScriptedSession:
 
     @contextmanager
     def _call(self, name: str, index: int, *, expected: int) -> Iterator[None]:
-        """Hold callers to the rules; a call that does not say how it ended leaves `broken`."""
+        """Check the order of calls; a call without a proper end leaves `broken`."""
         if self._running is not None:
             rule = "B4" if name == "release" else "B1"
             self._rules.violate(f"{rule}: {name} while {self._running} is in flight")
@@ -329,7 +312,7 @@ async def _perform(call: Call, name: str) -> None:
 def _result(
     unit: Unit, step: Step, cut: Cut | None, opening: Opening, kv_length: int
 ) -> UnitResult:
-    """Make a unit's result; of a unit that was cut, the share that its steps made."""
+    """Make a unit's result; for a cut unit, the share of its finished steps."""
     speech = step.speech or Speaks(text="", pcm=b"")
     text, pcm = speech.text, speech.pcm if opening.config.generate_audio else b""
     ids: tuple[int, ...] = ()

@@ -1,8 +1,7 @@
-"""Turns of chat by script: what a `ScriptedBackend` answers, piece by piece.
+"""Scripted chat turns: the answers of a `ScriptedBackend`, piece by piece.
 
-A script is a pure function of a turn. Each token of its answer is a piece and a step: an interrupt
-takes effect before the next, and `generate(cut=n)` stops before token n with the same bytes. In a
-prefill it takes effect within `POLL_S`, but where the script has it hang.
+A script is a pure function of a turn. An interrupt takes effect before the next token, and
+`generate(cut=n)` stops before token n with the same bytes; in a prefill, within `POLL_S`.
 """
 
 from __future__ import annotations
@@ -31,23 +30,19 @@ SOUND_BYTES_PER_TOKEN: Final = 6_400
 CODE_SAMPLES: Final = 960
 TAIL_SAMPLES: Final = 2_400
 POLL_S: Final = 0.1
-"""How often a prefill looks whether it is cut; a real one does so once a block."""
+"""Interval of a prefill's checks for a cut; a real one checks once a block."""
 US_PER_S: Final = 1_000_000
 SHOWN_CHARS: Final = 64
 
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What becomes of one turn.
+    """The outcome of one turn.
 
     Attributes:
         tokens: the text of each token, in order.
-        prefill_s: seconds of prefill.
-        token_s: seconds a token.
-        samples: of speech a token, where speech is asked for; 24 kHz.
-        fault: what goes wrong instead: `context_full` before anything is fed, `hang` in prefill,
-            the others in place of token `fault_at`.
-        fault_at: see `fault`.
+        samples: of speech per token, if requested; 24 kHz.
+        fault: instead: `context_full` before feeding, `hang` in prefill, others at `fault_at`.
     """
 
     tokens: tuple[str, ...] = ()
@@ -59,11 +54,11 @@ class Answer:
 
 
 ChatScript = Callable[[Turn], Answer]
-"""Decides a turn from its value; it must be pure."""
+"""Decides a turn from its value; must be pure."""
 
 
 def default_answer(turn: Turn) -> Answer:
-    """Say back what was said, and count what was seen and heard."""
+    """Repeat the last message's text, and count its pictures and sounds."""
     last = turn.messages[-1].content
     text = " ".join(part.text for part in last if isinstance(part, Text))[:SHOWN_CHARS]
     pictures = sum(isinstance(part, Picture) for part in last)
@@ -73,7 +68,7 @@ def default_answer(turn: Turn) -> Answer:
 
 
 class ScriptedTurn:
-    """One turn on a slot; see `base.TurnSession` for what its methods do."""
+    """One turn on a slot."""
 
     def __init__(self, rules: Rules, turn: Turn, slot: int, answer: Answer) -> None:
         self._rules, self._turn, self._slot, self._answer = rules, turn, slot, answer
@@ -131,11 +126,11 @@ class ScriptedTurn:
         return self._result(made, len(made) if stopped else None)
 
     def interrupt(self) -> None:
-        """Cut the prefill at its next look, or the answer before its next token."""
+        """Cut the prefill at its next check, or the answer before its next token."""
         self._is_cut = True
 
     async def release(self) -> None:
-        """Give back the slot."""
+        """Free the slot."""
         if self._running:
             self._rules.violate("B4: release while the turn is in flight")
         if self._phase == "released":
@@ -179,7 +174,7 @@ class ScriptedTurn:
 
     @contextmanager
     def _call(self, name: str, due: str) -> Iterator[None]:
-        """Hold callers to the order of calls; one that fails leaves `broken`."""
+        """Check the order of calls; a failed call leaves `broken`."""
         if self._running or self._phase != due:
             self._rules.violate(f"B1: {name} of a turn that is {self._phase}")
         self._running, self._phase = True, "broken"

@@ -1,11 +1,8 @@
-"""Transcriptions by script: what a `ScriptedBackend` writes of each second that it is given.
+"""Scripted transcriptions: the text of a `ScriptedBackend` for each second.
 
-A script is a pure function of a chunk. As it is, a second that is loud enough is heard as one word,
-which is chosen by its samples and bears the numbers of its utterance and its second: `amber-0.3`.
-Silence is heard as nothing. Tokens are counted as a model's are: the chunk's embeddings, and the
-instructions with the first; four characters a token, and the terminator.
-
-It watches its callers as the other scripts do: chunks that are out of order break a rule.
+A script is a pure function of a chunk. By default a loud second gives one word, chosen by its
+samples, with the numbers of its utterance and second: `amber-0.3`; silence gives none. Tokens are
+counted as a model's. Chunks out of order break a rule, as in the other scripts.
 """
 
 from __future__ import annotations
@@ -27,27 +24,20 @@ from .scripted_rules import Rules
 from .scripted_tone import draw
 
 INSTRUCTION_TOKENS: Final = 12
-"""Of a system message that says what to do."""
+"""Of a system message with the instructions."""
 SOUND_TOKENS: Final = 10
 """Embeddings of a second (model.md)."""
 TOKENS_MAX: Final = 32
-"""The most tokens of a chunk, its terminator among them."""
+"""Maximum tokens of a chunk, its terminator included."""
 LOUD_RMS: Final = 0.01
-"""-40 dB: below it nobody speaks."""
+"""-40 dB: quieter seconds are silence."""
 WORDS: Final = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heron")
 US_PER_S: Final = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
 class Heard:
-    """What becomes of one chunk.
-
-    Attributes:
-        text: what is written of it.
-        takes_s: seconds that it takes.
-        fault: what goes wrong instead: `context_full` before anything is fed, `hang` for ever, the
-            others at its end.
-    """
+    """The outcome of one chunk: text, seconds, or a fault, before feeding if `context_full`."""
 
     text: str = ""
     takes_s: float = 0.02
@@ -55,11 +45,11 @@ class Heard:
 
 
 HearingScript = Callable[[Chunk], Heard]
-"""Decides a chunk from its value; it must be pure."""
+"""Decides a chunk from its value; must be pure."""
 
 
 def default_hearing(chunk: Chunk) -> Heard:
-    """Hear one word in a second that is loud enough, and nothing in any other."""
+    """Give one word for a loud second, and none for any other."""
     samples = np.frombuffer(chunk.pcm, dtype="<f4").astype(np.float64)
     if float(np.sqrt(np.mean(samples**2))) < LOUD_RMS:
         return Heard()
@@ -68,7 +58,7 @@ def default_hearing(chunk: Chunk) -> Heard:
 
 
 class ScriptedTranscript:
-    """A transcription on a slot; see `base.TranscriptSession` for what its methods do."""
+    """A transcription on a slot."""
 
     def __init__(self, rules: Rules, hears: HearingScript, slot: int) -> None:
         self._rules, self._hears, self._slot = rules, hears, slot
@@ -77,7 +67,7 @@ class ScriptedTranscript:
         self._running = self._released = False
 
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Hear a second, as its script says."""
+        """Transcribe a second by its script."""
         self._check(chunk)
         self._running = True
         try:
@@ -96,12 +86,8 @@ class ScriptedTranscript:
         return self.write(chunk, heard)
 
     def take(self, chunk: Chunk) -> Heard:
-        """Ask the script what becomes of a chunk.
-
-        Raises:
-            ContextFull: it does not fit; nothing was fed.
-        """
-        self._expected = None  # until it is heard, only a new utterance may follow
+        """Return the script's outcome of a chunk; `ContextFull`, before feeding, if too long."""
+        self._expected = None  # until it succeeds, only a new utterance may follow
         if chunk.index == 0:
             self._kv_length = 0
         heard = self._hears(chunk)
@@ -111,7 +97,7 @@ class ScriptedTranscript:
         return heard
 
     def write(self, chunk: Chunk, heard: Heard) -> ChunkResult:
-        """Make the result of a chunk that was heard."""
+        """Make the result of a transcribed chunk."""
         prompt_tokens = _prompt_tokens(chunk)
         count = min(-(-len(heard.text) // TOKEN_CHARS), TOKENS_MAX - 1)
         token_ids = (*range(count), CHUNK_EOS_ID)
@@ -133,7 +119,7 @@ class ScriptedTranscript:
         )
 
     async def release(self) -> None:
-        """Give back the slot."""
+        """Free the slot."""
         if self._running:
             self._rules.violate("B4: release while a chunk is in flight")
         if self._released:
@@ -142,7 +128,7 @@ class ScriptedTranscript:
         self._rules.held_slots.discard(self._slot)
 
     def _check(self, chunk: Chunk) -> None:
-        """Hold callers to the order of chunks; an utterance that failed is not gone on with."""
+        """Check the order of chunks; a failed utterance must not continue."""
         if self._running or self._released:
             self._rules.violate(f"B1: chunk {chunk.index} while another is in flight, or after")
         if len(chunk.pcm) != UNIT_BYTES:

@@ -1,7 +1,6 @@
-"""The ids of a scripted unit: what it decides and is fed, and a recording's ids in their place.
+"""The ids of a scripted unit, decided and fed, and their forced replacement.
 
-A script hears nothing and has no logits: forced, a unit takes the recorded ids and counts them, and
-goes on saying what its script says.
+A forced unit takes and counts the recorded ids, and keeps its scripted speech.
 """
 
 from __future__ import annotations
@@ -25,19 +24,14 @@ CHUNK_EOS_ID: Final = 151_718
 
 
 def speech_ids(text: str, seed: int, *, end_of_turn: bool, ids_max: int) -> tuple[int, ...]:
-    """Make the ids that a speaking unit feeds: one less than it may decide, at most."""
+    """Make the ids that a speaking unit feeds: at most one less than it may decide."""
     words = draw("words", text, seed)[: len(text) // TOKEN_CHARS]
     ids = (SPEAK_ID, *(word * 587 for word in words), *(TURN_EOS_ID,) * end_of_turn)
     return ids[: ids_max - 1]
 
 
 def force(made: UnitResult, forced: Forced) -> ForcedResult:
-    """Put recorded ids in place of a unit's own; see `Forces.run_forced`.
-
-    Args:
-        made: the unit by its script.
-        forced: what was recorded.
-    """
+    """Replace a unit's ids by recorded ones; see `Forces.run_forced`."""
     ends = forced.decided_ids[-1:] in {(CHUNK_EOS_ID,), (LISTEN_ID,)}
     fed_ids = forced.decided_ids[:-1] if ends else forced.decided_ids
     pairs = zip(forced.decided_ids, made.decided_ids, strict=False)

@@ -1,4 +1,4 @@
-"""Scripts by which everything happens that can, for property tests; a seed alone decides."""
+"""Random scripts with every possible outcome, for property tests, decided only by a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNIT_FAULTS: Final[dict[int, Fault]] = {3: "context_full", **_FAULTS}
 
 
 def random_script(seed: int) -> Script:
-    """Make a script for property tests, in which everything happens that can; `seed` decides."""
+    """Make a script with every possible outcome, decided by `seed`."""
 
     def script(unit: Unit, session_seed: int) -> Step:
         dice = draw("script", seed, session_seed, unit.index)
@@ -42,7 +42,7 @@ def _random_speech(index: int, seed: int, dice: bytes) -> Speaks:
 
 
 def random_hearing(seed: int) -> HearingScript:
-    """Make a script for property tests, in which everything happens that can; `seed` decides."""
+    """Make a script with every possible outcome, decided by `seed`."""
 
     def script(chunk: Chunk) -> Heard:
         dice = draw("hearing", seed, chunk.seed, chunk.utterance, chunk.index)

@@ -1,7 +1,6 @@
-"""What the scripts of one backend hold their callers to: its slots, its context and the rules.
+"""The rules to which one backend's scripts hold their callers: slots, context, order of calls.
 
-A call that breaks a rule of ARCHITECTURE.md raises an `AssertionError` naming the rule, and is kept
-for callers that swallow it.
+A broken rule of ARCHITECTURE.md is an `AssertionError`, kept for callers that swallow it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,7 @@ import attrs
 
 @attrs.frozen
 class Rules:
-    """The rules of one backend, and who broke them.
-
-    Attributes:
-        slots: that the backend has.
-        context_limit: tokens.
-        violations: the rules that callers broke, in order.
-        held_slots: slots with a session, also one that opens.
-    """
+    """One backend's slots and rules, and the violations in order."""
 
     slots: int
     context_limit: int

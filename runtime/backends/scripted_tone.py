@@ -1,4 +1,4 @@
-"""What scripts are made of: draws by name, and tones, the same on every machine."""
+"""Material of scripts: draws by name, and tones, the same on every machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from protocol.model import OUTPUT_RATE_HZ
 
 
 def tone(index: int, seed: int, *, samples: int) -> bytes:
-    """Make a triangle wave (float32 LE, 24 kHz mono, within +-0.25) whose pitch tells the unit.
+    """Make a triangle wave (float32 LE, 24 kHz mono, within +-0.25); its pitch identifies the unit.
 
-    It is computed in integers, so it is the same on every machine.
+    Integer arithmetic gives the same bytes on every machine.
     """
     pitch_hz = 110 + int.from_bytes(draw("tone", seed, index)[:2], "little") % 770
     phase = np.arange(samples, dtype=np.int64) * pitch_hz % OUTPUT_RATE_HZ
@@ -20,5 +20,5 @@ def tone(index: int, seed: int, *, samples: int) -> bytes:
 
 
 def draw(*parts: str | int) -> bytes:
-    """Draw 16 bytes by what names the draw: the same every time."""
+    """Draw 16 bytes by the draw's name: the same every time."""
     return bytes.fromhex(digest(parts))

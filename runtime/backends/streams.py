@@ -1,16 +1,10 @@
-"""Streaming input on a backend: one request that is added to while it is answered.
+"""Streaming input on a backend: one request that is extended while it is answered.
 
-A request is anchored: it stays in one slot from its first chunk to its end. Each chunk extends the
-cumulative prompt, tokens are sampled behind it, and what was computed is kept and never computed
-again (003, "The Anchor Request Pattern").
-
-The discard rule: the last token that a chunk samples was never fed, so the model's memory does not
-hold it, and the next chunk's prompt follows the token before it. All other sampled tokens stay in
-the cumulative prompt. With `carry_terminator` the last one is fed in front of the next chunk's
-prompt, for models that go on only from their own terminator: one more token to compute.
-
-Calls on one request never overlap; `interrupt` alone may come at any moment, from any task. What
-crosses is plain values, as in `base`.
+A request stays in one slot to its end. Each chunk extends the cumulative prompt, tokens are sampled
+after it, and cached results are never recomputed (003, "The Anchor Request Pattern"). The discard
+rule: the last token that a chunk samples is never fed, so the next prompt follows the token before
+it. With `carry_terminator` it is fed before the next chunk's prompt, for models that continue only
+after their own terminator. Calls on one request never overlap, except `interrupt`.
 """
 
 from __future__ import annotations
@@ -27,51 +21,50 @@ from protocol.model import Costs
 from protocol.turn import Picture, Sound, Text
 
 FinishReason = Literal["stop", "length", "context_full"]
-"""Why a chunk was answered no further: one of its stop tokens, its most tokens, or no more room."""
+"""Why a chunk's answer ended: a stop token, its `max_tokens`, or a full context."""
 OutputKind = Literal["delta", "final_only"]
 
 TOKENS_MAX: Final = 1_000_000
-"""More than any context holds, and little enough to be multiplied without thought."""
+"""More than any context holds, and small enough to multiply without overflow."""
 REQUEST_ID_LENGTH_MAX: Final = 128
 """A name for logs; it is hashed for every chunk."""
 STOP_IDS_MAX: Final = 1024
-"""Ids that are looked up for every token; a vocabulary has a few dozen that end anything."""
+"""Looked up for every token; a vocabulary has a few dozen stop tokens."""
 
 
 def _ids(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """Ids of any kind of integer as plain ones."""
+    """Convert integers of any type to plain ones."""
     return tuple(index(value) for value in values)
 
 
 class ParameterError(ValueError):
-    """A sampling parameter that is out of its range, or not taken with streaming input."""
+    """A sampling parameter out of its range, or not supported with streaming input."""
 
 
 def _within(name: str, value: object, low: float, high: float, *, whole: bool = True) -> None:
-    """Hold a number to its range, ends included; True and False are no numbers."""
+    """Check a number's range, ends included; booleans are refused."""
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         wanted = "a whole number" if whole else "a number"
         raise ParameterError(f"{name} is a {type(value).__name__}, not {wanted}")
-    if not low <= value <= high:  # So a NaN is out of every range.
+    if not low <= value <= high:  # A NaN is out of every range.
         raise ParameterError(f"{name} is {value}, not within {low} to {high}")
 
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are sampled behind a chunk; the names are those of 003's source.
+    """How tokens are sampled after a chunk; the names are those of 003's source.
 
     Attributes:
-        max_tokens: most tokens of a chunk, at least 1; the context may end it before.
-        temperature: 0 takes the most likely token, of equal ones that with the lower id; 0-100.
+        max_tokens: maximum tokens of a chunk, at least 1; the context may end it before.
+        temperature: 0-100; 0 takes the most likely token, of equal ones the lower id.
         top_p: probability mass kept, above 0 and up to 1.
         top_k: candidates kept; 0 keeps all.
         seed: with the request's id, the chunk's number and the step, it decides every draw.
         stop_token_ids: each of them ends the chunk; it is emitted.
-        ignore_eos: the tokens with which the model ends an answer do not end the chunk.
-        n: answers a chunk; one request has one memory, so more than 1 is refused.
-        stop: texts that end a chunk; refused, for they could be found only across tokens that were
-            emitted already, and nothing emitted is taken back.
-        output_kind: `final_only` is refused: whoever streams in wants to be answered as it goes.
+        ignore_eos: the model's own end tokens do not end the chunk.
+        n: answers per chunk; only 1, since a request has one KV cache.
+        stop: stop texts; refused, since they may span tokens already emitted.
+        output_kind: `final_only` is refused: streaming input is answered continuously.
 
     Raises:
         ParameterError: a value is out of its range, or refused; the text names it.
@@ -103,7 +96,7 @@ class SamplingParams:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Refuse what cannot be had with streaming input."""
+        """Refuse parameters that streaming input does not support."""
         if self.n != 1:
             raise ParameterError(f"n is {self.n}: streaming input gives one answer, so n is 1")
         if self.stop:
@@ -122,21 +115,18 @@ class TokenIds:
 
 
 Part = Text | TokenIds | Sound | Picture
-"""A piece of a chunk's prompt. Text never yields a control token, whatever it spells. Sound is of
-whole seconds, and goes on where the request's last sound ended. A picture is a JPEG file."""
+"""A piece of a chunk's prompt. Text never yields a control token. Sound has whole seconds, and
+continues the request's last sound. A picture is a JPEG file."""
 
 
 @attrs.frozen(kw_only=True)
 class Anchoring:
-    """What the chunks of one request have in common.
+    """The shared settings of one request's chunks; `ParameterError` if out of range.
 
     Attributes:
-        request_id: its name; it keys the RNG, so the same request gets the same draws.
-        carry_terminator: the last sampled token is fed in front of the next chunk's prompt.
-        max_slice_nums: most slices a picture may be cut into, 1-9.
-
-    Raises:
-        ParameterError: a value is out of its range.
+        request_id: it keys the RNG, so the same request gets the same draws.
+        carry_terminator: the last sampled token is fed before the next chunk's prompt.
+        max_slice_nums: maximum slices per picture, 1-9.
     """
 
     request_id: str
@@ -154,17 +144,14 @@ class Anchoring:
 
 @attrs.frozen(kw_only=True)
 class Sampled:
-    """One step of a chunk: tokens were computed, and one was sampled behind them.
+    """One step of a chunk, counted from 0 as is the chunk in the request.
 
     Attributes:
-        chunk: 0, 1, 2... counts the request's chunks.
-        step: 0, 1, 2... counts the chunk's tokens.
-        token_id: what was sampled.
-        text: the whole characters that it completes; may be empty.
-        reason: why it is the chunk's last; None where another follows.
+        text: the whole characters that the token completes; may be empty.
+        reason: why it is the chunk's last; None if another follows.
         computed_tokens: tokens that this step fed: the chunk's prompt at step 0, then 1.
-        prompt_tokens: rows of the chunk's prompt, a token carried over included.
-        kv_length: tokens in the KV cache; this one is not among them.
+        prompt_tokens: rows of the chunk's prompt, a carried token included.
+        kv_length: tokens in the KV cache, without this one.
     """
 
     chunk: int
@@ -179,19 +166,14 @@ class Sampled:
 
 @attrs.frozen(kw_only=True)
 class Extended:
-    """What came of one chunk.
+    """The result of one chunk; `prompt_tokens` and `kv_length` are as of its last `Sampled`.
 
     Attributes:
-        chunk: 0, 1, 2... counts the request's chunks.
         token_ids: sampled, at least one; the last is not in the KV cache.
-        reason: why no more of them were.
-        prompt_tokens: as of `Sampled`.
-        kv_length: as of `Sampled`, behind the last step.
         held: text of an incomplete character, which a later chunk may complete.
-        fed_ids: the ids of the chunk's prompt, with -1 where an embedding was fed.
+        fed_ids: ids of the chunk's prompt, -1 for an embedding.
         logits_hash: blake2b-128 hex of the prompt's last logits.
-        margin: by how much the best of these logits was ahead of the second.
-        costs: what it took.
+        margin: the best of these logits minus the second.
     """
 
     chunk: int
@@ -217,32 +199,25 @@ class AnchorSession(Protocol):
         *,
         due_s: float | None = None,
     ) -> Extended:
-        """Extend the cumulative prompt, and sample behind it.
+        """Extend the cumulative prompt, and sample after it.
 
-        Args:
-            prompt: what is added.
-            params: of this chunk.
-            emit: told each token as it is sampled, in order, from the event loop; it never blocks.
-            due_s: seconds from now until the chunk should be answered, below 0 where it is late;
-                None for whenever nothing else is to be done.
-
-        Returns:
-            The chunk's end.
+        `emit` gets each token in order, in the event loop, and never blocks. `due_s` is the seconds
+        until the answer is due, negative if late; None: lowest priority.
 
         Raises:
             ContextFull: the prompt does not fit; nothing was fed.
-            BackendRefused: the prompt or its parameters cannot be taken; nothing was fed.
+            BackendRefused: the prompt or its parameters are not supported; nothing was fed.
             BackendError: it failed, or the request was cut; release it.
             BackendGone: the request is lost.
         """
         ...
 
     def interrupt(self) -> None:
-        """Cut the request at its next step, for good, be one under way or not; never blocks."""
+        """Cut the request for good at its next step, running or not; never blocks."""
         ...
 
     async def release(self) -> None:
-        """Give back everything the request holds; it never raises for one that is lost."""
+        """Free everything the request holds; never raises if it is lost."""
         ...
 
 
@@ -251,17 +226,9 @@ class Streams(Protocol):
     """A backend that takes streaming input."""
 
     async def anchor(self, anchoring: Anchoring, *, slot: int) -> AnchorSession:
-        """Take a request on `slot`, which is empty; it computes nothing yet.
-
-        Raises:
-            BackendError: it cannot be taken; the slot is as empty as before.
-        """
+        """Take a request on an empty slot, which a `BackendError` leaves empty."""
         ...
 
     def token_id(self, name: str) -> int | None:
-        """The id of a token by its name in the tokenizer, as `<|im_end|>`; None has none.
-
-        Raises:
-            BackendError: the model takes no streaming input.
-        """
+        """The id of a token by its name, as `<|im_end|>`; `BackendError` if not supported."""
         ...
