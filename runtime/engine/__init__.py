@@ -1,1 +1,1 @@
-"""The engine: the unit steps of all sessions of one model, run together."""
+"""The engine, which batches the unit steps of all sessions of one model."""

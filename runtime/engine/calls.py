@@ -1,9 +1,8 @@
-"""Calls of a model on an engine, awaited on the event loop: each waits in a thread of its own.
+"""Awaiting a model's calls on an engine; each waits in its own thread.
 
-A call that has begun is never abandoned: cancelling waits for it. Pieces of an answer cross from
-the engine's thread to the event loop in their order, through the thread that waits for the answer;
-where the task that waits is cancelled, the answer is cut. What a model raises by mistake is logged
-here and becomes a `BackendError` without its text.
+Rules: cancelling waits for a running call. Pieces of an answer reach the event loop in order,
+through the waiting thread; if the waiting task is cancelled, the answer is cut. An unexpected
+exception of a model is logged and becomes a `BackendError` without its text.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Piece = TypeVar("Piece")
 DUE_NS: Final = 1_000_000_000
 """A unit is due when the next second of sound has come."""
 THREADS_A_SLOT: Final = 2
-"""Calls of a session that wait at once: one, and a release that waits behind it."""
+"""Concurrent calls of a session: one, and a waiting release."""
 
 _log = logging.getLogger("antiphon.model")
 
@@ -39,15 +38,7 @@ def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
 
 
 class EngineCalls:
-    """The calls of all sessions of one engine.
-
-    Args:
-        engine: runs them.
-        info: of the model.
-
-    Attributes:
-        info: as given.
-    """
+    """The calls of all sessions of one engine; `info` is the model's."""
 
     def __init__(self, engine: Engine, info: BackendInfo) -> None:
         self.info = info
@@ -61,15 +52,9 @@ class EngineCalls:
         *,
         due_ns: float = DUE_NS,
     ) -> Result:
-        """Run a generator on the engine.
+        """Run the generator that `steps` makes in its own thread, due in `due_ns` or `BACKGROUND`.
 
-        Args:
-            name: of the call, for the log and the error.
-            steps: makes the generator, in a thread of its own.
-            due_ns: nanoseconds until its result is due, or `BACKGROUND`.
-
-        Raises:
-            BackendError: it failed: as the model raised it, or in place of its mistake.
+        `BackendError` is the model's own, or in place of an unexpected exception of `name`.
         """
         return await self.work(name, lambda: self._engine.submit(steps(), due_ns=due_ns).result())
 
@@ -86,17 +71,9 @@ class EngineCalls:
         *,
         due_ns: float = BACKGROUND,
     ) -> Result:
-        """Run a generator that tells pieces as it goes, and hand these to the event loop.
+        """Run a generator that emits pieces, and pass these to the event loop; see `call`.
 
-        Args:
-            name: of the call, for the log and the error.
-            steps: makes the generator, in a thread of its own; it is given whom to tell.
-            emit: told each piece, in order, from the event loop.
-            interrupt: cuts the generator: where this is cancelled, or `emit` fails.
-            due_ns: as of `call`.
-
-        Raises:
-            BackendError: it failed: as the model raised it, or in place of its mistake.
+        `steps` gets the taker of pieces; `interrupt` follows cancelling or a failed `emit`.
         """
 
         def tell() -> Result:
@@ -116,15 +93,7 @@ class EngineCalls:
         return await self.work(name, tell)
 
     async def work(self, name: str, work: Callable[[], Result]) -> Result:
-        """Run a function in a thread of its own; cancelling waits for it.
-
-        Args:
-            name: of the call, for the log and the error.
-            work: the function.
-
-        Raises:
-            BackendError: it failed: as the model raised it, or in place of its mistake.
-        """
+        """Run a function in its own thread; cancelling waits for it. It raises as `call` does."""
         try:
             return await to_thread.run_sync(work, limiter=self._threads)
         except BackendError:

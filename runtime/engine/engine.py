@@ -1,11 +1,8 @@
-"""One thread per device that runs the steps of all sessions together.
+"""One thread per device that runs the steps of all sessions in batches.
 
-Whoever wants something done submits a generator of requests and waits for its result; the thread
-takes submissions in between batches and lets the scheduler choose. The thread lives while there is
-work and ends a while after: nobody has to stop it.
-
-At the end of the process it is waited for, for a moment: a thread that Python kills amid the
-model's code, which may be no more than letting go of an answer, takes the process down with it.
+Submissions are taken between batches, and the scheduler chooses. An idle thread ends by itself.
+Process exit waits for it briefly: a thread killed within the model's code, even while freeing an
+answer, would crash the process.
 """
 
 from __future__ import annotations
@@ -30,21 +27,21 @@ Result = TypeVar("Result")
 _log = logging.getLogger("antiphon.model")
 
 IDLE_S: Final = 1.0
-"""The thread ends after so long without work: more than the pause between two units."""
+"""Idle time after which the thread ends: more than the pause between two units."""
 EXIT_WAIT_S: Final = 2.0
-"""What is computed at the end of the process takes a second at most, unless it hangs."""
+"""Computing at process exit takes at most a second, unless it hangs."""
 
 
 @attrs.frozen(kw_only=True)
 class EngineStatistics:
-    """What an engine has done since it was made.
+    """Counts since the engine was made.
 
     Attributes:
         tasks: generators run to their end.
         missed: tasks that ended after their deadline.
         turns: batches computed.
-        answers: requests answered; over `turns` it is the mean batch.
-        largest: most requests in one batch.
+        answers: requests answered; divided by `turns`, the mean batch.
+        largest: requests in the largest batch.
         cpu_ns: CPU time of the engine's thread.
     """
 
@@ -57,13 +54,7 @@ class EngineStatistics:
 
 
 class Engine:
-    """Runs generators of requests together.
-
-    Args:
-        compute: answers requests of one bucket, in their order.
-        batch_max: most requests answered together; 1 runs one at a time.
-        clock: nanoseconds, monotonic.
-    """
+    """Runs generators of requests in batches; `clock` is monotonic, in nanoseconds."""
 
     def __init__(
         self,
@@ -81,7 +72,7 @@ class Engine:
 
     @property
     def statistics(self) -> EngineStatistics:
-        """What it has done so far."""
+        """Counts so far."""
         tally = self._scheduler.tally
         return EngineStatistics(
             tasks=self._tasks,
@@ -91,14 +82,9 @@ class Engine:
         )
 
     def submit(self, steps: Generator[Any, Any, Result], *, due_ns: float) -> Future[Result]:
-        """Have a generator run.
+        """Run a generator in the engine's thread, due in `due_ns` or `BACKGROUND`.
 
-        Args:
-            steps: the generator; it runs in the engine's thread from now on.
-            due_ns: nanoseconds from now until its result is due; `BACKGROUND` for never.
-
-        Returns:
-            Its result to come, or what it raised. Cancelling it does nothing.
+        Cancelling the future has no effect.
         """
         future: Future[Result] = Future()
         future.set_running_or_notify_cancel()
@@ -129,25 +115,18 @@ class Engine:
         return future
 
     def stop(self) -> None:
-        """Take nothing more and fail what waits, once what is being computed is; it never waits."""
+        """Accept nothing more, and fail waiting tasks after the current batch; never waits."""
         self._is_stopped = True
 
     def work_on(self, task: Task | None) -> bool:
-        """Take a task and compute until nothing is left to do; the engine's own thread calls it.
-
-        Args:
-            task: what was submitted; None where nothing was for a while.
-
-        Returns:
-            False where the thread is to end.
-        """
+        """Take a task (None: none came) and compute until idle; False ends the engine's thread."""
         try:
             if task is None:
                 return self._is_wanted()
             self._serve(task)
             return not self._is_stopped or self._is_wanted()
         except BaseException as mistake:
-            # A bug of ours: whoever waits is told, and the next submission starts a new thread.
+            # A bug of ours: waiting callers get it, and the next submission starts a new thread.
             if not self._is_stopped:
                 _log.exception("the engine's thread failed")
             with self._lock:
@@ -176,12 +155,12 @@ class Engine:
             self._cpu_ns, spent_ns = self._cpu_ns + now_ns - spent_ns, now_ns
 
     def _take_all(self) -> None:
-        """Take what was submitted meanwhile."""
+        """Take the tasks submitted meanwhile."""
         while (task := self._next()) is not None:
             self._scheduler.add(task)
 
     def _next(self) -> Task | None:
-        """What was submitted next; None where nothing was, or where the process ends."""
+        """Return the next submission; None if there is none, or the process ends."""
         try:
             _, task = self._inbox.get_nowait()
         except queue.Empty:
@@ -191,14 +170,14 @@ class Engine:
 
 
 Inbox = queue.SimpleQueue[tuple[Engine, Task] | tuple[None, None]]
-"""What was submitted; without an engine it is the end of the process."""
+"""Submissions; without an engine, the end of the process."""
 _threads: Final[weakref.WeakKeyDictionary[threading.Thread, Inbox]] = weakref.WeakKeyDictionary()
-"""The threads of all engines, and what each waits for."""
+"""The threads of all engines, and their inboxes."""
 
 
 @atexit.register
 def end_all() -> None:
-    """End all engines' threads, and wait for them, so that the process does not end amid work."""
+    """End all engines' threads and wait for them, so that the process does not exit during work."""
     running = [(thread, inbox) for thread, inbox in _threads.items() if thread.is_alive()]
     for _, inbox in running:
         inbox.put((None, None))
@@ -208,10 +187,10 @@ def end_all() -> None:
 
 
 def _run(wanted: weakref.ref[Engine], inbox: Inbox) -> None:
-    """The engine's thread. While it waits it does not hold the engine.
+    """The engine's thread; while waiting it holds only a weak reference to the engine.
 
-    Else a model that nobody has any more would be let go of by this thread, and if the process
-    ends just then, by a thread that is killed amid it, and the process with it.
+    Otherwise this thread would free an unreferenced model, and at process exit it could be killed
+    while doing so, which crashes the process.
     """
     while True:
         engine, task, is_ending = None, None, False

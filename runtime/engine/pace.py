@@ -1,8 +1,7 @@
-"""When sound is due that is streamed in, be it live or all at once.
+"""Deadlines of streamed sound, live or all at once.
 
-Sound is due a second after it came. What comes faster than it lasts, as a file does, is due as if
-it had come at its own pace: so whoever sends an hour at once is answered as fast as the machine
-can, and is ahead of nobody who talks.
+Sound is due a second after it came. Sound that comes faster than real time, such as a file, is due
+as if it had come in real time: it is answered as fast as possible, but after live clients.
 """
 
 from __future__ import annotations
@@ -13,28 +12,16 @@ from typing import Final
 import attrs
 
 DUE_S: Final = 1.0
-"""Sound is due when the next second of it has come."""
+"""Sound is due when its next second has come."""
 
 
 @attrs.define
 class Pace:
-    """The pace of one stream of sound.
-
-    Attributes:
-        came_s: when its last chunk came, or would have come at the sound's own pace.
-    """
+    """The pace of one stream; `came_s` is when its last chunk came, or was due in real time."""
 
     came_s: float = -math.inf
 
     def due_s(self, came_s: float, sound_s: float) -> float:
-        """Take the next chunk.
-
-        Args:
-            came_s: when it came, on any clock.
-            sound_s: how long its sound is.
-
-        Returns:
-            When it is due, on the same clock.
-        """
+        """Take a chunk of `sound_s` seconds that came at `came_s`; return its deadline in s."""
         self.came_s = max(came_s, self.came_s + sound_s)
         return self.came_s + DUE_S

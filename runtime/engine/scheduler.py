@@ -1,20 +1,17 @@
-"""Which steps run next, and with which others: earliest deadline first, in batches.
+"""Scheduling of steps: earliest deadline first, in batches.
 
-A task is a generator of requests (`Steps`): it yields a request, is sent the answer, and goes on
-until it returns. All requests that wait and have the same `bucket` can be answered together. One
-`turn` answers one batch:
+A task is a generator of requests (`Steps`): it yields a request, is sent the answer, and continues
+until it returns. Waiting requests of the same `bucket` can be answered together. One `turn` answers
+one batch:
 
-- A task whose deadline is near (`URGENT_NS`) chooses the bucket: the nearest deadline first.
-- Otherwise the earliest stage goes first, so that the units that are behind catch up and later
-  stages find more company; within a stage, the nearest deadline.
-- Other tasks of that bucket join, nearest deadline first, up to `batch_max`.
-- Background work has no deadline: it joins batches, and has turns of its own only when nothing else
-  waits.
+- A task near its deadline (`URGENT_NS`) chooses the bucket: the nearest deadline first.
+- Otherwise the earliest stage goes first, so that late units catch up and later batches are larger;
+  within a stage, the nearest deadline.
+- Other tasks of that bucket join by deadline, up to `batch_max`.
+- Background work joins batches, and has its own turns only when nothing else waits.
 
-What a task gets never depends on its company: that is the model's promise, not made here. A batch
-that fails is answered again one by one, so that only the task at fault fails.
-
-Pure of threads and clocks: `engine.py` runs it.
+The model guarantees that results do not depend on the batch. A failed batch is retried one by one,
+so only the faulty task fails. No threads or clocks: `engine.py` runs it.
 """
 
 from __future__ import annotations
@@ -28,18 +25,17 @@ import attrs
 from ..backends.base import BackendGone
 
 URGENT_NS: Final = 400_000_000
-"""Time to the deadline below which a task no longer waits for company: about what a unit takes on
-a busy machine."""
+"""Time to the deadline below which a task no longer waits: about a unit's on a busy machine."""
 BACKGROUND: Final = math.inf
-"""The deadline of work that nobody waits for in real time."""
+"""The deadline of work that is not real-time."""
 
 
 class Request(Protocol):
-    """What a task asks of the model."""
+    """A task's request to the model."""
 
     @property
     def stage(self) -> int:
-        """How far along in its unit it is; smaller is earlier."""
+        """The stage within its unit; smaller is earlier."""
         ...
 
     @property
@@ -50,13 +46,12 @@ class Request(Protocol):
 
 @attrs.define(eq=False, kw_only=True)
 class Task:
-    """A generator under way.
+    """A generator in progress.
 
     Attributes:
-        steps: the generator.
-        deadline_ns: when its result is due, on the engine's clock; `BACKGROUND` for never.
+        deadline_ns: on the engine's clock; `BACKGROUND` for none.
         done: called once, with the result or the error.
-        request: what it waits for.
+        request: its pending request.
     """
 
     steps: Generator[Any, Any, Any]
@@ -67,13 +62,7 @@ class Task:
 
 @attrs.define(kw_only=True)
 class Tally:
-    """What the scheduler has done.
-
-    Attributes:
-        turns: batches answered.
-        answers: requests answered.
-        largest: most requests in one batch.
-    """
+    """Batches and requests answered, and the largest batch."""
 
     turns: int = 0
     answers: int = 0
@@ -81,12 +70,7 @@ class Tally:
 
 
 class Scheduler:
-    """The tasks of one model.
-
-    Args:
-        compute: answers requests of one bucket, in their order; asked again, it answers the same.
-        batch_max: most requests answered together; 1 answers one at a time.
-    """
+    """The tasks of one model; `compute` must answer requests of one bucket in order, repeatably."""
 
     def __init__(self, compute: Callable[[Sequence[Any]], list[Any]], *, batch_max: int) -> None:
         assert batch_max >= 1, batch_max
@@ -96,24 +80,20 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """No task is under way."""
+        """Whether there is no task."""
         return not self._tasks
 
     def add(self, task: Task) -> None:
-        """Take a task up to its first request."""
+        """Take a task, and run it to its first request."""
         self.take(task)
         self._advance(task, None)
 
     def take(self, task: Task) -> None:
-        """Take a task without beginning it."""
+        """Take a task without starting it."""
         self._tasks.append(task)
 
     def turn(self, now_ns: float) -> None:
-        """Answer one batch; there is at least one task.
-
-        Args:
-            now_ns: the engine's clock.
-        """
+        """Answer one batch, with at least one task; `now_ns` is the engine's clock."""
         batch = self._choose(now_ns)
         self.tally.turns += 1
         self.tally.answers += len(batch)
@@ -130,7 +110,7 @@ class Scheduler:
             self._advance(task, answer)
 
     def abandon(self, error: BaseException) -> None:
-        """End all tasks with an error; their generators are left where they stand."""
+        """End all tasks with an error; their generators are not resumed."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             if isinstance(error, BackendGone):
@@ -139,7 +119,7 @@ class Scheduler:
                 task.done(None, RuntimeError(f"the engine failed: {error!r}"))
 
     def _choose(self, now_ns: float) -> list[Task]:
-        ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: then first come.
+        ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: ties by arrival.
         leader = ordered[0]
         if leader.deadline_ns - now_ns >= URGENT_NS:
             real_time = [task for task in ordered if task.deadline_ns < BACKGROUND] or ordered
@@ -158,7 +138,7 @@ class Scheduler:
                 self._advance(task, answer)
 
     def _advance(self, task: Task, answer: Any, error: Exception | None = None) -> None:
-        """Hand a task its answer, or the error in place of one, and take its next request."""
+        """Send a task its answer or error, and take its next request."""
         try:
             if error is None:
                 task.request = task.steps.send(answer)
@@ -169,7 +149,7 @@ class Scheduler:
             result, failure = end.value, None
         except Exception as raised:
             result, failure = None, raised
-        except BaseException as raised:  # A panic of a library below; nobody here was told to stop.
+        except BaseException as raised:  # A panic of a library, not a request to stop.
             result, failure = None, RuntimeError(repr(raised))
         self._tasks.remove(task)
         task.done(result, failure)

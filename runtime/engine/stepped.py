@@ -1,9 +1,9 @@
-"""What a model must be to run on the engine: its calls are generators of requests.
+"""The interface of a model on the engine: its calls are generators of requests.
 
-Each class here is a face that a model shows: its sessions and their units, and where it can, turns
-of chat, requests with streaming input, transcriptions. A generator yields a request, is sent the
-answer, and goes on until it returns; the engine drives those of all sessions together. What says
-that it may be called from any thread is; all else runs in the engine's thread alone.
+The protocols cover sessions, and optionally chat turns, streaming requests and transcriptions. A
+generator yields a request, is sent the answer, and continues until it returns; the engine runs
+those of all sessions together. Calls run only in the engine's thread, unless marked as thread-safe.
+Semantics are those of `runtime.backends`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParam
 
 
 class SteppedSession(Protocol):
-    """One session's state, whose calls are generators of requests."""
+    """One session's state."""
 
     @property
     def opened(self) -> Opened:
-        """What opening gave."""
+        """The result of opening."""
         ...
 
     def open(self) -> Generator[Any, Any, Opened]:
-        """Prefill the prompt; where that fails, the slot is as empty as before."""
+        """Prefill the prompt; on failure, the slot is left empty."""
         ...
 
     def look(self, unit: Unit) -> Any:
-        """Prepare a unit's pictures; called from any thread, changes nothing."""
+        """Prepare a unit's pictures; thread-safe, changes nothing."""
         ...
 
     def unit(self, unit: Unit, pictures: Any, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
@@ -41,7 +41,7 @@ class SteppedSession(Protocol):
         ...
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index`; called from any thread, also before the unit has begun."""
+        """Cut unit `index`; thread-safe, also before the unit begins."""
         ...
 
     def finalize(self, index: int, *, interrupted: bool) -> Generator[Any, Any, Finalized]:
@@ -49,17 +49,17 @@ class SteppedSession(Protocol):
         ...
 
     def rollback(self, index: int) -> None:
-        """Restore the state from before unit `index`."""
+        """Restore the state before unit `index`."""
         ...
 
     def release(self) -> None:
-        """Give back everything the session holds."""
+        """Free everything the session holds."""
         ...
 
 
 @runtime_checkable
 class SteppedForces(Protocol):
-    """A stepped session whose units can be forced."""
+    """A stepped session with forced decoding."""
 
     def look(self, unit: Unit) -> Any:
         """See `SteppedSession.look`."""
@@ -73,11 +73,11 @@ class SteppedForces(Protocol):
 
 
 class SteppedModel(Protocol):
-    """A model whose sessions are generators of requests, and that answers requests in batches."""
+    """A model that opens sessions and answers requests in batches."""
 
     @property
     def info(self) -> BackendInfo:
-        """What it is; constant while it runs."""
+        """Its metadata; constant while it runs."""
         ...
 
     def compute(self, works: Any) -> list[Any]:
@@ -85,75 +85,72 @@ class SteppedModel(Protocol):
         ...
 
     def session(self, opening: Opening, *, slot: int) -> SteppedSession:
-        """A session in an empty slot."""
+        """Open a session in an empty slot."""
         ...
 
 
 class SteppedTurn(Protocol):
-    """One turn of chat, whose calls are generators of requests."""
+    """One chat turn."""
 
     def measure(self) -> int:
-        """Lay the conversation out; gives how many pictures it has. Called from any thread."""
+        """Lay the conversation out; return the number of its pictures. Thread-safe."""
         ...
 
     def look(self, place: int) -> Any:
-        """Prepare a picture, unless the turn is cut; called from any thread, changes nothing."""
+        """Prepare a picture, unless the turn is cut; thread-safe, changes nothing."""
         ...
 
     def see(self, place: int, slices: Any) -> Generator[Any, Any, None]:
-        """Take in what `look` made."""
+        """Encode the picture that `look` prepared."""
         ...
 
     def prefill(self) -> Generator[Any, Any, Prefill]:
-        """Feed the conversation, once all pictures were seen."""
+        """Feed the conversation, after all its pictures."""
         ...
 
     def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None
     ) -> Generator[Any, Any, TurnResult]:
-        """Answer; `emit` is told each piece, in the thread that drives the generator."""
+        """Answer; `emit` gets each piece, in the thread that drives the generator."""
         ...
 
     def interrupt(self) -> None:
-        """Cut the turn; called from any thread, also before it has begun.
-
-        What of the prefill is still to come raises `BackendError`, at its next step.
-        """
+        """Cut the turn, also before it begins; thread-safe. `prefill` then raises."""
         ...
 
     def release(self) -> None:
-        """Give back everything the turn holds."""
+        """Free everything the turn holds."""
         ...
 
 
 @runtime_checkable
 class SteppedChats(Protocol):
-    """A stepped model that answers turns of chat."""
+    """A stepped model that answers chat turns."""
 
     def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
-        """A turn in an empty slot."""
+        """Begin a turn in an empty slot."""
         ...
 
 
 class SteppedAnchor(Protocol):
-    """One request with streaming input, whose chunks are generators of requests."""
+    """One streaming request."""
 
     def look(self, prompt: Sequence[Part], params: SamplingParams) -> Any:
-        """Prepare the next chunk; called from any thread, changes nothing."""
+        """Prepare the next chunk; thread-safe, changes nothing."""
         ...
 
     def extend(
         self, looked: Any, params: SamplingParams, emit: Callable[[Sampled], None]
     ) -> Generator[Any, Any, Extended]:
-        """Compute a chunk and answer it; `emit` is told each token, in the driving thread."""
+        """Compute a chunk and answer it; `emit` gets each token, in the driving thread."""
         ...
 
     def interrupt(self) -> None:
-        """Cut the request for good; called from any thread."""
+        """Cut the request for good; thread-safe."""
         ...
 
     def release(self) -> None:
-        """Give back everything the request holds."""
+        """Free everything the request holds."""
         ...
 
 
@@ -162,30 +159,30 @@ class SteppedStreams(Protocol):
     """A stepped model that takes streaming input."""
 
     def anchor(self, anchoring: Anchoring, *, slot: int) -> SteppedAnchor:
-        """A request in an empty slot."""
+        """Begin a request in an empty slot."""
         ...
 
     def token_id(self, name: str) -> int | None:
-        """The id of a token by its name; None where there is none."""
+        """The id of a token by its name, or None."""
         ...
 
 
 class SteppedTranscript(Protocol):
-    """One transcription, whose chunks are generators of requests."""
+    """One transcription."""
 
     def chunk(self, chunk: Chunk) -> Generator[Any, Any, ChunkResult]:
-        """Hear a second, and write what is known by then."""
+        """Transcribe a second."""
         ...
 
     def release(self) -> None:
-        """Give back everything the transcription holds."""
+        """Free everything the transcription holds."""
         ...
 
 
 @runtime_checkable
 class SteppedTranscribes(Protocol):
-    """A stepped model that can transcribe, if its `info.modes` says so."""
+    """A stepped model that transcribes, if its `info.modes` says so."""
 
     def transcript(self, *, slot: int) -> SteppedTranscript:
-        """A transcription in an empty slot."""
+        """Begin a transcription in an empty slot."""
         ...

@@ -1,14 +1,12 @@
-"""Streaming input: a request to the model that is added to while it is answered (003).
+"""Streaming input: a request to the model that is extended while it is answered (003).
 
     async with Streaming(await load_backend_async("tiny")) as streaming:
         async with streaming.generate(chunks(), SamplingParams(max_tokens=8)) as outputs:
             async for output in outputs:
                 print(output.text, end="")
 
-`chunks` is an asynchronous generator of `StreamingInput`. Each chunk extends the cumulative prompt
-of the request and is answered at once; what the model computed is kept and never computed again.
-docs/streaming.md tells all of it. It runs on asyncio and on trio, and shares the model's slots,
-batches and deadlines with sessions and turns of chat.
+`chunks` is an asynchronous generator of `StreamingInput`; docs/streaming.md describes the rest. It
+runs on asyncio and on trio, and shares the model's slots, batches and deadlines with sessions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The outputs of a request with streaming input, as the program that asked holds them.
+"""The outputs of a streaming request, as the calling program holds them.
 
-A request lives in the tasks of its `Streaming`, which hold no reference to this object. So where it
-is dropped unclosed, as `async for ...: break` does, its collection ends the request: else the slot
-would be taken until the `Streaming` is left.
+A request's tasks hold no reference to this object, so dropping it unclosed, as by `async for ...:
+break`, ends the request and frees the slot.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from .values import StreamingOutput
 
 
 class StreamingRequest(AsyncIterator[StreamingOutput]):
-    """The outputs of one request, in order; `Streaming.generate` makes it.
+    """The outputs of one request, in order; a context manager, which closes it.
 
-    As a context manager it is closed at the end of its block. One task at a time may wait for an
-    output; where that is cancelled the request is over. A request whose outputs are collected
-    unclosed is aborted, with a `ResourceWarning`.
+    One task at a time may wait for an output; cancelling that wait ends the request. If collected
+    unclosed, the request is aborted with a `ResourceWarning`.
     """
 
     def __init__(self, request: Request) -> None:
@@ -29,23 +27,23 @@ class StreamingRequest(AsyncIterator[StreamingOutput]):
 
     @property
     def anchoring(self) -> Anchoring:
-        """The request's id, and what its chunks have in common."""
+        """The request's id, and the settings shared by its chunks."""
         return self._request.anchoring
 
     async def __anext__(self) -> StreamingOutput:
         """Wait for the next output.
 
         Raises:
-            StopAsyncIteration: the request is over.
+            StopAsyncIteration: the request has ended.
             LocalProtocolError: another task waits for it.
             BackendError: the model failed, refused a prompt, or is lost.
             Refused: there is no slot for it.
-            Exception: as the generator raised it.
+            Exception: the generator's own.
         """
         return await self._request.next()
 
     async def aclose(self) -> None:
-        """End the request, drop what was not read, and wait until its slot is given back."""
+        """End the request, drop unread outputs, and wait until its slot is free."""
         await self._request.close()
 
     async def __aenter__(self) -> Self:

@@ -1,19 +1,16 @@
-"""One request with streaming input: its generator read, its chunks run, its outputs handed over.
+"""One streaming request: its generator, its chunks, its outputs.
 
-    generator -> reader task -> chunks that wait -> runner task -> outputs -> whoever iterates
+generator -> reader task -> waiting chunks -> runner task -> outputs -> the caller's iteration
 
-The two tasks live in the nursery of the `Streaming` that made the request. Whoever iterates holds a
-`StreamingRequest` (`outputs`), and the tasks hold no reference to it. Rules:
-
-- At most `CHUNKS_WAITING_MAX` chunks wait behind the one whose turn it is; the generator is asked
-  for no more until there is room. Where `OUTPUTS_WAITING_MAX` outputs wait, no chunk is begun.
-- A slot is taken when the first chunk came, and given back, clean, before the request is over.
-- The generator's end ends the request once all chunks were answered, however late it comes; what
-  the generator raises ends it at once and is raised as it was, behind the outputs that there are.
-- `aclose`, `abort`, the cancellation of whoever waits for an output, and the collection of outputs
-  that are not closed cut the chunk under way at its next step and drop those that wait.
-- The last output says `finished`: behind it the request is over, and its slot is given back.
-- A generator that is not read to its end is closed, by the task that read it.
+Rules:
+- At most `CHUNKS_WAITING_MAX` chunks wait; then the generator is not read. No chunk begins while
+  `OUTPUTS_WAITING_MAX` outputs wait.
+- A slot is leased when the first chunk has come, and freed, clean, before the request ends, with
+  the last output, `finished`.
+- The generator's end ends the request after all chunks are answered; its exception ends the request
+  at once, and is raised after the existing outputs. The task that read it closes it.
+- `aclose`, `abort`, cancelling a wait for an output, and collecting unclosed outputs cut the
+  current chunk at its next step and drop the waiting ones.
 """
 
 from __future__ import annotations
@@ -40,25 +37,20 @@ from .sound import Recut
 from .values import StreamingInput, StreamingOutput
 
 CHUNKS_WAITING_MAX: Final = 8
-"""Some seconds of sound. Whoever is further ahead gains nothing, and takes memory."""
+"""Some seconds of sound; reading further ahead only costs memory."""
 OUTPUTS_WAITING_MAX: Final = 1024
-"""The answers of some dozen chunks, for whoever reads outputs only now and then."""
+"""The answers of some dozen chunks, for callers that read rarely."""
 CLOSE_WAIT_S: Final = 10.0
-"""A call of the model, or a generator, that takes longer to end hangs."""
+"""A model call or generator that takes longer to end counts as hanging."""
 
 _logger = logging.getLogger("antiphon.streaming")
 
 Waiting = tuple[StreamingInput, float]
-"""A chunk and when it came, on the event loop's clock."""
+"""A chunk and its arrival time, on the event loop's clock."""
 
 
 class Request:
-    """One request, from its first chunk to its end.
-
-    Attributes:
-        anchoring: its id, and what its chunks have in common.
-        is_over: nothing of it runs any more, and its slot is given back.
-    """
+    """One request, from its first chunk to its end."""
 
     def __init__(
         self,
@@ -93,10 +85,10 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether the request has ended and its slot is free."""
         return self._over.is_set()
 
-    # -- for whoever iterates -------------------------------------------------------------------
+    # -- for the caller --------------------------------------------------------------------------
 
     async def next(self) -> StreamingOutput:
         """Wait for the next output; see `StreamingRequest.__anext__`."""
@@ -120,21 +112,21 @@ class Request:
         raise StopAsyncIteration if error is None else error
 
     async def close(self) -> None:
-        """End the request, drop what was not read, and wait until its slot is given back."""
+        """End the request, drop unread outputs, and wait until its slot is free."""
         self.cut()
         await self._wait_until_over()
         self._outputs.clear()
         self._error = None
 
     async def abort(self) -> None:
-        """End the request behind a last output that says so, and wait as `close` does."""
+        """End the request with a last output that says so, and wait as `close` does."""
         if not self._over.is_set():
             self._is_aborted = True
             self._stop()
         await self._wait_until_over()
 
     def cut_soon(self) -> None:
-        """Cut the request from a finalizer: in any thread, also when the event loop has ended."""
+        """Cut the request from a finalizer: in any thread, also after the event loop."""
         with suppress(RuntimeError):  # With the loop its tasks have ended.
             self._call_soon(self.cut)
 
@@ -147,7 +139,7 @@ class Request:
             self._stop()
 
     async def run(self) -> None:
-        """Read, compute and answer, until it is over."""
+        """Read, compute and answer until the end."""
         send, receive = anyio.create_memory_object_stream[Waiting](CHUNKS_WAITING_MAX - 1)
         try:
             with self._scope, receive:
@@ -157,7 +149,7 @@ class Request:
                     tasks.cancel_scope.cancel()
             if self._error is None:
                 self._finish()
-        except BaseException:  # Whoever owns the nursery is cancelled.
+        except BaseException:  # The nursery's owner is cancelled.
             self._fail(BackendError("the request was cut"))
             raise
         finally:
@@ -170,7 +162,7 @@ class Request:
         self._scope.cancel()
 
     async def _wait_until_over(self) -> None:
-        """Wait until the slot is given back; where the model hangs, give it back condemned."""
+        """Wait until the slot is free; if the model hangs, free it as condemned."""
         with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
             await self._over.wait()
         if not self._over.is_set():
@@ -194,7 +186,7 @@ class Request:
             await self._close_inputs()
 
     async def _close_inputs(self) -> None:
-        """Close a generator that was not read to its end; one that was does not mind."""
+        """Close a generator, with no effect on one read to its end."""
         close = getattr(self._inputs, "aclose", None)
         if close is None:
             return
@@ -205,7 +197,7 @@ class Request:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first error; those that follow come of it, or of being aborted."""
+        """Keep only the first error; later ones follow from it, or from an abort."""
         if self._error is None and not self._is_aborted:
             self._error = error
 
@@ -244,7 +236,7 @@ class Request:
             raise
 
     def _give_back(self, *, condemned: bool) -> None:
-        """Give the slot back, once."""
+        """Free the slot, once."""
         lease, self._lease = self._lease, None
         if lease is not None:
             self._slots.give_back(lease, condemned=condemned)
@@ -265,15 +257,15 @@ class Request:
             waiting = await _next(receive)
         rest = self._recut.rest()
         if rest:
-            self._chunks -= self._is_owed  # Its chunk was not answered yet, else it is one more.
+            self._chunks -= self._is_owed  # Its own chunk if not answered yet, else one more.
             await self._answer(anchor, attrs.evolve(item, prompt=rest), anyio.current_time())
 
     async def _answer(self, anchor: AnchorSession, item: StreamingInput, came_s: float) -> bool:
-        """Answer a chunk; False where the context is full."""
+        """Answer a chunk; False if the context is full."""
         parts = self._recut.cut(item.parts)
         self._chunks, self._is_owed = self._chunks + 1, bool(item.parts) and not parts
         due_s = self._due_s(item, came_s)
-        if self._is_owed:  # Its sound completes no second: it is answered with what follows.
+        if self._is_owed:  # Its sound completes no second: a later chunk answers it.
             return True
         try:
             params = item.sampling_params or self._params
@@ -287,7 +279,7 @@ class Request:
         return done.reason != "context_full"
 
     def _finish(self) -> None:
-        """Tell the last output: no token, but the text that was held back."""
+        """Emit the last output: no token, but the text held back."""
         reason = "abort" if self._is_aborted else self._last.finish_reason
         self._tell(
             attrs.evolve(
@@ -301,7 +293,7 @@ class Request:
         )
 
     def _due_s(self, item: StreamingInput, came_s: float) -> float | None:
-        """Seconds from now until a chunk is due; None where nobody waits for it in real time."""
+        """Seconds until a chunk is due; None without a deadline."""
         if item.due_s is not None:
             return came_s + item.due_s - anyio.current_time()
         if not item.sound_s:
@@ -341,10 +333,9 @@ async def _next(receive: MemoryObjectReceiveStream[Waiting]) -> Waiting | None:
 
 
 def _loop_caller() -> Callable[[Callable[[], None]], object]:
-    """What runs a function in this event loop from any thread, and raises once it has ended.
+    """A thread-safe call into this event loop, which raises once the loop has ended.
 
-    It may be called amid anything, as a finalizer is: neither loop takes a lock for it that the
-    thread could hold already, but one that the same thread may take twice.
+    Safe in finalizers: neither loop takes a lock that the thread may hold, except a reentrant one.
     """
     loop: Any = anyio.lowlevel.current_token().native_token
     caller: Callable[[Callable[[], None]], object]

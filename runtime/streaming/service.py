@@ -1,4 +1,4 @@
-"""Requests with streaming input on a model: who owns their tasks, and how one is begun."""
+"""Streaming requests on a model: the owner of their tasks, and the start of a request."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ from .values import StreamingInput
 
 
 class Streaming:
-    """Requests with streaming input on one model; an asynchronous context manager.
+    """Streaming requests on one model, which stays the caller's; an asynchronous context manager.
 
-    At the end of its block all requests are cut. The task that entered it must leave it. The model
-    is the caller's, before and after.
+    Leaving its block, in the task that entered it, cuts all requests.
 
     Args:
-        model: a backend that takes streaming input (`Streams`), or the workers that serve it.
-        admission: the queue for its slots, where there is one: a server's `admission` for its
-            `workers`. None makes one, and nobody else may take slots of the model then.
-        mode: as what requests count where waits in that queue are estimated. A request holds its
-            slot for as long as it is spoken to, as a transcription does; those that end with an
-            answer, within seconds, are turns of `chat`.
+        model: a backend with streaming input (`Streams`), or its workers.
+        admission: the queue for its slots; None makes one, which must be their only user.
+        mode: the kind of request for wait estimates: `chat` for those answered within seconds.
     """
 
     def __init__(
@@ -62,13 +58,13 @@ class Streaming:
         for request in self._running.values():
             request.cut()
         here, entered_by = anyio.get_current_task(), self._entered_by
-        if here != entered_by:  # A nursery is left by the task that opened it.
+        if here != entered_by:  # A nursery must be left by the task that opened it.
             raise LocalProtocolError(
                 f"this Streaming was entered by the task {entered_by.name!r} and is left by "
                 f"{here.name!r}: its requests are cut; leave it in the task that entered it"
             )
         tasks, self._tasks = self._tasks, None
-        # What the block raised is no business of the nursery's, which would put it into a group.
+        # The block's exception is kept from the nursery, which would wrap it in a group.
         await tasks.__aexit__(None, None, None)
 
     def generate(
@@ -80,24 +76,21 @@ class Streaming:
         carry_terminator: bool = False,
         max_slice_nums: int = 1,
     ) -> StreamingRequest:
-        """Begin a request that is added to while it is answered.
+        """Begin a request that is extended while it is answered.
 
         Args:
-            inputs: its chunks, as they come; most often an asynchronous generator. It is read ahead
-                of the answers, a few chunks far, in a task of its own, and closed there.
-            sampling_params: how chunks are answered that do not say; None takes the defaults.
-            request_id: its name, another one than of all that run; it keys the RNG. None counts.
-            carry_terminator: the last token that a chunk samples is fed in front of the next one's
-                prompt; else it is left out.
-            max_slice_nums: most slices a picture is cut into, 1-9.
+            inputs: its chunks; read a few ahead in its own task, and closed there.
+            sampling_params: for chunks without their own; None: the defaults.
+            request_id: unique among running requests; it keys the RNG. None: a counter.
+            carry_terminator: feed a chunk's last token before the next one's prompt, else drop it.
+            max_slice_nums: maximum slices per picture, 1-9.
 
         Returns:
-            Its outputs. Close them, by `async with` or `aclose`, unless they are read to the end;
-            where they are collected unclosed the request is aborted, with a `ResourceWarning`.
+            Its outputs, to be closed, by `async with` or `aclose`, unless they are read to the end.
 
         Raises:
             ParameterError: the id or the number of slices is out of its range.
-            LocalProtocolError: a request of this id runs, or this is no entered `Streaming`.
+            LocalProtocolError: a request of this id runs, or the `Streaming` is not entered.
             TypeError: the inputs cannot be iterated.
         """
         if self._tasks is None:
@@ -115,24 +108,14 @@ class Streaming:
         return StreamingRequest(request)
 
     async def abort(self, request_id: str) -> bool:
-        """End a request at the model's next step, and wait until its slot is given back.
-
-        Whoever reads its outputs gets those that there are, then a last one that says `abort`.
-
-        Returns:
-            Whether a request of this id ran.
-        """
+        """End a request with `abort`, and wait until its slot is free; False if none ran."""
         request = self._running.get(request_id)
         if request is not None:
             await request.abort()
         return request is not None
 
     def token_id(self, name: str) -> int | None:
-        """The id of a token by its name in the tokenizer, as `<|im_end|>`; None has none.
-
-        Raises:
-            BackendError: the model takes no streaming input, or none of its workers is there.
-        """
+        """The id of a token by its name, as `<|im_end|>`; `BackendError` if not supported."""
         backend = self._slots.workers.any_backend
         if not isinstance(backend, Streams):
             raise BackendError(f"model {self._slots.workers.info.name} takes no streaming input")

@@ -1,7 +1,6 @@
-"""The slots of a model for requests with streaming input: queued for like those of sessions.
+"""A model's slots for streaming requests, queued for as sessions do.
 
-Where a server runs on the same workers, its admission is the one queue for both, so that a request
-overtakes no session, nor a session a request.
+A server's admission on the same workers is the one queue, so neither kind overtakes the other.
 """
 
 from __future__ import annotations
@@ -25,13 +24,7 @@ def _now_ns() -> int:
 
 
 class Slots:
-    """The slots of some workers.
-
-    Args:
-        workers: the model.
-        admission: the queue for its slots; None makes one, and nobody else may lease them then.
-        mode: as what requests count where waits are estimated.
-    """
+    """The slots of some workers; without an `admission` it makes its own, their only user."""
 
     def __init__(self, workers: Workers, admission: Admission | None, mode: Mode) -> None:
         numbers = count()
@@ -44,11 +37,11 @@ class Slots:
         )
 
     async def lease(self) -> Lease:
-        """Wait for a slot; who is cancelled holds none.
+        """Wait for a slot; a cancelled wait holds none.
 
         Raises:
             Refused: there is no slot and no place in the queue, or no slot will come any more.
-            BackendRefused: an operator took the request out of the queue.
+            BackendRefused: an operator removed the request from the queue.
         """
         told = anyio.Event()
         leases, errors = list[Lease](), list[Exception]()
@@ -84,9 +77,9 @@ class Slots:
         return leases[0]
 
     def backend_of(self, lease: Lease) -> Backend:
-        """The backend that a lease is for."""
+        """The backend of a lease."""
         return self.workers.backend_of(lease)
 
     def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
-        """Give a slot back, clean; `condemned`, its worker hangs or is lost."""
+        """Free a clean slot; `condemned`: its worker hangs or is lost."""
         self._admission.release(lease, condemned=condemned)

@@ -1,8 +1,6 @@
-"""The sound of a request, re-cut into the whole seconds that a model hears.
+"""The sound of a request, re-cut into whole seconds for the model.
 
-Sound of any length is taken, and how it was split makes no difference. What is left over waits for
-the sound that follows. Where something else follows, or nothing, it is filled up with silence, as
-at the end of an utterance (`protocol.transcription`).
+The rest waits for the next sound; before other input, or at the end, it is padded with silence.
 """
 
 from __future__ import annotations
@@ -21,27 +19,16 @@ from ..backends.streams import Part
 
 @attrs.define
 class Recut:
-    """The sound of one request.
-
-    Attributes:
-        left: what completes no second yet; float32 LE, less than a second of it.
-    """
+    """The sound of one request; `left` is the rest: float32 LE, less than a second."""
 
     left: bytes = b""
 
     def cut(self, prompt: Sequence[Part]) -> tuple[Part, ...]:
-        """Re-cut a chunk's prompt.
-
-        Returns:
-            The parts with sound of whole seconds only; none, where all of it waits.
-
-        Raises:
-            BackendRefused: a part is no sound; the text names it.
-        """
+        """Re-cut sound to whole seconds; `BackendRefused` names a part that is invalid sound."""
         return tuple(piece for place, part in enumerate(prompt) for piece in self._cut(place, part))
 
     def rest(self) -> tuple[Part, ...]:
-        """Take what is left, filled up with silence; nothing is left where there is none."""
+        """Take the rest, padded with silence; empty if there is none."""
         left, self.left = self.left, b""
         return (Sound(pcm=left.ljust(UNIT_BYTES, b"\0")),) if left else ()
 
@@ -59,7 +46,7 @@ class Recut:
 
 
 def _check(place: int, pcm: bytes) -> None:
-    """Refuse what is no sound here, where its place is still known."""
+    """Refuse invalid sound while its place is known."""
     if not pcm:
         raise BackendRefused(f"prompt[{place}].pcm has no samples")
     if len(pcm) % SAMPLE_BYTES:

@@ -1,4 +1,4 @@
-"""What goes into a request with streaming input, and what comes out."""
+"""Inputs and outputs of a streaming request."""
 
 from __future__ import annotations
 
@@ -13,24 +13,14 @@ from protocol.turn import Picture, Sound, Text
 from ..backends.streams import FinishReason, Part, SamplingParams, TokenIds
 
 BYTES: Final = bytes | bytearray | memoryview
-"""Sequences of integers, too; yet nobody means token ids by them."""
+"""Sequences of integers, but never meant as token ids."""
 PromptPart = str | SupportsIndex | Part | Sequence[SupportsIndex]
 Prompt = str | Part | Sequence[PromptPart]
-"""Text, token ids, sound or a picture, or a sequence of these; ids that touch are one run."""
+"""Text, token ids, sound or a picture, or a sequence of these; adjacent ids are one run."""
 
 
 def parts_of(prompt: object) -> tuple[Part, ...]:
-    """Read a prompt.
-
-    Args:
-        prompt: a `Prompt`.
-
-    Returns:
-        Its parts; ids that touch are one.
-
-    Raises:
-        TypeError: a part is of no known kind; the text names it.
-    """
+    """Read a `Prompt` into parts; adjacent ids become one. `TypeError` names an unknown part."""
     alone = isinstance(prompt, str | Text | TokenIds | Sound | Picture)
     if not alone and (not isinstance(prompt, Sequence) or isinstance(prompt, BYTES)):
         raise TypeError(f"prompt is a {type(prompt).__name__}: no text, ids, sound or picture")
@@ -58,7 +48,7 @@ def _parts(prompt: object) -> Iterator[Part]:
 
 
 def _ids(place: int, part: object) -> TokenIds:
-    """A run of ids that stands in a prompt as a sequence of its own."""
+    """A sequence of ids within a prompt."""
     if isinstance(part, Sequence) and not isinstance(part, BYTES):
         found = [item for item in part if isinstance(item, SupportsIndex)]
         if len(found) == len(part):
@@ -68,17 +58,13 @@ def _ids(place: int, part: object) -> TokenIds:
 
 @attrs.frozen
 class StreamingInput:
-    """A chunk of a request: what it adds to the cumulative prompt.
+    """A chunk of a request: an extension of the cumulative prompt.
 
     Attributes:
-        prompt: text, token ids, `Sound`, `Picture`, or a sequence of these.
-        sampling_params: how it is answered; None takes those of the request.
-        due_s: seconds after it came in which it should be answered. None takes a second where there
-            is sound in it, and else whenever nothing else is to be done.
-
-    Raises:
-        TypeError: the prompt is none.
-        ValueError: `due_s` is not above 0.
+        prompt: text, token ids, `Sound`, `Picture`, or a sequence of these; else `TypeError`.
+        sampling_params: for its answer; None: the request's.
+        due_s: seconds from arrival to deadline, above 0, else `ValueError`. None: 1 with sound,
+            otherwise lowest priority.
     """
 
     prompt: Prompt
@@ -100,23 +86,19 @@ class StreamingInput:
 
 @attrs.frozen(kw_only=True)
 class StreamingOutput:
-    """One step of a request: what was computed, and what was sampled behind it.
+    """One step of a request: tokens computed, and one sampled after them.
 
     Attributes:
-        request_id: the request's.
-        chunk: which chunk it answers, from 0. Sound that completes no second is answered with the
-            chunk that completes it; what is left at the end as its own chunk, or as one more.
-        token_ids: what was sampled: one id. None in the last output.
-        text: whole characters alone; the texts of all outputs joined are the request's text. The
-            last output has what was held back of a character that never became whole.
-        finish_reason: why it is the chunk's last token; None where another follows. In the last
-            output `context_full` where the next chunk does not fit, and `abort` where the request
-            was aborted. Behind these the request is over, and chunks that wait are dropped.
-        computed_tokens: tokens that the step computed: with a chunk's first all of its prompt, with
-            the others the token before.
-        prompt_tokens: rows of the chunk's prompt: tokens, embeddings, and the one carried over.
-        kv_length: tokens in the KV cache; what this step sampled is not among them.
-        finished: it is the last: the request is over, and its slot is given back.
+        chunk: the chunk answered, from 0. Sound that completes no second is answered with the chunk
+            that completes it; the rest at the end as its own chunk, or as one more.
+        token_ids: the sampled id; empty in the last output.
+        text: whole characters; in the last output, the rest of an incomplete one.
+        finish_reason: why it is the chunk's last token; None if another follows. In the last
+            output, `context_full` if the next chunk does not fit, or `abort`.
+        computed_tokens: tokens computed: the whole prompt at a chunk's first step, else one.
+        prompt_tokens: rows of the chunk's prompt: tokens, embeddings, and the carried one.
+        kv_length: tokens in the KV cache, without this step's.
+        finished: the last output: the request has ended, and its slot is free.
     """
 
     request_id: str
