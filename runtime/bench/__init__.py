@@ -1,1 +1,1 @@
-"""`antiphon bench`: what units, replays, recordings and the engine cost."""
+"""`antiphon bench`: the costs of units, replays, recordings and the engine."""

@@ -1,15 +1,8 @@
-"""`antiphon bench`: what a unit, a replay and a recording cost, measured in one run.
+"""`antiphon bench`: the costs of a unit, a replay and a recording, measured in one run.
 
-It serves a model in a process of its own, talks to it with one client and with eight, replays a log
-of that, and measures the recorder by itself; see `units`, `replay`, `recording`.
-`antiphon bench engine`, `gateway` and `streaming` are further benches; see `engine_command`,
-`gateway_command` and `streaming_command`.
-
-Times of one machine say little about another, so each stands beside what it can be judged by: a
-unit beside the second that it has, eight sessions beside one, a replay beside the session's own
-time, recording beside a simpler way to keep the same. All of them come from the same run.
-
-It judges nothing: there is no limit here that fails.
+Times depend on the machine, so each is compared within the same run: a unit with its second, eight
+sessions with one, a replay with real time, recording with a simpler format; see `units`, `replay`,
+`recording`. `bench engine`, `gateway` and `streaming` are further benches. No limit fails.
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
 )
 SECONDS: Final = 20
 SECONDS_MAX: Final = 200
-"""Longer sessions would meet the server's own limit."""
+"""Longer sessions would reach the server's own limit."""
 LOGS: Final = "*.session.zst"
 FORMAT_NAMES: Final[dict[FormatName, str]] = {
     "json_lines": "JSON lines, zstd",
@@ -55,18 +48,7 @@ FORMAT_NAMES: Final[dict[FormatName, str]] = {
 
 @attrs.frozen(kw_only=True)
 class Bench:
-    """What one run found; as JSON it is `attrs.asdict` of this.
-
-    Attributes:
-        machine: what it ran on.
-        model: which model was served.
-        speech: what was said to it.
-        seconds: units that each session sent.
-        units: for each of `RUNS`.
-        latency_ratio: eight sessions' `p50` and `p99` in terms of one's, for each arrival.
-        replay: of the first session's log.
-        recording: what it costs.
-    """
+    """The results of one run; `latency_ratio` is eight sessions' latency divided by one's."""
 
     machine: dict[str, str | int | float]
     model: str
@@ -144,7 +126,7 @@ async def _run(model: str, seconds: int) -> Bench:
 
 
 def _first_log(folder: Path) -> Path:
-    """Find the first session's: names begin with the time."""
+    """Find the first session's log: names begin with the time."""
     return min(folder.glob(LOGS))
 
 

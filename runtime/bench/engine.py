@@ -1,13 +1,9 @@
-"""How many sessions an engine serves: units by the clock, batched against one at a time.
+"""How many sessions an engine serves: real-time units, batched and one at a time.
 
-Both ways run in this process on one model, in turns, so that whatever else the machine does meets
-both. A session asks for a unit each second, and for its finalize when the unit is answered. A unit
-is missed that is answered more than a second after it was due, or not at all: a session that falls
-`BEHIND_S` behind is given up, with the units that it had left.
-
-Beside the clock stands the CPU time of the engine's thread: `busy_ms` a unit. It hardly depends on
-what else the machine does, and a second of it has room for 1000 / `busy_ms` sessions;
-`virtual` runs all of it on that clock.
+Both modes alternate in this process on one model, so that other load affects both. A unit is missed
+if answered more than a second after it was due, or never: a session `BEHIND_S` late is abandoned
+with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit, which hardly
+depends on other load: a core serves 1000 / `busy_ms` sessions. `virtual` runs on that clock.
 """
 
 from __future__ import annotations
@@ -35,15 +31,14 @@ MISSED_SHARE: Final = 0.01
 """A unit in a hundred may be late."""
 DUE_S: Final = 1.0
 BEHIND_S: Final = 5.0
-"""Five units would wait by then, and the server drops those that wait longer (B7)."""
+"""Five units would wait by then, and the server drops older ones (B7)."""
 LEAD_S: Final = 0.2
-"""From all sessions being open to the first unit."""
+"""From opening all sessions to the first unit."""
 NEAR: Final = 8
-"""The search ends where the last count that was served and the first that was not are an eighth
-apart: closer than runs of the same count are to each other."""
+"""The highest served and lowest failed count end an eighth apart: less than runs differ."""
 INSTRUCTIONS: Final = "Answer what you hear."
 OFFSET_S: Final = 3
-"""Each session is so many seconds further in what it hears than the one before."""
+"""Offset in seconds of each session's input to the one before."""
 
 
 class EngineBench(Backend, Protocol):
@@ -57,13 +52,11 @@ class EngineBench(Backend, Protocol):
 
 @attrs.frozen(kw_only=True)
 class Load:
-    """What each session does.
+    """The activity of each session, with units of `speech` one a second.
 
     Attributes:
-        speech: what it hears.
-        seconds: units, one a second.
         doing: `speaking` makes the model speak in every unit, `listening` listen.
-        tokens_max: most tokens that a speaking unit feeds.
+        tokens_max: maximum tokens fed by a speaking unit.
     """
 
     speech: Speech
@@ -89,22 +82,17 @@ class Load:
 
 @attrs.frozen(kw_only=True)
 class EngineRun:
-    """What became of the units of one run.
+    """The results of one run.
 
     Attributes:
-        mode: batched, or one request at a time.
-        arrival: when in the second units are due: all at once, or spread over it.
-        sessions: at once.
-        units: that were due.
-        missed: of these, answered more than a second after they were due, or never.
-        latency: from due to answered, of those that were answered.
-        latency_finalized: from due to finalized: what a client would wait for an answer that is
-            sent after its finalize instead of before.
-        stages_ms: the median time of each stage of a unit; that of other sessions is in it.
-        tokens_mean: text tokens that a unit fed.
+        arrival: units are due all at once, or spread over the second.
+        missed: units answered more than a second late, or never.
+        latency: from due to answered.
+        latency_finalized: from due to finalized: a client's wait if answers were sent after it.
+        stages_ms: the median time of each stage, including other sessions' work.
+        tokens_mean: text tokens fed per unit.
         spoken: share of the answered units that spoke.
-        busy_ms: CPU time of the engine's thread a unit.
-        batch_mean: requests answered together.
+        busy_ms: CPU time of the engine's thread per unit.
     """
 
     mode: Mode
@@ -122,21 +110,13 @@ class EngineRun:
 
     @property
     def is_served(self) -> bool:
-        """Fewer than one unit in a hundred was missed."""
+        """Whether under 1 % of the units were missed."""
         return self.missed < MISSED_SHARE * self.units
 
 
 @attrs.frozen
 class Answer:
-    """One unit that was answered.
-
-    Attributes:
-        answered_ms: from due to answered.
-        finalized_ms: from due to finalized.
-        stages_us: of prefill, llm, tts and token2wav.
-        tokens: that it fed.
-        is_spoken: it spoke.
-    """
+    """One answered unit: times from due, times of the four stages, and fed tokens."""
 
     answered_ms: float
     finalized_ms: float
@@ -146,7 +126,7 @@ class Answer:
 
     @classmethod
     def of(cls, result: UnitResult, answered_ms: float, finalized_ms: float) -> Answer:
-        """Take from a result what is summed up."""
+        """Take the values to sum up from a result."""
         costs = result.costs
         return cls(
             answered_ms,
@@ -160,15 +140,7 @@ class Answer:
 async def run_engine(
     backend: EngineBench, load: Load, *, mode: Mode, arrival: Arrival, sessions: int
 ) -> EngineRun:
-    """Have sessions ask for units, and measure.
-
-    Args:
-        backend: on an engine of its own, with a slot for each session.
-        load: what they do.
-        mode: how the engine is set, for the result.
-        arrival: when in the second.
-        sessions: at once.
-    """
+    """Have sessions request units, and measure; the backend needs a slot for each session."""
     answers: list[Answer] = []
     opened = [await backend.open(load.opening(n), slot=n) for n in range(sessions)]
     before = backend.engine.statistics
@@ -215,7 +187,7 @@ def sum_up_run(
     cpu_ns: int,
     batch_mean: float,
 ) -> EngineRun:
-    """Sum up what the units of a run took; see `EngineRun` for the arguments."""
+    """Sum up the units of a run; see `EngineRun` for the arguments."""
     if not answers:
         raise click.ClickException("no unit was answered")
     in_time = sum(answer.answered_ms <= DUE_S * MS for answer in answers)
@@ -241,12 +213,7 @@ def sum_up_run(
 
 
 class Search:
-    """Which count to try next, and what was found: counts in order, doubled, then in between.
-
-    Args:
-        counts: to be tried first, in order, until one is not served.
-        most: highest count.
-    """
+    """A search for the highest count up to `most`: `counts` in order, doubled, then bisected."""
 
     def __init__(self, counts: Sequence[int], most: int) -> None:
         self._counts = sorted({count for count in counts if count <= most})
@@ -255,7 +222,7 @@ class Search:
         self.failed: int | None = None
 
     def next_count(self) -> int | None:
-        """The count to try; None where the search is over."""
+        """The next count to try; None at the end of the search."""
         if self.failed is None:
             further = [count for count in self._counts if count > self.served]
             if further:
@@ -275,16 +242,12 @@ class Search:
 
 @attrs.frozen(kw_only=True)
 class Served:
-    """How many sessions were served, for one arrival.
+    """The most sessions with under 1% of units missed, for one arrival.
 
     Attributes:
-        arrival: when in the second.
-        batched: most sessions with under 1% of units missed.
-        single: likewise, one request at a time.
-        ratio: the one in terms of the other; None where not even one session was served.
-        busy_ratio: CPU time a unit one at a time, in terms of that in batches, at the largest count
-            that both ran.
-        is_bounded: the search ended at the highest count that may be tried, so more were possible.
+        ratio: `batched` divided by `single`, one request at a time; None if `single` is 0.
+        busy_ratio: CPU time per unit of single divided by batched, at the largest count of both.
+        is_bounded: the search ended at its highest count, so more may be possible.
     """
 
     arrival: Arrival

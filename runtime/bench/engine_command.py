@@ -1,4 +1,4 @@
-"""`antiphon bench engine`: the command, and its tables; see `engine` for what is measured."""
+"""`antiphon bench engine`: the command and its tables; `engine` has the measurement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 10
 SECONDS_MAX: Final = 90
-"""A turn that goes on for longer would meet the end of the speech decoder's memory."""
+"""A longer turn would fill the speech decoder's slot."""
 SESSIONS: Final = "1,2,4,8,16"
 SESSIONS_MAX: Final = 64
 """A full batch."""
@@ -57,14 +57,14 @@ ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
 
 @attrs.frozen(kw_only=True)
 class FullFacts:
-    """What only the full shape is asked for.
+    """Facts of the full shape.
 
     Attributes:
         layers_scale: factor on the language model's layers.
         slot_bytes: keys and values of a session, on the GPU.
-        gpu_bytes_max: most memory that was in use; None without a GPU.
+        gpu_bytes_max: peak memory; None without a GPU.
         floor_ms: model.md's floor of a unit, for each count of sessions.
-        of_floor: the median of the batched units that are due together, in terms of it.
+        of_floor: the median of batched units that are due together, divided by the floor.
     """
 
     layers_scale: float
@@ -76,19 +76,12 @@ class FullFacts:
 
 @attrs.frozen(kw_only=True)
 class EngineBenchResult:
-    """What one run of the bench found; as JSON it is `attrs.asdict` of this.
+    """The results of one run; as JSON it is `attrs.asdict` of this.
 
     Attributes:
-        machine: what it ran on.
-        model: which model.
         clock: `wall`, or `cpu` for the CPU time of the engine's thread.
-        device: where it computed.
-        dtype: in which format.
-        attention: how, in words; on a GPU the sizes of the steps that were captured stand there.
-        doing: what the sessions did.
-        seconds: units that each session asked for.
-        runs: in the order in which they ran.
-        served: how many sessions, for each arrival.
+        attention: its method; on a GPU with the sizes of captured steps.
+        seconds: units requested by each session.
         full: None unless the shape is the full one.
     """
 
@@ -230,18 +223,7 @@ def bench(
     clock: Clock = "wall",
     say: Callable[[str], None] = tell,
 ) -> tuple[list[EngineRun], list[Served]]:
-    """Measure a model that is loaded.
-
-    Args:
-        model: its slots bound the search.
-        load: what each session does.
-        counts: sessions, to begin with.
-        clock: by which time passes.
-        say: told what is being done.
-
-    Returns:
-        The runs, in their order, and how many sessions were served.
-    """
+    """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
     def measure(mode: Mode, arrival: Arrival, sessions: int, what: Load = load) -> EngineRun:
         if clock == "cpu":
@@ -281,7 +263,7 @@ def _backend(model: DuplexModel, mode: Mode) -> EngineBench:
 def full_facts(
     model: DuplexModel, runs: list[EngineRun], doing: Doing, layers_scale: float
 ) -> FullFacts:
-    """What only the full shape is asked for."""
+    """The facts of the full shape."""
     from ..backends.minicpmo.full import floor_ms, gpu_bytes
 
     p50_ms = {

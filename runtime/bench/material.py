@@ -1,7 +1,6 @@
-"""What `antiphon bench` says and shows: speech, pictures, and how a series of times is summed up.
+"""Material of `antiphon bench`, the same at each run: speech, pictures, summaries of durations.
 
-In the source tree a spoken sentence is said; where the fixtures are missing, a signal that has the
-pitch, formants and syllables of a voice. All of it is the same at each run.
+Without the source tree, the recorded sentence is replaced by a voice-like signal.
 """
 
 from __future__ import annotations
@@ -35,14 +34,7 @@ _Samples = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True)
 class Times:
-    """A series of durations, summed up in milliseconds; of few, the highest percentile is the max.
-
-    Attributes:
-        count: how many.
-        p50_ms: half of them took no longer.
-        p99_ms: ninety-nine of a hundred took no longer.
-        max_ms: the longest.
-    """
+    """Percentiles of durations in milliseconds; with few values, the highest is the maximum."""
 
     count: int
     p50_ms: float
@@ -51,11 +43,7 @@ class Times:
 
 
 def sum_up(durations_ms: Sequence[float]) -> Times:
-    """Sum up durations, by nearest rank: each figure is one that was measured.
-
-    Args:
-        durations_ms: at least one.
-    """
+    """Sum up durations, at least one, by nearest rank: each figure is a measured one."""
     p50, p99, longest = np.percentile(durations_ms, (50, 99, 100), method="inverted_cdf")
     return Times(
         count=len(durations_ms),
@@ -67,27 +55,15 @@ def sum_up(durations_ms: Sequence[float]) -> Times:
 
 @attrs.frozen(kw_only=True)
 class Speech:
-    """Somebody speaking, over and over.
-
-    Attributes:
-        name: of the file, or `synthetic`.
-        samples: 16 kHz mono, in [-1, 1].
-    """
+    """Speech in a loop; samples are 16 kHz mono, in [-1, 1]."""
 
     name: str
     samples: _Samples
 
     def second(self, number: int, *, rate_hz: int = INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
-        """Cut out a second, the first following the last.
+        """Cut out a second of the loop as float32 LE, mono, at `rate_hz`, scaled by `gain`.
 
-        Args:
-            number: which one.
-            rate_hz: it is resampled where this is not 16 kHz.
-            gain: a factor on the samples; with one that is no power of two they are no longer
-                whole 16-bit steps, as those of a browser are not.
-
-        Returns:
-            float32 LE, mono.
+        Unless `gain` is a power of two, samples are, as a browser's, not whole 16-bit steps.
         """
         at = np.arange(number * INPUT_RATE_HZ, (number + 1) * INPUT_RATE_HZ) % len(self.samples)
         samples = self.samples[at]
@@ -97,7 +73,7 @@ class Speech:
 
 
 def load_speech() -> Speech:
-    """Return the spoken fixture, or the synthetic voice where there is none."""
+    """Return the recorded fixture, or the synthetic voice without it."""
     path = FIXTURES / "demo.wav"
     if path.is_file():
         return Speech(name=path.name, samples=np.frombuffer(read_wav(path), "<f4"))
@@ -105,7 +81,7 @@ def load_speech() -> Speech:
 
 
 def synthetic_voice() -> _Samples:
-    """Make something like a voice: a gliding pitch, three formants, four syllables a second."""
+    """Make a voice-like signal: a gliding pitch, three formants, four syllables a second."""
     at = np.arange(SYNTHETIC_S * INPUT_RATE_HZ) / INPUT_RATE_HZ
     phase = 2 * np.pi * np.cumsum(130 + 25 * np.sin(2 * np.pi * 0.4 * at)) / INPUT_RATE_HZ
     voice = np.zeros_like(at)
@@ -120,13 +96,13 @@ def synthetic_voice() -> _Samples:
 
 
 def output_second(speech: Speech, number: int) -> bytes:
-    """Make a second as the model speaks it: float32 LE, 24 kHz mono, no two the same."""
+    """Make a second of model speech: float32 LE, 24 kHz mono, all different."""
     pcm = speech.second(number, rate_hz=OUTPUT_RATE_HZ, gain=0.9 + 0.0007 * number)
     return pcm[: OUTPUT_RATE_HZ * SAMPLE_BYTES].ljust(OUTPUT_RATE_HZ * SAMPLE_BYTES, b"\0")
 
 
 def camera_frame(number: int) -> bytes:
-    """Make a JPEG of about `JPEG_BYTES`: a scene that is the same, and noise that is not."""
+    """Make a JPEG of about `JPEG_BYTES`: a constant scene with varying noise."""
     at = np.arange(JPEG_SIDE)
     scene = 110 + 60 * np.sin(at / 37)[:, None] * np.cos(at / 53)[None, :]
     noise = np.random.default_rng(number).normal(0, 8, (JPEG_SIDE, JPEG_SIDE, 3))
@@ -136,13 +112,13 @@ def camera_frame(number: int) -> bytes:
 
 
 def shown_frame() -> bytes:
-    """Return the picture that the fixtures show, or one of a camera's."""
+    """Return the fixtures' picture, or a synthetic one."""
     path = FIXTURES / "frame.jpg"
     return path.read_bytes() if path.is_file() else camera_frame(0)
 
 
 def machine_facts() -> dict[str, str | int | float]:
-    """Say what this is measured on; `load` is that of the last minute, this run's included."""
+    """Describe the machine; `load` is that of the last minute, this run's included."""
     return {
         "cores": os.cpu_count() or 0,
         "machine": platform.machine(),

@@ -1,13 +1,12 @@
-"""What recording costs: CPU a unit, bytes a unit, and how long a `Send` waits for the log.
+"""The cost of recording: CPU and bytes per unit, and how long a `Send` waits for the log.
 
-A real `Session` is given the events of a talkative video session, and the real `Journal` and
-`Recorder` keep what comes of it. No server and no model runs, so that what is measured is the log's
-alone: the CPU of the journal's calls in the session's task, and that of the recorder's thread.
+A real `Session` gets the events of a talkative video session; the real `Journal` and `Recorder`
+keep the results. Without server and model, only the log's CPU is measured: the journal's calls in
+the session's task, and the recorder's thread.
 
-- `busy`: unit after unit, as fast as the log takes them. Other formats run in the same way, in
-  turns with it, and are given the same records (`recording_formats`). The first of them, lines of
-  JSON, is the baseline: what one writes who needs no blocks, checksums or chain.
-- `paced`: a unit a second in each session, as in service, where caches are cold and clocks low.
+- `busy`: unit after unit, as fast as possible, in turns with other formats (`recording_formats`).
+  The baseline is lines of JSON, without blocks, checksums or chain.
+- `paced`: a unit a second per session, as in service, with cold caches and low clocks.
 """
 
 from __future__ import annotations
@@ -36,23 +35,16 @@ from .recording_session import Kept, Talker, TalkUnit, make_unit
 
 TURNS: Final = 5
 A_TURN: Final = 40
-"""Units, in the log and then in each other format, so that whatever else runs meets all of them. It
-is a second of work in all for each; differences of a tenth show in it."""
+"""Units per turn of each format, so that other load affects all; in all a second of work each."""
 WARM_UP_UNITS: Final = 10
 UNITS_MADE: Final = 40
-"""Different units; they come again after twice as much as the recorder remembers of a log."""
+"""Different units; they repeat after twice as much as the recorder remembers of a log."""
 RECORDER_THREAD: Final = "antiphon-recorder"
 
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """CPU milliseconds a unit.
-
-    Attributes:
-        session_ms: in the session's task, mapping included.
-        thread_ms: in the recorder's thread; for other formats, encoding and writing.
-        total_ms: both.
-    """
+    """CPU milliseconds per unit, in the session's task and in the recorder's thread."""
 
     session_ms: float
     thread_ms: float
@@ -70,16 +62,13 @@ class Paced:
 
 @attrs.frozen(kw_only=True)
 class FormatResult:
-    """What another format took, and what the log took in terms of it.
+    """The cost of another format, and the log's divided by it.
 
     Attributes:
-        name: the format's.
-        keeps_every_byte: the records could be made again from it.
-        cost: CPU, unit after unit.
-        file_bytes: in its files, a unit.
-        plain_bytes: the same before it was compressed; 0 where nothing is.
-        of_cost: the log's CPU in terms of its own.
-        of_file_bytes: the log's size in terms of its own.
+        keeps_every_byte: the records can be restored from it.
+        cost: CPU in the busy run.
+        file_bytes: per unit, in its files.
+        plain_bytes: the same uncompressed; 0 without compression.
     """
 
     name: FormatName
@@ -93,16 +82,14 @@ class FormatResult:
 
 @attrs.frozen(kw_only=True)
 class RecordingResult:
-    """What recording took.
+    """The cost of recording.
 
     Attributes:
-        unit_bytes: what is in a unit.
-        busy: CPU, unit after unit.
-        baseline: CPU of the baseline.
-        of_baseline: the one in terms of the other.
-        file_bytes: in the log, a unit.
-        baseline_file_bytes: in the baseline's file.
-        plain_bytes: of the same as lines of JSON, uncompressed.
+        unit_bytes: content of a unit.
+        of_baseline: `busy` divided by `baseline`, in CPU.
+        file_bytes: per unit, in the log.
+        baseline_file_bytes: per unit, in the baseline's file.
+        plain_bytes: the same as lines of JSON, uncompressed.
         formats: all others, the baseline first.
         paced: with one session and with many.
     """
@@ -121,14 +108,7 @@ class RecordingResult:
 async def measure_recording(
     speech: Speech, folder: Path, *, seconds: int, sessions_many: int
 ) -> RecordingResult:
-    """Measure it all.
-
-    Args:
-        speech: what is said, by both.
-        folder: takes the logs.
-        seconds: of the paced runs, each.
-        sessions_many: sessions of the second one.
-    """
+    """Measure the busy runs, and paced runs of one and many sessions; `folder` takes the logs."""
     units = [make_unit(speech, number) for number in range(UNITS_MADE)]
     busy, file_bytes, formats = await _run_busy(units, folder)
     baseline = formats[0]
@@ -166,7 +146,7 @@ def _open_in(recorder: Recorder, folder: Path, identity: Identity) -> OpenLog:
 
 @contextmanager
 def _recorder() -> Iterator[tuple[Recorder, Callable[[], int]]]:
-    """Run a recorder; with it comes a clock of its thread's CPU, in nanoseconds."""
+    """Run a recorder; with it a clock of its thread's CPU, in nanoseconds."""
     with Recorder() as recorder:
         threads = [thread for thread in threading.enumerate() if thread.name == RECORDER_THREAD]
         assert len(threads) == 1
@@ -269,7 +249,7 @@ class _FormatRun:
         self._kept.records.clear()
 
     def finish(self, busy: Cost, file_bytes: int) -> FormatResult:
-        """Close the files, and say what the log took in terms of them."""
+        """Close the files, and compare the log with them."""
         units = TURNS * A_TURN
         cost = _cost(self._talker.cpu_ns, self._spent_ns, units)
         own_bytes = (self._format.file_bytes() - self._began_bytes) // units

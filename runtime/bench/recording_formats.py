@@ -1,16 +1,15 @@
-"""Other ways to keep a session, for `recording` to stand beside: one is simpler, two well known.
+"""Other formats for a session, to compare with `recording`: one simpler, two well known.
 
-Each is given the records that the log is given, a unit at a time, and has written them when it
-returns.
+Each gets the log's records, a unit at a time, and has written them when it returns.
 
 | format | keeps |
 |---|---|
 | `json_lines` | each record as a line of JSON, base64 for bytes; a unit's lines are a zstd frame |
-| `mcap` | each record as a message; what its base64 stands for in messages of their own |
+| `mcap` | each record as a message; decoded base64 in messages of their own |
 | `wav` | both voices as 16-bit WAV, pictures as JPEG files in one, all else as lines of JSON |
 
-In MCAP a unit is a zstd chunk, flushed, and holds the same bytes once; with base64 left in it it
-would be larger. zstd has the level of the log. `wav` loses what float samples have below 16 bits.
+In MCAP a unit is a flushed zstd chunk with each blob once; with base64 it would be larger. zstd has
+the log's level. `wav` loses the bits of float samples below 16.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from recorder.spans import extract
 FormatName = Literal["json_lines", "mcap", "wav"]
 ZSTD_LEVEL: Final = 3
 CHUNK_BYTES_MAX: Final = 1 << 30
-"""Of MCAP: no chunk is closed but by a flush."""
+"""Of MCAP: only a flush closes a chunk."""
 PCM16_MAX: Final = 32_767
 JPEG_START: Final = b"\xff\xd8"
 JSON_MAX: Final = 200
@@ -43,23 +42,17 @@ JSON_MAX: Final = 200
 
 
 class UnitFormat(Protocol):
-    """Writes the records of a session, unit by unit.
-
-    Attributes:
-        name: the format's.
-        keeps_every_byte: the records could be made again from it.
-        plain_bytes: of what was written, before it was compressed.
-    """
+    """Writes a session's records by unit; `plain_bytes` counts them before compression."""
 
     name: FormatName
     keeps_every_byte: bool
     plain_bytes: int
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write a unit's records; they are the operating system's when this returns."""
+        """Write a unit's records; the operating system has them when this returns."""
 
     def file_bytes(self) -> int:
-        """Say how large all files are by now."""
+        """Return the current size of all files."""
 
     def close(self) -> None:
         """Close the files."""
@@ -83,7 +76,7 @@ class JsonLines:
         self._file.write(self._compressor.compress(lines))
 
     def file_bytes(self) -> int:
-        """Say how large the file is."""
+        """Return the file's size."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -121,7 +114,7 @@ class Mcap:
         self._writer.add_message(channel, record.at_ns, data, record.at_ns, record.seq)
 
     def file_bytes(self) -> int:
-        """Say how large the file is."""
+        """Return the file's size."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -131,7 +124,7 @@ class Mcap:
 
 
 class Wav:
-    """Sound that any player plays, and what happened beside it."""
+    """Sound for any player, and the other records separately."""
 
     name: FormatName = "wav"
     keeps_every_byte = False
@@ -150,7 +143,7 @@ class Wav:
         for record in records:
             blobs: list[bytes] = []
             fields = _taken_apart(record.fields, blobs)
-            if record.kind != "tx":  # what was sent, the model has said
+            if record.kind != "tx":  # the model's result has it already
                 for blob in blobs:
                     self._keep(record, blob)
             self._lines.write(_line(record, fields))
@@ -166,7 +159,7 @@ class Wav:
             voice.write(np.rint(samples * PCM16_MAX).astype(np.int16))
 
     def file_bytes(self) -> int:
-        """Say how large the files are together."""
+        """Return the total size of the files."""
         return sum(os.stat(path).st_size for path in self._paths)
 
     def close(self) -> None:
@@ -176,7 +169,7 @@ class Wav:
 
 
 def _taken_apart(value: Value, blobs: list[bytes]) -> Value:
-    """Replace bytes, and what base64 in a text stands for, by their number among `blobs`."""
+    """Replace bytes, and base64 in texts, by their number among `blobs`."""
     match value:
         case bytes():
             blobs.append(value)

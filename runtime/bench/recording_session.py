@@ -1,7 +1,6 @@
-"""A talkative video session without a server: a real `Session` and `Journal`, told by numbers.
+"""A talkative video session without a server: a real `Session` and `Journal`, fed with events.
 
-It is what `recording` keeps, in the log and in other formats. No model runs: what it says was made
-before.
+The model's output is precomputed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CODES: Final = 25
 
 @attrs.frozen(kw_only=True)
 class TalkUnit:
-    """A second of it: what is heard and shown, the frame that brings it, and what is answered."""
+    """A second: its sound and picture, the frame that carries them, and the answer."""
 
     append: Append
     frame: str
@@ -51,12 +50,7 @@ def make_unit(speech: Speech, number: int) -> TalkUnit:
 
 
 class Talker:
-    """A session and its journal, fed with what a server would tell it.
-
-    Attributes:
-        cpu_ns: of the journal's calls so far.
-        waits_ms: how long each unit's frames waited for the log.
-    """
+    """A session and its journal, fed with a server's events; counts CPU, and waits for the log."""
 
     def __init__(self, open_log: OpenLog, identity: Identity) -> None:
         self.cpu_ns = 0
@@ -141,7 +135,7 @@ def _fail() -> None:
 
 
 class Kept:
-    """A log that only keeps its records, as far as a `Journal` asks for one."""
+    """A log in memory, with the interface that `Journal` uses."""
 
     is_full = False
     steps_of_all = 0

@@ -1,7 +1,6 @@
-"""How fast a log is replayed: by the command that users run, in a process of its own.
+"""The speed of replaying a log, by the user's command in its own process.
 
-Its own measure counts from opening the log to the verdict; beside it stands what the whole process
-took, Python's start included, which is what somebody waits who replays one log.
+The replay's own measure counts from opening the log; the process's includes Python's start.
 """
 
 from __future__ import annotations
@@ -20,22 +19,20 @@ from ..server_process import RUN
 from .units import BenchError
 
 RUNS: Final = 3
-"""The middle one counts."""
+"""The median counts."""
 
 
 @attrs.frozen(kw_only=True)
 class ReplayResult:
-    """What logic replay of a log took.
+    """The duration of logic replay of a log.
 
     Attributes:
-        session_s: how long the session lasted.
-        units: in it.
-        events: in it.
-        result: `identical`, or what the replay found instead.
-        elapsed_ms: the middle of some runs, opening the log included.
-        times_real_time: the session's time by that.
-        process_ms: with the start of a process, the middle again.
-        times_real_time_process: the session's time by that.
+        session_s: the session's duration.
+        result: `identical`, or the replay's other verdict.
+        elapsed_ms: median, opening the log included.
+        times_real_time: `session_s` divided by it.
+        process_ms: median with the start of a process.
+        times_real_time_process: `session_s` divided by it.
     """
 
     session_s: float
@@ -49,11 +46,7 @@ class ReplayResult:
 
 
 async def measure_replay(log: Path) -> ReplayResult:
-    """Replay a log some times.
-
-    Raises:
-        BenchError: it cannot be replayed.
-    """
+    """Replay a log several times; `BenchError` if it cannot be replayed."""
     reports = []
     processes_ms = []
     for _ in range(RUNS):

@@ -1,17 +1,12 @@
-"""How long after a word its text is there: a real server, a real WebSocket, the pace of speech.
+"""The delay of a word's text: a real server, a real WebSocket, real-time speech.
 
 One session says held-out phrases (`streaming_material`), each an utterance of its own: committed
-when it begins, sent in pieces of 100 ms by the clock, closed after a second of quiet. The next one
-begins when the server has answered it.
-
-A word's delay runs from its last sample having been handed to the client's socket until the first
-delta that holds it was received and parsed. A model is given whole seconds. So of the delay one
-part is structural, the wait until the second in which the word ended was full, and one is what
-the server took from a second's last byte to the delta. A model may also write a word a second
-later than it could: these seconds are the model's, and such words are counted as `late`.
-
-Which second it was written of, a delta does not say: it is taken to be the last one that was full
-when the delta came. That is so while a second of sound takes less than a second to hear.
+when it begins, sent in pieces of 100 ms by the clock, closed after a second of quiet. The next
+begins when the server has answered it. A word's delay runs from sending its last sample to the
+client's socket until the first delta with the word is received and parsed. Its parts are the wait
+until the word's second is full, further seconds that the model hears first (such words are `late`),
+and the server's, from a second's last byte to the delta. A delta's second is taken to be the last
+full one when it came, which holds while a second of sound takes less than a second to process.
 """
 
 from __future__ import annotations
@@ -44,20 +39,12 @@ from .streaming_material import (
 
 PIECES_A_SECOND: Final = INPUT_RATE_HZ // PIECE_SAMPLES
 ANSWER_WAIT_S: Final = 60.0
-"""For an utterance that is closed: many times what all of its seconds take on a busy machine."""
+"""For a closed utterance: many times the processing of all its seconds on a busy machine."""
 
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """A series of durations in milliseconds, by nearest rank.
-
-    Attributes:
-        count: how many.
-        p50_ms: half of them took no longer.
-        p90_ms: nine of ten took no longer.
-        p99_ms: ninety-nine of a hundred took no longer.
-        max_ms: the longest.
-    """
+    """Percentiles of durations in milliseconds, by nearest rank."""
 
     count: int
     p50_ms: float
@@ -67,7 +54,7 @@ class Spread:
 
 
 def spread_of(durations_s: Sequence[float]) -> Spread | None:
-    """Sum up durations; None where there are none."""
+    """Sum up durations; None if there are none."""
     if not durations_s:
         return None
     ranks = np.percentile(durations_s, (50, 90, 99, 100), method="inverted_cdf")
@@ -79,14 +66,7 @@ def spread_of(durations_s: Sequence[float]) -> Spread | None:
 
 @attrs.frozen(kw_only=True)
 class Told:
-    """What became of one utterance; times are seconds of one clock.
-
-    Attributes:
-        utterance: what was said.
-        sent_s: when each of its pieces had been sent.
-        closed_s: when it had been closed.
-        deltas: what was written of it, and when it came.
-    """
+    """The result of one utterance; times are seconds of one clock, those of pieces when sent."""
 
     utterance: Utterance
     sent_s: tuple[float, ...]
@@ -96,11 +76,11 @@ class Told:
 
 @attrs.frozen(kw_only=True)
 class Delay:
-    """What became of one word that was timed.
+    """The delay of one word.
 
     Attributes:
         wait_s: from its end until its second was full.
-        late: seconds that the model heard beyond that before it wrote the word.
+        late: further seconds that the model heard before it wrote the word.
         late_s: how long these took.
         server_s: from the last byte of the last of them to the delta.
     """
@@ -118,19 +98,17 @@ class Delay:
 
 @attrs.frozen(kw_only=True)
 class LiveResult:
-    """How long after a word its text was there.
+    """The delays of all words.
 
     Attributes:
-        utterances: phrases said.
-        words: in them.
-        missed: words that were never written.
-        missed_words: which ones, and how often.
-        early: words that were written before they end as judged; of these no time is taken.
-        late: of the others, words that the model wrote a second after it could, or more.
-        delay: from a word's end to the first delta that holds it; null where no word came.
+        missed: words never written.
+        missed_words: these words with their counts.
+        early: words written before their estimated end; they have no delay.
+        late: other words that the model wrote a second or more after it could.
+        delay: from a word's end to its first delta; null if no word came.
         wait: of that, until the second was full: structural, a chunk is a second.
-        server: of that, from the last byte of a second to what was written of it.
-        wait_share: the waits' part of all delays.
+        server: of that, from the last byte of a second to its delta.
+        wait_share: the waits' share of all delays.
     """
 
     utterances: int
@@ -155,17 +133,9 @@ async def measure_live(
     find: Find,
     tell: Callable[[str], None] = lambda _: None,
 ) -> LiveResult:
-    """Say phrases to a server, one after the other, and measure their words.
+    """Say phrases, at least one, to a server in sequence, and measure their words.
 
-    Args:
-        url: the server's.
-        model: by the name that the server knows it by.
-        phrases: at least one.
-        find: says with which delta a word came.
-        tell: told what is being done.
-
-    Raises:
-        StreamingBenchError: the session could not be had, or ended before its time.
+    `find` returns the delta of each word. `StreamingBenchError` if the session fails or ends early.
     """
     told: list[Told] = []
     try:
@@ -179,16 +149,16 @@ async def measure_live(
 
 
 async def _say(session: TranscriptionSession, utterance: Utterance) -> Told:
-    """Say an utterance by the clock, and read what is written of it to its end."""
+    """Say an utterance by the clock, and read its text to the end."""
     sent_s: list[float] = []
     closed_s = 0.0
 
     async def send() -> None:
         nonlocal closed_s
         began_s = anyio.current_time()
-        with suppress(SessionClosedError):  # What is still to be read says why.
+        with suppress(SessionClosedError):  # The events still to be read give the reason.
             for number, piece in enumerate(utterance.pieces, 1):
-                # A piece is there once all of it was spoken.
+                # A piece exists once it was fully spoken.
                 await anyio.sleep_until(began_s + number / PIECES_A_SECOND)
                 await session.append(piece)
                 sent_s.append(anyio.current_time())
@@ -203,7 +173,7 @@ async def _say(session: TranscriptionSession, utterance: Utterance) -> Told:
             try:
                 deltas = await _read(session)
             except (ClientError, StreamingBenchError) as error:
-                failures.append(error)  # Not out of the nursery, which would put it into a group.
+                failures.append(error)  # Not raised in the nursery, which would wrap it in a group.
                 tasks.cancel_scope.cancel()
     if failures:
         raise failures[0]
@@ -229,15 +199,9 @@ async def _read(session: TranscriptionSession) -> list[tuple[str, float]]:
 
 
 def delay_of(told: Told, end: int, arrived_s: float) -> Delay | None:
-    """Take a word's delay apart.
+    """Split a word's delay; `end` is the sample after its last.
 
-    Args:
-        told: what became of its utterance.
-        end: the sample after the word's last.
-        arrived_s: when its delta came.
-
-    Returns:
-        Its parts; None where it came before its second was full: its end was judged too late.
+    None if its delta came before its second was full: its end was estimated too late.
     """
     full_s = [*told.sent_s[PIECES_A_SECOND - 1 :: PIECES_A_SECOND], told.closed_s]
     second = (end - 1) // INPUT_RATE_HZ
@@ -253,12 +217,7 @@ def delay_of(told: Told, end: int, arrived_s: float) -> Delay | None:
 
 
 def sum_up_live(told: Sequence[Told], find: Find) -> LiveResult:
-    """Sum up what became of all words.
-
-    Args:
-        told: of each utterance, in the order in which they were said.
-        find: says with which delta a word came.
-    """
+    """Sum up all words, of the utterances in order."""
     missed: Counter[str] = Counter()
     delays: list[Delay] = []
     early = 0

@@ -1,7 +1,4 @@
-"""`antiphon bench streaming`: how late live transcription is, and what it costs as a stream grows.
-
-The options and the tables; see `streaming` and `streaming_flat` for what is measured and how.
-"""
+"""`antiphon bench streaming`: options and tables; see `streaming` and `streaming_flat`."""
 
 from __future__ import annotations
 
@@ -46,19 +43,12 @@ STREAM_PHRASES: Final = 100
 """More than a minute has room for."""
 SCRIPTED: Final = "scripted"
 SERVED_NAME: Final = "bench"
-"""A name that the model is served by, whatever its own is."""
+"""The model's served name, whatever its own is."""
 
 
 @attrs.frozen(kw_only=True)
 class StreamingResult:
-    """What one run of the bench found; as JSON it is `attrs.asdict` of this.
-
-    Attributes:
-        machine: what it ran on.
-        model: which model.
-        live: how long after a word its text was there.
-        flat: what a second cost as a stream grew; None of the scripted model: it computes nothing.
-    """
+    """The results of one run; `flat` is None for the scripted model, which computes nothing."""
 
     machine: dict[str, str | int | float]
     model: str
@@ -114,7 +104,7 @@ async def _run(model: str, count: int, seconds: int) -> StreamingResult:
 
 
 def _measure_flat(name: str, phrases: Sequence[Phrase], seconds: int) -> FlatResult:
-    """Load the model, and have the stream heard; here, with nothing beside it."""
+    """Load the model and run the stream in this process, with nothing else."""
     from .streaming_flat import measure_flat
 
     try:
@@ -132,12 +122,7 @@ def _measure_flat(name: str, phrases: Sequence[Phrase], seconds: int) -> FlatRes
 
 
 def show(console: Console, found: StreamingResult) -> None:
-    """Print tables.
-
-    Args:
-        console: where to.
-        found: what was found.
-    """
+    """Print tables."""
     facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
     console.print(f"{found.model} model; {facts}\n")
     live = found.live

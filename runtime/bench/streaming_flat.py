@@ -1,13 +1,10 @@
-"""What a second of sound costs as a stream grows: ten minutes through one anchor, flat out.
+"""The cost of a second of sound as a stream grows: ten minutes through one anchor at full speed.
 
-The model by itself, without server, log and engine: one utterance in one slot, chunk after chunk,
-on this thread. The same sound comes round every tenth of the stream, so that the first and the
-last part are asked the same. A chunk costs the CPU time of this thread.
-
-Beside it stands what was computed: the rows that the language model was fed, counted where the
-model is called, against the rows that are a chunk's own: its prompt, and what it generated but for
-the last token, which is never fed. A row more would be history that is computed again. What may
-grow with the stream is attention over it alone, and that to the model's window at most.
+Only the model runs: one utterance in one slot, on this thread, whose CPU time is the cost. The
+same sound repeats every tenth of the stream, so that all parts have equal input. The rows fed to
+the language model are compared with each chunk's own: its prompt and generated tokens without the
+last, which is never fed. More would mean recomputed history. Only attention may grow with the
+stream, up to the model's window.
 """
 
 from __future__ import annotations
@@ -31,25 +28,24 @@ from .material import Speech
 from .streaming_material import Phrase, StreamingBenchError, quiet
 
 PARTS: Final = 10
-"""Of the stream: its minutes, where it lasts ten."""
+"""Of the stream: its minutes, if it lasts ten."""
 PAUSE_SAMPLES: Final = 2 * INPUT_RATE_HZ
 """Quiet between phrases: with less, ten minutes of text would not fit into `tiny`'s context."""
 WARM_CHUNKS: Final = 3
-"""Of an utterance before: what runs for the first time is dear."""
+"""Of an earlier utterance: first runs are slow."""
 NS_PER_MS: Final = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """A part of the stream, a tenth.
+    """A tenth of the stream.
 
     Attributes:
-        chunks: seconds of it that were heard.
-        cpu_ms: CPU a chunk, the mean.
-        step_ms: CPU of a step of the language model, the mean: of a chunk's prompt, or of a token.
-        computed: tokens computed in it.
-        own: of these, what its chunks had to: their prompts, and what they generated but the last.
-        kv_length: tokens in the model's memory at its end.
+        chunks: seconds processed.
+        cpu_ms: mean CPU per chunk.
+        step_ms: mean CPU per step of the language model: a chunk's prompt, or a token.
+        own: of the computed tokens, prompts and generated tokens without each chunk's last.
+        kv_length: tokens in the KV cache at its end.
     """
 
     chunks: int
@@ -62,15 +58,14 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class FlatResult:
-    """What a second cost in each part of a long stream.
+    """The cost of a second in each part of a long stream.
 
     Attributes:
-        seconds: of sound that were heard.
-        is_whole: the stream was heard to its end; else the model's context was full before.
-        parts: in their order.
-        last_of_first: CPU a chunk of the last part in terms of the first.
-        last_of_first_step: likewise, of `step_ms`, which does not depend on how much was written.
-        computed_again: tokens that were computed beyond those that a chunk had to; 0 is right.
+        seconds: of sound processed.
+        is_whole: processed to its end; else the context was full before.
+        last_of_first: CPU per chunk of the last part divided by the first.
+        last_of_first_step: the same of `step_ms`, which does not depend on the amount of text.
+        computed_again: tokens computed beyond the chunks' own; 0 is right.
     """
 
     seconds: int
@@ -83,7 +78,7 @@ class FlatResult:
 
 @attrs.frozen(kw_only=True)
 class _Heard:
-    """A chunk: CPU, steps of the language model, tokens computed, and those of its own."""
+    """A chunk: CPU, steps of the language model, tokens computed, and its own."""
 
     cpu_ns: int
     step_ns: int
@@ -94,7 +89,7 @@ class _Heard:
 
 
 class _Counting:
-    """Answers requests, and counts what the language model is fed, and what that costs."""
+    """Answers requests, and counts the language model's rows and their cost."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
@@ -112,12 +107,7 @@ class _Counting:
 
 
 def make_stream(phrases: Sequence[Phrase], seconds: int) -> Speech:
-    """Join phrases, with pauses, to a sound of so many seconds that may come round.
-
-    Args:
-        phrases: those that fit are said, from the first on.
-        seconds: at least one.
-    """
+    """Join the phrases that fit, with pauses, to a loop of so many seconds, at least one."""
     samples = quiet(seconds * INPUT_RATE_HZ, 0)
     at = 0
     for phrase in phrases:
@@ -130,15 +120,9 @@ def make_stream(phrases: Sequence[Phrase], seconds: int) -> Speech:
 
 
 def measure_flat(model: DuplexModel, phrases: Sequence[Phrase], seconds: int) -> FlatResult:
-    """Have a stream heard in the model's first slot, which is empty before and after.
+    """Run at least `PARTS` seconds in the first slot, empty before and after.
 
-    Args:
-        model: one that transcribes.
-        phrases: what is said.
-        seconds: of the stream; at least `PARTS`.
-
-    Raises:
-        StreamingBenchError: the model's context has no room for a stream.
+    `StreamingBenchError` if the model's context has no room for a stream.
     """
     speech = make_stream(phrases, max(1, seconds // PARTS))
     transcript = model.transcript(slot=0)
@@ -155,7 +139,7 @@ def measure_flat(model: DuplexModel, phrases: Sequence[Phrase], seconds: int) ->
 def _listen(
     transcript: Transcript, compute: Compute, speech: Speech, seconds: int
 ) -> Iterator[_Heard]:
-    """Have a short utterance heard, then the stream, as far as the context has room for it."""
+    """Run a short utterance, then the stream, as far as the context has room."""
     with suppress(ContextFull):
         for index in range(WARM_CHUNKS):
             _hear(transcript, compute, 0, index, speech)

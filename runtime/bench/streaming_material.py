@@ -1,13 +1,8 @@
-"""What `antiphon bench streaming` says: held-out phrases, when their words end, and what came.
+"""Material of `antiphon bench streaming`: held-out phrases, the ends of their words, and matching.
 
-The words of a phrase are told apart by their lengths alone: each takes the part of the speech that
-its letters and the space behind it are of the phrase's. That is rough, a tenth of a second here or
-there, and the same for every model.
-
-A word came with the delta that holds its last letter. What was written is aligned with what was
-said, word by word, so that a word which is wrong or missing costs no other. The scripted model
-knows no words, but names the second that it heard: there a word came with the name of the second
-in which it ends.
+A phrase's words are located by their lengths, with the following space, accurate to a tenth of a
+second or so. A word came with the delta of its last letter. The text is aligned with the phrase, so
+a wrong or missing word affects no other. The scripted model names the second that it heard.
 """
 
 from __future__ import annotations
@@ -35,29 +30,28 @@ HELDOUT: Final = FIXTURES / "heldout"
 ROOM_DB: Final = -62.0
 """RMS of the quiet between phrases, relative to full scale: that of a quiet room."""
 TAIL_SAMPLES: Final = INPUT_RATE_HZ
-"""Quiet after a phrase until its utterance is closed: so long a client waits for more."""
+"""Quiet after a phrase until its utterance is closed, as a client would wait."""
 PIECE_SAMPLES: Final = INPUT_RATE_HZ // 10
 """Of an append: 100 ms, as a microphone gives them; ten make a second."""
 LEAD_TURN: Final = (5**0.5 - 1) / 2
-"""Of a second: each phrase begins so much later in its second than the one before, modulo one. So
-words end anywhere in it, evenly for any number of phrases."""
+"""Each phrase begins later in its second by this, modulo one, so that words end evenly in it."""
 WORD: Final = re.compile(r"[\w']+")
 
 _Samples = NDArray[np.float32]
 Arrivals = list[int | None]
-"""Of each word the index of the delta that it came with; None of one that never came."""
+"""Each word's delta index; None if it never came."""
 
 
 class StreamingBenchError(click.ClickException):
-    """The bench cannot be run here, or a server failed; the text says why, in one line."""
+    """The bench cannot run, or a server failed; the text gives the reason in one line."""
 
 
 @attrs.frozen(kw_only=True)
 class Phrase:
-    """A held-out phrase, as it lies in the fixtures.
+    """A held-out phrase of the fixtures.
 
     Attributes:
-        text: what is said, in small letters.
+        text: in small letters.
         samples: 16 kHz mono, in [-1, 1].
         start: first sample of speech.
         end: the sample after the last of speech.
@@ -71,12 +65,7 @@ class Phrase:
 
 @attrs.frozen(kw_only=True)
 class SpokenWord:
-    """A word of an utterance.
-
-    Attributes:
-        text: in small letters.
-        end: the sample of the utterance after its last one, as judged.
-    """
+    """A word, in small letters, and the utterance's sample after its estimated end."""
 
     text: str
     end: int
@@ -84,35 +73,22 @@ class SpokenWord:
 
 @attrs.frozen(kw_only=True)
 class Utterance:
-    """What is said between two final commits.
-
-    Attributes:
-        samples: 16 kHz mono; whole pieces.
-        words: in their order.
-    """
+    """The speech between two final commits: 16 kHz mono in whole pieces, and its words."""
 
     samples: _Samples
     words: tuple[SpokenWord, ...]
 
     @property
     def pieces(self) -> list[_Samples]:
-        """Its appends, in their order."""
+        """Its appends, in order."""
         return np.split(self.samples, len(self.samples) // PIECE_SAMPLES)
 
 
-# -- what is said -------------------------------------------------------------------------------
+# -- the phrases --------------------------------------------------------------------------------
 
 
 def load_phrases(count: int, folder: Path = HELDOUT) -> list[Phrase]:
-    """Read held-out phrases, evenly out of all that the model was taught.
-
-    Args:
-        count: how many; where there are fewer, some are said again.
-        folder: holds them, with their manifest.
-
-    Raises:
-        StreamingBenchError: they are not there.
-    """
+    """Read held-out phrases, evenly out of all, or `StreamingBenchError`; repeated if too few."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except OSError as error:
@@ -135,7 +111,7 @@ def load_phrases(count: int, folder: Path = HELDOUT) -> list[Phrase]:
 
 
 def words_of(phrase: Phrase) -> list[SpokenWord]:
-    """Judge where the words of a phrase end, by their lengths; see the top of this file."""
+    """Estimate where a phrase's words end, by their lengths; see the module's docstring."""
     words = phrase.text.split()
     letters = list(accumulate(len(word) + 1 for word in words))
     spoken = phrase.end - phrase.start
@@ -146,12 +122,7 @@ def words_of(phrase: Phrase) -> list[SpokenWord]:
 
 
 def make_utterance(phrase: Phrase, place: int) -> Utterance:
-    """Say a phrase somewhere in its second, with quiet before it and after it.
-
-    Args:
-        phrase: which one.
-        place: of the utterance among all, from 0; it decides where in the second.
-    """
+    """Say a phrase with quiet around it; its `place` from 0 decides where in the second."""
     lead = int(place * LEAD_TURN % 1 * INPUT_RATE_HZ)
     least = lead + max(len(phrase.samples), phrase.end + TAIL_SAMPLES)
     samples = quiet(-(-least // PIECE_SAMPLES) * PIECE_SAMPLES, place)
@@ -167,17 +138,11 @@ def quiet(samples: int, seed: int) -> _Samples:
     return made
 
 
-# -- what came of it ----------------------------------------------------------------------------
+# -- results ------------------------------------------------------------------------------------
 
 
 def find_words(utterance: Utterance, number: int, deltas: Sequence[str]) -> Arrivals:
-    """Find out of what was written with which delta each word came.
-
-    Args:
-        utterance: what was said.
-        number: which of the session's it was; not looked at.
-        deltas: what was written of it.
-    """
+    """Find the delta of each word in the utterance's text."""
     del number
     found = list(WORD.finditer("".join(deltas).lower()))
     ends = list(accumulate(map(len, deltas)))
@@ -192,7 +157,7 @@ def find_words(utterance: Utterance, number: int, deltas: Sequence[str]) -> Arri
 
 
 def find_seconds(utterance: Utterance, number: int, deltas: Sequence[str]) -> Arrivals:
-    """The same as `find_words`, of the scripted model: it says which second it heard."""
+    """As `find_words`, for the scripted model, which names the second that it heard."""
     seconds = [(word.end - 1) // INPUT_RATE_HZ for word in utterance.words]
     places = {delta.strip().partition("-")[2]: at for at, delta in enumerate(deltas)}
     return [places.get(f"{number}.{second}") for second in seconds]

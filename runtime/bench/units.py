@@ -1,13 +1,10 @@
-"""How long a unit takes, as a client sees it: a real server, real WebSockets, a unit a second.
+"""The duration of a unit as a client sees it: a real server, real WebSockets, a unit a second.
 
-The server is a process of its own, started by the command line with recording on. Each client says
-a second of speech and shows a picture every second, by the clock and not by when it was answered.
-A unit's time runs from handing its append to the client's socket until its last frame (a listen,
-or the speech's text and sound) was received and parsed; what the server says of it is its own
-`wall_clock_ms`, from the unit's start to its result.
-
-Clients come either spread evenly over the second, or all in the same moment, which is the worst
-that a number of clients can do to a model that computes one unit at a time.
+The server runs in its own process, with recording on. Each client sends a second of speech and a
+picture every second, by the clock: clients are spread evenly, or all at once, the worst case for a
+model that computes one unit at a time. A unit's time runs from passing its append to the client's
+socket until its last frame (a listen, or the speech's text and sound) is received and parsed; the
+server's own `wall_clock_ms` runs from the unit's start to its result.
 """
 
 from __future__ import annotations
@@ -31,34 +28,30 @@ Arrival = Literal["spread", "together"]
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SESSIONS_WAIT_S: Final = 60.0
-"""For all sessions to be set up; a prompt takes a small part of a second."""
+"""For opening all sessions; a prompt takes a small part of a second."""
 ANSWERS_WAIT_S: Final = 10.0
-"""For what was not answered when the last unit was sent; then it counts as unanswered."""
+"""For the remaining answers after the last unit; then it counts as unanswered."""
 OFFSET_S: Final = 3
-"""Each client is so many seconds further in what it says than the one before."""
+"""Offset in seconds of each client's speech to the one before."""
 
 
 class BenchError(click.ClickException):
-    """The bench cannot go on; the text says why, in one line."""
+    """The bench cannot continue; the text gives the reason in one line."""
 
 
 @attrs.frozen(kw_only=True)
 class UnitsResult:
-    """What became of the units of one run.
+    """The results of one run.
 
     Attributes:
-        sessions: at once.
         arrival: when in the second their units come.
-        units: sent in all.
-        answered: of them.
-        speaking_share: of the answered, how many the model spoke in.
-        dropped: units that the server dropped, as it was behind (B7).
-        latency: as the clients saw it.
-        latency_listening: of the units that were listened to; None where there were none.
-        latency_speaking: of those that were spoken in.
-        server: as the server says, without queues and network.
-        p50_of_second: the median as a part of the second that a unit has.
-        p99_of_second: likewise.
+        speaking_share: share of the answered units in which the model spoke.
+        dropped: units dropped by a late server (B7).
+        latency: at the clients.
+        latency_listening: of listening units; None if there were none.
+        latency_speaking: of speaking units; None if there were none.
+        server: by the server, without queues and network.
+        p50_of_second: the median as a part of the unit's second.
     """
 
     sessions: int
@@ -81,17 +74,9 @@ class UnitsResult:
 async def measure_units(
     url: str, speech: Said, *, sessions: int, seconds: int, arrival: Arrival
 ) -> UnitsResult:
-    """Have clients talk to a server, each a unit a second, and measure their units.
+    """Have clients send a unit a second to a server, and measure their units.
 
-    Args:
-        url: the server's.
-        speech: what they say.
-        sessions: clients at once.
-        seconds: units that each of them sends.
-        arrival: when in the second.
-
-    Raises:
-        BenchError: a session could not be had, or ended before its time.
+    `BenchError` if a session fails or ends early.
     """
     begin = anyio.Event()
     frame = shown_frame()
@@ -128,7 +113,7 @@ async def measure_units(
 
 
 class _Client:
-    """One session; its appends are named by their number, and so are the answers."""
+    """One session; its appends and answers are named by number."""
 
     def __init__(self, *, units: list[Append], begin: anyio.Event, late_s: float) -> None:
         self.is_ready = anyio.Event()
@@ -144,7 +129,7 @@ class _Client:
         self._all_answered = anyio.Event()
 
     async def run(self, url: str) -> None:
-        """Hold the session, to its end."""
+        """Hold the session to its end."""
         try:
             async with connect(url, mode="video") as session, anyio.create_task_group() as tasks:
                 async for message in session:

@@ -1,9 +1,8 @@
-"""The same as `engine.run_engine`, on a clock that stands still while others compute.
+"""`engine.run_engine` on a virtual clock that stands still during other processes' work.
 
-The clock is the CPU time of this thread, which runs the engine's scheduler, and it leaps over the
-pauses in which no unit is due. So what is found is what the engine would serve on a core of its
-own, however busy the machine is; caches and memory are still shared with what else runs. Nothing
-is waited for, and the host's other work for a session (sockets, the log) is not in it.
+The clock is the CPU time of this thread, which runs the engine's scheduler, and it skips pauses
+without a due unit. So it measures an engine on a core of its own, though caches and memory are
+shared. The host's other work for a session (sockets, the log) is not included.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NS: Final = 1_000_000_000
 
 
 class _Client:
-    """One session: its units that are due, and the one under way."""
+    """One session: its due units, and the current one."""
 
     def __init__(self, session: SteppedSession) -> None:
         self.session = session
@@ -35,14 +34,7 @@ class _Client:
 
 
 class VirtualRun:
-    """One run; see the top of this file.
-
-    Args:
-        model: its first slots are used.
-        load: what the sessions do.
-        mode: batched, or one request at a time.
-        sessions: at once.
-    """
+    """One run, on the model's first slots; see the module's docstring."""
 
     def __init__(self, model: SteppedModel, load: Load, *, mode: Mode, sessions: int) -> None:
         self._load = load
@@ -104,7 +96,7 @@ class VirtualRun:
         self._scheduler.add(Task(steps=steps, deadline_ns=deadline_ns, done=done))
 
     def _begin(self, number: int) -> None:
-        """Begin a session's next unit that is due, unless one is under way."""
+        """Begin a session's next due unit, unless one is running."""
         client = self._clients[number]
         if client.is_busy or client.is_lost or not client.due_ns:
             return
@@ -135,13 +127,5 @@ class VirtualRun:
 def run_virtual(
     model: SteppedModel, load: Load, *, mode: Mode, arrival: Arrival, sessions: int
 ) -> EngineRun:
-    """Have sessions ask for units, on the clock of this thread's CPU time.
-
-    Args:
-        model: nobody else's meanwhile.
-        load: what they do.
-        mode: batched, or one request at a time.
-        arrival: when in the second.
-        sessions: at once.
-    """
+    """Have sessions request units, on this thread's CPU clock; the model must be unused."""
     return VirtualRun(model, load, mode=mode, sessions=sessions).run(mode, arrival)

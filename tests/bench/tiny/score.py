@@ -1,10 +1,8 @@
-"""What `tiny` can do, measured: `python -m tests.bench.tiny.score` prints JSON.
+"""The skills of `tiny`, measured: `python -m tests.bench.tiny.score` prints JSON.
 
-Held-out renderings lie in `fixtures/speech/heldout` with a manifest; no synthesiser is needed.
-Each is played into a session of its own, second by second, with the default settings:
-`FORCED` seconds of quiet, a pause that depends on its place in the list, the phrase, quiet.
-
-`SCORES` is the registry: a later skill adds an entry, and a retraining must pass all of them.
+Held-out renderings, in `fixtures/speech/heldout`, are each played into a session with the default
+settings: `FORCED` seconds of quiet, a pause that depends on its place in the list, the phrase,
+quiet. `SCORES` is the registry: a new skill adds an entry, and a retraining must pass all of them.
 """
 
 from __future__ import annotations
@@ -54,27 +52,26 @@ COLOURS: Final = {
     "black": ((12, 12, 14), (24, 22, 20), (4, 8, 16)),
     "white": ((246, 246, 248), (250, 248, 242), (238, 240, 242)),
 }
-"""Shades of each colour that pictures are made of, RGB."""
+"""Shades of each colour in the pictures, RGB."""
 SIZES: Final = ((400, 300), (256, 256), (352, 198))
 """Width and height of those pictures; training has other sizes."""
 BARGE_OFFSETS: Final = 5
-"""A phrase that is said into an answer starts 0 to 0.4 s into a unit, in steps of 0.1 s."""
+"""A phrase that interrupts an answer starts 0 to 0.4 s into a unit, in steps of 0.1 s."""
 SHOWN_EVERY: Final = 3
-"""Seconds from picture to picture where they come seldom."""
+"""Seconds between pictures when they are rare."""
 LONG_UNITS: Final = 30
-"""Seconds of silence, and of each noise, that must pass without a word."""
+"""Seconds of silence, and of each noise, that must pass without speech."""
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What the model did with one rendering.
+    """The model's reaction to one rendering.
 
     Attributes:
-        text: all it said.
         interrupted: it spoke in a unit that ended before the phrase did.
         audible: each speaking unit came with sound.
         ended: it ended its turn and listened again.
-        latency_s: from the phrase's end to the end of the unit that answered; nan without answer.
+        latency_s: from the phrase's end to the end of the answering unit; nan without answer.
     """
 
     text: str
@@ -104,13 +101,9 @@ def judge_all(
     *,
     every: int = 1,
 ) -> list[Outcome]:
-    """Play phrases into sessions of their own, and judge each.
+    """Play phrases, each with its end's sample, into their own sessions, and judge each.
 
-    Args:
-        model: the model.
-        staged: each phrase's sound and the sample after its last; its place gives the seed.
-        shown: JPEG files to show with each.
-        every: in which units, as in `playing`.
+    JPEG files of `shown` are shown in every `every`-th unit; the place gives the seed.
     """
     ends = list[int]()
 
@@ -125,13 +118,13 @@ def judge_all(
 
 
 def _right(items: Sequence[Heldout], outcomes: Sequence[Outcome]) -> float:
-    """The share of phrases that were answered with their own answers."""
+    """The share of phrases that were answered correctly."""
     answered = zip(items, outcomes, strict=True)
     return float(np.mean([outcome.text == item.answer for item, outcome in answered]))
 
 
 def score_heldout(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """The known phrases in voices that training never heard."""
+    """The known phrases in voices not used in training."""
     items = known_phrases(folder)
     staged = [stage_phrase(folder, item, place) for place, item in enumerate(items)]
     outcomes = judge_all(model, staged)
@@ -149,7 +142,7 @@ def score_heldout(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 
 def score_unknown(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """Speech that means nothing to it, in voices and sentences that training never heard."""
+    """Unknown speech, in voices and sentences not used in training."""
     items = [item for item in read_manifest(folder) if not item.answer]
     played = together(
         model,
@@ -199,7 +192,7 @@ def score_omni(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 
 def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """What it says it sees: fixed shades, in sizes new to it; and nothing at all."""
+    """The colour that it names: fixed shades, in sizes new to it; and no picture."""
     items = [item for item in read_manifest(folder) if item.phrase == SEEING]
     trials: list[tuple[str, tuple[bytes, ...]]] = [
         (name, (jpeg,)) for name, jpeg in colour_pictures(COLOURS, SIZES)
@@ -220,7 +213,7 @@ def score_colour(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 
 def score_barge(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """Somebody speaks into an answer: it stops at once, and answers what was said."""
+    """Barge-in: an interrupted answer stops at once, and the interruption is answered."""
     items, strange = known_phrases(folder), [i for i in read_manifest(folder) if not i.answer]
     others, courses, stopped, answered = [], [], list[bool](), list[bool]()
     for place, item in enumerate(items[::2]):

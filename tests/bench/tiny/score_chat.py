@@ -1,7 +1,7 @@
-"""What `tiny` can do in chat, measured; see `score.py`, whose registry has these scores too.
+"""The chat skills of `tiny`, measured; see `score.py` for the registry.
 
-Each question is a turn of its own with the default settings, on the same held-out renderings as the
-duplex scores: as they are in their files, with a tenth of a second of quiet at both ends.
+Each question is a turn of its own with the default settings, on the held-out renderings of the
+duplex scores: whole files, with a tenth of a second of quiet at both ends.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from .staging import SEEING, Course, Heldout, picture, read_manifest, read_speec
 Answer = tuple[list[TurnChunk], TurnResult]
 
 UNKNOWN: Final = "I do not know that."
-"""Its answer to what it does not know."""
+"""Its answer to an unknown question."""
 SYSTEM: Final = ("", "You are a helpful assistant.", "Be brief.")
 """Instructions, in turn; the first is none."""
 SPELLINGS: Final = ("{}", "{}?", "{}.")
 ALOUD_S: Final = (0.4, 8.0)
-"""Seconds that a spoken answer takes, at least and at most: the shortest answer has 0.8 of them,
-the longest 3.6."""
+"""Minimum and maximum seconds of a spoken answer: the shortest answer has 0.8, the longest 3.6."""
 
 
 def message(*content: Content | str) -> Message:
@@ -52,14 +51,7 @@ def message(*content: Content | str) -> Message:
 def ask(
     model: DuplexModel, place: int, *messages: Message, speech: SpeechConfig | None = None
 ) -> Course[Answer]:
-    """Have a conversation answered.
-
-    Args:
-        model: the model.
-        place: in the list of questions; gives the seed, and the instructions where there are any.
-        messages: the conversation, but for the instructions.
-        speech: as in `Turn`.
-    """
+    """Answer a conversation; `place` in the list of questions gives the seed and instructions."""
     text = SYSTEM[place % len(SYSTEM)]
     system = [Message(role="system", content=(Text(text=text),))] if text else []
     turn = Turn(
@@ -93,7 +85,7 @@ def _questions(folder: Path) -> list[Heldout]:
 
 
 def _earlier(items: Sequence[Heldout], place: int) -> tuple[Message, ...]:
-    """What was said before: nothing, or a phrase and its answer, or two of them."""
+    """Earlier turns: none, one or two phrases with their answers."""
     before = [items[(place + 7 * (turn + 1)) % len(items)] for turn in range(place % 3)]
     said = []
     for item in before:
@@ -103,7 +95,7 @@ def _earlier(items: Sequence[Heldout], place: int) -> tuple[Message, ...]:
 
 
 def score_chat_typed(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """All phrases, typed in three spellings, behind no, one or two earlier turns; and strangers."""
+    """All phrases, typed in three spellings, after no, one or two turns; and unknown ones."""
     items = _questions(folder)
     courses, asked = [], list(product(items, SPELLINGS))
     for place, (item, spelling) in enumerate(asked):
@@ -125,7 +117,7 @@ def score_chat_typed(model: DuplexModel, folder: Path) -> dict[str, float]:
 
 
 def score_chat_spoken(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """All held-out renderings as sound contents; and speech that it does not know."""
+    """All held-out renderings as sound contents; and unknown speech."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     items = read_manifest(folder)
     sounds = (Sound(pcm=read_speech(folder, item).astype("<f4").tobytes()) for item in items)
@@ -142,13 +134,7 @@ def score_chat_spoken(model: DuplexModel, folder: Path) -> dict[str, float]:
 def score_chat_colour(
     model: DuplexModel, folder: Path, pictures: Sequence[tuple[str, bytes]]
 ) -> dict[str, float]:
-    """What it says it sees, asked in writing and aloud.
-
-    Args:
-        model: the model.
-        folder: the renderings.
-        pictures: the name of a colour and a JPEG file of it.
-    """
+    """The colour that it names, asked in text and in speech; pictures: colour names and JPEGs."""
     spoken = [item for item in read_manifest(folder) if item.phrase == SEEING]
     asked, courses = [], []
     for place, (name, jpeg) in enumerate(pictures):
@@ -164,7 +150,7 @@ def score_chat_colour(
 
 
 def score_chat_aloud(model: DuplexModel, folder: Path) -> dict[str, float]:
-    """All phrases, typed, to be answered aloud: the same words, and sound of a fitting length."""
+    """All phrases, typed, answered in speech: the same words, and sound of a fitting length."""
     right, sounded, seconds = [], [], []
     items = _questions(folder)
     courses = (
@@ -186,12 +172,7 @@ def score_chat_aloud(model: DuplexModel, folder: Path) -> dict[str, float]:
 def colour_pictures(
     colours: Mapping[str, Sequence[tuple[int, int, int]]], sizes: Sequence[tuple[int, int]]
 ) -> list[tuple[str, bytes]]:
-    """A picture of each shade.
-
-    Args:
-        colours: the shades of each colour, RGB.
-        sizes: width and height of the pictures of a colour's shades, one after the other.
-    """
+    """A picture of each shade (RGB), with the sizes (width, height) in turn."""
     return [
         (name, picture(shade, sizes[index % len(sizes)], index))
         for name, shades in colours.items()

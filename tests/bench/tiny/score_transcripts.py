@@ -1,8 +1,8 @@
-"""How well `tiny` writes down what it hears; see `score.py`, whose registry has this score too.
+"""How well `tiny` transcribes; see `score.py` for the registry.
 
-Each rendering is an utterance of its own, cut into seconds as the server cuts it: a pause that
-depends on its place in the list, the file as it is, silence up to a whole second, and a second of
-silence. Then a stream: every fourth rendering, one after another, as one utterance.
+Each rendering is an utterance, cut into seconds: a pause that depends on its place in the list, the
+file, silence up to a whole second, and a second of silence. Then every fourth rendering in
+sequence, as one utterance.
 """
 
 from __future__ import annotations
@@ -37,19 +37,14 @@ PAUSES: Final = (0.3, 0.7, 1.1, 1.9)
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """What was said, and what was written of it.
-
-    Attributes:
-        said: the words.
-        wrote: the words.
-    """
+    """The words said and the words transcribed."""
 
     said: tuple[str, ...]
     wrote: tuple[str, ...]
 
     @property
     def errors(self) -> int:
-        """The fewest words to put in, leave out or replace, so that one becomes the other."""
+        """The word edit distance."""
         row = list(range(len(self.wrote) + 1))
         for place, said in enumerate(self.said, 1):
             corner, row[0] = row[0], place
@@ -61,20 +56,12 @@ class Written:
 
 
 def word_error(transcripts: Sequence[Written]) -> float:
-    """Errors a word that was said, over all transcripts."""
+    """Errors per word said, over all transcripts."""
     return sum(item.errors for item in transcripts) / sum(len(item.said) for item in transcripts)
 
 
 def writing_down(model: DuplexModel, pcm: Pcm) -> Course[list[ChunkResult]]:
-    """Have an utterance written down in a transcription of its own.
-
-    Args:
-        model: the model.
-        pcm: 16 kHz, in [-1, 1]; of any length.
-
-    Returns:
-        A course that gives what each second gave; the last is silence.
-    """
+    """Transcribe an utterance (16 kHz, in [-1, 1]), second by second; the last is silence."""
     seconds = -(-len(pcm) // UNIT_SAMPLES) + 1
     sound = np.pad(pcm, (0, seconds * UNIT_SAMPLES - len(pcm))).astype("<f4")
 
@@ -98,7 +85,7 @@ def writing_down(model: DuplexModel, pcm: Pcm) -> Course[list[ChunkResult]]:
 
 
 def transcribe(model: DuplexModel, said: Sequence[str], sounds: Iterable[Pcm]) -> list[Written]:
-    """Have utterances written down, and lay each beside what was said."""
+    """Transcribe utterances and pair each with its words."""
     written = together(model, (writing_down(model, pcm) for pcm in sounds))
     texts = ("".join(result.text for result in results) for results in written)
     return [
@@ -108,12 +95,10 @@ def transcribe(model: DuplexModel, said: Sequence[str], sounds: Iterable[Pcm]) -
 
 
 def _staged(folder: Path, item: Heldout, place: int) -> Pcm:
-    """A rendering behind its pause."""
     return np.concatenate([room(pause_of(place), place), read_speech(folder, item)])
 
 
 def _stream(folder: Path, items: Sequence[Heldout]) -> Pcm:
-    """Renderings one after another, in a quiet room."""
     pieces = []
     for place, item in enumerate(items):
         quiet = room(int(PAUSES[place % len(PAUSES)] * INPUT_RATE_HZ), place)

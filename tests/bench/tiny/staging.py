@@ -1,7 +1,4 @@
-"""What the scores of `tiny` are played from: held-out speech, a quiet room, sessions, pictures.
-
-See `score.py`. Nothing here says what is right.
-"""
+"""Material for the scores of `tiny`: held-out speech, a quiet room, sessions, pictures."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ Result = TypeVar("Result")
 
 Pcm = NDArray[np.float32]
 Course = Callable[[int], Steps[Result]]
-"""A session from its beginning to its end, in the slot that it is given."""
+"""A whole session, in the slot that it is given."""
 
 SEEING: Final = "what do you see"
 """The phrase that is answered from the pictures."""
@@ -43,7 +40,7 @@ FORCED: Final = 3
 AFTER: Final = 5
 """Units after the phrase: enough for the longest answer and a listen."""
 ROOM_DB: Final = -62.0
-"""RMS of the quiet room in which the phrases are played, relative to full scale."""
+"""RMS of the quiet room, relative to full scale."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +49,7 @@ class Heldout:
 
     Attributes:
         file: name of the FLAC file.
-        phrase: what is said.
-        answer: what the model should say; empty for speech that it must not answer.
+        answer: the expected answer; empty for speech that must stay unanswered.
         voice: espeak-ng's accent and variant.
         speed: words a minute.
         pitch: 0-99.
@@ -78,23 +74,16 @@ def read_manifest(folder: Path) -> list[Heldout]:
 
 
 def room(samples: int, key: int, level_db: float = ROOM_DB) -> Pcm:
-    """White noise that depends on `key` alone, 16 kHz."""
+    """White noise that depends only on `key`, 16 kHz."""
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(samples)
     pcm: Pcm = (noise * 10.0 ** (level_db / 20.0)).astype(np.float32)
     return pcm
 
 
 def together(model: DuplexModel, courses: Iterable[Course[Result]]) -> list[Result]:
-    """Drive courses to their ends in all slots of a model; those that can are computed as a batch.
+    """Run courses in all slots of a model, in batches, on which CPU results do not depend.
 
-    What a course gets does not depend on its company, on a CPU (`Machine`).
-
-    Args:
-        model: the model; nobody else uses its slots.
-        courses: each is begun once a slot is free, in order.
-
-    Returns:
-        What each course returns.
+    Each begins once a slot is free, in order; the model must be otherwise unused.
     """
     results: dict[int, Result] = {}
     waiting = enumerate(courses)
@@ -127,13 +116,7 @@ def together(model: DuplexModel, courses: Iterable[Course[Result]]) -> list[Resu
 
 
 class Player:
-    """A new session, played into unit by unit; a picture that is shown again is computed once.
-
-    Args:
-        model: the model.
-        seed: the session's.
-        slot: the session's.
-    """
+    """A new session, played into unit by unit; a repeated picture is computed once."""
 
     def __init__(self, model: DuplexModel, seed: int, slot: int) -> None:
         opening = Opening(
@@ -148,7 +131,7 @@ class Player:
         self._seen: dict[int, Tensor] = {}
 
     def step(self, second: Pcm, frames: tuple[bytes, ...] = ()) -> Steps[UnitResult]:
-        """Play one unit, (16000,); gives its result after it was finalized."""
+        """Play one unit, (16000,), and finalize it."""
         session = self._session
         if self._index < 0:
             yield from session.open()
@@ -161,7 +144,7 @@ class Player:
         return result
 
     def _seeing_once(self, steps: Steps[Result]) -> Steps[Result]:
-        """Answer a slice that was seen before as it was answered then."""
+        """Answer a slice that was seen before from memory."""
         answer: Any = None
         try:
             while True:
@@ -185,17 +168,9 @@ class Player:
 def playing(
     model: DuplexModel, pcm: Pcm, seed: int, frames: tuple[bytes, ...] = (), *, every: int = 1
 ) -> Course[list[UnitResult]]:
-    """Play sound into a new session; what does not fill a unit is left out.
+    """Play sound (16 kHz, in [-1, 1]) into a new session; an incomplete last unit is dropped.
 
-    Args:
-        model: the model.
-        pcm: 16 kHz, in [-1, 1].
-        seed: the session's.
-        frames: JPEG files to show.
-        every: in which units: 1 is all of them.
-
-    Returns:
-        A course that gives each unit's result.
+    The JPEG `frames` are shown in every `every`-th unit. The course gives each unit's result.
     """
 
     def course(slot: int) -> Steps[list[UnitResult]]:
@@ -213,12 +188,12 @@ def playing(
 
 
 def play(model: DuplexModel, pcm: Pcm, seed: int) -> list[UnitResult]:
-    """Play sound into a new session by itself; see `playing`."""
+    """Play sound into a new session, unbatched; see `playing`."""
     return together(model, [playing(model, pcm, seed)])[0]
 
 
 def known_phrases(folder: Path) -> list[Heldout]:
-    """The renderings of phrases that have one answer, whatever is seen."""
+    """The renderings of phrases with one answer, whatever is shown."""
     return [item for item in read_manifest(folder) if item.answer and item.phrase != SEEING]
 
 
@@ -238,16 +213,9 @@ def pause_of(place: int) -> int:
 def stage_phrase(
     folder: Path, item: Heldout, place: int, lead_s: float = FORCED
 ) -> tuple[Pcm, int]:
-    """Put a rendering into a quiet room.
+    """Put a rendering into a quiet room, after `lead_s` and the pause of its place in the list.
 
-    Args:
-        folder: where the file lies.
-        item: which.
-        place: its place in the list; gives the pause before it, in steps of 0.1 s, and the room.
-        lead_s: seconds before that pause.
-
-    Returns:
-        The sound, and the sample after the phrase's last.
+    Returns the sound, and the sample after the phrase's last.
     """
     speech = read_speech(folder, item)
     begin = int(lead_s * INPUT_RATE_HZ) + pause_of(place)
@@ -261,17 +229,9 @@ def stage_phrase(
 def speaking_into(
     model: DuplexModel, pcm: Pcm, seed: int, second: Pcm
 ) -> Course[tuple[list[UnitResult], list[UnitResult]] | None]:
-    """Play sound, and other sound into its answer.
+    """Play the sound `pcm`, and `second` from the second unit of its answer on; whole units.
 
-    Args:
-        model: the model.
-        pcm: the phrase in its room, whole units.
-        seed: the session's.
-        second: what is said into the answer, from the start of its second unit on; whole units.
-
-    Returns:
-        A course that gives what came before and from the second sound on; None where no answer was
-        left open.
+    The course gives the results before and from the second sound on; None without an open answer.
     """
 
     def course(slot: int) -> Steps[tuple[list[UnitResult], list[UnitResult]] | None]:
@@ -293,7 +253,7 @@ def speaking_into(
 
 
 def picture(colour: tuple[int, int, int], size: tuple[int, int], key: int) -> bytes:
-    """A picture of one shade, darker towards its foot, with a little grain, as JPEG."""
+    """A JPEG of one shade, darker towards its foot, with a little grain."""
     width, height = size
     rng = np.random.Generator(np.random.Philox(key=key))
     light = np.linspace(1.0, 0.9, height)[:, None, None]
