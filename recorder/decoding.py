@@ -77,7 +77,7 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
         raise FormatError(f"record {reprlib.repr(kind)} of version {reprlib.repr(version)} is none")
     check_version(kind, version)
     if not isinstance(found["fields"], dict):
-        raise FormatError("a record's fields are no object")
+        raise FormatError("a record's fields are not an object")
     try:
         record = Record(kind=kind, seq=found["seq"], at_ns=found["at_ns"], fields=found["fields"])
     except RecorderError as error:
@@ -105,7 +105,7 @@ def _is_count(value: object) -> bool:
 
 def _check_table(found: object) -> tuple[tuple[int, ...], ...]:
     if not isinstance(found, list):
-        raise FormatError("a record's blob table is no list")
+        raise FormatError("a record's blob table is not a list")
     for entry in found:
         if (
             not isinstance(entry, list)
@@ -168,7 +168,7 @@ class _Unpacker:
 
     def _text(self, pieces: object) -> str:
         if not isinstance(pieces, list):
-            raise FormatError("a text taken apart is no list")
+            raise FormatError("a split text is not a list")
         return restore(map(self._piece, pieces))
 
     def _piece(self, piece: object) -> str | bytes:

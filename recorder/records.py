@@ -98,12 +98,12 @@ _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | 
 def _is_count(_instance: object, attribute: attrs.Attribute[int], value: int) -> None:
     if type(value) is not int or not 0 <= value < 1 << 63:
         shown = reprlib.repr(value)
-        raise RecordInvalid(f"{attribute.name} {shown} is no count of up to 63 bits")
+        raise RecordInvalid(f"{attribute.name} {shown} is not a count of up to 63 bits")
 
 
 def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
     if value not in RECORD_VERSIONS:
-        raise RecordInvalid(f"{value!r} is no kind of record")
+        raise RecordInvalid(f"{value!r} is not a kind of record")
 
 
 @attrs.frozen(kw_only=True)

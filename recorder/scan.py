@@ -174,7 +174,7 @@ def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion
         decompressor = zstandard.ZstdDecompressor(max_window_size=PAYLOAD_BYTES_MAX)
         payload = decompressor.decompress(compressed, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise FormatError(f"the payload is no zstd frame: {error}") from error
+        raise FormatError(f"the payload is not a zstd frame: {error}") from error
     if len(payload) != header.uncompressed_len:
         raise FormatError("the payload is shorter than its header says")
     return unstuff(payload) if header.is_stuffed else payload

@@ -51,7 +51,7 @@ class Store:
     def path(self, recording_id: str) -> Path:
         """Return the path of a recording's log; `LogMisuse` if the recording id is invalid."""
         if not is_recording_id(recording_id):
-            raise LogMisuse(f"{recording_id!r} is no recording id: 1 to 64 of A-Z a-z 0-9 _ -")
+            raise LogMisuse(f"{recording_id!r} is not a recording id: 1 to 64 of A-Z a-z 0-9 _ -")
         return self.directory / (recording_id + SUFFIX)
 
     def find(self, recording_id: str) -> LogInfo | None:

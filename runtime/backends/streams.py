@@ -100,10 +100,10 @@ class SamplingParams:
         if self.n != 1:
             raise ParameterError(f"n is {self.n}: streaming input gives one answer, so n is 1")
         if self.stop:
-            raise ParameterError("stop has texts: streaming input is ended by stop_token_ids alone")
+            raise ParameterError("stop has texts: only stop_token_ids end streaming input")
         if self.output_kind != "delta":
             raise ParameterError(
-                f"output_kind is {self.output_kind!r}: streaming input gives 'delta' alone"
+                f"output_kind is {self.output_kind!r}: streaming input gives only 'delta'"
             )
 
 
