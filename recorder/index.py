@@ -73,7 +73,7 @@ class Index:
         except sqlite3.OperationalError:
             return None  # it is busy or read-only: keep it
         except (sqlite3.DatabaseError, TypeError, ValueError):
-            with suppress(OSError):  # not our index: make it anew
+            with suppress(OSError):  # not our index: make it again
                 self._path.unlink()
             return None
 

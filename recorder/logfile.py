@@ -250,4 +250,4 @@ class LogFile:
             rest = rest[count:]
             if rest:
                 yield count
-        self.is_dirty = True  # again: a concurrent sync covered only part of it
+        self.is_dirty = True  # again: a concurrent sync covered only a part

@@ -7,7 +7,7 @@
 Rules: every zstd frame has an entry, including the skippable ones of block headers, of uncompressed
 length 0. So a block is two entries, the first always the same. No block's mark can occur in the
 table: a header's entry starts with a byte that no mark contains, and lengths are limited. A table
-is optional: it is not in the chain, and nothing is accepted because of it.
+is optional: it is not in the chain, and nothing is accepted because of one.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ SERVED_NAME: Final = "bench"
 
 @attrs.frozen(kw_only=True)
 class StreamingResult:
-    """The results of one run; `flat` is None for the scripted model, which computes nothing."""
+    """The results of one run; the scripted model, which computes nothing, has no `flat`."""
 
     machine: dict[str, str | int | float]
     model: str

@@ -47,7 +47,7 @@ class Spans:
 
     def aim(self, rows: Sequence[Row]) -> None:
         """Set each row's slot and start position."""
-        # Made anew: torch keeps pinned memory until copies from it are done, also after a failure.
+        # Made again: torch keeps pinned memory until copies from it are done, also after a failure.
         where = [[row.slot for row in rows], [row.start for row in rows]]
         sent = torch.tensor(where, pin_memory=self._is_pinned)
         self.slots.copy_(sent[0], non_blocking=True)

@@ -63,7 +63,7 @@ class SpeechDecoder(nn.Module):
     def opening(self, text: Sequence[tuple[int, Tensor]]) -> Tensor:
         """A chunk's first rows, (text + 1, hidden): its tokens' conditions, then `audio_bos`.
 
-        Each token comes with its hidden state, (llm_dim,); there may be none.
+        Each token comes with its hidden state, (llm_dim,); the text may be empty.
         """
         weight = self.emb_text.weight
         bos = weight[self.config.audio_bos_token_id][None]
