@@ -74,7 +74,8 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
         raise FormatError("a record's header has other keys")
     kind, version = found["kind"], found["version"]
     if not isinstance(kind, str) or not _is_count(version):
-        raise FormatError(f"record {reprlib.repr(kind)} of version {reprlib.repr(version)} is none")
+        shown = f"{reprlib.repr(kind)} of version {reprlib.repr(version)}"
+        raise FormatError(f"record {shown} is invalid")
     check_version(kind, version)
     if not isinstance(found["fields"], dict):
         raise FormatError("a record's fields are not an object")

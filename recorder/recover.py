@@ -293,7 +293,7 @@ class _Copier:
         """Write marks for the records lost before `next_seq`."""
         lost = next_seq - self.writer.next_seq
         if lost > min(LOST_MAX, self.source.size()):
-            raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged of it")
+            raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged")
         for seq in range(self.writer.next_seq, next_seq):
             mark = Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST)
             self.writer.put(entry_of(mark))
