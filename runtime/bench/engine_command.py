@@ -321,7 +321,7 @@ def _show(console: Console, found: EngineBenchResult) -> None:
     single = next((run for run in found.runs if run.sessions == 1), None)
     if single is not None:
         stages = ", ".join(f"{name} {ms:.1f}" for name, ms in single.stages_ms.items())
-        console.print(f"A unit alone, ms by stage: {stages}", highlight=False)
+        console.print(f"A single unit, ms by stage: {stages}", highlight=False)
     if found.full is not None:
         _show_full(console, found.full)
 
