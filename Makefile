@@ -22,7 +22,7 @@ EVIDENCE := docs/evidence
 help:
 	@echo 'make setup   make .venv and install Antiphon and its tools into it'
 	@echo 'make demo    serve, talk, record and replay a session with the embedded model'
-	@echo 'make test    run the tests (ARGS="-k units" for some; PYTEST_WORKERS= for one process)'
+	@echo 'make test    run the tests (ARGS="-m quick" in a minute; ARGS="-k units" for some)'
 	@echo 'make lint    check style, formatting and types'
 	@echo 'make bench   measure, and print the numbers as JSON'
 	@echo 'make soak    run for long, and keep the numbers under $(EVIDENCE)/'

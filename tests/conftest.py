@@ -10,6 +10,8 @@
 
 No profile has a deadline: an example that is slow on a busy machine is no bug.
 
+`-m quick` runs the tests of files that import none of `NEEDS`, but for those marked `slow`.
+
 Asynchronous tests bear `pytest.mark.anyio` and run on asyncio and on trio, by AnyIO's own fixture
 `anyio_backend`. A module whose tests need virtual time overrides it with trio's `MockClock`; with
 real sockets that clock is moved by hand, for it would jump by itself while a socket is waited for.
@@ -20,9 +22,11 @@ under `nohup` or in a CI that ignores them: a child inherits an ignored signal, 
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -59,6 +63,38 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 for ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, lambda *_: None)  # the tests themselves go on ignoring it
+
+
+TESTS = Path(__file__).parent
+NEEDS = re.compile(
+    r"^ *(?:from|import) .*\b(?:torch|\w*minicpmo\w*|random_model|subprocess|live|transcript_live"
+    r"|media\.process|terminal|generated|generated_transcription|simulate|simulated_server)\b",
+    re.MULTILINE,
+)
+"""What a file of quick tests does not import: a model, a process, a whole simulation."""
+
+
+@functools.cache
+def is_quick(path: Path) -> bool:
+    """Whether a file of tests needs nothing that takes seconds."""
+    text = path.read_text("utf-8")
+    others = re.findall(r"^from (?:\.|tests\.)(?:\w+\.)*(test_\w+) import", text, re.MULTILINE)
+    if NEEDS.search(text):
+        return False
+    return all(is_quick(found) for name in others for found in TESTS.rglob(f"{name}.py"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what else would be imported, torch with it, and deselected."""
+    is_asked = config.getoption("markexpr") == "quick" and collection_path.name.startswith("test_")
+    return True if is_asked and not is_quick(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark quick tests, for `-m quick`."""
+    for item in items:
+        if is_quick(item.path) and item.get_closest_marker("slow") is None:
+            item.add_marker("quick")
 
 
 @pytest.fixture(scope="module", autouse=True)

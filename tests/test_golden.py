@@ -117,6 +117,7 @@ def test_a_harmed_log_is_read_past_its_harm(name: str) -> None:
     assert replay_log(path, go_on=True).result == replay_log(path).result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_a_scene_gives_the_same_log_twice(name: str) -> None:
     """Something that is no event reaches a session: a clock, an id, an order of a set."""

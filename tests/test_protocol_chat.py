@@ -538,6 +538,7 @@ class ChatWorld(RuleBasedStateMachine):
         assert self.lease is None or self.turn is not None or self.releasing
 
 
+@pytest.mark.slow
 def test_anything_can_happen_to_a_chat() -> None:
     """Some order of events leaks a slot, answers twice or never, or breaks the machine."""
     run_state_machine_as_test(

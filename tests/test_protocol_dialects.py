@@ -180,6 +180,7 @@ def take(dialect: Dialect, body: dict[str, object], context: Context) -> None:
     choose(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", EVERY_DIALECT, ids=lambda dialect: dialect.name)
 @given(body=json_objects, mode=st.sampled_from(MODES))
 def test_no_object_crashes_a_dialect(dialect: Dialect, body: dict[str, object], mode: Any) -> None:
@@ -187,6 +188,7 @@ def test_no_object_crashes_a_dialect(dialect: Dialect, body: dict[str, object], 
     take(dialect, body, Context(mode=mode))
 
 
+@pytest.mark.slow
 @in_every_case
 @with_slow_data
 @given(data=st.data())
@@ -197,6 +199,7 @@ def test_no_mutated_message_crashes_a_dialect(name: str, mode: Mode, data: st.Da
         take(dialect, body, context_of(mode))
 
 
+@pytest.mark.slow
 @in_every_case
 @settings(with_slow_data, max_examples=50)
 @given(data=st.data())
@@ -391,6 +394,7 @@ def test_queue_and_errors_read_alike_in_every_dialect(message: ServerMessage) ->
     assert len(legacy) == 1
 
 
+@pytest.mark.slow
 @in_every_case
 @with_slow_data
 @given(data=st.data())
@@ -401,6 +405,7 @@ def test_no_mutated_answer_crashes_the_client(name: str, mode: Mode, data: st.Da
         DIALECTS[name].decode(body, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", EVERY_DIALECT, ids=lambda dialect: dialect.name)
 @given(body=json_objects, mode=st.sampled_from(MODES))
 def test_no_object_crashes_the_client(dialect: Dialect, body: dict[str, object], mode: Any) -> None:

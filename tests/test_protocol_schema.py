@@ -423,6 +423,7 @@ def test_the_schema_needs_what_the_server_needs(name: str) -> None:
         assert refused(message, less) is is_refused, field
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -447,6 +448,7 @@ def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObje
     assert problems(name, "client", body, course(name, mode)) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

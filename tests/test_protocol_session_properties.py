@@ -330,6 +330,7 @@ NO_SHRINKING = settings(BUDGET, phases=[hypothesis.Phase.generate], report_multi
 """Whether a mutant is caught is the question, not how briefly."""
 
 
+@pytest.mark.slow
 def test_no_rule_is_broken_in_ten_thousand_steps() -> None:
     """A client is lied to, a slot lost, or a unit run on half-fed state."""
     SessionMachine.steps = 0
@@ -368,6 +369,7 @@ def mutant(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     return locals()[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

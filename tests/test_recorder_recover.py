@@ -115,6 +115,7 @@ def test_a_log_cut_anywhere_keeps_its_whole_blocks(salvage: bool) -> None:
         assert made.recovered.survey.records_lost == 0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 8 * len(LOG) - 1), st.booleans())
 @settings(max_examples=250)
 def test_any_flipped_bit_costs_one_block(bit: int, salvage: bool) -> None:

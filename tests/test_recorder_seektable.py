@@ -153,6 +153,7 @@ def test_a_log_cut_within_its_table_is_finished() -> None:
         assert items(LOG[:end]) == items(LOG)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_it_is_seen() -> None:
     """A table that is wrong in one entry leads others astray, and `verify` says all is well."""
     for bit in range(8 * TABLE_AT, 8 * len(LOG)):

@@ -278,6 +278,7 @@ def test_what_is_moved_back_is_not_gone_through_for_each_sound(
 # -- sessions of all kinds ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name.removesuffix(".session.zst"))
 def test_every_golden_log_in_every_format(log: Path) -> None:
     """Some dialect's sessions could not be exported."""

@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-import torch
 import trio
 from trio.testing import MockClock
 
@@ -325,7 +324,7 @@ def test_a_model_is_loaded_as_it_was_recorded(
     has_gpu: bool,
 ) -> None:
     """A log in another format, or of a GPU, would only ever be said to be of another place."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     half = made_by(device="cpu", dtype="bfloat16", deterministic=True)
     assert loading_of(half, "tiny") == Loading("tiny", device="cpu", dtype="bf16")
     elsewhere = Loading("/models/tiny", device="cpu", dtype="bf16")

@@ -174,6 +174,7 @@ def first_found(target: LocalTarget, names: Names, seed: int = 1) -> Found:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found_and_made_small(name: str) -> None:
     """A real one of its kind would be missed, or reported as a heap of noise."""
@@ -198,6 +199,7 @@ def test_a_finding_is_kept_and_found_again(tmp_path: Path) -> None:
     assert steps["close"]
 
 
+@pytest.mark.slow
 def test_a_server_in_order_has_no_findings_in_any_dialect() -> None:
     """Whoever runs the fuzzer would chase ghosts; or the server has a bug that was found just now.
 

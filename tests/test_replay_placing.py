@@ -63,6 +63,7 @@ def in_view(head: Fields, items: Iterable[Record | Damage], voice: Voice) -> lis
     return joined((piece["begin_ns"], piece["end_ns"]) for piece in pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("voice", VOICES)
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name.removesuffix(".session.zst"))
 def test_a_page_and_a_file_agree_on_every_golden_log(log: Path, voice: Voice) -> None:
@@ -72,6 +73,7 @@ def test_a_page_and_a_file_agree_on_every_golden_log(log: Path, voice: Voice) ->
     assert in_view(head, items, voice) == in_export(head, items, voice)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(scenes(), st.sampled_from(VOICES))
 def test_a_page_and_a_file_agree_on_any_session(scene: Scene, voice: Voice) -> None:

@@ -365,6 +365,7 @@ def kinds_of(records: list[Record]) -> list[str]:
     return [record.kind for record in records if record.kind != "state"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name.split(".")[0])
 def test_lengths_are_kept_and_the_session_is_the_same(path: Path, tmp_path: Path) -> None:
     """A redacted log would not replay, or say of another session than the one that was."""

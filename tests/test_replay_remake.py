@@ -50,6 +50,7 @@ def events_of(records: list[Record]) -> list[ev.Event]:
     return [event_of(r.fields, r.at_ns) for r in records if r.kind in EVENT_KINDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name.split(".")[0])
 def test_a_sound_log_is_made_again_as_it_was(path: Path, tmp_path: Path) -> None:
     """What is made of a log would differ from it in more than what was changed."""

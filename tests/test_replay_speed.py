@@ -50,6 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_log(tmp_path_factory.mktemp("long"), scene.records)
 
 
+@pytest.mark.slow
 def test_a_thousand_units_replay_fast(log: Path) -> None:
     """A corpus of recordings could not be replayed with each change of the server."""
     began = time.process_time()
@@ -59,6 +60,7 @@ def test_a_thousand_units_replay_fast(log: Path) -> None:
     assert outcome.span_ns / NS_PER_S / spent_s >= TIMES_REAL_TIME_MIN
 
 
+@pytest.mark.slow
 def test_a_long_log_is_not_held_in_memory(log: Path) -> None:
     """Ten minutes of a session would take all the memory of whoever replays them."""
     tracemalloc.start()

@@ -64,6 +64,7 @@ def test_a_session_is_inspected(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @every_log
 def test_a_session_is_shown_and_exported(name: str, tmp_path: Path) -> None:
     """A page or a file cannot be made of such a log, or has no words."""
@@ -152,6 +153,7 @@ def test_a_part_of_a_transcription_cannot_be_taken_out(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 @every_log
 def test_simpler_events_make_a_log_that_replays(name: str, tmp_path: Path) -> None:
     """A log of a transcription cannot be made smaller, or is another session's then."""

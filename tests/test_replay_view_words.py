@@ -20,6 +20,7 @@ from replay.view.dialogue import Dialogue
 from .test_replay_view import GOLDEN, golden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_word_of_inspect_is_in_the_page(name: str) -> None:
     """An answer would be missing from the voices: of a chat that is not streamed, all of them."""

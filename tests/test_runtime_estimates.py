@@ -215,6 +215,7 @@ class Street:
         return round(seconds * NS_PER_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.9, 1.1])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("slots", [1, 4, 16])

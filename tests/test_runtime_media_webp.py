@@ -61,6 +61,7 @@ def test_it_becomes_the_same_picture(name: str) -> None:
     assert pixels_of(KINDS[name]) == WIDTH * HEIGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lossless", [True, False])
 def test_a_large_one_is_scaled_down(lossless: bool) -> None:
     """The model would be handed megapixels that it does not see."""
@@ -183,6 +184,7 @@ def bomb(groups: int, side: int = 512) -> bytes:
     return container(canvas(side, side), chunk(b"VP8L", body))
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_bomb_of_codes_does_not_reach_the_server() -> None:
     """A file of a megabyte takes a fifth of a gigabyte here, and one of sixteen more than all."""

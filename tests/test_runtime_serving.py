@@ -93,6 +93,7 @@ async def lose(address: Address, *, drain: bool = False, signal_after: bool = Fa
     return heard
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("moment", ["", "drain", "signal_after"])

@@ -74,6 +74,8 @@ SMALL: Final = Plan(
 )
 BUFFER: Final = memoryview(bytearray(1 << 18))
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def exchange() -> Exchange:
