@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,8 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.pages import RESERVED, TYPES, is_public
 from tests.live import LiveServer, live_server
+from tests.requesting import Answer, request
 
-WAIT_S = 20
 KEY = "antiphon_root"
 FILES = {
     "index.html": "<p>home",
@@ -52,19 +50,6 @@ OUTSIDE = (
 
 
 @attrs.frozen
-class Answer:
-    """What was answered; header names in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def error(self) -> str:
-        return str(json.loads(self.body)["error"])
-
-
-@attrs.frozen
 class Site:
     """A server with pages."""
 
@@ -73,17 +58,7 @@ class Site:
 
     def ask(self, path: str, method: str = "GET", key: str = "", **headers: str) -> Answer:
         """Ask for exactly this path."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        if key:
-            given["Authorization"] = f"Bearer {key}"
-        connection = http.client.HTTPConnection(*self.server.address, timeout=WAIT_S)
-        try:
-            connection.request(method, path, headers=given)
-            answer = connection.getresponse()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, names, answer.read())
-        finally:
-            connection.close()
+        return request(self.server.address, path, method=method, key=key, headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -213,14 +188,14 @@ def test_a_file_larger_than_a_piece_comes_whole(site: Site) -> None:
 def test_nothing_else_is_served(site: Site, path: str) -> None:
     """Nothing outside the folder, hidden, or no regular file is shown."""
     answer = site.ask(path)
-    assert (answer.status, answer.error) == (404, "not_found")
+    assert (answer.status, answer.said["error"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_a_page_is_only_read(site: Site, method: str) -> None:
     """No method but GET and HEAD does anything with a file."""
     answer = site.ask("/index.html", method)
-    assert (answer.status, answer.error) == (404, "not_found")
+    assert (answer.status, answer.said["error"]) == (404, "not_found")
     assert (site.folder / "index.html").exists()
 
 
@@ -241,10 +216,10 @@ def test_pages_need_no_key_and_the_server_s_own_addresses_do(keyed: Site) -> Non
     """A browser opens a page without a header; what lies under reserved names stays shut."""
     for path in ("/", "/lib/app.js", "/static/lib/app.js", "/talk"):
         assert keyed.ask(path).status in {200, 302}
-    assert keyed.ask("/nothing").error == "not_found"
+    assert keyed.ask("/nothing").said["error"] == "not_found"
     for path in ("/status", "/metrics", "/api/apps", "/api/sessions", "/api/nothing", "/ws/x"):
-        assert keyed.ask(path).error == "unauthorized"
-    assert keyed.ask("/status%0A").error == "unauthorized"
+        assert keyed.ask(path).said["error"] == "unauthorized"
+    assert keyed.ask("/status%0A").said["error"] == "unauthorized"
     assert keyed.ask("/api/apps", key=KEY).body == b'{"apps": []}'
 
 
@@ -260,9 +235,9 @@ def test_another_site_s_page_may_not_read_them(site: Site, keyed: Site) -> None:
     """Origins and names are held to the same rules as everywhere."""
     for each in (site, keyed):
         refused = each.ask("/lib/app.js", Origin="https://evil.example")
-        assert (refused.status, refused.error) == (403, "origin_not_allowed")
+        assert (refused.status, refused.said["error"]) == (403, "origin_not_allowed")
     rebound = site.ask("/lib/app.js", Host="evil.example")
-    assert (rebound.status, rebound.error) == (403, "host_not_allowed")
+    assert (rebound.status, rebound.said["error"]) == (403, "host_not_allowed")
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "a b", "", "\xff", "x" * 300])
@@ -290,5 +265,5 @@ def test_without_a_folder_there_are_no_pages(tmp_path: Path) -> None:
     """A server that was given no pages serves none."""
     with live_server("--no-record") as server:
         bare: Any = Site(server, tmp_path)
-        assert bare.ask("/").error == "not_found"
-        assert bare.ask("/index.html").error == "not_found"
+        assert bare.ask("/").said["error"] == "not_found"
+        assert bare.ask("/index.html").said["error"] == "not_found"

@@ -29,10 +29,10 @@ from runtime.api.ranges import part_of
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
 from tests.helpers import append_frame, close_frame, init_frame
 from tests.live import LiveServer, live_server
+from tests.requesting import WAIT_S, Answer, request
 from tests.test_recorder_listing import HEAD, write_log
 
 KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root"}
-WAIT_S = 20
 QUESTION = '{"type":"input.append","input":{"messages":[{"role":"user","content":"who are you?"}]}}'
 ONE = "/api/recordings/of-bert"
 SESSION = "/api/sessions/of-bert"
@@ -45,20 +45,6 @@ TRICKS = (
 
 
 @attrs.frozen
-class Answer:
-    """What was answered."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def said(self) -> Any:
-        """The body, parsed."""
-        return json.loads(self.body)
-
-
-@attrs.frozen
 class Shop:
     """A server with recordings of three keys, and of nobody."""
 
@@ -67,17 +53,8 @@ class Shop:
 
     def ask(self, path: str, key: str = "root", method: str = "GET", **headers: str) -> Answer:
         """Ask for exactly this path."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        if key:
-            given["Authorization"] = f"Bearer {KEYS[key]}"
-        connection = http.client.HTTPConnection(*self.server.address, timeout=WAIT_S)
-        try:
-            connection.request(method, path, headers=given)
-            answer = connection.getresponse()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, names, answer.read())
-        finally:
-            connection.close()
+        bearer = KEYS[key] if key else ""
+        return request(self.server.address, path, method=method, key=bearer, headers=headers)
 
     def ids(self, query: str = "", key: str = "root") -> list[str]:
         """The ids that are listed."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import io
-import json
 import socket
 from base64 import b64decode
 from collections.abc import Iterator
@@ -21,8 +19,8 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.media.sound import decode_wav
 from tests.live import LiveServer, live_server
+from tests.requesting import Answer, request
 
-WAIT_S = 20
 KEYS = {"anna": "antiphon_anna", "root": "antiphon_root"}
 PAGE = "https://app.example"
 
@@ -36,19 +34,6 @@ def wav(seconds: float = 1.0, *, rate_hz: int = 16_000, loudness: float = 0.25) 
 
 
 @attrs.frozen
-class Answer:
-    """What was answered; header names in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def said(self) -> Any:
-        return json.loads(self.body)
-
-
-@attrs.frozen
 class Library:
     """A server with a library of voices."""
 
@@ -59,17 +44,10 @@ class Library:
         self, path: str, key: str = "root", method: str = "GET", body: Any = None, **headers: str
     ) -> Answer:
         """Ask for exactly this path."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        if key:
-            given["Authorization"] = f"Bearer {KEYS[key]}"
-        connection = http.client.HTTPConnection(*self.server.address, timeout=WAIT_S)
-        try:
-            connection.request(method, path, body=body, headers=given)
-            answer = connection.getresponse()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, names, answer.read())
-        finally:
-            connection.close()
+        bearer = KEYS[key] if key else ""
+        return request(
+            self.server.address, path, method=method, key=bearer, body=body, headers=headers
+        )
 
     def put(self, name: str, body: Any, key: str = "root", **headers: str) -> Answer:
         return self.ask(f"/api/voices/{name}", key, "PUT", body, **headers)
