@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NoReturn, Self, TypeVar
+from typing import Final, Literal, NoReturn, TypeVar
 
 import attrs
 import numpy as np
@@ -169,9 +169,12 @@ def kind_of(value: object) -> str:
             return "an object"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Value:
-    """One JSON value and where it stands; its methods read it as one type or raise FieldError."""
+    """One JSON value and where it stands; its methods read it as one type or raise FieldError.
+
+    It is not frozen: one is made for every field that is read, and that would take twice as long.
+    """
 
     path: str
     value: object
@@ -267,16 +270,10 @@ class Fields:
         path: where it stands; `$` is the message itself.
     """
 
-    def __new__(cls, body: Mapping[str, object], path: str = "$") -> Self:  # noqa: ARG004
-        """A body may bring the class that reads it: `schema.sketch` describes where this reads."""
-        reader: type[Self] = getattr(body, "fields_class", cls)
-        return super().__new__(reader)
-
     def __init__(self, body: Mapping[str, object], path: str = "$") -> None:
         self.path = path
         self._body = body
         self._asked: set[str] = set()
-        self._set_aside: list[str] = []
         self._children: list[Fields] = []
 
     def has(self, name: str) -> bool:
@@ -314,55 +311,9 @@ class Fields:
         """Read a field that is an object, or None where it is absent or null."""
         return self.optional(name, self._adopt, None)
 
-    def children(self, name: str, count_max: int, count_min: int = 0) -> tuple[Fields, ...]:
-        """Read a field that must be there and be an array of objects."""
-        items = self.required(name, lambda value: value.items(count_max, count_min))
-        return tuple(self._adopt(item) for item in items)
-
-    def either(
-        self,
-        name: str,
-        text: Callable[[Value], T],
-        objects: Callable[[tuple[Fields, ...]], T],
-        count_max: int,
-    ) -> T:
-        """Read a field that must be there and be a string, or an array of 1 to `count_max` objects.
-
-        Args:
-            name: its key.
-            text: reads the string.
-            objects: reads the objects.
-            count_max: most objects.
-        """
-        if isinstance(self._body.get(name), list):
-            return objects(self.children(name, count_max, 1))
-        return self.required(name, text)
-
-    def variant(self, name: str, readers: Mapping[str, Callable[[Fields], T]]) -> T:
-        """Read this object by what its field `name` says it is.
-
-        Args:
-            name: the key of the field.
-            readers: by the field's value, what reads the other fields.
-        """
-        options = tuple(readers)
-        return readers[self.required(name, lambda value: value.choice(options))](self)
-
-    def alias(self, names: tuple[str, ...], read: Callable[[Value], T], default: D) -> T | D:
-        """Read a field of several names: the first that is there; the others are set aside."""
-        found = [name for name in names if self.has(name)]
-        for name in found[1:]:
-            self.set_aside(name)
-        return self.required(found[0], read) if found else default
-
-    def set_aside(self, name: str) -> None:
-        """Take a field as known, do not read it, and count it as ignored."""
-        self._asked.add(name)
-        self._set_aside.append(self._at(name))
-
     def ignored(self) -> tuple[str, ...]:
-        """List the paths that were set aside or not asked for, here and below, up to a bound."""
-        paths = [*self._set_aside, *self._unknown()]
+        """List the paths that were not asked for, here and below, up to a bound."""
+        paths = self._unknown()
         for child in self._children:
             paths += child.ignored()
         return tuple(paths[:IGNORED_PATHS_MAX])

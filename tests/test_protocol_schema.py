@@ -1,32 +1,34 @@
-"""The description of the wire: made by running the parsers, and held to what they do."""
+"""The description of the wire: made of the tables, and held to what they do."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
+import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import Fields, Value, encode_base64, invalid, parse_frame
+from protocol.codec import Value, encode_base64, invalid, parse_frame
 from protocol.dialects import DIALECTS
 from protocol.dialects.base import Context
 from protocol.errors import FieldError
 from protocol.messages import Mode, ServerMessage
 from protocol.model import SlidingWindow
-from protocol.requests import ClientMessage, Request
+from protocol.requests import Append, ClientMessage, Request
 from protocol.schema.example import example
 from protocol.schema.material import MEDIA
-from protocol.schema.meaning import attribute_docs
-from protocol.schema.requests import describe_body
-from protocol.schema.sketch import SketchFields
-from protocol.schema.tidy import tidy
-from protocol.schema.values import SketchValue
+from protocol.schema.rows import answer_example, attribute_docs, request_schema
 from protocol.schema.wire import MODES, Message, describe
 from protocol.state import Course, course_of
+from protocol.wire.field import DROPPED, Field
+from protocol.wire.kinds import FLAG, INTEGER, TEXT, choice, integer, number, text
+from protocol.wire.nested import Items, either, items, one, variants, walk
+from protocol.wire.reading import Reading
+from protocol.wire.table import Object, Row, Rule, Table
 from tests.strategies import client_messages, mutated_bodies, server_messages
 from tests.wire_schema import Sender, conforms, problems
 
@@ -72,34 +74,50 @@ def filled(value: Any) -> Any:
     return value
 
 
-def described(read: Callable[[Fields], object]) -> Json:
-    """The schema of what a parser reads."""
-    return tidy(describe_body(lambda body: read(Fields(body)), {}).schema, gaps_are_null=True)
+def media_of(field: Field) -> list[str]:
+    """What a field's base64 may hold."""
+    kind = field.kind.item if isinstance(field.kind, Items) else field.kind
+    media: list[str] = kind.schema.get("x-antiphon-media", [])
+    return media
 
 
-# -- the twins ------------------------------------------------------------------------------------
+@attrs.frozen(kw_only=True)
+class Told:
+    """Something.
+
+    Attributes:
+        a: one, which is
+            long: really.
+        b: two.
+    """
+
+    a: object = None
+    b: object = None
 
 
-@pytest.mark.parametrize(("real", "twin"), [(Value, SketchValue), (Fields, SketchFields)])
-def test_every_way_of_reading_can_be_described(real: type, twin: type) -> None:
-    """A parser that reads in a new way would be described as reading nothing."""
-    public = {name for name in vars(real) if not name.startswith("_")} - {"path", "value"}
-    assert public <= vars(twin).keys()
+def described(*rows: Row) -> Json:
+    """The schema of what rows read."""
+    return request_schema(Table(Told, *rows))
 
 
-def test_limits_and_defaults_are_those_of_the_reads() -> None:
+def reads(body: Json, *rows: Row) -> object:
+    """What rows make of a body."""
+    return Table(Told, *rows).parse(body)
+
+
+# -- the rows -------------------------------------------------------------------------------------
+
+
+def test_limits_and_defaults_are_those_of_the_rows() -> None:
     """A client's author would be told other limits than the server's."""
-
-    def read(fields: Fields) -> object:
-        return [
-            fields.required("a", lambda value: value.text(5, 2)),
-            fields.optional("b", lambda value: value.integer(1, 9), 3),
-            fields.optional("c", lambda value: value.number(0, 1, "above "), 0.5),
-            fields.optional("d", lambda value: value.choice(("x", "y")), None),
-            fields.optional("e", Value.flag, True),
-        ]
-
-    assert described(read) == {
+    rows = (
+        Field("a", text(5, 2), attr=DROPPED, doc=""),
+        Field("b", integer(1, 9), 3, attr=DROPPED),
+        Field("c", number(0, 1, "above "), 0.5, attr=DROPPED),
+        Field("d", choice(("x", "y")), None, attr=DROPPED),
+        Field("e", FLAG, True, attr=DROPPED),
+    )
+    assert described(*rows) == {
         "type": "object",
         "properties": {
             "a": {"type": "string", "minLength": 2, "maxLength": 5},
@@ -117,67 +135,76 @@ def test_limits_and_defaults_are_those_of_the_reads() -> None:
     }
 
 
-def test_what_base64_may_hold_is_found_by_trying() -> None:
-    """A field would be said to take WAV files that its reader refuses."""
-
-    def wav(value: Value) -> bytes:
-        data = value.binary()
-        if data[8:12] != b"WAVE":
-            raise invalid(value.path, "no WAV")
-        return data
-
-    schema = described(lambda fields: fields.required("a", wav))
-    assert schema["properties"]["a"] == {
+def test_one_row_is_read_written_described_and_shown() -> None:
+    """A field would have to be named in several places, and one of them be forgotten."""
+    table = Table(Told, Field("wire_a", text(7), attr="a"), tag={"type": "told"})
+    body = {"type": "told", "wire_a": "word"}
+    assert table.parse(body) == Told(a="word")
+    assert table.write(Told(a="word")) == body
+    assert request_schema(table)["properties"]["wire_a"] == {
         "type": "string",
-        "contentEncoding": "base64",
-        "contentMediaType": "audio/wav",
-        "x-antiphon-media": ["audio/wav"],
+        "maxLength": 7,
+        "description": "One, which is long: really.",
     }
+    assert answer_example(table) == {"type": "told", "wire_a": "a"}
+
+
+BINARY = {
+    f"{name} {field.name}": (field, message.dialect)
+    for name, message in REQUESTS.items()
+    for _, table in DIALECTS[message.dialect].requests(mode_of(message))
+    for field in walk(table.shape.rows)
+    if isinstance(field, Field) and "/" in "".join(media_of(field))
+}
+"""The fields that take files; raw samples can be of any bytes."""
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
+    """A field would be said to take WAV files that its reader refuses."""
+    field, dialect = BINARY[name]
+    context = Context(mode=MODES[dialect][0])
+    taken = set()
+    for medium in MEDIA:
+        coded = encode_base64(medium.samples[0])
+        value: object = [coded] if isinstance(field.kind, Items) else coded
+        at = Reading({}, "$", "", context, {"rate_hz": 16_000})
+        try:
+            field.kind.read(Value(path="$.a", value=value), at)
+        except FieldError:
+            continue
+        taken.add(medium.name)
+    assert taken == {*media_of(field)}
 
 
 def test_a_refusal_of_unknown_fields_is_described() -> None:
     """A tool would let a setting pass that the server refuses."""
-
-    def read(fields: Fields) -> object:
-        below = fields.optional_child("config")
-        if below is not None:
-            below.refuse_unknown()
-        return None
-
-    schema = described(read)
+    schema = described(Object("config", (), closed=True))
     assert schema["properties"]["config"]["additionalProperties"] is False
     assert "additionalProperties" not in schema
+    with pytest.raises(FieldError, match=r"\$\.config\.x: unknown field"):
+        reads({"config": {"x": 1}}, Object("config", (), closed=True))
 
 
 def test_every_kind_of_an_object_is_described_by_itself() -> None:
     """Only the first kind of content would be known to a tool."""
-
-    def a(fields: Fields) -> str:
-        return fields.required("text", Value.text)
-
-    def b(fields: Fields) -> int:
-        return fields.required("count", Value.integer)
-
-    def read(fields: Fields) -> object:
-        fields.optional("name", Value.text, None)
-        return fields.variant("type", {"a": a, "b": b})
-
-    schema = described(read)
+    tables = (
+        Table(Told, Field("text", TEXT, attr="a"), tag={"type": "a"}),
+        Table(Told, Field("count", INTEGER, attr="b"), tag={"type": "b"}),
+    )
+    schema = described(Field("x", variants("type", *tables), attr="a"))["properties"]["x"]
     assert schema["x-antiphon-tag"] == "type"
     first, second = schema["oneOf"]
-    assert first["properties"].keys() == {"type", "name", "text"}
-    assert second["properties"].keys() == {"type", "name", "count"}
+    assert first["properties"].keys() == {"type", "text"}
+    assert second["properties"].keys() == {"type", "count"}
     assert second["properties"]["type"]["const"] == "b"
     assert second["required"] == ["type", "count"]
 
 
 def test_a_string_or_objects_is_described_as_either() -> None:
     """A plain string as a message's content would be refused by tools."""
-
-    def items(fields: tuple[Fields, ...]) -> list[str]:
-        return [each.required("a", Value.text) for each in fields]
-
-    schema = described(lambda fields: fields.either("x", lambda value: [value.text(7)], items, 3))
+    inner = one(Table(Told, Field("a", TEXT)))
+    schema = described(Field("x", either(text(7), items(inner, 3, 1), str), attr="a"))
     string, array = schema["properties"]["x"]["anyOf"]
     assert string == {"type": "string", "maxLength": 7}
     assert (array["minItems"], array["maxItems"]) == (1, 3)
@@ -186,38 +213,41 @@ def test_a_string_or_objects_is_described_as_either() -> None:
 
 def test_one_of_several_names_is_required_but_none_of_them() -> None:
     """A message with the second name of a field would be called incomplete."""
-
-    def read(fields: Fields) -> object:
-        found = fields.alias(("new", "old"), Value.text, None)
-        return fields.required("new", Value.text) if found is None else found
-
-    schema = described(read)
+    schema = described(Field("new", TEXT, attr="a", also=("old",)))
     assert "required" not in schema
     assert schema["anyOf"] == [{"required": ["new"]}, {"required": ["old"]}]
     assert schema["properties"]["old"]["x-antiphon-same"] == "new"
 
 
-def test_values_that_must_fit_each_other_are_found() -> None:
-    """A conversation could not be described, since its last message must be the user's."""
+def test_the_first_row_s_mistake_is_told() -> None:
+    """Old sessions would be told another mistake than they were."""
+    rows = (Field("a", INTEGER), Rule(refuse), Field("b", INTEGER))
+    for body, told in (
+        ({"b": "x"}, "$.a: required field is missing"),
+        ({"a": 1, "b": "x"}, "$: refused"),
+    ):
+        with pytest.raises(FieldError) as caught:
+            reads(body, *rows)
+        assert caught.value.message == told
 
-    def read(fields: Fields) -> object:
-        role = fields.required("role", lambda value: value.choice(("system", "user")))
-        if role == "system":
-            raise invalid("$.role", "not the user's")
-        return role
 
-    assert described(read)["properties"]["role"]["enum"] == ["system", "user"]
+def refuse(at: Reading) -> None:
+    """A rule that is never kept."""
+    raise invalid(at.path, "refused")
 
 
-def test_a_parser_that_takes_nothing_is_an_error() -> None:
-    """A broken parser would be described as if it worked."""
+def test_what_is_written_last_may_be_read_first() -> None:
+    """Either the order of errors or that of the fields would have to change."""
+    rows = (Field("a", INTEGER, rank=1), Field("b", INTEGER))
+    assert [*Table(Told, *rows).write(Told(a=1, b=2))] == ["b", "a"]
 
-    def read(fields: Fields) -> object:
-        fields.required("a", Value.flag)
-        raise invalid("$.a", "never right")
 
-    with pytest.raises(FieldError, match="never right"):
-        described(read)
+@pytest.mark.parametrize(("behaviour", "ignored"), [(0, True), (1, False)])
+def test_a_field_is_known_from_its_behaviour_on(behaviour: int, ignored: bool) -> None:
+    """An old recording would be told of a field that its server did not know."""
+    table = Table(Append, Field("x", INTEGER, None, attr=DROPPED, since=1), lacks={"pcm": b""})
+    made = table.parse({"x": 1}, Context(mode="video", behaviour=behaviour))
+    assert made.ignored == (("$.x",) if ignored else ())
 
 
 # -- what there is --------------------------------------------------------------------------------
@@ -278,17 +308,7 @@ def test_meanings_are_those_of_the_attributes() -> None:
 
 def test_an_attribute_may_be_explained_on_several_lines() -> None:
     """The end of a long explanation would be lost."""
-
-    class Told:
-        """Something.
-
-        Attributes:
-            first: one, which is
-                long: really.
-            second: two.
-        """
-
-    assert attribute_docs(Told) == {"first": "one, which is long: really.", "second": "two."}
+    assert attribute_docs(Told) == {"a": "one, which is long: really.", "b": "two."}
 
 
 # -- the schema and the server agree --------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What the protocols have, and no transcript shows: the list must be empty.
 
-What they have is taken from the protocol's own description (`protocol.schema`), which is made by
-running the parsers: every message, every field, every optional field left out, every word that a
+What they have is taken from the protocol's own description (`protocol.schema`), which is
+made of the tables: every message, every field, every optional field left out, every word that a
 field may be, every error code. Close codes are those of `protocol.errors`. That the description
 leaves out nothing of the sources is held by `SOURCES`, which was read out of them by hand.
 """
@@ -20,7 +20,7 @@ from protocol import core, reception, state
 from protocol.errors import CLOSE_MEANINGS
 from protocol.messages import EndReason
 from protocol.requests import Request
-from protocol.schema.values import Schema
+from protocol.schema.rows import Schema
 from protocol.schema.wire import MODES, Message, describe
 from protocol.state import RECEPTION, TRANSITIONS, Course, Gate
 from tests.transcript_pure import PurePlayer

@@ -104,7 +104,8 @@ class Tables:
         name: of the dialect.
         types: the client's types of messages, and what kind of request each is.
         requests: the client's messages.
-        answers: the server's, the first of a type or a class before others.
+        answers: the server's; of one class or type each is written or read by the first.
+        more: what another server may say, and this one does not.
     """
 
     def __init__(
@@ -113,13 +114,14 @@ class Tables:
         types: Mapping[str, Request],
         requests: Mapping[Request, Table],
         answers: tuple[Table, ...],
+        more: tuple[Table, ...] = (),
     ) -> None:
         self._name: Final = name
         self.types = types
         self._requests = requests
         self._answers = answers
         self._written = {table.cls: table for table in (*answers[::-1], *requests.values())}
-        self._read = {table.kind: table for table in answers[::-1]}
+        self._read = {table.kind: table for table in (*more, *answers[::-1])}
 
     @property
     def name(self) -> str:
@@ -148,13 +150,13 @@ class Tables:
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as a frame."""
-        return (self._encode(message),)
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return (table.encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
-        return self._encode(message)
-
-    def _encode(self, message: ClientMessage | ServerMessage) -> str:
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)

@@ -16,14 +16,10 @@ Files are checked by their headers alone; nothing is decoded here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
-import attrs
-
-from ..behaviour import SOURCE_FIELDS, WEBP
-from ..codec import Fields, Value, encode_base64, invalid
+from ..behaviour import SOURCE_FIELDS
+from ..codec import Value, encode_base64, invalid
 from ..limits import (
     AUDIO_SUM_S_MAX,
     CHAT_TEXT_CHARS_MAX,
@@ -34,10 +30,9 @@ from ..limits import (
     STACK_FRAMES_MAX,
     VIDEOS_MAX,
 )
-from ..media import audio_s, check_image, check_video, read_audio
+from ..media import audio_s, check_image, read_audio
 from ..model import INPUT_RATE_HZ
 from ..requests import (
-    Ask,
     AudioPart,
     ChatMessage,
     ImagePart,
@@ -49,8 +44,28 @@ from ..requests import (
 )
 from ..turn import ChatConfig, Language, Role, SpeechMode
 from ..wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
-from .base import Context
-from .inputs import any_voice_fields, fixed, integer_of, number_of, read_any_voice, read_slices
+from ..wire.field import DROPPED, Field
+from ..wire.kinds import (
+    FLAG,
+    FLOAT32,
+    IMAGE,
+    SAID,
+    VIDEO,
+    VOICE_BY_NAME,
+    VOICE_OR_NAME,
+    Holds,
+    Kind,
+    base64_of,
+    because,
+    choice,
+    integer,
+    number,
+    text,
+)
+from ..wire.nested import either, items, one, variants
+from ..wire.reading import Reading
+from ..wire.table import Object, Row, Rule, Table
+from .inputs import SLICES, one_value, setting
 
 ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
 SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
@@ -61,99 +76,83 @@ SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
     "voice_cloning",
 )
 LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
-_VOICE: Final = ("ref_audio_data", "ref_audio_path")
 VOICE_MS_MIN: Final = 1000
 """As in the source's schema: of a shorter voice a model hears nothing."""
 VOICE_MS_MAX: Final = 600_000
 """Far above the 30 s that reference audio may last, so that any limit a client means is taken."""
-_INPUT_LENGTH: Final = fixed(
-    integer_of(8192, 8192), "a conversation is never cut, and refused where it does not fit"
+
+# -- contents -----------------------------------------------------------------------------------
+
+
+def _read_sound(value: Value, at: Reading) -> AudioPart:
+    return read_audio(value.path, value.binary(), at.values["rate_hz"])
+
+
+_WORDS: Final = text(CHAT_TEXT_CHARS_MAX, holds=SAID)
+_TEXT: Final = Table(TextPart, Field("text", _WORDS), tag={"type": "text"})
+_IMAGE: Final = Table(ImagePart, Field("data", IMAGE), tag={"type": "image"})
+_SOUND: Final = Table(
+    AudioPart,
+    Field(
+        "sample_rate",
+        integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
+        INPUT_RATE_HZ,
+        attr="rate_hz",
+        get=lambda part: INPUT_RATE_HZ if part.is_wav else part.rate_hz,
+        omit=True,
+        rank=1,
+    ),
+    Field(
+        "data",
+        Kind(
+            read=_read_sound,
+            write=encode_base64,
+            schema=base64_of(FLOAT32, "audio/wav"),
+            holds=Holds("audio", "sound"),
+        ),
+    ),
+    tag={"type": "audio"},
+    make=lambda values: values["data"],
 )
-_OUTPUT_PATH: Final = fixed(
-    lambda value: value.text(0), "no path is taken from a client, the sound is sent"
+_VIDEO: Final = Table(
+    VideoPart,
+    Field("data", VIDEO),
+    Field("stack_frames", integer(1, STACK_FRAMES_MAX), 1, omit=True),
+    tag={"type": "video"},
 )
-_NOT_SAMPLING: Final = "the sampling of speech is not a setting"
-_SPEECH_SAMPLING: Final = {
-    "top_p": 0.85,
-    "min_p": 0.01,
-    "top_k": 25,
-    "repetition_penalty": 1.05,
-    "temperature": 0.8,
-    "win_size": 16,
-    "tau_r": 0.1,
-}
-"""The source's defaults, with which the model is served."""
+_PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), CONTENTS_MAX, 1)
 
 
-def read_ask(fields: Fields, context: Context, *, speaks: bool) -> Ask:
-    """Read a turn.
-
-    Args:
-        fields: the object that holds it.
-        context: the session's behaviour.
-        speaks: whether it is spoken where there is no `tts`.
-
-    Returns:
-        The turn, without an `input_id` and without what was ignored.
-
-    Raises:
-        FieldError: naming the field that is wrong.
-    """
-    slices, use_image_id = _read_image(fields.optional_child("image"))
-    return Ask(
-        messages=_read_messages(fields, context),
-        streaming=fields.optional("streaming", Value.flag, True),
-        config=_read_generation(fields.optional_child("generation"), context),
-        speech=_read_speech(fields.optional_child("tts"), context, speaks=speaks),
-        max_slice_nums=slices,
-        use_image_id=use_image_id,
-        omni=fields.optional("omni_mode", Value.flag, False),
-        thinking=fields.optional("enable_thinking", Value.flag, False),
-        tts_template=context.behaves(SOURCE_FIELDS)
-        and fields.optional("use_tts_template", Value.flag, False),
-    )
+def _one_text(value: Value, at: Reading) -> tuple[Part, ...]:
+    return (TextPart(text=_WORDS.read(value, at)),)
 
 
-def ask_fields(ask: Ask) -> dict[str, object]:
-    """Write a turn as the fields of the object that holds it; settings that are not the default."""
-    fields: dict[str, object] = {
-        "messages": [_message_fields(message) for message in ask.messages],
-        "streaming": ask.streaming,
-    }
-    if generation := _generation_fields(ask.config):
-        fields["generation"] = generation
-    fields["tts"] = _speech_fields(ask.speech)
-    if ask.max_slice_nums is not None or not ask.use_image_id:
-        fields["image"] = {
-            "max_slice_nums": ask.max_slice_nums,
-            "use_image_id": ask.use_image_id,
-        }
-    switches = {
-        "omni_mode": ask.omni,
-        "enable_thinking": ask.thinking,
-        "use_tts_template": ask.tts_template,
-    }
-    return fields | {name: True for name, is_on in switches.items() if is_on}
+def _write_content(content: tuple[Part, ...]) -> object:
+    match content:
+        case (TextPart(text=words),):
+            return words
+    return [_PARTS.item.write(part) for part in content if _PARTS.item.write]
 
 
-# -- messages -----------------------------------------------------------------------------------
+_MESSAGE: Final = Table(
+    ChatMessage,
+    Field("role", choice(ROLES), example="user"),
+    Field(
+        "content",
+        either(
+            Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}),
+            _PARTS,
+            _write_content,
+        ),
+        holds=SAID,
+    ),
+)
 
 
-def _read_messages(fields: Fields, context: Context) -> tuple[ChatMessage, ...]:
-    messages = tuple(
-        _read_message(message, context) for message in fields.children("messages", MESSAGES_MAX, 1)
-    )
-    _check_order(f"{fields.path}.messages", messages)
-    _check_sums(f"{fields.path}.messages", messages)
-    return messages
-
-
-def _read_message(fields: Fields, context: Context) -> ChatMessage:
-    read_parts = partial(_read_parts, context=context)
-    return ChatMessage(
-        role=fields.required("role", lambda value: value.choice(ROLES)),
-        content=fields.either("content", _read_string, read_parts, CONTENTS_MAX),
-    )
+def _check_conversation(at: Reading) -> None:
+    """Check what the messages are together: their order, and how much they hold."""
+    _check_order(f"{at.path}.messages", at.values["messages"])
+    _check_sums(f"{at.path}.messages", at.values["messages"])
 
 
 def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
@@ -187,171 +186,131 @@ def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
         raise invalid(path, f"{count} {what} in all, at most {count_max} are allowed")
 
 
-def _message_fields(message: ChatMessage) -> dict[str, object]:
-    match message.content:
-        case (TextPart(text=text),):
-            return {"role": message.role, "content": text}
-    return {"role": message.role, "content": [_part_fields(part) for part in message.content]}
-
-
-# -- contents -----------------------------------------------------------------------------------
-
-
-def _read_string(value: Value) -> tuple[Part, ...]:
-    return (TextPart(text=value.text(CHAT_TEXT_CHARS_MAX)),)
-
-
-def _read_parts(parts: tuple[Fields, ...], context: Context) -> tuple[Part, ...]:
-    readers: Mapping[str, Callable[[Fields], Part]] = {
-        "text": _read_text,
-        "image": partial(_read_picture, context=context),
-        "audio": _read_sound,
-        "video": _read_video,
-    }
-    return tuple(part.variant("type", readers) for part in parts)
-
-
-def _read_text(fields: Fields) -> Part:
-    return TextPart(text=fields.required("text", lambda value: value.text(CHAT_TEXT_CHARS_MAX)))
-
-
-def _read_picture(fields: Fields, context: Context) -> Part:
-    read = partial(_read_image_file, webp=context.behaves(WEBP))
-    return ImagePart(data=fields.required("data", read))
-
-
-def _read_sound(fields: Fields) -> Part:
-    rate_hz = fields.optional(
-        "sample_rate", integer_of(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX), INPUT_RATE_HZ
-    )
-
-    def read(value: Value) -> AudioPart:
-        return read_audio(value.path, value.binary(), rate_hz)
-
-    return fields.required("data", read)
-
-
-def _read_video(fields: Fields) -> Part:
-    return VideoPart(
-        data=fields.required("data", _read_video_file),
-        stack_frames=fields.optional("stack_frames", integer_of(1, STACK_FRAMES_MAX), 1),
-    )
-
-
-def _read_image_file(value: Value, *, webp: bool) -> bytes:
-    data = value.binary()
-    check_image(value.path, data, webp=webp)
-    return data
-
-
-def _read_video_file(value: Value) -> bytes:
-    data = value.binary()
-    check_video(value.path, data)
-    return data
-
-
-def _part_fields(part: Part) -> dict[str, object]:
-    match part:
-        case TextPart(text=text):
-            return {"type": "text", "text": text}
-        case ImagePart(data=data):
-            return {"type": "image", "data": encode_base64(data)}
-        case AudioPart(data=data, is_wav=is_wav, rate_hz=rate_hz):
-            is_said = is_wav or rate_hz == INPUT_RATE_HZ
-            rate = {} if is_said else {"sample_rate": rate_hz}
-            return {"type": "audio", "data": encode_base64(data), **rate}
-        case VideoPart(data=data, stack_frames=count):
-            stack = {} if count == 1 else {"stack_frames": count}
-            return {"type": "video", "data": encode_base64(data), **stack}
-
-
 # -- settings -----------------------------------------------------------------------------------
 
-
-def _read_generation(fields: Fields | None, context: Context) -> ChatConfig:
-    default = ChatConfig()
-    if fields is None:
-        return default
-    read = fields.optional
-    config = ChatConfig(
-        max_new_tokens=read("max_new_tokens", integer_of(1, 8192), default.max_new_tokens),
-        temperature=read("temperature", number_of(0, 2), default.temperature),
-        top_p=read("top_p", lambda value: value.number(0, 1, "above "), default.top_p),
-        top_k=read("top_k", integer_of(1, 1000), default.top_k),
-        repetition_penalty=read("repetition_penalty", number_of(1, 2), default.repetition_penalty),
-        length_penalty=read("length_penalty", number_of(0.1, 10), default.length_penalty),
-    )
-    if context.behaves(SOURCE_FIELDS):
-        config = _read_source_generation(fields, config)
-    fields.refuse_unknown()
-    return config
+_DEFAULT: Final = ChatConfig()
+_SPEECH: Final = SpeechRequest()
+_NOT_SAMPLING: Final = "the sampling of speech is not a setting"
+_SAMPLING: Final[tuple[Row, ...]] = (
+    one_value("top_p", number(0.85, 0.85), _NOT_SAMPLING),
+    one_value("min_p", number(0.01, 0.01), _NOT_SAMPLING),
+    one_value("top_k", number(25, 25), _NOT_SAMPLING),
+    one_value("repetition_penalty", number(1.05, 1.05), _NOT_SAMPLING),
+    one_value("temperature", number(0.8, 0.8), _NOT_SAMPLING),
+    one_value("win_size", number(16, 16), _NOT_SAMPLING),
+    one_value("tau_r", number(0.1, 0.1), _NOT_SAMPLING),
+)
+"""The source's defaults, with which the model is served."""
 
 
-def _read_source_generation(fields: Fields, config: ChatConfig) -> ChatConfig:
-    """Read the settings that only the source's own schema has; greedy is a temperature of 0."""
-    fields.optional("max_inp_length", _INPUT_LENGTH, None)
-    samples = fields.optional("do_sample", Value.flag, True)
-    return attrs.evolve(
-        config,
-        temperature=config.temperature if samples else 0.0,
-        min_new_tokens=fields.optional("min_new_tokens", integer_of(0, 8192), 0),
-    )
+def _greedy(at: Reading) -> None:
+    """Not to sample is a temperature of 0."""
+    if not at.values.pop("do_sample", True):
+        at.values["config.temperature"] = 0.0
 
 
-def _generation_fields(config: ChatConfig) -> Mapping[str, object]:
-    default = attrs.asdict(ChatConfig())
-    return {name: value for name, value in attrs.asdict(config).items() if value != default[name]}
+_GENERATION: Final[tuple[Row, ...]] = (
+    setting("max_new_tokens", integer(1, 8192), _DEFAULT.max_new_tokens),
+    setting("temperature", number(0, 2), _DEFAULT.temperature),
+    setting("top_p", number(0, 1, "above "), _DEFAULT.top_p),
+    setting("top_k", integer(1, 1000), _DEFAULT.top_k),
+    setting("repetition_penalty", number(1, 2), _DEFAULT.repetition_penalty),
+    setting("length_penalty", number(0.1, 10), _DEFAULT.length_penalty),
+    one_value(
+        "max_inp_length",
+        integer(8192, 8192),
+        "a conversation is never cut, and refused where it does not fit",
+        since=SOURCE_FIELDS,
+    ),
+    Field(
+        "do_sample",
+        FLAG,
+        True,
+        attr="^do_sample",
+        is_written=False,
+        since=SOURCE_FIELDS,
+        doc="False takes the most likely token, as a `temperature` of 0 does.",
+    ),
+    setting("min_new_tokens", integer(0, 8192), 0, since=SOURCE_FIELDS),
+    Rule(_greedy),
+)
+_TTS: Final[tuple[Row, ...]] = (
+    Field("enabled", FLAG, True, get=lambda _: True),
+    Field("mode", choice(SPEECH_MODES), _SPEECH.mode),
+    Field("language", choice(LANGUAGES), _SPEECH.language),
+    Field("ref_audio_data", VOICE_OR_NAME, None, attr="voice", omit=True),
+    Field("ref_audio_path", VOICE_BY_NAME, None, attr="voice", after="ref_audio_data", omit=True),
+    Field(
+        "output_path",
+        because(text(0), "no path is taken from a client, the sound is sent"),
+        None,
+        attr=DROPPED,
+        holds=SAID,
+        since=SOURCE_FIELDS,
+    ),
+    Object("sampling", _SAMPLING, closed=True, since=SOURCE_FIELDS),
+    Field(
+        "ref_audio_max_ms",
+        integer(VOICE_MS_MIN, VOICE_MS_MAX),
+        None,
+        attr="voice_ms_max",
+        omit=True,
+        since=SOURCE_FIELDS,
+    ),
+)
 
 
-def _read_speech(fields: Fields | None, context: Context, *, speaks: bool) -> SpeechRequest | None:
-    default = SpeechRequest()
-    if fields is None:
-        return default if speaks else None
-    is_enabled = fields.optional("enabled", Value.flag, True)
-    mode = fields.optional("mode", lambda value: value.choice(SPEECH_MODES), default.mode)
-    language = fields.optional("language", lambda value: value.choice(LANGUAGES), default.language)
-    voice = read_any_voice(fields, *_VOICE)
-    ms_max = _read_source_speech(fields) if context.behaves(SOURCE_FIELDS) else None
-    fields.refuse_unknown()
-    if not is_enabled:
-        return None
-    _check_voice(fields.path, mode, voice)
-    return SpeechRequest(mode=mode, language=language, voice=voice, voice_ms_max=ms_max)
-
-
-def _read_source_speech(fields: Fields) -> int | None:
-    """Read the settings that only the source's own schema has; give how much of the voice is used.
-
-    Returns:
-        Milliseconds; None for all of it.
-    """
-    fields.optional("output_path", _OUTPUT_PATH, None)
-    sampling = fields.optional_child("sampling")
-    if sampling is not None:
-        for name, default in _SPEECH_SAMPLING.items():
-            sampling.optional(name, fixed(number_of(default, default), _NOT_SAMPLING), None)
-        sampling.refuse_unknown()
-    return fields.optional("ref_audio_max_ms", integer_of(VOICE_MS_MIN, VOICE_MS_MAX), None)
+def _speech(at: Reading, *, speaks: bool) -> None:
+    """Say how the answer is spoken, if it is."""
+    found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
+    given = {key.removeprefix("speech."): value for key, value in found.items()}
+    is_enabled = given.pop("enabled")
+    if at.body.get("tts") is None:
+        at.values["speech"] = _SPEECH if speaks else None
+        return
+    if is_enabled:
+        _check_voice(f"{at.path}.tts", given["mode"], given["voice"])
+    at.values["speech"] = SpeechRequest(**given) if is_enabled else None
 
 
 def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
     if mode == "voice_cloning" and voice is None:
-        raise invalid(f"{path}.mode", f"voice_cloning, which needs {' or '.join(_VOICE)}")
+        needed = "ref_audio_data or ref_audio_path"
+        raise invalid(f"{path}.mode", f"voice_cloning, which needs {needed}")
 
 
-def _speech_fields(speech: SpeechRequest | None) -> dict[str, object]:
-    if speech is None:
-        return {"enabled": False}
-    voice = any_voice_fields(speech.voice, *_VOICE)
-    is_cut = speech.voice_ms_max is not None
-    length = {"ref_audio_max_ms": speech.voice_ms_max} if is_cut else {}
-    return {"enabled": True, "mode": speech.mode, "language": speech.language, **voice, **length}
+def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
+    """Make the rows of a turn.
 
-
-def _read_image(fields: Fields | None) -> tuple[int | None, bool]:
-    if fields is None:
-        return None, True
-    slices = fields.optional("max_slice_nums", read_slices, None)
-    use_image_id = fields.optional("use_image_id", Value.flag, True)
-    fields.refuse_unknown()
-    return slices, use_image_id
+    Args:
+        speaks: whether it is spoken where there is no `tts`.
+    """
+    return (
+        Object(
+            "image",
+            (
+                Field("max_slice_nums", SLICES, None),
+                Field("use_image_id", FLAG, True),
+            ),
+            closed=True,
+            when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
+            rank=1,
+        ),
+        Field("messages", items(one(_MESSAGE), MESSAGES_MAX, 1)),
+        Rule(_check_conversation),
+        Field("streaming", FLAG, True),
+        Object("generation", _GENERATION, attr="config", closed=True, omit=True),
+        Object("tts", _TTS, attr="speech", closed=True, none={"enabled": False}),
+        Rule(lambda at: _speech(at, speaks=speaks)),
+        Field("omni_mode", FLAG, False, attr="omni", omit=True, rank=2),
+        Field("enable_thinking", FLAG, False, attr="thinking", omit=True, rank=2),
+        Field(
+            "use_tts_template",
+            FLAG,
+            False,
+            attr="tts_template",
+            omit=True,
+            rank=2,
+            since=SOURCE_FIELDS,
+        ),
+    )

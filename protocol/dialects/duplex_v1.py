@@ -21,8 +21,9 @@ from ..errors import LocalProtocolError
 from ..limits import APPEND_SAMPLES_MIN
 from ..messages import Closed, Created, EndReason, Listen, Speech
 from ..requests import Append, Init, Request
+from ..wire.field import Field
 from ..wire.kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
-from ..wire.table import Field, Object, Table
+from ..wire.table import Object, Table
 from . import shared
 from .base import Json, Tables
 from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames

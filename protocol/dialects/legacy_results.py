@@ -3,135 +3,206 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
-from ..codec import Fields, Value, dump_frame, encode_base64
+import attrs
+
 from ..errors import ErrorCode, LocalProtocolError
-from ..messages import Closed, Created, EndReason, ErrorReport, Listen, Metrics, Pending, Speech
+from ..messages import (
+    Closed,
+    Created,
+    EndReason,
+    ErrorReport,
+    GoingAway,
+    Interrupted,
+    Listen,
+    Metrics,
+    Paused,
+    Pending,
+    Resumed,
+    Speech,
+)
+from ..wire.field import DROPPED, Field
+from ..wire.kinds import FLAG, INTEGER, SPEECH, TEXT, Kind, always, choice, number, or_null
+from ..wire.table import Row, Table
 from . import legacy, shared
 
 PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
 UNIX_S_MAX: Final = 1e11
 """The year 5138: a time beyond it is in other units."""
-_FAULTS: Final[Mapping[EndReason, str]] = {
+PAUSE_S: Final = number(0, PAUSE_S_MAX, "above ")
+FAULTS: Final[Mapping[EndReason, str]] = {
     "context_full": "the model's context is full",
     "backend_error": "the model failed",
     "server_shutdown": "the server shuts down",
     "invalid_frame": "a frame is not JSON, or too long",
     "flooded": "more was sent than can be recorded",
 }
-_CODES: Final = (*shared.ERROR_CODES, *_FAULTS)
-_TIMEOUTS: Final[Mapping[EndReason, str]] = {
+TIMEOUTS: Final[Mapping[EndReason, str]] = {
     "timeout": "the session's time is over",
     "pause_timeout": "the pause was too long",
 }
 
+# -- a unit's outcome ---------------------------------------------------------------------------
 
-def encode_prepared(created: Created) -> str:
-    """Write that the session is ready."""
-    recording = created.recording_id
-    return dump_frame(
-        {
-            "type": "prepared",
-            "prompt_length": created.prompt_length,
-            **({"recording_session_id": recording} if recording else {}),
-            **shared.noticed(created.recording_notice),
-        }
-    )
+_UNIX_S: Final = number(0, UNIX_S_MAX)
+_SENT: Final = attrs.evolve(
+    _UNIX_S,
+    read=lambda value, at: round(_UNIX_S.read(value, at) * 1000, 3),
+    write=lambda wall_ms: round(wall_ms / 1000, 6),
+)
 
 
-def decode_prepared(fields: Fields) -> Created:
-    """Read that the session is ready."""
-    recording_id = fields.optional("recording_session_id", Value.text, "")
-    return Created(
-        session_id="",
-        prompt_length=fields.optional("prompt_length", Value.integer, 0),
-        recording="on" if recording_id else "off",
-        recording_id=recording_id,
-        recording_notice=fields.optional("recording_notice", Value.text, ""),
-    )
+def _costs(name: str, attribute: str) -> Field:
+    return Field(name, shared.TIME_MS, 0.0, attr=f"metrics.{attribute}")
 
 
-def encode_result(outcome: Listen | Speech | Pending) -> str:
-    """Write a unit's outcome, or that a chunk completed no unit.
-
-    Clients take a listen for the end of the turn: amid one a pending result speaks, of nothing.
-    """
-    speech = outcome if isinstance(outcome, Speech) else None
-    pending = outcome if isinstance(outcome, Pending) else None
-    metrics = outcome.metrics
-    return dump_frame(
-        {
-            "type": "result",
-            "is_listen": speech is None if pending is None else not pending.is_speaking,
-            "text": speech.text if speech else "",
-            "audio_data": encode_base64(speech.pcm) if speech and speech.pcm else None,
-            "end_of_turn": speech is not None and speech.end_of_turn,
-            "current_time": round(metrics.session_ms, 3),
-            "cost_llm_ms": metrics.cost_llm_ms,
-            "cost_tts_prep_ms": 0.0,  # it is part of cost_tts_ms
-            "cost_tts_ms": metrics.cost_tts_ms,
-            "cost_token2wav_ms": metrics.cost_token2wav_ms,
-            "cost_all_ms": metrics.generate_ms,
-            "n_tokens": metrics.n_tokens,
-            "n_tts_tokens": metrics.n_tts_tokens,
-            "server_send_ts": round(metrics.wall_ms / 1000, 6),
-            "wall_clock_ms": metrics.wall_clock_ms,
-            "kv_cache_length": metrics.kv_cache_length,
-            "vision_slices": metrics.vision_slices,
-            "vision_tokens": metrics.vision_tokens,
-            **({} if pending is None else {"pending": True}),
-        }
-    )
+def _counts(name: str) -> Field:
+    return Field(name, INTEGER, 0, attr=f"metrics.{name}")
 
 
-def decode_result(fields: Fields) -> Listen | Speech | Pending:
-    """Read a unit's outcome, or that a chunk completed no unit."""
-    is_listen = fields.required("is_listen", Value.flag)
-    text = fields.optional("text", Value.text, "")
-    pcm = fields.optional("audio_data", shared.read_output, b"")
-    end_of_turn = fields.optional("end_of_turn", Value.flag, False)
-    metrics = _read_metrics(fields)
-    if fields.optional("pending", Value.flag, False):
+_METRICS: Final[tuple[Row, ...]] = (
+    Field(
+        "current_time",
+        attrs.evolve(shared.TIME_MS, write=lambda time_ms: round(time_ms, 3)),
+        0.0,
+        attr="metrics.session_ms",
+    ),
+    _costs("cost_llm_ms", "cost_llm_ms"),
+    Field(
+        "cost_tts_prep_ms",
+        always(0.0),
+        attr=DROPPED,
+        get=lambda _: 0.0,
+        is_read=False,
+        doc="Always 0: it is part of `cost_tts_ms`.",
+    ),
+    _costs("cost_tts_ms", "cost_tts_ms"),
+    _costs("cost_token2wav_ms", "cost_token2wav_ms"),
+    _costs("cost_all_ms", "generate_ms"),
+    _counts("n_tokens"),
+    _counts("n_tts_tokens"),
+    Field("server_send_ts", _SENT, 0.0, attr="metrics.wall_ms"),
+    _costs("wall_clock_ms", "wall_clock_ms"),
+    _counts("kv_cache_length"),
+    _counts("vision_slices"),
+    _counts("vision_tokens"),
+)
+
+
+def _is_listen(outcome: Listen | Speech | Pending) -> bool:
+    """Clients take a listen for the end of the turn, so amid one a pending result speaks."""
+    if isinstance(outcome, Pending):
+        return not outcome.is_speaking
+    return isinstance(outcome, Listen)
+
+
+def _of_speech(name: str, default: object) -> Any:
+    return lambda outcome: getattr(outcome, name) if isinstance(outcome, Speech) else default
+
+
+def _outcome(values: dict[str, Any]) -> Listen | Speech | Pending:
+    costs = {key[8:]: values.pop(key) for key in [*values] if key.startswith("metrics.")}
+    metrics = Metrics(**costs, recording="off")
+    is_listen, is_pending = values.pop("is_listen"), values.pop("pending")
+    if is_pending:
         return Pending(is_speaking=not is_listen, metrics=metrics)
     if is_listen:
         return Listen(session_id="", input_id="", metrics=metrics)
-    return Speech(
-        session_id="",
-        response_id="",
-        input_id="",
-        text=text,
-        pcm=pcm,
-        end_of_turn=end_of_turn,
-        metrics=metrics,
-    )
+    return Speech(session_id="", response_id="", input_id="", metrics=metrics, **values)
 
 
-def _read_metrics(fields: Fields) -> Metrics:
-    """Read what a result says of itself; other servers leave some of it out."""
-    read, read_ms = fields.optional, shared.read_time
-    sent_s = read("server_send_ts", lambda value: value.number(0, UNIX_S_MAX), 0.0)
-    return Metrics(
-        kv_cache_length=read("kv_cache_length", Value.integer, 0),
-        generate_ms=read("cost_all_ms", read_ms, 0.0),
-        wall_clock_ms=read("wall_clock_ms", read_ms, 0.0),
-        cost_llm_ms=read("cost_llm_ms", read_ms, 0.0),
-        cost_tts_ms=read("cost_tts_ms", read_ms, 0.0),
-        cost_token2wav_ms=read("cost_token2wav_ms", read_ms, 0.0),
-        n_tokens=read("n_tokens", Value.integer, 0),
-        n_tts_tokens=read("n_tts_tokens", Value.integer, 0),
-        vision_slices=read("vision_slices", Value.integer, 0),
-        vision_tokens=read("vision_tokens", Value.integer, 0),
-        recording="off",
-        session_ms=read("current_time", read_ms, 0.0),
-        wall_ms=round(sent_s * 1000, 3),
-    )
+RESULT: Final = Table(
+    Speech,
+    Field("is_listen", FLAG, get=_is_listen, doc="The model listens: it says nothing."),
+    Field("text", TEXT, "", get=_of_speech("text", "")),
+    Field("audio_data", or_null(SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
+    Field("end_of_turn", FLAG, False, get=_of_speech("end_of_turn", False)),
+    *_METRICS,
+    Field(
+        "pending",
+        attrs.evolve(FLAG, schema=always(True).schema),
+        False,
+        get=lambda outcome: isinstance(outcome, Pending),
+        omit=True,
+        doc="A chunk completed no unit: its sound waits for more.",
+    ),
+    tag={"type": "result"},
+    make=_outcome,
+    others=(Listen, Pending),
+)
+
+# -- the rest -----------------------------------------------------------------------------------
 
 
-def read_pause(value: Value) -> float:
-    """Read how long a pause may be, in seconds."""
-    return value.number(0, PAUSE_S_MAX, "above ")
+def _prepared(values: dict[str, Any]) -> Created:
+    is_recorded = bool(values["recording_id"])
+    return Created(session_id="", recording="on" if is_recorded else "off", **values)
+
+
+def _timeout(values: dict[str, Any]) -> Closed:
+    is_pause = values["reason"] == TIMEOUTS["pause_timeout"]
+    return Closed(session_id="", reason="pause_timeout" if is_pause else "timeout")
+
+
+def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+    """Read an error, or the end that it announces."""
+    for reason in FAULTS:
+        if values["code"] == reason:
+            return Closed(session_id="", reason=reason, named=values["session_id"])
+    return ErrorReport(**{**values, "code": ErrorCode(values["code"])})
+
+
+FAULT: Final = legacy.faults(
+    Closed,
+    Field("error", TEXT, get=lambda closed: FAULTS[closed.reason]),
+    Field("code", TEXT, attr="reason"),
+)
+STOPPED: Final = Table(
+    Closed,
+    Field("session_id", TEXT, ""),
+    tag={"type": "stopped"},
+    lacks={"reason": "client"},
+)
+TIMEOUT: Final = Table(
+    Closed,
+    Field(
+        "reason",
+        Kind(
+            read=TEXT.read, write=TIMEOUTS.__getitem__, schema=choice((*TIMEOUTS.values(),)).schema
+        ),
+        "",
+    ),
+    tag={"type": "timeout"},
+    make=_timeout,
+)
+ANSWERS: Final = (
+    Table(
+        Created,
+        Field("prompt_length", INTEGER, 0),
+        Field("recording_session_id", TEXT, "", attr="recording_id", omit=True),
+        Field("recording_notice", TEXT, "", omit=True),
+        tag={"type": "prepared"},
+        make=_prepared,
+    ),
+    RESULT,
+    Table(Paused, Field("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "paused"}),
+    Table(Resumed, tag={"type": "resumed"}),
+    Table(Interrupted, tag={"type": "interrupted"}),
+    Table(GoingAway, Field("seconds_left", INTEGER), tag={"type": "going_away"}),
+    Table(
+        ErrorReport,
+        legacy.ERROR_TEXT,
+        Field("code", choice((*shared.ERROR_CODES, *FAULTS)), ErrorCode.INFERENCE_ERROR),
+        shared.NAMED,
+        tag=legacy.ERROR,
+        make=_error,
+    ),
+    STOPPED,
+    TIMEOUT,
+    *legacy.QUEUE,
+)
 
 
 def encode_closed(closed: Closed) -> tuple[str, ...]:
@@ -141,29 +212,10 @@ def encode_closed(closed: Closed) -> tuple[str, ...]:
         LocalProtocolError: nobody hears such an end here.
     """
     reason = closed.reason
-    if reason in _TIMEOUTS:
-        return (dump_frame({"type": "timeout", "reason": _TIMEOUTS[reason]}),)
-    stopped = dump_frame({"type": "stopped", "session_id": closed.session_id})
-    if reason in _FAULTS:
-        return (legacy.error_frame(_FAULTS[reason], reason, closed.named), stopped)
+    if reason in TIMEOUTS:
+        return (TIMEOUT.encode(closed),)
+    if reason in FAULTS:
+        return (FAULT.encode(closed), STOPPED.encode(closed))
     if reason in {"client", "cancelled"}:
-        return (stopped,)
+        return (STOPPED.encode(closed),)
     raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: nobody hears it")
-
-
-def decode_timeout(fields: Fields) -> Closed:
-    """Read an end by a timeout."""
-    text = fields.optional("reason", Value.text, "")
-    is_pause = text == _TIMEOUTS["pause_timeout"]
-    return Closed(session_id="", reason="pause_timeout" if is_pause else "timeout")
-
-
-def decode_error(fields: Fields) -> ErrorReport | Closed:
-    """Read an error, or the end that it announces."""
-    code = fields.optional("code", lambda value: value.choice(_CODES), ErrorCode.INFERENCE_ERROR)
-    text = fields.required("error", Value.text)
-    session_id = shared.read_session_id(fields)
-    for reason in _FAULTS:
-        if code == reason:
-            return Closed(session_id="", reason=reason, named=session_id)
-    return ErrorReport(code=ErrorCode(code), message=text, session_id=session_id)

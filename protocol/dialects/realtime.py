@@ -20,11 +20,11 @@ server's (`timeout`) cannot be told from it, there is a single field for both. A
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
-from ..codec import Fields, Value, dump_frame
+from ..codec import Fields
 from ..errors import LocalProtocolError
 from ..messages import (
     Closed,
@@ -38,34 +38,20 @@ from ..messages import (
     ServerMessage,
     Speech,
 )
-from ..requests import Append, Ask, ClientMessage, CloseRequest, Init, Request
+from ..requests import Append, Ask, ClientMessage, Init, Request
+from ..wire.field import Field
+from ..wire.kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
+from ..wire.reading import Reading, as_object
+from ..wire.table import Object, Row, Rule, Table
 from . import realtime_chat as chat
 from . import shared
-from .base import Context, Json, no_frame, refusal
-from .inputs import (
-    append_fields,
-    encode_voice,
-    read_append,
-    read_input_id,
-    read_instructions,
-    read_notices,
-    read_record,
-    read_slices,
-    read_voice,
-    record_fields,
-)
-from .settings import config_fields, merge_slices, read_config
+from .base import Context, Json, Tables
+from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, INPUT_ID, PROMPT, SLICES, frames
+from .settings import config, slices_once
 
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
-RUNTIME_MODES: Final = (FULL_DUPLEX, chat.TURN_BASED)
-KINDS: Final = ("listen", "text", "audio")
 
-_OWN: Final[Mapping[str, Request]] = {
-    shared.SESSION_INIT: Request.INIT,
-    shared.INPUT_APPEND: Request.APPEND,
-    shared.SESSION_CLOSE: Request.CLOSE,
-}
 _REASONS: Final[Mapping[EndReason, str]] = {
     "client": "client_closed",
     "timeout": "timeout",
@@ -79,227 +65,211 @@ _REASONS: Final[Mapping[EndReason, str]] = {
 }
 _ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in _REASONS.items()}
 
+# -- from the client ----------------------------------------------------------------------------
 
-class Realtime:
+
+def _voice_is_object(at: Reading) -> None:
+    if at.body.get("voice") is not None:
+        as_object(at.body["voice"], f"{at.path}.voice")
+
+
+_INIT: Final = Table(
+    Init,
+    Object(
+        "payload",
+        (
+            Rule(_voice_is_object),
+            config("config", rank=1),
+            Field("max_slice_nums", SLICES, 1, omit=True, rank=2),
+            Field(
+                "system_prompt", PROMPT, "", attr="instructions", also=("instructions",), omit=True
+            ),
+            Object(
+                "voice",
+                (
+                    Field("ref_audio_base64", VOICE, None, attr="ref_audio", omit=True),
+                    Field("tts_ref_audio_base64", VOICE, None, attr="tts_ref_audio", omit=True),
+                ),
+                omit=True,
+            ),
+            slices_once("config"),
+            *ASKED,
+        ),
+        is_required=True,
+    ),
+    tag={"type": shared.SESSION_INIT},
+    lacks={"config.deferred_finalize": True},
+    where="this dialect",
+)
+_APPEND: Final = Table(
+    Append,
+    Object(
+        "input",
+        (
+            Field("audio", heard(1), attr="pcm"),
+            frames("video_frames"),
+            FORCE_LISTEN,
+            APPEND_SLICES,
+        ),
+        is_required=True,
+        rank=1,
+    ),
+    INPUT_ID,
+    tag={"type": shared.INPUT_APPEND},
+)
+
+# -- from the server ----------------------------------------------------------------------------
+
+
+def _created(mode: str) -> Table:
+    """Make the table of `session.created` for one of the runtime modes; it reads both."""
+    modes = {FULL_DUPLEX: False, chat.TURN_BASED: True}
+    word = word_of(modes, lambda is_chat: chat.TURN_BASED if is_chat else FULL_DUPLEX)
+    return Table(
+        Created,
+        Field("session_id", TEXT),
+        Field(
+            "mode",
+            attrs.evolve(word, schema={"type": "string", "const": mode}),
+            False,
+            attr="is_chat",
+            doc="Always this.",
+        ),
+        Field("prompt_length", INTEGER, 0),
+        Field("recording", shared.RECORDING, "off"),
+        *shared.RECORDED,
+        chat.NO_METRICS,
+        tag={"type": shared.SESSION_CREATED},
+    )
+
+
+def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+    return Table(
+        cls,
+        Field("session_id", TEXT),
+        *rows,
+        Object("metrics", shared.METRICS, attr="metrics", doc="What the unit took."),
+        tag={"type": chat.OUTPUT_DELTA, "kind": kind},
+        lacks=lacks,
+    )
+
+
+_END_OF_TURN: Final = Field("end_of_turn", FLAG, False, omit=True)
+_TEXT: Final = _delta(Speech, "text", *chat.ANSWERED, Field("text", TEXT), _END_OF_TURN, pcm=b"")
+_AUDIO: Final = _delta(
+    Speech, "audio", *chat.ANSWERED, Field("audio", SPEECH, attr="pcm"), _END_OF_TURN, text=""
+)
+_LISTEN: Final = _delta(
+    Listen, "listen", Field("response_id", TEXT, "", omit=True), Field("input_id", TEXT, "")
+)
+
+
+def _word(closed: Closed) -> str:
+    reason = closed.client_reason if closed.reason == "client" else None
+    word = reason or _REASONS.get(closed.reason)
+    if word is None:
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
+    return word
+
+
+def _closed(values: dict[str, Any]) -> Closed:
+    word = values.pop("reason")
+    if word in _ENDS:
+        return Closed(reason=_ENDS[word], **values)
+    return Closed(reason="client", client_reason=word or None, **values)
+
+
+_CLOSED: Final = Table(
+    Closed,
+    Field("session_id", TEXT),
+    Field(
+        "reason",
+        Kind(
+            read=TEXT.read,
+            schema={
+                "type": "string",
+                "examples": [word for end, word in _REASONS.items() if end != "client"],
+            },
+        ),
+        get=_word,
+        example="user_stop",
+        doc="Why it ended. The client's own words, where it ended the session and gave any.",
+    ),
+    tag={"type": shared.SESSION_CLOSED},
+    make=_closed,
+)
+_CREATED: Final = _created(FULL_DUPLEX)
+_CHAT_CREATED: Final = _created(chat.TURN_BASED)
+_DELTAS: Final = {"listen": _LISTEN, "text": _TEXT, "audio": _AUDIO}
+
+
+class Realtime(Tables):
     """The dialect of 001; see `base.Dialect` for what its methods do."""
 
-    @property
-    def name(self) -> str:
-        """`realtime`."""
-        return "realtime"
+    def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages; of the same types, others in chat."""
+        if mode != "chat":
+            return super().requests(mode)
+        return tuple({**dict(super().requests(mode)), **chat.REQUESTS}.items())
+
+    def answers(self, mode: Mode) -> tuple[Table, ...]:
+        """List the server's messages; in chat there are others."""
+        if mode != "chat":
+            return (_CREATED, *_DELTAS.values(), _CLOSED, *shared.COMMON)
+        return (_CHAT_CREATED, *chat.DELTAS.values(), chat.DONE, _CLOSED, *shared.COMMON)
 
     def classify(self, body: Json) -> Request:
         """Say what kind of request a client's message is."""
-        return shared.classify(body, _OWN)
+        return shared.classify(body, self.types)
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message."""
-        if request is Request.CLOSE:
-            return shared.parse_close(body)
-        fields, is_chat = Fields(body), context.mode == "chat"
-        if request is Request.INIT:
-            return chat.parse_init(fields, context) if is_chat else _parse_init(fields, context)
-        if request is Request.APPEND:
-            return chat.parse_ask(fields, context) if is_chat else _parse_append(fields, context)
-        raise refusal(request, body)
+        if context.mode == "chat" and request in chat.REQUESTS:
+            message: ClientMessage = chat.REQUESTS[request].parse(body, context)
+            return message
+        return super().parse(request, body, context)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
         match message:
-            case Created():
-                return (_encode_created(message),)
-            case Listen():
-                return (_encode_listen(message),)
+            case Speech(pcm=b""):
+                return (_TEXT.encode(message),)
+            case Speech(text=""):
+                return (_AUDIO.encode(message),)
             case Speech():
-                return _encode_speech(message)
+                ends = message.end_of_turn
+                first = attrs.evolve(message, end_of_turn=False) if ends else message
+                return (_TEXT.encode(first), _AUDIO.encode(message))
             case Prefilled():
                 return ()
             case Delta():
                 return chat.encode_delta(message)
             case Response():
                 return chat.encode_response(message)
-            case Closed():
-                return (_encode_closed(message),)
-        return (shared.encode_common(message),)
+        return super().encode(message)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
-        match message:
-            case Init():
-                return dump_frame({"type": shared.SESSION_INIT, "payload": _payload(message)})
-            case Append(input_id=input_id):
-                own_id = {} if input_id is None else {"input_id": input_id}
-                frame = {"type": shared.INPUT_APPEND, **own_id, "input": append_fields(message)}
-                return dump_frame(frame)
-            case Ask():
-                return chat.encode_ask(message)
-            case CloseRequest():
-                return shared.encode_close(message)
-        raise no_frame(self, message)
+        if isinstance(message, Ask):
+            return chat.ASK.encode(message)
+        return super().encode_request(message)
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
         """Read a server's message; text and audio of a unit are a `Speech` each, or a `Delta`."""
-        fields = Fields(body)
-        match kind := fields.required("type", Value.text):
-            case shared.SESSION_CREATED:
-                return (_decode_created(fields),)
-            case "response.output.delta":
-                is_chat = mode == "chat"
-                return (chat.decode_delta(fields) if is_chat else _decode_delta(fields),)
-            case "response.done":
-                return (chat.decode_response(fields),)
-            case shared.SESSION_CLOSED:
-                return (_decode_closed(fields),)
-        return (shared.decode_common(kind, body),)
+        if body.get("type") != chat.OUTPUT_DELTA:
+            return super().decode(body, mode)
+        tables = chat.DELTAS if mode == "chat" else _DELTAS
+        kind = Fields(body).required("kind", lambda value: value.choice(tuple(tables)))
+        return (tables[kind].parse(body),)
 
 
-REALTIME: Final = Realtime()
-
-
-# -- from the client ----------------------------------------------------------------------------
-
-
-def _parse_init(fields: Fields, context: Context) -> Init:
-    fields.has("type")
-    payload = fields.child("payload")
-    voice = payload.optional_child("voice") or Fields({})
-    config, inner_slices = read_config(payload.optional_child("config"), context)
-    slices = payload.optional("max_slice_nums", read_slices, None)
-    return Init(
-        instructions=payload.alias(("system_prompt", "instructions"), read_instructions, ""),
-        ref_audio=voice.optional("ref_audio_base64", read_voice, None),
-        tts_ref_audio=voice.optional("tts_ref_audio_base64", read_voice, None),
-        max_slice_nums=merge_slices(f"{payload.path}.max_slice_nums", slices, inner_slices),
-        config=config,
-        notices=read_notices(payload, context),
-        record=read_record(payload, context),
-        ignored=fields.ignored(),
-    )
-
-
-def _payload(init: Init) -> dict[str, object]:
-    payload: dict[str, object] = {}
-    if init.instructions:
-        payload["system_prompt"] = init.instructions
-    voices = {"ref_audio_base64": init.ref_audio, "tts_ref_audio_base64": init.tts_ref_audio}
-    voice = {name: encode_voice(voice) for name, voice in voices.items() if voice}
-    if voice:
-        payload["voice"] = voice
-    if config := config_fields(init.config):
-        payload["config"] = config
-    if init.max_slice_nums != 1:
-        payload["max_slice_nums"] = init.max_slice_nums
-    if init.notices:
-        payload["notices"] = True
-    payload |= record_fields(init.record)
-    return payload
-
-
-def _parse_append(fields: Fields, context: Context) -> Append:
-    fields.has("type")
-    append = read_append(fields.child("input"), context)
-    input_id = fields.optional("input_id", read_input_id, None)
-    return attrs.evolve(append, input_id=input_id, ignored=fields.ignored())
-
-
-# -- from the server ----------------------------------------------------------------------------
-
-
-def _encode_created(created: Created) -> str:
-    return dump_frame(
-        {
-            "type": shared.SESSION_CREATED,
-            "session_id": created.session_id,
-            "mode": chat.TURN_BASED if created.is_chat else FULL_DUPLEX,
-            "prompt_length": created.prompt_length,
-            "recording": created.recording,
-            **shared.recorded_as(created.recording_id, created.recording_notice),
-            "metrics": {},
-        }
-    )
-
-
-def _decode_created(fields: Fields) -> Created:
-    mode = fields.optional("mode", lambda value: value.choice(RUNTIME_MODES), FULL_DUPLEX)
-    return Created(
-        session_id=fields.required("session_id", Value.text),
-        prompt_length=fields.optional("prompt_length", Value.integer, 0),
-        recording=fields.optional("recording", shared.read_recording, "off"),
-        recording_id=fields.optional("recording_id", Value.text, ""),
-        recording_notice=fields.optional("recording_notice", Value.text, ""),
-        is_chat=mode == chat.TURN_BASED,
-    )
-
-
-def _encode_listen(listen: Listen) -> str:
-    return dump_frame(
-        {
-            "type": chat.OUTPUT_DELTA,
-            "kind": "listen",
-            "session_id": listen.session_id,
-            **({"response_id": listen.response_id} if listen.response_id else {}),
-            "input_id": listen.input_id,
-            "metrics": shared.metrics_fields(listen.metrics),
-        }
-    )
-
-
-def _encode_speech(speech: Speech) -> tuple[str, ...]:
-    branches = chat.branches(speech.text, speech.pcm)
-    last = list(branches)[-1]
-    return tuple(
-        dump_frame(
-            {
-                "type": chat.OUTPUT_DELTA,
-                "kind": kind,
-                "session_id": speech.session_id,
-                "response_id": speech.response_id,
-                "input_id": speech.input_id,
-                kind: content,
-                **({"end_of_turn": True} if speech.end_of_turn and kind == last else {}),
-                "metrics": shared.metrics_fields(speech.metrics),
-            }
-        )
-        for kind, content in branches.items()
-    )
-
-
-def _decode_delta(fields: Fields) -> Listen | Speech:
-    kind = fields.required("kind", lambda value: value.choice(KINDS))
-    session_id = fields.required("session_id", Value.text)
-    input_id = fields.optional("input_id", Value.text, "")
-    metrics = shared.read_metrics(fields.optional_child("metrics"))
-    if kind == "listen":
-        return Listen(
-            session_id=session_id,
-            response_id=fields.optional("response_id", Value.text, ""),
-            input_id=input_id,
-            metrics=metrics,
-        )
-    return Speech(
-        session_id=session_id,
-        response_id=fields.required("response_id", Value.text),
-        input_id=input_id,
-        text=fields.required("text", Value.text) if kind == "text" else "",
-        pcm=fields.required("audio", shared.read_output) if kind == "audio" else b"",
-        end_of_turn=fields.optional("end_of_turn", Value.flag, False),
-        metrics=metrics,
-    )
-
-
-def _encode_closed(closed: Closed) -> str:
-    reason = closed.client_reason if closed.reason == "client" else None
-    word = reason or _REASONS.get(closed.reason)
-    if word is None:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
-    return dump_frame(
-        {"type": shared.SESSION_CLOSED, "session_id": closed.session_id, "reason": word}
-    )
-
-
-def _decode_closed(fields: Fields) -> Closed:
-    session_id = fields.required("session_id", Value.text)
-    word = fields.required("reason", Value.text)
-    if word in _ENDS:
-        return Closed(session_id=session_id, reason=_ENDS[word])
-    return Closed(session_id=session_id, reason="client", client_reason=word or None)
+REALTIME: Final = Realtime(
+    "realtime",
+    {
+        shared.SESSION_INIT: Request.INIT,
+        shared.INPUT_APPEND: Request.APPEND,
+        shared.SESSION_CLOSE: Request.CLOSE,
+    },
+    {Request.INIT: _INIT, Request.APPEND: _APPEND, Request.CLOSE: shared.CLOSE},
+    (_CREATED, _LISTEN, chat.DONE, _CLOSED, *shared.COMMON),
+)

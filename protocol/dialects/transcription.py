@@ -25,11 +25,13 @@ What it cannot show: anything of the queue, whether there is a recording, that t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
-from ..behaviour import HINTS_REFUSED, LINE_BREAKS, TWO_SIGNALS
-from ..codec import Fields, Value, dump_frame, encode_base64, invalid, kind_of
-from ..errors import ErrorCode, FieldError, RemoteProtocolError
+import attrs
+
+from ..behaviour import HINTS_REFUSED, TWO_SIGNALS
+from ..codec import Value, invalid
+from ..errors import ErrorCode, FieldError
 from ..messages import (
     Closed,
     Created,
@@ -41,16 +43,19 @@ from ..messages import (
     TranscriptDone,
 )
 from ..requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
-from . import shared
-from .base import Context, Json, no_frame, refusal
-from .inputs import read_record, record_fields
-from .legacy import error_frame
+from ..wire.field import DROPPED, Field
+from ..wire.kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
+from ..wire.reading import Reading
+from ..wire.table import Object, Table
+from . import legacy, shared
+from .base import Context, Json, Tables, no_frame
+from .inputs import RECORD
 
 SESSION_CREATE: Final = "session.create"
 AUDIO_COMMIT: Final = "input_audio_buffer.commit"
 RESPONSE_CREATE: Final = "response.create"
 
-_OWN: Final[Mapping[str, Request]] = {
+_TYPES: Final[Mapping[str, Request]] = {
     shared.SESSION_UPDATE: Request.INIT,
     SESSION_CREATE: Request.INIT,
     shared.AUDIO_APPEND: Request.APPEND,
@@ -69,11 +74,6 @@ _SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
     {"idle", "cancelled", "invalid_frame", "flooded", "refused", "rejected"}
 )
 """The ends that the close alone tells, or an error before it."""
-_HINTS: Final[Mapping[str, str]] = {
-    "language": "the model writes down the language that it hears, and takes no other",
-    "prompt": "the model has fixed instructions, and takes no prompt",
-}
-"""Fields that may say nothing, and why."""
 
 
 def begins_with_create(body: Json) -> bool:
@@ -81,205 +81,166 @@ def begins_with_create(body: Json) -> bool:
     return body.get("type") == SESSION_CREATE
 
 
-class Transcription:
+# -- from the client ----------------------------------------------------------------------------
+
+
+def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
+    """Make the row of a field that may say nothing."""
+
+    def read(value: Value, _: Reading) -> str:
+        try:
+            return value.choice(("",))
+        except FieldError:
+            raise invalid(value.path, why) from None
+
+    kind = Kind(read=read, schema=choice(("",)).schema, holds=holds)
+    return Field(name, kind, "", attr=DROPPED, since=HINTS_REFUSED)
+
+
+def _choice(kind: str) -> Table:
+    return Table(
+        ChooseModel,
+        Field("model", TEXT, code=ErrorCode.INVALID_EVENT),
+        _hint("language", "the model writes down the language that it hears, and takes no other"),
+        _hint("prompt", "the model has fixed instructions, and takes no prompt", PROMPTED),
+        RECORD,
+        tag={"type": kind},
+    )
+
+
+_APPEND: Final = Table(
+    AppendSound,
+    Field("audio", SOUND16, attr="pcm16", code=ErrorCode.INVALID_AUDIO),
+    tag={"type": shared.AUDIO_APPEND},
+)
+_COMMIT: Final = Table(Commit, Field("final", FLAG, False, omit=True), tag={"type": AUDIO_COMMIT})
+_CREATE: Final = Table(Commit, tag={"type": RESPONSE_CREATE})
+
+# -- from the server ----------------------------------------------------------------------------
+
+_CREATED: Final = Table(
+    Created,
+    Field("id", TEXT, attr="session_id"),
+    Field("created", INTEGER, 0, attr="created_s"),
+    *shared.RECORDED,
+    tag={"type": shared.SESSION_CREATED},
+    lacks={"prompt_length": 0, "recording": "off"},
+)
+
+
+def _delta(kind: str) -> Table:
+    return Table(TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
+
+
+def _done(kind: str) -> Table:
+    total = Field(
+        "total_tokens",
+        INTEGER,
+        0,
+        attr=DROPPED,
+        get=lambda done: done.prompt_tokens + done.completion_tokens,
+        example=2,
+        doc="Both together.",
+    )
+    counts = (Field("prompt_tokens", INTEGER, 0), Field("completion_tokens", INTEGER, 0), total)
+    return Table(TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind})
+
+
+def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+    """Read an error; one without a code, or with another's, is another server's failure."""
+    code, session_id = values.pop("code"), values["session_id"]
+    for reason in _ENDS:
+        if code == reason:
+            return Closed(session_id="", reason=reason, named=session_id)
+    known = {str(one): one for one in ErrorCode}
+    return ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
+
+
+_ERROR: Final = Table(
+    ErrorReport,
+    legacy.ERROR_TEXT,
+    Field("code", Kind(read=TEXT.read, schema=choice((*ErrorCode, *_ENDS)).schema), ""),
+    shared.NAMED,
+    tag=legacy.ERROR,
+    make=_error,
+)
+_END: Final = legacy.faults(
+    Closed,
+    Field("error", TEXT, get=lambda closed: closed.told or _ENDS[closed.reason]),
+    Field("code", TEXT, attr="reason"),
+)
+
+
+class Transcription(Tables):
     """The dialect of 003; see `base.Dialect` for what its methods do.
 
     Args:
         name: of the set of names.
         choice: the type of the message that chooses a model.
-        beginning: the type of what asks for an utterance's text and does not end its sound.
-        delta: the type of a piece of text.
-        done: the type of an utterance's end.
+        beginning: what asks for an utterance's text and does not end its sound.
+        names: the types of a piece of text and of an utterance's end.
     """
 
-    def __init__(self, name: str, *, choice: str, beginning: str, delta: str, done: str) -> None:
-        self._name = name
-        self._choice = choice
+    def __init__(self, name: str, *, choice: str, beginning: Table, names: tuple[str, str]) -> None:
+        requests = {
+            Request.INIT: _choice(choice),
+            Request.APPEND: _APPEND,
+            Request.COMMIT: _COMMIT,
+        }
+        answers = (_CREATED, _delta(names[0]), _done(names[1]), _ERROR)
+        others = (*map(_delta, _DELTAS), *map(_done, _DONES))
+        super().__init__(name, _TYPES, requests, answers, others)
         self._beginning = beginning
-        self._delta = delta
-        self._done = done
+        self._asks_apart = beginning is not _COMMIT
+        """A commit ends sound, and another message asks for its text."""
 
-    @property
-    def _asks_apart(self) -> bool:
-        """Whether a commit ends sound, and another message asks for its text."""
-        return self._beginning != AUDIO_COMMIT
-
-    @property
-    def name(self) -> str:
-        """`transcription` or `transcription-responses`."""
-        return self._name
-
-    def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is."""
-        kind = body.get("type")
-        return _OWN.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
+    def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages, each with the kind of request that it is."""
+        own = super().requests(mode)
+        return (*own, (Request.COMMIT, self._beginning)) if self._asks_apart else own
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message."""
-        fields = Fields(body)
-        match request:
-            case Request.INIT:
-                return _parse_choice(fields, context)
-            case Request.APPEND:
-                return _parse_append(fields, context)
-            case Request.COMMIT:
-                if body.get("type") == RESPONSE_CREATE:
-                    return _parse_create(fields)
-                is_end = self._asks_apart and context.behaves(TWO_SIGNALS)
-                return _parse_commit(fields, is_end=is_end)
-        raise refusal(request, body)
+        if request is not Request.COMMIT:
+            return super().parse(request, body, context)
+        is_create = body.get("type") == RESPONSE_CREATE
+        commit: Commit = (_CREATE if is_create else _COMMIT).parse(body, context)
+        if is_create or not (self._asks_apart and context.behaves(TWO_SIGNALS)):
+            return commit
+        return attrs.evolve(commit, final=True, begins=commit.final)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
         match message:
-            case Created(session_id=session_id, created_s=created_s) as created:
-                body = {"type": shared.SESSION_CREATED, "id": session_id, "created": created_s}
-                told = shared.recorded_as(created.recording_id, created.recording_notice)
-                return (dump_frame(body | told),)
-            case TranscriptDelta(text=text):
-                return (dump_frame({"type": self._delta, "delta": text}),)
-            case TranscriptDone():
-                return (self._encode_done(message),)
-            case ErrorReport(code=code, message=text, session_id=session_id):
-                return (error_frame(text, code, session_id),)
-            case Closed(reason=reason, told=told, named=session_id) if reason in _ENDS:
-                return (error_frame(told or _ENDS[reason], reason, session_id),)
+            case Closed(reason=reason) if reason in _ENDS:
+                return (_END.encode(message),)
             case Closed(reason=reason) if reason in _SILENT_ENDS:
                 return ()
-        raise no_frame(self, message)
-
-    def _encode_done(self, done: TranscriptDone) -> str:
-        usage = {
-            "prompt_tokens": done.prompt_tokens,
-            "completion_tokens": done.completion_tokens,
-            "total_tokens": done.prompt_tokens + done.completion_tokens,
-        }
-        return dump_frame({"type": self._done, "text": done.text, "usage": usage})
+        return super().encode(message)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
         match message:
-            case ChooseModel(model=model, record=record):
-                return dump_frame({"type": self._choice, "model": model, **record_fields(record)})
-            case AppendSound(pcm16=pcm16):
-                return dump_frame({"type": shared.AUDIO_APPEND, "audio": encode_base64(pcm16)})
             case Commit(final=True, begins=True):
-                return dump_frame({"type": AUDIO_COMMIT, "final": True})
+                return _COMMIT.encode(message)
             case Commit(begins=True):
-                return dump_frame({"type": self._beginning})
+                return self._beginning.encode(message)
             case Commit(final=True) if self._asks_apart:
-                return dump_frame({"type": AUDIO_COMMIT})
-        raise no_frame(self, message)
-
-    def decode(self, body: Json, _mode: Mode = "transcription") -> tuple[ServerMessage, ...]:
-        """Read a server's message, in either set of names."""
-        fields = Fields(body)
-        kind = fields.required("type", Value.text)
-        if kind == shared.SESSION_CREATED:
-            return (_decode_created(fields),)
-        if kind in _DELTAS:
-            return (TranscriptDelta(text=fields.required("delta", Value.text)),)
-        if kind in _DONES:
-            return (_decode_done(fields),)
-        if kind == shared.ERROR:
-            return (_decode_error(fields),)
-        raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
+                return _COMMIT.encode(Commit())
+            case Commit():
+                raise no_frame(self, message)
+        return super().encode_request(message)
 
 
 TRANSCRIPTION: Final = Transcription(
     "transcription",
     choice=shared.SESSION_UPDATE,
-    beginning=AUDIO_COMMIT,
-    delta=_DELTAS[0],
-    done=_DONES[0],
+    beginning=_COMMIT,
+    names=(_DELTAS[0], _DONES[0]),
 )
 TRANSCRIPTION_RESPONSES: Final = Transcription(
     "transcription-responses",
     choice=SESSION_CREATE,
-    beginning=RESPONSE_CREATE,
-    delta=_DELTAS[1],
-    done=_DONES[1],
+    beginning=_CREATE,
+    names=(_DELTAS[1], _DONES[1]),
 )
-
-
-# -- from the client ----------------------------------------------------------------------------
-
-
-def _parse_choice(fields: Fields, context: Context) -> ChooseModel:
-    fields.has("type")
-    try:
-        model = fields.required("model", Value.text)
-    except FieldError as error:
-        raise FieldError(ErrorCode.INVALID_EVENT, error.message) from None
-    if context.behaves(HINTS_REFUSED):
-        for name in _HINTS:
-            fields.optional(name, _read_no_hint, "")
-    record = read_record(fields, context)
-    return ChooseModel(model=model, record=record, ignored=fields.ignored())
-
-
-def _read_no_hint(value: Value) -> str:
-    try:
-        return value.choice(("",))
-    except FieldError:
-        raise invalid(value.path, _HINTS[value.path.rpartition(".")[2]]) from None
-
-
-def _parse_append(fields: Fields, context: Context) -> AppendSound:
-    fields.has("type")
-    line_breaks = context.behaves(LINE_BREAKS)
-    try:
-        pcm16 = fields.required("audio", lambda value: value.pcm16(line_breaks=line_breaks))
-    except FieldError as error:
-        raise FieldError(ErrorCode.INVALID_AUDIO, error.message) from None
-    return AppendSound(pcm16=pcm16, ignored=fields.ignored())
-
-
-def _parse_commit(fields: Fields, *, is_end: bool) -> Commit:
-    fields.has("type")
-    both = fields.optional("final", Value.flag, False)
-    return Commit(final=both or is_end, begins=both or not is_end, ignored=fields.ignored())
-
-
-def _parse_create(fields: Fields) -> Commit:
-    fields.has("type")
-    return Commit(ignored=fields.ignored())
-
-
-# -- from the server ----------------------------------------------------------------------------
-
-
-def _decode_created(fields: Fields) -> Created:
-    return Created(
-        session_id=fields.required("id", Value.text),
-        prompt_length=0,
-        recording="off",
-        recording_id=fields.optional("recording_id", Value.text, ""),
-        recording_notice=fields.optional("recording_notice", Value.text, ""),
-        created_s=fields.optional("created", Value.integer, 0),
-    )
-
-
-def _decode_done(fields: Fields) -> TranscriptDone:
-    usage = fields.optional_child("usage") or Fields({})
-    done = TranscriptDone(
-        text=fields.required("text", Value.text),
-        prompt_tokens=usage.optional("prompt_tokens", Value.integer, 0),
-        completion_tokens=usage.optional("completion_tokens", Value.integer, 0),
-    )
-    usage.optional("total_tokens", Value.integer, 0)
-    return done
-
-
-def _decode_error(fields: Fields) -> ErrorReport | Closed:
-    """Read an error; one without a code, or with another's, is another server's failure."""
-    code = fields.optional("code", Value.text, "")
-    message = fields.required("error", Value.text)
-    session_id = shared.read_session_id(fields)
-    for reason in _ENDS:
-        if code == reason:
-            return Closed(session_id="", reason=reason, named=session_id)
-    known = {str(one): one for one in ErrorCode}
-    return ErrorReport(
-        code=known.get(code, ErrorCode.INFERENCE_ERROR), message=message, session_id=session_id
-    )

@@ -1,1 +1,1 @@
-"""The wire protocols, described by running their own parsers and writers: see `wire.describe`."""
+"""The wire protocols as JSON Schema, from their tables: see `wire.describe`."""

@@ -9,15 +9,16 @@ the row says it. Of several tables of one type the schema is of what they have i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 import attrs
 
+from ..wire.field import REQUIRED, Field
 from ..wire.kinds import Kind
 from ..wire.nested import Either, Items, One, Variants
-from ..wire.table import REQUIRED, Field, Object, Row, Table
-from .meaning import attribute_docs, clean, summary
+from ..wire.table import Object, Row, Table
 
 Schema = dict[str, Any]
 
@@ -37,6 +38,35 @@ SHOWN: Final[Mapping[str, str]] = {
 _SILENCE: Final = "AAAAAAAAAAAAAAAAAAAAAA=="
 
 
+_ATTRIBUTE: Final = re.compile(r"(\w+): (.+)")
+_SECTION: Final = "Attributes:"
+_CLAUSE: Final = re.compile(r" \((?:\d{3}|B\d+|`protocol)[^)]*\)")
+"""Where a rule comes from: of use to whoever changes the code, not to a client's author."""
+
+
+def attribute_docs(cls: type) -> Mapping[str, str]:
+    """Read the lines under `Attributes:` in a class's docstring, each joined to one line."""
+    _, _, section = (cls.__doc__ or "").partition(_SECTION)
+    docs: dict[str, str] = {}
+    name, indent = "", 0
+    for line in section.splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        found = _ATTRIBUTE.fullmatch(text)
+        if found and (not docs or depth <= indent):
+            name, indent = found[1], depth
+            docs[name] = found[2]
+        elif text and name:
+            docs[name] += f" {text}"
+    return docs
+
+
+def summary(cls: type) -> str:
+    """Give a class's docstring up to its attributes, on one line."""
+    text = (cls.__doc__ or "").partition(_SECTION)[0]
+    return _CLAUSE.sub("", " ".join(text.split()))
+
+
 def doc_of(cls: Any, path: str) -> str:
     """Say what an attribute means: by its own line, or by that of what it is a part of."""
     said = ""
@@ -44,8 +74,9 @@ def doc_of(cls: Any, path: str) -> str:
         if not attrs.has(cls):
             break
         text = attribute_docs(cls).get(name, "")
-        said = clean(text[0].upper() + text[1:]) if text else said
-        cls = get_type_hints(cls).get(name)
+        said = _CLAUSE.sub("", text[0].upper() + text[1:]) if text else said
+        hint = get_type_hints(cls).get(name)
+        cls = next(filter(attrs.has, get_args(hint)), hint)
     return said
 
 
@@ -176,7 +207,16 @@ def _kind(kind: Kind) -> Schema:
 
 def answer_schema(tables: Sequence[Table]) -> Schema:
     """Describe a server's message of one type: what its variants have, always or at times."""
-    return _merge([_said(table.shape.written, table.cls, "", _tags(table)) for table in tables])
+    return _merge([_said(table.shape.written, table.cls, "", _variant(table)) for table in tables])
+
+
+def _variant(table: Table) -> dict[str, Schema]:
+    """Describe what tells a server's message from others: by what it is, beside its type."""
+    tags = _tags(table)
+    for name, tag in tags.items():
+        if name != "type":
+            tag["description"] = f"`{tag['const']}`: {summary(table.cls)}"
+    return tags
 
 
 def _said(
@@ -207,9 +247,11 @@ def _merge(schemas: Sequence[Schema]) -> Schema:
     properties = {}
     for name in (*required, *(name for name in names if name not in required)):
         found = [schema["properties"][name] for schema in schemas if name in schema["properties"]]
-        words = list(dict.fromkeys(one["const"] for one in found if "const" in one))
-        is_word = len(words) > 1
-        properties[name] = {"type": "string", "enum": words} if is_word else found[0]
+        words = {one["const"]: one.get("description", "") for one in found if "const" in one}
+        properties[name] = found[0]
+        if len(words) > 1:
+            text = " ".join(words.values())
+            properties[name] = {"type": "string", "enum": [*words], "description": text}
     return {"type": "object", "properties": properties, "required": required}
 
 
@@ -222,16 +264,16 @@ def _example(rows: Sequence[Field | Object]) -> dict[str, Any]:
     return {
         row.name: _example(row.shape.written) if isinstance(row, Object) else _shown(row)
         for row in rows
+        if not (row.omit and isinstance(row, Field) and row.default is False)
     }
 
 
 def _shown(row: Field) -> Any:
     schema = row.kind.schema
-    for key in ("const", "enum"):
-        if key in schema:
-            return schema[key] if key == "const" else schema[key][0]
     if row.example is not None:
         return row.example
+    if "const" in schema or "enum" in schema:
+        return schema["const"] if "const" in schema else schema["enum"][0]
     name = row.attribute.rpartition(".")[2].removeprefix("^")
     kind = schema.get("type")
     kinds = {"boolean": False, "integer": 1, "number": 1.5, "object": {}}

@@ -1,7 +1,7 @@
 """All that crosses the wire in the dialects that are served, as JSON Schema (draft 07).
 
-`describe` runs every dialect's parser (`requests`) and writer (`answers`) in each course and mode
-that it has. What is the same in several courses is one message.
+`describe` reads the tables of a dialect (`protocol.wire`) in each course that it has. What is the
+same in several courses is one message.
 
 Beside JSON Schema's own keys there are, all of them for people and tools that want more:
 `x-antiphon-media` (what base64 may hold), `x-antiphon-tag` (the field that says which of `oneOf` an
@@ -17,24 +17,14 @@ from typing import Final, Literal, get_args
 
 import attrs
 
-from ..codec import parse_frame
-from ..dialects import DIALECTS, Dialect
-from ..dialects.base import Context, Tables
-from ..errors import FieldError, LocalProtocolError
-from ..messages import Mode
-from ..model import SlidingWindow
-from ..requests import ClientMessage, Request
+from ..dialects import DIALECTS
+from ..dialects.base import Tables
+from ..messages import Mode, ServerMessage
+from ..requests import Request
 from ..state import TRANSITIONS, Course, course_of
-from .answers import Body, describe_answers
-from .meaning import summary
-from .requests import describe_body
-from .rows import answer_example, answer_schema, request_schema
-from .samples import bare, variations
-from .sketch import Sketch
-from .tidy import tidy
-from .values import Schema
+from .rows import Schema, answer_example, answer_schema, request_schema, summary
 
-CLIENT_CLASSES: Final[tuple[type, ...]] = get_args(ClientMessage)
+_SERVER_CLASSES: Final[tuple[type, ...]] = get_args(ServerMessage)
 MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
     "realtime": ("video", "audio", "chat"),
     "duplex-v1": ("video", "audio"),
@@ -43,7 +33,7 @@ MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
     "transcription": ("transcription",),
     "transcription-responses": ("transcription",),
 }
-"""The modes that a dialect has; the first of a course is described, others by their difference."""
+"""The modes that a dialect has; a course is described by its first."""
 REQUEST_DIALECT: Final = "legacy-chat"
 """Of this one a connection is one request, and its only message has no type."""
 
@@ -70,7 +60,7 @@ class Message:
     canonical: tuple[type, ...]
     request: Request | None = None
     schema: Schema
-    examples: tuple[Body, ...] = ()
+    examples: tuple[Mapping[str, object], ...] = ()
 
     @property
     def description(self) -> str:
@@ -82,13 +72,9 @@ def describe(name: str) -> tuple[Message, ...]:
     """Describe all messages of a dialect: the client's, then the server's, course by course."""
     found: list[Message] = []
     for course in Course:
-        modes = tuple(mode for mode in MODES[name] if course is _course(name, mode))
-        dialect = DIALECTS[name]
-        if modes and isinstance(dialect, Tables):
-            found += _of_tables(dialect, course, modes[0])
-        elif modes:
-            found += _client_messages(DIALECTS[name], course, modes)
-            found += _server_messages(DIALECTS[name], course, modes[0])
+        modes = [mode for mode in MODES[name] if course is _course(name, mode)]
+        if modes:
+            found += _messages(DIALECTS[name], course, modes[0])
     return tuple(_join(found))
 
 
@@ -131,8 +117,8 @@ def _join(messages: list[Message]) -> list[Message]:
     return joined
 
 
-def _of_tables(dialect: Tables, course: Course, mode: Mode) -> Iterator[Message]:
-    """Describe the messages of a dialect that is tables."""
+def _messages(dialect: Tables, course: Course, mode: Mode) -> Iterator[Message]:
+    """Describe the messages of a dialect in a course."""
     for request, table in dialect.requests(mode):
         yield Message(
             dialect=dialect.name,
@@ -144,7 +130,10 @@ def _of_tables(dialect: Tables, course: Course, mode: Mode) -> Iterator[Message]
             schema=request_schema(table),
         )
     triggers = {trigger for row in TRANSITIONS[course].values() for trigger in row}
-    answers = [table for table in dialect.answers(mode) if triggers.intersection(table.classes)]
+    answers = sorted(
+        (table for table in dialect.answers(mode) if triggers.intersection(table.classes)),
+        key=lambda table: _SERVER_CLASSES.index(table.cls),
+    )
     for kind in dict.fromkeys(table.kind for table in answers):
         tables = [table for table in answers if table.kind == kind]
         yield Message(
@@ -152,91 +141,9 @@ def _of_tables(dialect: Tables, course: Course, mode: Mode) -> Iterator[Message]
             sender="server",
             kind=kind,
             courses=(course,),
-            canonical=tuple(dict.fromkeys(cls for table in tables for cls in table.classes)),
+            canonical=tuple(
+                cls for cls in _SERVER_CLASSES if any(cls in table.classes for table in tables)
+            ),
             schema=answer_schema(tables),
             examples=tuple(map(answer_example, tables)),
         )
-
-
-# -- the client's -------------------------------------------------------------------------------
-
-
-def _client_messages(dialect: Dialect, course: Course, modes: tuple[Mode, ...]) -> list[Message]:
-    found = []
-    for kind, request in _kinds(dialect).items():
-        described = [_describe_request(dialect, kind, request, mode) for mode in modes]
-        first = described[0]
-        if first is None:
-            continue
-        schema, canonical = first
-        for mode, other in zip(modes[1:], described[1:], strict=True):
-            _note_ignored(schema, other[0] if other else {}, mode)
-        found.append(
-            Message(
-                dialect=dialect.name,
-                sender="client",
-                kind=kind,
-                courses=(course,),
-                canonical=(canonical,),
-                request=request,
-                schema=tidy(schema, gaps_are_null=True),
-            )
-        )
-    return found
-
-
-def _kinds(dialect: Dialect) -> Mapping[str, Request]:
-    """Find the types of a client's messages, by writing each that the dialect can write."""
-    kinds: dict[str, Request] = {}
-    for cls in CLIENT_CLASSES:
-        for message in (bare(cls), *variations(cls)):
-            try:
-                body = parse_frame(dialect.encode_request(message))
-            except LocalProtocolError:
-                continue
-            kinds[str(body.get("type", ""))] = dialect.classify(body)
-    return kinds
-
-
-def _describe_request(
-    dialect: Dialect, kind: str, request: Request, mode: Mode
-) -> tuple[Schema, type] | None:
-    """Describe a client's message; None where it has no place in the mode."""
-    context = Context(mode=mode, sliding_windows=get_args(SlidingWindow))
-
-    def parse(body: Sketch) -> ClientMessage:
-        return dialect.parse(request, body, context)
-
-    try:
-        found = describe_body(parse, {"type": kind} if kind else {})
-    except FieldError:
-        return None
-    return found.schema, type(found.value)
-
-
-def _note_ignored(schema: Schema, other: Schema, mode: Mode) -> None:
-    """Note which fields are known and not looked at in another mode; all else must be the same."""
-    for name, below in schema.get("properties", {}).items():
-        ours = other["properties"].get(name, {})
-        if ours.get("x-ignored"):
-            below.setdefault("x-ignored-in", []).append(mode)
-        else:
-            _note_ignored(below, ours, mode)
-
-
-# -- the server's -------------------------------------------------------------------------------
-
-
-def _server_messages(dialect: Dialect, course: Course, mode: Mode) -> list[Message]:
-    return [
-        Message(
-            dialect=dialect.name,
-            sender="server",
-            kind=answer.kind,
-            courses=(course,),
-            canonical=answer.canonical,
-            schema=tidy(answer.schema, gaps_are_null=False),
-            examples=answer.examples,
-        )
-        for answer in describe_answers(dialect, course, mode)
-    ]

@@ -25,7 +25,7 @@ from ..limits import (
 from ..media import check_image, check_jpeg, check_video, read_reference_audio
 from ..model import SAMPLE16_BYTES, SAMPLE_BYTES
 from ..requests import ReferenceAudio, Voice, VoiceName
-from .reading import Reading
+from .reading import Reading, as_object
 
 Schema = dict[str, Any]
 """A piece of JSON Schema."""
@@ -146,15 +146,18 @@ def or_null(kind: Kind) -> Kind:
     )
 
 
-def always(value: object) -> Kind:
-    """What is always the same, and read by nobody."""
-    types = {bool: "boolean", float: "number", str: "string"}
-    schema: Schema = {"type": "object", "properties": {}}
-    if type(value) in types:
-        schema = {"type": types[type(value)], "const": value}
-    return Kind(read=lambda found, _: found.value, write=lambda _: value, schema=schema)
+def always(value: float | bool) -> Kind:
+    """What the server always says, and no client reads."""
+    name = "boolean" if isinstance(value, bool) else "number"
+    return Kind(read=lambda found, _: found.value, schema={"type": name, "const": value})
 
 
+OBJECT: Final = Kind(
+    read=lambda value, _: as_object(value.value, value.path),
+    write=lambda _: {},
+    schema={"type": "object", "properties": {}},
+)
+"""An object whose fields say nothing; it is written empty."""
 TEXT: Final = text()
 FLAG: Final = Kind(read=lambda value, _: value.flag(), schema={"type": "boolean"})
 INTEGER: Final = integer()

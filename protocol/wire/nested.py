@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from ..codec import Value
+from .field import Field
 from .kinds import Kind
-from .reading import Reading
-from .table import Table, as_object, missing
+from .reading import Reading, as_object, missing
+from .table import Object, Row, Rule, Table
+
+
+def walk(rows: Iterable[Row]) -> Iterator[Field | Object]:
+    """Name the fields of some rows, and all that stand in them."""
+    for row in rows:
+        if isinstance(row, Rule):
+            continue
+        yield row
+        if isinstance(row, Object):
+            yield from walk(row.rows)
+        else:
+            for table in tables_in(row.kind):
+                yield from walk(table.shape.rows)
+
+
+def tables_in(kind: Kind) -> tuple[Table, ...]:
+    """Name the tables of the objects that a value may be, or be made of."""
+    match kind:
+        case Items(item=item):
+            return tables_in(item)
+        case Either(items=array):
+            return tables_in(array)
+        case One(table=table):
+            return (table,)
+        case Variants(tables=tables):
+            return tuple(tables.values())
+    return ()
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +107,13 @@ def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
         return [item.write(value) if item.write else value for value in values]
 
     return Items(
-        read=read, write=write, schema={}, item=item, count_max=count_max, count_min=count_min
+        read=read,
+        write=write,
+        schema={},
+        holds=item.holds,
+        item=item,
+        count_max=count_max,
+        count_min=count_min,
     )
 
 

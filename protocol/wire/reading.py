@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 
 from ..behaviour import NEWEST
+from ..codec import invalid, kind_of
+from ..errors import ErrorCode, FieldError
 from ..messages import Mode
 from ..model import SlidingWindow
 
-Json = Mapping[str, Any]
+Json = Mapping[str, object]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,3 +58,15 @@ class Reading:
     values: dict[str, Any]
     aside: list[str] = attrs.Factory(list)
     below: list[str] = attrs.Factory(list)
+
+
+def missing(path: str) -> FieldError:
+    """Make the error for a field that must be there."""
+    return FieldError(ErrorCode.MISSING_FIELD, f"{path}: required field is missing")
+
+
+def as_object(value: object, path: str) -> Json:
+    """Check that a value is an object."""
+    if not isinstance(value, dict):
+        raise invalid(path, f"{kind_of(value)}, an object is needed")
+    return value

@@ -19,156 +19,17 @@ from typing import Any, ClassVar, Final, get_type_hints
 import attrs
 
 from ..behaviour import NEWEST
-from ..codec import IGNORED_PATHS_MAX, KEY_SHOWN, Value, dump_frame, invalid, kind_of
-from ..errors import ErrorCode, FieldError, LocalProtocolError
-from ..messages import Mode
-from .kinds import Holds, Kind
-from .reading import Context, Json, Reading
+from ..codec import IGNORED_PATHS_MAX, KEY_SHOWN, Value, dump_frame, invalid
+from ..errors import LocalProtocolError
+from .field import Columns, Field, Put, as_it_is
+from .reading import Context, Json, Reading, as_object, missing
 
-REQUIRED: Final = object()
-"""In place of a default: the field must be there."""
-DROPPED: Final = ""
-"""In place of an attribute: the field is checked and not kept, nor written without a `get`."""
 READER: Final = Context(mode="video")
 """What a server's message is read with; it depends on nothing."""
 
 
-def missing(path: str) -> FieldError:
-    """Make the error for a field that must be there."""
-    return FieldError(ErrorCode.MISSING_FIELD, f"{path}: required field is missing")
-
-
-def as_object(value: object, path: str) -> Json:
-    """Check that a value is an object."""
-    if not isinstance(value, dict):
-        raise invalid(path, f"{kind_of(value)}, an object is needed")
-    return value
-
-
 @attrs.frozen
-class Field:
-    """A field.
-
-    Attributes:
-        name: its key.
-        kind: of its value.
-        default: what stands in the attribute without it.
-        attr: the attribute, after the object's own; after `^`, of the message; None: as the name.
-        also: other names, each looked at where those before it are absent.
-        after: another field, beside which this one is not looked at.
-        omit: it is left out where it is the default, or cannot be written.
-        rank: fields of a lower one are written before it.
-        since: the behaviour from which on it is known.
-        until: the behaviour from which on it is not.
-        aside_in: modes in which it is known and not looked at.
-        code: of the error, whatever is wrong with it.
-        get: gives what is written, of the message, where that is no attribute.
-        is_read: it is read; else only written.
-        is_written: it is written; else only read.
-        example: a value that is shown.
-        holds: what is in it, where the kind does not say.
-        doc: what it means, where the attribute's own line does not say.
-    """
-
-    name: str
-    kind: Kind
-    default: Any = REQUIRED
-    attr: str | None = attrs.field(default=None, kw_only=True)
-    also: tuple[str, ...] = attrs.field(default=(), kw_only=True)
-    after: str | None = attrs.field(default=None, kw_only=True)
-    omit: bool = attrs.field(default=False, kw_only=True)
-    rank: int = attrs.field(default=0, kw_only=True)
-    since: int = attrs.field(default=0, kw_only=True)
-    until: int = attrs.field(default=NEWEST + 1, kw_only=True)
-    aside_in: tuple[Mode, ...] = attrs.field(default=(), kw_only=True)
-    code: ErrorCode | None = attrs.field(default=None, kw_only=True)
-    get: Callable[[Any], object] | None = attrs.field(default=None, kw_only=True)
-    is_read: bool = attrs.field(default=True, kw_only=True)
-    is_written: bool = attrs.field(default=True, kw_only=True)
-    example: object = attrs.field(default=None, kw_only=True)
-    holds: Holds | None = attrs.field(default=None, kw_only=True)
-    doc: str = attrs.field(default="", kw_only=True)
-    names: tuple[str, ...] = attrs.field(init=False)
-    attribute: str = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "names", (self.name, *self.also))
-        object.__setattr__(self, "attribute", self.name if self.attr is None else self.attr)
-        if self.attribute == DROPPED and self.get is None:
-            object.__setattr__(self, "is_written", False)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known in sessions that begin now."""
-        return self.since <= NEWEST < self.until
-
-    def take(self, at: Reading) -> None:
-        """Read it.
-
-        Raises:
-            FieldError: it is absent and must be there, or is wrong.
-        """
-        name, body = self.name, at.body
-        found = body.get(name)
-        if self.also or found is not None:
-            said = [each for each in self.names if body.get(each) is not None]
-            is_aside = at.context.mode in self.aside_in or self._is_second(body)
-            at.aside += [f"{at.path}.{each}" for each in said[0 if is_aside else 1 :]]
-            name = said[0] if said else name
-            found = None if is_aside else body.get(name)
-        attribute = self.attribute
-        key = attribute[1:] if attribute.startswith("^") else at.prefix + attribute
-        if found is not None:
-            at.values[key] = self._read(Value(path=f"{at.path}.{name}", value=found), at)
-        elif self.default is not REQUIRED:
-            at.values.setdefault(key, self.default)
-        else:
-            raise self._recoded(missing(f"{at.path}.{self.name}"))
-
-    def _is_second(self, body: Json) -> bool:
-        return self.after is not None and body.get(self.after) is not None
-
-    def _read(self, value: Value, at: Reading) -> Any:
-        if self.code is None:
-            return self.kind.read(value, at)
-        try:
-            return self.kind.read(value, at)
-        except FieldError as error:
-            raise self._recoded(error) from None
-
-    def _recoded(self, error: FieldError) -> FieldError:
-        return error if self.code is None else FieldError(self.code, error.message)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether what is written is an attribute of what the object stands for."""
-        return self.get is None and not self.attribute.startswith("^")
-
-    @property
-    def is_as_it_is(self) -> bool:
-        """Whether nothing has to be done to an attribute to write it."""
-        return self.is_plain and self.kind.write is None and not self.omit
-
-    def put(self, body: dict[str, object], _subject: object, message: object) -> None:
-        """Write it in its place, where its attribute stands by now if it is plain."""
-        if self.get is not None:
-            value = self.get(message)
-        elif self.is_plain:
-            value = body[self.name]
-        else:
-            value = attrgetter(self.attribute[1:])(message)
-        is_left_out = self.omit and value == self.default
-        if not is_left_out and self.kind.write is not None:
-            value = self.kind.write(value)
-            is_left_out = self.omit and value is None
-        if is_left_out:
-            del body[self.name]
-        else:
-            body[self.name] = value
-
-
-@attrs.frozen
-class Object:
+class Object(Columns):
     """A field that is an object.
 
     Attributes:
@@ -178,10 +39,9 @@ class Object:
         is_required: it must be there.
         closed: why it may have no other fields: a text that the error ends with, or True for the
             list of those that it may have.
-        omit: it is left out where it would be empty.
         when: says of a message whether it is there.
         none: what is written where the attribute is None.
-        rank: as of `Field`, and so `since`, `until` and `doc`.
+        shape: its rows, made ready.
     """
 
     name: str
@@ -189,17 +49,15 @@ class Object:
     attr: str = attrs.field(default="", kw_only=True)
     is_required: bool = attrs.field(default=False, kw_only=True)
     closed: str | bool = attrs.field(default=False, kw_only=True)
-    omit: bool = attrs.field(default=False, kw_only=True)
     when: Callable[[Any], bool] | None = attrs.field(default=None, kw_only=True)
     none: Mapping[str, object] | None = attrs.field(default=None, kw_only=True)
-    rank: int = attrs.field(default=0, kw_only=True)
-    since: int = attrs.field(default=0, kw_only=True)
-    until: int = attrs.field(default=NEWEST + 1, kw_only=True)
-    doc: str = attrs.field(default="", kw_only=True)
     shape: Shape = attrs.field(init=False, eq=False, repr=False)
+    is_read: ClassVar[bool] = True
+    is_as_it_is: ClassVar[bool] = False
 
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "shape", Shape(self.rows, closed=self.closed))
+    @shape.default
+    def _shape(self) -> Shape:
+        return Shape(self.rows, closed=self.closed)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -207,17 +65,9 @@ class Object:
         return (self.name,)
 
     @property
-    def is_written(self) -> bool:
+    def is_said(self) -> bool:
         """Whether any of its fields is written."""
         return bool(self.shape.written)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known in sessions that begin now."""
-        return self.since <= NEWEST < self.until
-
-    is_plain: ClassVar[bool] = False
-    is_as_it_is: ClassVar[bool] = False
 
     def take(self, at: Reading) -> None:
         """Read it, and what stands in it.
@@ -232,33 +82,33 @@ class Object:
         prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
 
-    def put(self, body: dict[str, object], subject: object, message: object) -> None:
-        """Write it in its place."""
-        inner = attrgetter(self.attr)(subject) if self.attr else subject
-        made = self.none if inner is None else self.shape.write(inner, message)
-        is_left_out = self.omit and not made
-        if is_left_out or (self.when is not None and not self.when(message)):
-            del body[self.name]
-        else:
-            body[self.name] = made
+    def putter(self) -> Put:
+        """Make what writes it in its place."""
+        name, write = self.name, self.shape.write
+        get = attrgetter(self.attr) if self.attr else as_it_is
+
+        def put(body: dict[str, object], subject: object, message: object) -> None:
+            inner = get(subject)
+            made = self.none if inner is None else write(inner, message)
+            if (self.omit and not made) or (self.when is not None and not self.when(message)):
+                del body[name]
+            else:
+                body[name] = made
+
+        return put
 
 
 @attrs.frozen
-class Rule:
+class Rule(Columns):
     """What spans fields: a function over what was read so far, called in its place.
 
     Attributes:
-        check: raises FieldError, or changes what was read.
+        take: raises FieldError, or changes what was read.
     """
 
-    check: Callable[[Reading], None]
-    names: tuple[str, ...] = ()
-    since: int = 0
-    until: int = NEWEST + 1
-
-    def take(self, at: Reading) -> None:
-        """Check what was read."""
-        self.check(at)
+    take: Callable[[Reading], None]
+    names: ClassVar[tuple[str, ...]] = ()
+    is_read: ClassVar[bool] = True
 
 
 Row = Field | Object | Rule
@@ -279,12 +129,12 @@ class Shape:
         self.rows = rows
         self.closed = closed
         self.known = dict(known or {})
-        read = [row for row in rows if not isinstance(row, Field) or row.is_read]
+        read = [row for row in rows if row.is_read]
         self._plans = tuple(
             self._plan([row for row in read if row.since <= number < row.until])
             for number in range(NEWEST + 1)
         )
-        written = [row for row in rows if not isinstance(row, Rule) and row.is_written]
+        written = [row for row in rows if not isinstance(row, Rule) and row.is_said]
         self.written = tuple(sorted(written, key=lambda row: row.rank))
         plain = [row for row in self.written if isinstance(row, Field) and row.is_plain]
         self._template: dict[str, object] = {
@@ -293,7 +143,7 @@ class Shape:
         }
         self._plain = tuple(row.name for row in plain)
         self._values = _values_of(tuple(row.attribute for row in plain))
-        self._others = tuple(row for row in self.written if not row.is_as_it_is)
+        self._others = tuple(row.putter() for row in self.written if not row.is_as_it_is)
 
     def _plan(self, rows: list[Row]) -> tuple[tuple[Row, ...], frozenset[str]]:
         return tuple(rows), frozenset([*self.known, *(name for row in rows for name in row.names)])
@@ -328,9 +178,9 @@ class Shape:
             message: the message.
         """
         body = self._template.copy()
-        body.update(zip(self._plain, self._values(subject), strict=True))
-        for row in self._others:
-            row.put(body, subject, message)
+        body.update(zip(self._plain, self._values(subject)))  # noqa: B905 - one is of the other
+        for put in self._others:
+            put(body, subject, message)
         return body
 
 
@@ -338,7 +188,8 @@ def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]
     """Make what gets several attributes at once."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda subject: tuple(attrgetter(name)(subject) for name in names)
+    getters = tuple(map(attrgetter, names))
+    return lambda subject: tuple(get(subject) for get in getters)
 
 
 class Table:
@@ -368,6 +219,7 @@ class Table:
         self.classes = (cls, *others)
         self.tag: Mapping[str, str] = tag or {}
         self.shape = Shape(rows, known=self.tag)
+        self._write = self.shape.write
         self._lacks = lacks or {}
         self._where = where
         self._make = make
@@ -410,7 +262,7 @@ class Table:
             first, _, rest = key.partition(".")
             if rest:
                 parts.setdefault(first, {})[rest] = value
-            elif first == key != DROPPED:
+            else:
                 made[key] = value
         for name, part in parts.items():
             made[name] = self._parts[name](**part)
@@ -431,4 +283,4 @@ class Table:
 
     def encode(self, message: object) -> str:
         """Write a message as a frame; raises as `write` does."""
-        return dump_frame(self.write(message))
+        return dump_frame(self.write(message) if self._where else self._write(message, message))

@@ -1,9 +1,9 @@
 """Whether a server's message is one that the wire protocols describe.
 
-The description is `protocol.schema`, which is made by running the dialects' own writers. Here it is
-closed: a message has the fields that are described and no others, so that nothing is sent that no
-reader can know of. Only what the server's schemas use of JSON Schema is looked at; a test holds
-this to a full validator.
+The description is `protocol.schema`, which reads the dialects' own tables. Here it is closed: a
+message has the fields that are described and no others, so that nothing is sent that no reader can
+know of. Only what the server's schemas use of JSON Schema is looked at; a test holds this to a full
+validator.
 """
 
 from __future__ import annotations

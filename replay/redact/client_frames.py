@@ -1,8 +1,8 @@
 """What a client's frames hold, field by field, and the same frames without it.
 
 Rules:
-- `HOLDS` names every field that a dialect reads. What has no name there is a client's own text, its
-  key too: it may hold anything.
+- `HOLDS` names every field that a dialect reads, and what its row says that it holds. What has no
+  name there is a client's own text, its key too: it may hold anything.
 - A frame is changed where it holds something to be taken out, and nowhere else.
 - A value that is refused is replaced by one that is refused; so is a frame.
 
@@ -12,90 +12,82 @@ It knows nothing of sessions: the same frame is the same wherever it comes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Final
 
 import attrs
 import orjson
 import pybase64
 
 from protocol.codec import parse_frame
+from protocol.dialects import DIALECTS
+from protocol.dialects.realtime import FULL_DUPLEX
+from protocol.dialects.realtime_chat import TURN_BASED
 from protocol.dialects.shared import OPENAI_SESSIONS
 from protocol.errors import FrameError
 from protocol.limits import CHAT_FRAME_BYTES_MAX
 from protocol.utf8 import Frame, Utf8Text
-from protocol.wire.kinds import VOICE_NAME
+from protocol.wire.field import Field
+from protocol.wire.kinds import OBJECT, PROMPTED, SAID, VOICE_NAME, VOICE_NAMED, Holds
+from protocol.wire.nested import tables_in, walk
+from protocol.wire.table import Table
 
 from .media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
 from .policy import Kind, Policy, Side, Tally
 from .spans import Span, replaced, spans, unescaped
 from .words import Pseudonyms, fill, fill_json, fill_number, refuse_json
 
-Form = Literal["pcm", "sound", "picture", "video", "words", "name"]
-"""What a value is: base64 of samples, of a WAV or samples, of a picture, of a video; or text."""
-
-
-@attrs.frozen
-class Holds:
-    """What a field holds."""
-
-    kind: Kind
-    form: Form
-
-
 SETTING: Final = None
-"""A field that holds nothing of anybody's: a number, a switch, one of `WORDS`, or other fields."""
-_AUDIO: Final = Holds("audio", "pcm")
-_SEEN: Final = Holds("video", "picture")
-_VOICE: Final = Holds("voice", "sound")
-_VOICE_NAME: Final = Holds("voice", "name")
-_PROMPT: Final = Holds("prompt", "words")
-TEXT: Final = Holds("text", "words")
+"""What a field holds that has nothing of anybody's: a number, a switch, a word, or other fields."""
+TEXT: Final = SAID
+_PART: Final = "data"
+"""The one field whose key has several meanings: of a part of a message, told by its `type`."""
+
+
+def _tables() -> Iterator[Table]:
+    """Name the tables of all that clients say, and those of the objects in them."""
+    said = [dialect.requests("video") for dialect in DIALECTS.values()]
+    for _, table in chain(*said, DIALECTS["realtime"].requests("chat")):
+        yield table
+        for row in walk(table.shape.rows):
+            yield from tables_in(row.kind) if isinstance(row, Field) else ()
+
+
+_TABLES: Final = tuple(_tables())
+_ROWS: Final = tuple(row for table in _TABLES for row in walk(table.shape.rows))
+_FIELDS: Final = tuple(row for row in _ROWS if isinstance(row, Field))
+
+
+def _holds(name: str) -> Holds | None:
+    if name == _PART:
+        return TEXT  # where nothing beside it says what it is
+    found = (row.holds or row.kind.holds for row in _FIELDS if name in row.names)
+    return next(filter(None, found), SETTING)
+
 
 HOLDS: Final[Mapping[str, Holds | None]] = {
-    **dict.fromkeys(("audio", "audio_base64"), _AUDIO),
-    **dict.fromkeys(("video_frames", "frame_base64_list", "frame", "frame_base64"), _SEEN),
-    **dict.fromkeys(("ref_audio", "ref_audio_base64", "ref_audio_data"), _VOICE),
-    **dict.fromkeys(("tts_ref_audio", "tts_ref_audio_base64"), _VOICE),
-    "ref_audio_path": _VOICE_NAME,
-    **dict.fromkeys(("system_prompt", "prefix_system_prompt", "instructions", "prompt"), _PROMPT),
-    "input_id": Holds("name", "name"),
-    **dict.fromkeys(("text", "content", "reason"), TEXT),
-    "data": TEXT,  # where nothing beside it says what it is: see `_PARTS`
-    **dict.fromkeys(("type", "input", "payload", "session", "voice", "config", "messages")),
-    **dict.fromkeys(("tts", "image", "generation", "metrics", "role", "mode", "language")),
-    **dict.fromkeys(("chunk_ms", "sample_rate", "ls_mode", "sliding_window", "timeout")),
-    **dict.fromkeys(("force_listen", "force_listen_count", "generate_audio", "max_slice_nums")),
-    **dict.fromkeys(("max_new_speak_tokens_per_chunk", "max_new_tokens", "deferred_finalize")),
-    **dict.fromkeys(("temperature", "top_k", "top_p", "listen_prob_scale", "length_penalty")),
-    **dict.fromkeys(("repetition_penalty", "enabled", "streaming", "omni_mode", "use_image_id")),
-    **dict.fromkeys(("enable_thinking", "stack_frames", "model", "final")),
-    **dict.fromkeys(("do_sample", "min_new_tokens", "max_inp_length", "ref_audio_max_ms")),
-    **dict.fromkeys(("sampling", "min_p", "win_size", "tau_r", "use_tts_template")),
-    **dict.fromkeys(("decode_mode", "text_repetition_penalty", "text_repetition_window_size")),
-    **dict.fromkeys(("listen_top_k", "tts_temperature", "voice_config", "notices", "record")),
-    "output_path": TEXT,
+    name: _holds(name)
+    for names in (*(table.tag for table in _TABLES), *(row.names for row in _ROWS))
+    for name in names
 }
-"""By a field's key, wherever it stands: no key has two meanings but `data`, of a part."""
+"""By a field's key, wherever it stands, what its row says that it holds."""
 _PARTS: Final[Mapping[str, Holds]] = {
-    "audio": Holds("audio", "sound"),
-    "image": Holds("image", "picture"),
-    "video": Holds("video", "video"),
+    table.tag["type"]: row.kind.holds
+    for table in _TABLES
+    for row in table.shape.rows
+    if isinstance(row, Field) and row.name == _PART and row.kind.holds is not None
 }
 """What `data` holds, by the `type` beside it."""
-_OPAQUE: Final = frozenset({"metrics"})
+_OPAQUE: Final = frozenset(row.name for row in _FIELDS if row.kind is OBJECT)
 """Nothing below is read: whatever its keys are, they are a client's own."""
-# fmt: off
-WORDS: Final = frozenset({
-    "session.init", "session.update", "session.close", "input.append", "input_audio_buffer.append",
-    "prepare", "audio_chunk", "video_frame", "pause", "resume", "stop", "interrupt",
-    "client_diagnostic", "text", "audio", "image", "video", "system", "user", "assistant",
-    "default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning", "en", "zh",
-    "off", "basic", "context", "explicit", "sampling", "greedy", "full_duplex", "turn_based",
-    "session.create", "input_audio_buffer.commit", "response.create",
-    *OPENAI_SESSIONS,
-})
-# fmt: on
+WORDS: Final = frozenset(
+    (
+        *(word for table in _TABLES for word in table.tag.values()),
+        *(word for row in _FIELDS for word in row.kind.schema.get("enum", ()) if word),
+        *(FULL_DUPLEX, TURN_BASED, *OPENAI_SESSIONS),
+    )
+)
 """What settings may say: the words of the protocols."""
 
 
@@ -179,20 +171,20 @@ class FrameEditor:
             return fill(old)
         if holds.form == "words":
             return "" if self.is_shorter else fill_json(old)
-        if holds is _VOICE_NAME and not VOICE_NAME.fullmatch(unescaped(old)):
+        if holds is VOICE_NAMED and not VOICE_NAME.fullmatch(unescaped(old)):
             return refuse_json(old)
         if holds.form == "name":
             return fill_json(old) if "\\" in old else self._names.of(old)
         return self._replace_file(old, holds.form)
 
-    def _replace_file(self, old: str, form: Form) -> str:
+    def _replace_file(self, old: str, form: str) -> str:
         if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         try:
             data = pybase64.b64decode(unescaped(old), validate=True)
         except ValueError:
             return refuse_json(old)
-        hide: Mapping[Form, Callable[[bytes], bytes]] = {
+        hide: Mapping[str, Callable[[bytes], bytes]] = {
             "pcm": _zeros if self.is_pcm16 else mute,
             "sound": mute_file,
             "picture": self.hide,
@@ -229,7 +221,7 @@ def _judge(
         word = frame[span.start : span.end]
         is_said = span.kind == "number" or word in WORDS or unescaped(word) in known_words
         return "user", None if is_said else TEXT
-    if key == "data":
+    if key == _PART:
         part = _at(body, span.path[:-1])
         kind = part.get("type") if isinstance(part, dict) else None
         holds = _PARTS.get(kind, TEXT) if isinstance(kind, str) else TEXT
@@ -243,7 +235,7 @@ def _in_conversation(span: Span, body: object, holds: Holds) -> tuple[Side, Hold
     message = _at(body, span.path[: span.path.index("messages") + 2])
     role = message.get("role") if isinstance(message, dict) else None
     if role == "system" and holds is TEXT:
-        return "user", _PROMPT
+        return "user", PROMPTED
     return ("model" if role == "assistant" else "user"), holds
 
 

@@ -50,8 +50,8 @@ FORMATS: Final[Mapping[str, Callable[[], str]]] = {
 def schema_command(*, form: str, output: Path | None) -> None:
     """Describe the wire protocols of all dialects: every message, field, state and error.
 
-    Messages and fields are not listed by hand: they are found by running the server's own parsers
-    and writers, so they are those of the version that prints them.
+    Messages and fields are those of the tables by which the server itself reads and writes, so they
+    are those of the version that prints them.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
 """The protocol reference, for whoever writes a client: `docs/protocol.md` is what this writes.
 
 Everything but the sentences around it comes from `document` and `protocol.schema`, as the
-AsyncAPI document does; what the tables say is how the server's own parsers read.
+AsyncAPI document does; they say what the server's own tables say.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ TITLES: Final[Mapping[Course, str]] = {
 HEAD: Final = """# The wire protocols
 
 This page is for whoever writes a client. It is written by `antiphon schema --format markdown` from
-the parsers and the state tables of the server, and a test holds it to them; do not edit it. For
-tools there is the same as AsyncAPI 3: `antiphon schema --format json`, or `yaml`.
+the tables by which the server reads and writes messages and changes its state, and a test holds it
+to them; do not edit it. For tools there is the same as AsyncAPI 3: `antiphon schema --format json`,
+or `yaml`.
 """
 
 

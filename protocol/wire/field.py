@@ -1,0 +1,192 @@
+"""A field of a message as a row: everything that is known of it, and how it is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, Final
+
+import attrs
+
+from ..behaviour import NEWEST
+from ..codec import Value
+from ..errors import ErrorCode, FieldError
+from ..messages import Mode
+from .kinds import Holds, Kind
+from .reading import Json, Reading, missing
+
+REQUIRED: Final = object()
+"""In place of a default: the field must be there."""
+DROPPED: Final = ""
+"""In place of an attribute: the field is checked and not kept, nor written without a `get`."""
+
+Put = Callable[[dict[str, object], object, object], None]
+"""Writes one field in its place: of what the object stands for, and the message."""
+
+
+def as_it_is(value: Any) -> Any:
+    """Change nothing."""
+    return value
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """What every row may say.
+
+    Attributes:
+        omit: it is left out where it is the default, or cannot be written; an object, where empty.
+        rank: fields of a lower one are written before it.
+        since: the behaviour from which on it is known.
+        until: the behaviour from which on it is not.
+        doc: what it means, where the attribute's own line does not say.
+    """
+
+    omit: bool = False
+    rank: int = 0
+    since: int = 0
+    until: int = NEWEST + 1
+    doc: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known in sessions that begin now."""
+        return self.since <= NEWEST < self.until
+
+
+@attrs.frozen(kw_only=True)
+class FieldColumns(Columns):
+    """What the row of a field may say beside.
+
+    Attributes:
+        attr: the attribute, after the object's own; after `^`, of the message; None: as the name.
+        also: other names, each looked at where those before it are absent.
+        after: another field, beside which this one is not looked at.
+        aside_in: modes in which it is known and not looked at, and what stands in the attribute.
+        code: of the error, whatever is wrong with it.
+        get: gives what is written, of the message, where that is no attribute.
+        is_read: it is read; else only written.
+        is_written: it is written; else only read.
+        example: a value that is shown.
+        holds: what is in it, where the kind does not say.
+    """
+
+    attr: str | None = None
+    also: tuple[str, ...] = ()
+    after: str | None = None
+    aside_in: Mapping[Mode, object] = attrs.field(factory=dict)
+    code: ErrorCode | None = None
+    get: Callable[[Any], object] | None = None
+    is_read: bool = True
+    is_written: bool = True
+    example: object = None
+    holds: Holds | None = None
+
+
+@attrs.frozen
+class Field(FieldColumns):
+    """A field.
+
+    Attributes:
+        name: its key.
+        kind: of its value.
+        default: what stands in the attribute without it.
+        names: all its keys.
+        attribute: the attribute that it is.
+    """
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+    names: tuple[str, ...] = attrs.field(init=False)
+    attribute: str = attrs.field(init=False)
+
+    @names.default
+    def _names(self) -> tuple[str, ...]:
+        return (self.name, *self.also)
+
+    @attribute.default
+    def _attribute(self) -> str:
+        return self.name if self.attr is None else self.attr
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def take(self, at: Reading) -> None:
+        """Read it.
+
+        Raises:
+            FieldError: it is absent and must be there, or is wrong.
+        """
+        name, body, mode = self.name, at.body, at.context.mode
+        found = body.get(name)
+        if self.also or found is not None:
+            said = [each for each in self.names if body.get(each) is not None]
+            is_aside = mode in self.aside_in or self._is_second(body)
+            at.aside += [f"{at.path}.{each}" for each in said[0 if is_aside else 1 :]]
+            name = said[0] if said else name
+            found = None if is_aside else body.get(name)
+        if found is not None:
+            made = self._read(Value(path=f"{at.path}.{name}", value=found), at)
+            if self.attribute != DROPPED:
+                at.values[self._key(at)] = made
+            return
+        default = self.aside_in.get(mode, self.default) if self.aside_in else self.default
+        if default is REQUIRED:
+            raise self._recoded(missing(f"{at.path}.{self.name}"))
+        if self.attribute != DROPPED:
+            at.values.setdefault(self._key(at), default)
+
+    def _key(self, at: Reading) -> str:
+        attribute = self.attribute
+        return attribute[1:] if attribute[0] == "^" else at.prefix + attribute
+
+    def _is_second(self, body: Json) -> bool:
+        return self.after is not None and body.get(self.after) is not None
+
+    def _read(self, value: Value, at: Reading) -> Any:
+        if self.code is None:
+            return self.kind.read(value, at)
+        try:
+            return self.kind.read(value, at)
+        except FieldError as error:
+            raise self._recoded(error) from None
+
+    def _recoded(self, error: FieldError) -> FieldError:
+        return error if self.code is None else FieldError(self.code, error.message)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    @property
+    def is_said(self) -> bool:
+        """Whether it is written."""
+        return self.is_written and (self.attribute != DROPPED or self.get is not None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what is written is an attribute of what the object stands for."""
+        return self.get is None and not self.attribute.startswith("^")
+
+    @property
+    def is_as_it_is(self) -> bool:
+        """Whether nothing has to be done to the attribute to write it."""
+        return self.is_plain and self.kind.write is None and not self.omit
+
+    def putter(self) -> Put:
+        """Make what writes it in its place, where its attribute stands by now if it is plain."""
+        name, write, is_plain = self.name, self.kind.write or as_it_is, self.is_plain
+        if is_plain and not self.omit:
+
+            def convert(body: dict[str, object], _subject: object, _message: object) -> None:
+                body[name] = write(body[name])
+
+            return convert
+        get = self.get or attrgetter(self.attribute.removeprefix("^"))
+
+        def put(body: dict[str, object], _subject: object, message: object) -> None:
+            value = body[name] if is_plain else get(message)
+            written = None if self.omit and value == self.default else write(value)
+            if self.omit and written is None:
+                del body[name]
+            else:
+                body[name] = written
+
+        return put
