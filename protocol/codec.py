@@ -32,8 +32,6 @@ JSON_VALUES_MAX: Final = 65_536
 """Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
 that 24 MiB of `{},` would fill half a gigabyte. Counted are commas and, as nesting needs none,
 brackets of either kind; those in strings count too: it is an estimate."""
-IGNORED_PATHS_MAX: Final = 32
-"""Paths kept of fields that were ignored: enough to see what a client means by them."""
 KEY_SHOWN: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
 """Keys that may stand in a path; any other is a client's text and shown as `?`."""
 
@@ -274,7 +272,6 @@ class Fields:
         self.path = path
         self._body = body
         self._asked: set[str] = set()
-        self._children: list[Fields] = []
 
     def has(self, name: str) -> bool:
         """Whether a field is there and not null."""
@@ -303,20 +300,9 @@ class Fields:
         """Read a field as `required` does, or take `default` where it is absent or null."""
         return self.required(name, read) if self.has(name) else default
 
-    def child(self, name: str) -> Fields:
-        """Read a field that must be there and be an object."""
-        return self.required(name, self._adopt)
-
     def optional_child(self, name: str) -> Fields | None:
         """Read a field that is an object, or None where it is absent or null."""
-        return self.optional(name, self._adopt, None)
-
-    def ignored(self) -> tuple[str, ...]:
-        """List the paths that were not asked for, here and below, up to a bound."""
-        paths = self._unknown()
-        for child in self._children:
-            paths += child.ignored()
-        return tuple(paths[:IGNORED_PATHS_MAX])
+        return self.optional(name, _as_fields, None)
 
     def refuse_unknown(self) -> None:
         """Raise FieldError where there is a field that was not asked for, null or not."""
@@ -329,9 +315,8 @@ class Fields:
     def _unknown(self) -> list[str]:
         return [self._at(name) for name in self._body if name not in self._asked]
 
-    def _adopt(self, value: Value) -> Fields:
-        if not isinstance(value.value, dict):
-            raise invalid(value.path, f"{kind_of(value.value)}, an object is needed")
-        child = Fields(value.value, value.path)
-        self._children.append(child)
-        return child
+
+def _as_fields(value: Value) -> Fields:
+    if not isinstance(value.value, dict):
+        raise invalid(value.path, f"{kind_of(value.value)}, an object is needed")
+    return Fields(value.value, value.path)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import Value, encode_base64, invalid, parse_frame
@@ -25,10 +25,12 @@ from protocol.schema.rows import answer_example, attribute_docs, request_schema
 from protocol.schema.wire import MODES, Message, describe
 from protocol.state import Course, course_of
 from protocol.wire.field import DROPPED, Field
-from protocol.wire.kinds import FLAG, INTEGER, TEXT, choice, integer, number, text
+from protocol.wire.kinds import FLAG, INTEGER, SAID, TEXT, choice, integer, number, text
 from protocol.wire.nested import Items, either, items, one, variants, walk
 from protocol.wire.reading import Reading
 from protocol.wire.table import Object, Row, Rule, Table
+from replay.fuzz.values import bodies_of
+from replay.redact.client_frames import held
 from tests.strategies import client_messages, mutated_bodies, server_messages
 from tests.wire_schema import Sender, conforms, problems
 
@@ -135,9 +137,9 @@ def test_limits_and_defaults_are_those_of_the_rows() -> None:
     }
 
 
-def test_one_row_is_read_written_described_and_shown() -> None:
+def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:
     """A field would have to be named in several places, and one of them be forgotten."""
-    table = Table(Told, Field("wire_a", text(7), attr="a"), tag={"type": "told"})
+    table = Table(Told, Field("wire_a", text(7, holds=SAID), attr="a"), tag={"type": "told"})
     body = {"type": "told", "wire_a": "word"}
     assert table.parse(body) == Told(a="word")
     assert table.write(Told(a="word")) == body
@@ -147,6 +149,9 @@ def test_one_row_is_read_written_described_and_shown() -> None:
         "description": "One, which is long: really.",
     }
     assert answer_example(table) == {"type": "told", "wire_a": "a"}
+    assert held([table]) == {"type": None, "wire_a": SAID}
+    drawn = bodies_of(request_schema(table))
+    assert find(drawn, lambda made: len(made["wire_a"]) > 2)["type"] == "told"
 
 
 BINARY = {

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ..messages import Mode
-from .base import Dialect, Tables
+from .base import Dialect
 from .duplex_v1 import DUPLEX_V1
 from .legacy_chat import LEGACY_CHAT
 from .legacy_duplex import LEGACY_DUPLEX
@@ -27,7 +27,7 @@ __all__ = (
     "first_dialect",
 )
 
-_ALL: Final[tuple[Tables, ...]] = (
+_ALL: Final[tuple[Dialect, ...]] = (
     REALTIME,
     DUPLEX_V1,
     LEGACY_DUPLEX,
@@ -35,7 +35,7 @@ _ALL: Final[tuple[Tables, ...]] = (
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
 )
-DIALECTS: Final[Mapping[str, Tables]] = MappingProxyType(
+DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
 )
 """The dialects that a client can speak, by name; `opening` is none of them."""

@@ -8,7 +8,7 @@ A frame is judged in the order of wire.md: it must be a JSON object (`codec.pars
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from ..codec import Fields, Value, kind_of
 from ..errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
@@ -17,60 +17,7 @@ from ..requests import ClientMessage, Request
 from ..wire.reading import Context, Json
 from ..wire.table import Table
 
-__all__ = ("Context", "Dialect", "Json", "Tables", "no_frame")
-
-
-class Dialect(Protocol):
-    """One wire protocol, both ends of it."""
-
-    @property
-    def name(self) -> str:
-        """The dialect's name, as in the log."""
-        ...
-
-    def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is; never raises."""
-        ...
-
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message.
-
-        Args:
-            request: what `classify` said.
-            body: the message.
-            context: the session's mode and limits.
-
-        Returns:
-            The canonical message, every field within its bounds.
-
-        Raises:
-            FieldError: naming the path, the value's kind and the limit.
-        """
-        ...
-
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames, in the order in which they are sent."""
-        ...
-
-    def encode_request(self, message: ClientMessage) -> str:
-        """Write a client's message as a frame.
-
-        Raises:
-            LocalProtocolError: the dialect has no frame for it, or no field for a part of it.
-        """
-        ...
-
-    def decode(self, body: Json, mode: Mode = "video", /) -> tuple[ServerMessage, ...]:
-        """Read a server's message; a speaking unit may come as several.
-
-        Args:
-            body: the message.
-            mode: of the session: a delta is a unit's speech, or a part of a turn's answer.
-
-        Raises:
-            RemoteProtocolError: the server sent what this dialect does not have.
-        """
-        ...
+__all__ = ("Context", "Dialect", "Json", "no_frame", "refusal")
 
 
 def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalProtocolError:
@@ -97,8 +44,8 @@ def refusal(request: Request, body: Json) -> FieldError:
     return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {kind_of(name)} that names no event")
 
 
-class Tables:
-    """A dialect that is read and written by its tables.
+class Dialect:
+    """One wire protocol, both ends of it, read and written by its tables.
 
     Args:
         name: of the dialect.
@@ -137,33 +84,61 @@ class Tables:
         return self._answers
 
     def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is."""
+        """Say what kind of request a client's message is; never raises."""
         kind = body.get("type")
         return self.types.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message."""
+        """Check every field of a client's message.
+
+        Args:
+            request: what `classify` said.
+            body: the message.
+            context: the session's mode and limits.
+
+        Returns:
+            The canonical message, every field within its bounds.
+
+        Raises:
+            FieldError: naming the path, the value's kind and the limit.
+        """
         if request not in self._requests:
             raise refusal(request, body)
         message: ClientMessage = self._requests[request].parse(body, context)
         return message
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as a frame."""
+        """Write a server's message as frames, in the order in which they are sent.
+
+        Raises:
+            LocalProtocolError: the dialect has no frame for it.
+        """
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)
         return (table.encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
-        """Write a client's message as a frame."""
+        """Write a client's message as a frame.
+
+        Raises:
+            LocalProtocolError: the dialect has no frame for it, or no field for a part of it.
+        """
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)
         return table.encode(message)
 
     def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
-        """Read a server's message."""
+        """Read a server's message; a speaking unit may come as several.
+
+        Args:
+            body: the message.
+            _mode: of the session: a delta is a unit's speech, or a part of a turn's answer.
+
+        Raises:
+            RemoteProtocolError: the server sent what this dialect does not have.
+        """
         kind = Fields(body).required("type", Value.text)
         if kind not in self._read:
             raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")

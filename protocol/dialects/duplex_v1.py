@@ -25,7 +25,7 @@ from ..wire.field import Field
 from ..wire.kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
 from ..wire.table import Object, Table
 from . import shared
-from .base import Json, Tables
+from .base import Dialect, Json
 from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames
 from .settings import config, slices_once
 
@@ -123,7 +123,7 @@ _ANSWERS: Final = (
 )
 
 
-class DuplexV1(Tables):
+class DuplexV1(Dialect):
     """The dialect of 000; see `base.Dialect` for what its methods do."""
 
     def classify(self, body: Json) -> Request:

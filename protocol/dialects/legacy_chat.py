@@ -18,7 +18,7 @@ from ..wire.field import Field
 from ..wire.kinds import INTEGER, SPEECH, TEXT, or_null
 from ..wire.table import Table
 from . import legacy
-from .base import Json, Tables
+from .base import Dialect, Json
 from .chat_inputs import ask_rows
 from .inputs import RECORD
 
@@ -58,7 +58,7 @@ _ANSWERS: Final = (
 )
 
 
-class LegacyChat(Tables):
+class LegacyChat(Dialect):
     """The dialect of 004; see `base.Dialect` for what its methods do."""
 
     def classify(self, _body: Json) -> Request:

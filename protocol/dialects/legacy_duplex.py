@@ -34,7 +34,7 @@ from ..wire.field import DROPPED, Field
 from ..wire.kinds import FLAG, JPEG, OBJECT, VOICE, VOICE_BY_NAME, VOICE_OR_NAME, heard
 from ..wire.table import Table
 from . import legacy_results as results
-from .base import Tables
+from .base import Dialect
 from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames
 from .settings import config, slices_once
 
@@ -91,7 +91,7 @@ _REQUESTS: Final = {
 }
 
 
-class LegacyDuplex(Tables):
+class LegacyDuplex(Dialect):
     """The dialect of 002; see `base.Dialect` for what its methods do."""
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ from typing import Final
 
 from ..requests import ClientMessage, Request
 from . import shared
-from .base import Context, Json, Tables
+from .base import Context, Dialect, Json
 from .duplex_v1 import DUPLEX_V1
 from .realtime import REALTIME
 
-_BY_TYPE: Final[Mapping[str, Tables]] = {
+_BY_TYPE: Final[Mapping[str, Dialect]] = {
     shared.SESSION_INIT: REALTIME,
     shared.INPUT_APPEND: REALTIME,
     shared.SESSION_UPDATE: DUPLEX_V1,
@@ -26,7 +26,7 @@ _BY_TYPE: Final[Mapping[str, Tables]] = {
 _COMMON: Final[Mapping[str, Request]] = {shared.SESSION_CLOSE: Request.CLOSE}
 
 
-class OpeningDialect(Tables):
+class OpeningDialect(Dialect):
     """The dialect that is none yet; see `base.Dialect` for what its methods do."""
 
     def classify(self, body: Json) -> Request:
@@ -45,7 +45,7 @@ class OpeningDialect(Tables):
 OPENING: Final = OpeningDialect("opening", _COMMON, {Request.CLOSE: shared.CLOSE}, shared.COMMON)
 
 
-def choose(body: Json) -> Tables | None:
+def choose(body: Json) -> Dialect | None:
     """Say which dialect a client's init picks, whether or not its fields are right.
 
     Args:
@@ -57,6 +57,6 @@ def choose(body: Json) -> Tables | None:
     return _dialect_of(body) if OPENING.classify(body) is Request.INIT else None
 
 
-def _dialect_of(body: Json) -> Tables | None:
+def _dialect_of(body: Json) -> Dialect | None:
     kind = body.get("type")
     return _BY_TYPE.get(kind) if isinstance(kind, str) else None

@@ -29,12 +29,9 @@ from ..errors import LocalProtocolError
 from ..messages import (
     Closed,
     Created,
-    Delta,
     EndReason,
     Listen,
     Mode,
-    Prefilled,
-    Response,
     ServerMessage,
     Speech,
 )
@@ -45,7 +42,7 @@ from ..wire.reading import Reading, as_object
 from ..wire.table import Object, Row, Rule, Table
 from . import realtime_chat as chat
 from . import shared
-from .base import Context, Json, Tables
+from .base import Context, Dialect, Json
 from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, INPUT_ID, PROMPT, SLICES, frames
 from .settings import config, slices_once
 
@@ -164,6 +161,17 @@ _LISTEN: Final = _delta(
 )
 
 
+def _encode_speech(speech: Speech) -> tuple[str, ...]:
+    """Write text, then sound; the last of the two says that the turn ends."""
+    if not speech.pcm:
+        return (_TEXT.encode(speech),)
+    audio = _AUDIO.encode(speech)
+    if not speech.text:
+        return (audio,)
+    first = attrs.evolve(speech, end_of_turn=False) if speech.end_of_turn else speech
+    return (_TEXT.encode(first), audio)
+
+
 def _word(closed: Closed) -> str:
     reason = closed.client_reason if closed.reason == "client" else None
     word = reason or _REASONS.get(closed.reason)
@@ -203,7 +211,7 @@ _CHAT_CREATED: Final = _created(chat.TURN_BASED)
 _DELTAS: Final = {"listen": _LISTEN, "text": _TEXT, "audio": _AUDIO}
 
 
-class Realtime(Tables):
+class Realtime(Dialect):
     """The dialect of 001; see `base.Dialect` for what its methods do."""
 
     def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
@@ -231,22 +239,10 @@ class Realtime(Tables):
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
-        match message:
-            case Speech(pcm=b""):
-                return (_TEXT.encode(message),)
-            case Speech(text=""):
-                return (_AUDIO.encode(message),)
-            case Speech():
-                ends = message.end_of_turn
-                first = attrs.evolve(message, end_of_turn=False) if ends else message
-                return (_TEXT.encode(first), _AUDIO.encode(message))
-            case Prefilled():
-                return ()
-            case Delta():
-                return chat.encode_delta(message)
-            case Response():
-                return chat.encode_response(message)
-        return super().encode(message)
+        if isinstance(message, Speech):
+            return _encode_speech(message)
+        frames = chat.FRAMES.get(type(message))
+        return super().encode(message) if frames is None else frames(message)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""

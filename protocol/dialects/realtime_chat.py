@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
 
 from ..behaviour import CHAT_PROMPT
-from ..messages import Delta, Response
+from ..messages import Delta, Prefilled, Response
 from ..requests import Ask, Init, Request
 from ..turn import StopReason
 from ..wire.field import DROPPED, Field
@@ -133,3 +133,11 @@ def encode_response(response: Response) -> tuple[str, ...]:
         pcm=response.pcm,
     )
     return (*encode_delta(rest), DONE.encode(attrs.evolve(response, pcm=b"")))
+
+
+FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
+    Prefilled: lambda _: (),
+    Delta: encode_delta,
+    Response: encode_response,
+}
+"""What is said of a turn, by its class; the end of prefill has no place."""

@@ -48,7 +48,7 @@ from ..wire.kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, ch
 from ..wire.reading import Reading
 from ..wire.table import Object, Table
 from . import legacy, shared
-from .base import Context, Json, Tables, no_frame
+from .base import Context, Dialect, Json, no_frame
 from .inputs import RECORD
 
 SESSION_CREATE: Final = "session.create"
@@ -171,7 +171,7 @@ _END: Final = legacy.faults(
 )
 
 
-class Transcription(Tables):
+class Transcription(Dialect):
     """The dialect of 003; see `base.Dialect` for what its methods do.
 
     Args:

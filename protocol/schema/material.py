@@ -1,7 +1,7 @@
-"""Small files and samples that stand for what base64 may hold: the describing runs try them all.
+"""Small files and samples that stand for what base64 may hold.
 
 Each passes the header checks of `protocol.media` and is nothing to look at or listen to. What they
-are called is what the description says of a field that takes them.
+are called is what the schema of a field that takes them says.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from typing import Final
 import attrs
 
 from ..model import INPUT_RATE_HZ, SAMPLE_BYTES
-
-FLOAT32: Final = "float32 PCM"
-"""Raw samples have no media type of their own."""
-PCM16: Final = "int16 PCM"
-"""Likewise; here with an odd number of samples, which is no float32."""
+from ..wire.kinds import FLOAT32, PCM16
 
 
 @attrs.frozen(kw_only=True)
@@ -81,4 +77,4 @@ MEDIA: Final[tuple[Medium, ...]] = (
     Medium(name="video/webm", samples=(_webm(64), _webm(96))),
     Medium(name=PCM16, samples=(bytes(2 * _SECOND + 2), bytes(4 * _SECOND + 2))),
 )
-"""In the order in which they are tried; the first that a reader takes stands for the field."""
+"""By name; the samples of 16 bits are odd in number, which is no float32."""

@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 import attrs
 
 from ..dialects import DIALECTS
-from ..dialects.base import Tables
+from ..dialects.base import Dialect
 from ..messages import Mode, ServerMessage
 from ..requests import Request
 from ..state import TRANSITIONS, Course, course_of
@@ -117,7 +117,7 @@ def _join(messages: list[Message]) -> list[Message]:
     return joined
 
 
-def _messages(dialect: Tables, course: Course, mode: Mode) -> Iterator[Message]:
+def _messages(dialect: Dialect, course: Course, mode: Mode) -> Iterator[Message]:
     """Describe the messages of a dialect in a course."""
     for request, table in dialect.requests(mode):
         yield Message(

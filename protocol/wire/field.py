@@ -99,6 +99,7 @@ class Field(FieldColumns):
     default: Any = REQUIRED
     names: tuple[str, ...] = attrs.field(init=False)
     attribute: str = attrs.field(init=False)
+    _is_usual: bool = attrs.field(init=False, repr=False)
 
     @names.default
     def _names(self) -> tuple[str, ...]:
@@ -107,6 +108,12 @@ class Field(FieldColumns):
     @attribute.default
     def _attribute(self) -> str:
         return self.name if self.attr is None else self.attr
+
+    @_is_usual.default
+    def _usual(self) -> bool:
+        """Whether it has one name, one meaning in all modes, and an attribute of its object."""
+        is_kept = self.attribute != DROPPED and self.attribute[0] != "^"
+        return is_kept and not (self.also or self.after or self.aside_in or self.code)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -118,6 +125,10 @@ class Field(FieldColumns):
         """
         name, body, mode = self.name, at.body, at.context.mode
         found = body.get(name)
+        if self._is_usual and found is not None:
+            value = Value(path=f"{at.path}.{name}", value=found)
+            at.values[at.prefix + self.attribute] = self.kind.read(value, at)
+            return
         if self.also or found is not None:
             said = [each for each in self.names if body.get(each) is not None]
             is_aside = mode in self.aside_in or self._is_second(body)

@@ -19,11 +19,13 @@ from typing import Any, ClassVar, Final, get_type_hints
 import attrs
 
 from ..behaviour import NEWEST
-from ..codec import IGNORED_PATHS_MAX, KEY_SHOWN, Value, dump_frame, invalid
+from ..codec import KEY_SHOWN, Value, dump_frame, invalid
 from ..errors import LocalProtocolError
 from .field import Columns, Field, Put, as_it_is
 from .reading import Context, Json, Reading, as_object, missing
 
+IGNORED_PATHS_MAX: Final = 32
+"""Paths kept of fields that were ignored: enough to see what a client means by them."""
 READER: Final = Context(mode="video")
 """What a server's message is read with; it depends on nothing."""
 
@@ -86,6 +88,13 @@ class Object(Columns):
         """Make what writes it in its place."""
         name, write = self.name, self.shape.write
         get = attrgetter(self.attr) if self.attr else as_it_is
+
+        if not self.omit and self.when is None and self.none is None:
+
+            def convert(body: dict[str, object], subject: object, message: object) -> None:
+                body[name] = write(get(subject), message)
+
+            return convert
 
         def put(body: dict[str, object], subject: object, message: object) -> None:
             inner = get(subject)

@@ -108,7 +108,7 @@ def bodies(message: Message) -> Strategy:
 
 @cache
 def _bodies(number: int) -> Strategy:
-    return _values(all_messages()[number].schema).map(_mend)
+    return bodies_of(all_messages()[number].schema).map(_mend)
 
 
 def _mend(body: Any) -> Any:
@@ -121,8 +121,8 @@ def _mend(body: Any) -> Any:
     return made
 
 
-def _values(schema: Json) -> Strategy:
-    """Make values that a schema of a client's message allows."""
+def bodies_of(schema: Json) -> Strategy:
+    """Make values that the schema of a client's message, or of a part of it, allows."""
     if "const" in schema:
         return st.just(schema["const"])
     if "enum" in schema:
@@ -136,10 +136,10 @@ def _values(schema: Json) -> Strategy:
         return _objects(schema)
     for key in ("oneOf", "anyOf"):
         if key in schema:
-            return st.one_of([_values(below) for below in schema[key]])
+            return st.one_of([bodies_of(below) for below in schema[key]])
     if "items" in schema:
         low = schema.get("minItems", 0)
-        return st.lists(_values(schema["items"]), min_size=low, max_size=LISTED_MAX)
+        return st.lists(bodies_of(schema["items"]), min_size=low, max_size=LISTED_MAX)
     return _leaves(schema)
 
 
@@ -166,7 +166,7 @@ def _objects(schema: Json) -> Strategy:
     required = set(schema.get("required", ()))
     for group in schema.get("anyOf", ())[:1]:
         required |= set(group["required"])
-    fields = {key: _values(below) for key, below in schema["properties"].items()}
+    fields = {key: bodies_of(below) for key, below in schema["properties"].items()}
     optional = {key: below for key, below in fields.items() if key not in required}
     return st.fixed_dictionaries(
         {key: below for key, below in fields.items() if key in required}, optional=optional

@@ -12,7 +12,7 @@ It knows nothing of sessions: the same frame is the same wherever it comes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -54,24 +54,27 @@ def _tables() -> Iterator[Table]:
             yield from tables_in(row.kind) if isinstance(row, Field) else ()
 
 
+def _fields(tables: Iterable[Table]) -> tuple[Field, ...]:
+    rows = (row for table in tables for row in walk(table.shape.rows))
+    return tuple(row for row in rows if isinstance(row, Field))
+
+
+def held(tables: Iterable[Table]) -> Mapping[str, Holds | None]:
+    """Say what each field holds by its key, wherever it stands, as its row says."""
+    found: dict[str, Holds | None] = {}
+    for table in tables:
+        found |= dict.fromkeys(table.tag, SETTING)
+        for row in walk(table.shape.rows):
+            holds = (row.holds or row.kind.holds) if isinstance(row, Field) else SETTING
+            for name in row.names:
+                found[name] = found.get(name) or holds
+    return found
+
+
 _TABLES: Final = tuple(_tables())
-_ROWS: Final = tuple(row for table in _TABLES for row in walk(table.shape.rows))
-_FIELDS: Final = tuple(row for row in _ROWS if isinstance(row, Field))
-
-
-def _holds(name: str) -> Holds | None:
-    if name == _PART:
-        return TEXT  # where nothing beside it says what it is
-    found = (row.holds or row.kind.holds for row in _FIELDS if name in row.names)
-    return next(filter(None, found), SETTING)
-
-
-HOLDS: Final[Mapping[str, Holds | None]] = {
-    name: _holds(name)
-    for names in (*(table.tag for table in _TABLES), *(row.names for row in _ROWS))
-    for name in names
-}
-"""By a field's key, wherever it stands, what its row says that it holds."""
+_FIELDS: Final = _fields(_TABLES)
+HOLDS: Final[Mapping[str, Holds | None]] = {**held(_TABLES), _PART: TEXT}
+"""What each field holds; `data`, where nothing beside it says what it is, may be any text."""
 _PARTS: Final[Mapping[str, Holds]] = {
     table.tag["type"]: row.kind.holds
     for table in _TABLES
