@@ -1,7 +1,4 @@
-"""The commands `antiphon replay`, `verify` and `inspect`.
-
-What was found is on stdout and in the exit code; see `commands` for the rules.
-"""
+"""The commands `antiphon replay`, `verify` and `inspect`; see `commands` for the rules."""
 
 from __future__ import annotations
 
@@ -103,7 +100,7 @@ def replay_command(
     \b
     Exit codes:
       0  identical (an unfinished log: as far as it goes)
-      1  it came out otherwise: the first divergence is explained
+      1  it differs: the first divergence is explained
       2  the log cannot be read, or is damaged; replay stops at damage unless --go-on
       3  a newer version recorded it; --full: the environment differs, or there is no model
 

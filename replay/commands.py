@@ -1,7 +1,7 @@
-"""What the commands on logs share: opening them, saying what went wrong, and printing JSON.
+"""Common parts of the commands on logs: opening them, errors and JSON.
 
-Rules: what was found is on stdout, as text or as one JSON object whose keys stay; what went wrong
-is one line on stderr, never a traceback. The exit code says which of them it was.
+Results are on stdout, as text or as one JSON object with stable keys; an error is one line on
+stderr, never a traceback. The exit code tells them apart.
 """
 
 from __future__ import annotations
@@ -35,27 +35,19 @@ class LogUnusableError(click.ClickException):
 
 
 class OutputUnwritableError(click.ClickException):
-    """A file that cannot be written where it should."""
+    """A file that cannot be written."""
 
     exit_code = 2
 
 
 class NotComparableError(click.ClickException):
-    """A log that cannot be run again here."""
+    """A log that cannot be replayed here."""
 
     exit_code = 3
 
 
 def refuse_log_as_output(output: Path, logs: Iterable[Path]) -> None:
-    """Refuse to write something else over a log: there is no other copy of it.
-
-    Args:
-        output: what would be replaced.
-        logs: that are read; all that have a log's name are meant too.
-
-    Raises:
-        click.UsageError: it is a log.
-    """
+    """Refuse a log as output, of which there is no copy, by name or in `logs`: `UsageError`."""
     target = os.path.realpath(output)
     if target.endswith(SUFFIX) or target in map(os.path.realpath, logs):
         raise click.UsageError(f"--output {output} is a log: it would be overwritten")
@@ -63,11 +55,7 @@ def refuse_log_as_output(output: Path, logs: Iterable[Path]) -> None:
 
 @contextmanager
 def opened_log(log: Path) -> Iterator[LogReader]:
-    """Open a log, and close it.
-
-    Raises:
-        LogUnusableError: it cannot be opened.
-    """
+    """Open a log, and close it; raises `LogUnusableError`."""
     try:
         reader = LogReader(log)
     except (OSError, RecorderError) as error:
@@ -77,16 +65,7 @@ def opened_log(log: Path) -> Iterator[LogReader]:
 
 
 def records_of(log: Path, reader: LogReader, watch: Watch = unwatched) -> Iterator[Record | Damage]:
-    """Read an opened log.
-
-    Args:
-        log: where it is.
-        reader: of it.
-        watch: told how far it is read.
-
-    Raises:
-        LogUnusableError: it cannot be read on.
-    """
+    """The items of an opened log; raises `LogUnusableError`."""
     try:
         yield from watched(reader, watch)
     except (OSError, RecorderError) as error:
@@ -94,30 +73,25 @@ def records_of(log: Path, reader: LogReader, watch: Watch = unwatched) -> Iterat
 
 
 def complaint(error: Exception, file: Path) -> str:
-    """Say in a line what went wrong, and with which file.
-
-    Args:
-        error: of the system, or of ours.
-        file: which one, unless the system names another.
-    """
+    """One line with the error and its file, which is `file` unless the system names another."""
     named = getattr(error, "filename", None)
     return f"{file if named is None else named}: {reason(error)}"
 
 
 def reason(error: Exception) -> str:
-    """Say why a file cannot be read or written, without its name."""
+    """Why a file cannot be read or written, without its name."""
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return "it is a symbolic link, which is not followed: name the file itself"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def unwritable(error: Exception, output: Path) -> OutputUnwritableError:
-    """Say why a file cannot be written by a command that has `--force`."""
+    """The error of a command that has `--force`, for an unwritable file."""
     is_there = isinstance(error, FileExistsError) and output.is_file()
     hint = ": --force replaces it" if is_there else ""
     return OutputUnwritableError(f"{output}: {reason(error)}{hint}")
 
 
 def print_json(body: object) -> None:
-    """Print a value for scripts; in ASCII, as a log can hold lone surrogates."""
+    """Print a value for scripts; in ASCII, because a log can hold lone surrogates."""
     click.echo(json.dumps(body, indent=2))

@@ -1,9 +1,8 @@
-"""The command `antiphon compact`: finished logs made smaller, to keep them.
+"""The command `antiphon compact`: make finished logs smaller.
 
-What was saved is on stdout, as text or as one JSON object; a log that was left as it is for a
-reason is one line on stderr, and stops no other. A log is replaced at once and as a whole, by one
-that was read back; it keeps its owner, its mode and its times, so that retention counts its days as
-before.
+The savings are on stdout, as text or as one JSON object; a refused log is one line on stderr, and
+stops no other. A log is replaced atomically, by one that was read back; it keeps its owner, mode
+and times, so that retention counts its days as before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .progress import Watch, progress, size_of
 from .recordings import show_bytes
 
 Result = Literal["compacted", "kept", "refused", "being written"]
-"""`kept`: it is compact already, or would not become smaller; `refused`: it was left as it is."""
+"""`kept`: it is compact, or would not become smaller; `refused`: it was not changed."""
 
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
@@ -40,15 +39,9 @@ _CONVERTER: Final = Converter()
 
 @attrs.frozen(kw_only=True)
 class Done:
-    """What became of one log.
+    """The result for one log, with its size now, or that of the new log, and FLAC pieces.
 
-    Attributes:
-        log: its path.
-        result: in a word or two.
-        before_bytes: its size.
-        after_bytes: its size now, or that of the new log.
-        flac_blobs: pieces of sound that are FLAC now.
-        error: why it was left as it was.
+    `error` says why it was not changed.
     """
 
     log: str
@@ -74,8 +67,8 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
     read back and compared with the old one before it takes its place; with --output the old one
     stays. Versions of Antiphon that know no compacted logs refuse them.
 
-    Logs that are being written are left alone, and so are those that are compact. One without an
-    end, or with damage, is refused: `antiphon recover` comes first.
+    Logs that are being written, or compact, do not change. A log without an end, or with damage, is
+    refused: `antiphon recover` comes first.
 
     \b
     Exit codes:
@@ -101,7 +94,7 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
 
 
 def _try(log: Path, output: Path | None, watch: Watch) -> Done:
-    """Compact one log; whatever is wrong with it is told, and it stays as it was."""
+    """Compact one log; an error is reported, and the log stays."""
     before_bytes = size_of(log)
     left = Done(log=str(log), result="kept", before_bytes=before_bytes, after_bytes=before_bytes)
     try:
@@ -129,7 +122,7 @@ def _write(log: Path, output: Path, watch: Watch) -> Compacted:
 
 
 def _replace(log: Path, watch: Watch) -> Compacted | None:
-    """Put a compacted log in the place of a log, or nothing where it would not be smaller."""
+    """Replace a log by its compacted one; None where it would not be smaller."""
     with TemporaryDirectory(prefix=PART_PREFIX, dir=log.parent) as folder:
         part = Path(folder) / log.name
         made = compact(log, part, watch=watch)

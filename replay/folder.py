@@ -1,8 +1,7 @@
 """Several logs, replayed one after the other or in processes of their own.
 
-Rules: a log that cannot be read or is damaged stops no other; outcomes come in the order of the
-logs, whatever finishes first. What waits for a process is a path, and what comes back is an
-`Outcome`, so memory does not grow with the logs.
+An unreadable or damaged log stops no other; outcomes keep the order of the logs. Only paths and
+`Outcome`s are passed between processes, so memory does not grow with the logs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .report import FullReport
 from .verdicts import ModelUnavailableError
 
 JOBS_MAX: Final = 64
-"""Processes; more than the cores of most machines gain nothing."""
+"""Processes: more than the cores of most machines gain nothing."""
 
 
 class JobLostError(Exception):
@@ -47,11 +46,7 @@ RunFully = Callable[[LogReader, Watch], Awaitable[FullReport]]
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Name the logs that are meant: files as they are, and all logs in and below folders.
-
-    Returns:
-        In the order of the paths, those of a folder by name; each once.
-    """
+    """The files, and all logs in and below folders by name; once, in the order of the paths."""
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -62,14 +57,10 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
 
 
 def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
-    """Name the logs of which a command makes new ones.
-
-    Args:
-        paths: files, and folders with all logs in and below them; at least one.
-        output: the new log; None gives each log one of its own.
+    """The logs for a command that makes new ones, of files and folders; at least one path.
 
     Raises:
-        click.UsageError: there is one output, and more than one log may be meant.
+        click.UsageError: one output for several logs.
         LogUnusableError: a log is missing, or there is none in the folders.
     """
     if output is not None and (len(paths) > 1 or paths[0].is_dir()):
@@ -83,21 +74,14 @@ def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether it is a file, and not one that is being made, or was when a command was killed."""
+    """Whether it is a file, and not the unfinished output of a command."""
     return path.is_file() and not path.parent.name.startswith(PART_PREFIX)
 
 
 def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> Outcome:
-    """Replay one log by logic.
+    """Replay one log by logic; `go_on` reads past damage.
 
-    Args:
-        log: the file.
-        watch: told how far it is.
-        go_on: read past damage.
-
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-        RecorderError: it is no log.
+    `OSError`: the file is missing or unreadable; `RecorderError`: it is no log.
     """
     began = time.perf_counter()
     with LogReader(log) as reader:
@@ -109,23 +93,16 @@ def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> O
 def replay_logs(
     logs: Sequence[Path], watch: Watch, *, go_on: bool = False, jobs: int = 1
 ) -> Iterator[Outcome]:
-    """Replay several logs by logic.
+    """Replay several logs by logic; `go_on` reads past damage, and 1 job is this process.
 
-    Args:
-        logs: the files.
-        watch: told how far it is.
-        go_on: read past damage.
-        jobs: processes; 1 takes this one.
-
-    Raises:
-        JobLostError: one of the processes was killed, as for want of memory.
+    `JobLostError`: a process was killed, for example for lack of memory.
     """
     if jobs == 1 or len(logs) < 2:
         yield from (_tried(log, watch, go_on=go_on) for log in logs)
         return
     executor = ProcessPoolExecutor(
         min(jobs, len(logs)),
-        # Not forked: a thread that shows progress may hold a lock just then.
+        # Not forked: a thread that shows progress may hold a lock.
         mp_context=get_context("spawn"),
         initializer=_begin_job,
     )
@@ -147,10 +124,7 @@ def replay_logs(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Start processes that no interrupt reaches, not even while they begin: they inherit the mask.
-
-    An interrupt goes to all processes of a terminal; the first one hears it and stops the others.
-    """
+    """Start processes that no interrupt reaches: they inherit the mask; this one stops them."""
     ensure_running()  # of multiprocessing's own process, whose start would lift the mask
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -160,12 +134,12 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _begin_job() -> None:
-    """Make a process one that ends when this one does, and not before."""
+    """End this process when its parent ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Wait until whoever wants what is found is gone; killed, it could not say so."""
+    """Wait for the parent's end, even a kill, and exit."""
     parent = parent_process()
     assert parent is not None, "a job is a process of its own"
     parent.join()
@@ -175,13 +149,7 @@ def _end_with_parent() -> None:
 async def replay_logs_fully(
     logs: Sequence[Path], watch: Watch, run: RunFully
 ) -> AsyncIterator[Outcome]:
-    """Replay several logs with their models, one after the other.
-
-    Args:
-        logs: the files.
-        watch: told of each call of a model that was made again.
-        run: replays one of them.
-    """
+    """Replay several logs with their models by `run`; `watch` is called for each model call."""
     for log in logs:
         began = time.perf_counter()
         try:

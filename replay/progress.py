@@ -1,4 +1,4 @@
-"""How far work on logs is: a bar on stderr, where a terminal shows it."""
+"""The progress of work on logs: a bar on stderr, on a terminal."""
 
 from __future__ import annotations
 
@@ -16,30 +16,24 @@ from recorder.store import LogInfo
 from recorder.summary import summarize
 
 Watch = Callable[[int], None]
-"""Told how much was done since it was told last: bytes of a log read, or calls of a model made."""
+"""Called with the progress since its last call: bytes of a log read, or model calls made."""
 
 
 Count = Callable[[int, int], None]
-"""Told how many are done, of how many."""
+"""Called with the number done, and the total."""
 
 LOADING: Final = "loading model"
 
 
 def unwatched(_: int) -> None:
-    """Tell nobody."""
+    """Show nothing."""
 
 
 @contextmanager
 def progress(total: int, what: str = "replay", *, of_calls: bool = False) -> Iterator[Watch]:
-    """Show a bar over all logs, until the block ends.
+    """Show a bar over all logs, until the block ends; nothing unless stderr is a terminal.
 
-    Args:
-        total: bytes that are to be read, or calls that are to be made.
-        what: is done.
-        of_calls: of a model, which is loaded first: the bar says so until it is told of calls.
-
-    Yields:
-        What is told how much was done; it does nothing where stderr is no terminal.
+    `total` are bytes to read, or calls of a model: the bar says that it loads until the first call.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -61,15 +55,7 @@ def progress(total: int, what: str = "replay", *, of_calls: bool = False) -> Ite
 
 @contextmanager
 def count(what: str, *, quiet: bool = False) -> Iterator[Count]:
-    """Show a bar over what is counted, until the block ends.
-
-    Args:
-        what: is done.
-        quiet: show none.
-
-    Yields:
-        What is told how many are done; it does nothing where stderr is no terminal.
-    """
+    """Show a bar over a count, until the block ends; nothing unless stderr is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _done, _total: None
@@ -83,7 +69,7 @@ def count(what: str, *, quiet: bool = False) -> Iterator[Count]:
 
 
 def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
-    """Iterate a log, and tell how much of it was read; what is left unread counts at the end."""
+    """Iterate a log, and report the bytes read; unread bytes count at the end."""
     blocks, left_bytes = 0, reader.tail_bytes
     try:
         for item in reader:
@@ -97,7 +83,7 @@ def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
 
 
 def calls_of(log: Path) -> int:
-    """How many calls of its model a log says that it holds; 0 where it does not say."""
+    """The calls of its model in a log, by its summary; 0 where it has none."""
     try:
         status = log.stat()
         info = LogInfo(

@@ -1,6 +1,6 @@
-"""The command `antiphon prune`: remove logs that need not be kept any longer.
+"""The command `antiphon prune`: remove old logs.
 
-A running server does the same by itself where its settings say so (`record_keep_days`).
+A running server does the same if its settings say so (`record_keep_days`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prune_command(
     """Remove recorded sessions from DIRECTORY, the oldest first: by age, by total size, or both.
 
     A log that is being written is never removed, nor is one that changed within the last minute.
-    Only session logs are touched, and what is in folders below is not. A removed log is gone.
+    Only session logs of the folder itself are touched. A removed log is gone.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
 """Amounts and times, as people write and read them.
 
-Rules: a time span has its unit (`30d`), and so has a size (`50GB`, `512MiB`): a bare number would
-be a guess, and some of these commands delete. Moments are in UTC, as in recording ids.
+A time span (`30d`) and a size (`50GB`, `512MiB`) need a unit: a bare number would be a guess, and
+some commands delete. Moments are in UTC, as in recording ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SpanType(click.ParamType[float]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read a span such as `36h`."""
+        """Parse a span such as `36h`."""
         amount = _amount(str(value), SECONDS_OF)
         if amount is None:
             self.fail(f"{value!r} is no time span, such as 30d, 36h, 90m or 20s", param, ctx)
@@ -54,7 +54,7 @@ class SizeType(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Read a size such as `50GB`."""
+        """Parse a size such as `50GB`."""
         amount = _amount(str(value), BYTES_OF)
         if amount is None:
             self.fail(f"{value!r} is no size, such as 50GB, 512MiB or 0B", param, ctx)
@@ -62,14 +62,14 @@ class SizeType(click.ParamType[int]):
 
 
 class SinceType(click.ParamType[float | datetime]):
-    """A moment, or how long ago it was."""
+    """A moment, or a time span before now."""
 
     name = "since"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float | datetime:
-        """Read seconds ago such as `7d`, or a date, or a date and a time; without a zone in UTC."""
+        """Parse a span such as `7d`, or a date with or without a time; without a zone in UTC."""
         ago_s = _amount(str(value), SECONDS_OF)
         if ago_s is not None:
             return ago_s
@@ -89,39 +89,34 @@ def _amount(text: str, units: dict[str, int]) -> float | None:
 
 
 def since_ms(since: float | datetime, now_s: float) -> int:
-    """Say which moment is meant, in Unix milliseconds.
-
-    Args:
-        since: the moment, or how many seconds ago.
-        now_s: seconds since the epoch.
-    """
+    """A moment, or seconds before `now_s` (since the epoch), in Unix milliseconds."""
     at_s = since.timestamp() if isinstance(since, datetime) else now_s - since
     return int(at_s * _MS_PER_S)
 
 
 def show_moment(unix_ms: int) -> str:
-    """Write a moment to the second, in UTC."""
+    """A moment to the second, in UTC."""
     return f"{datetime.fromtimestamp(unix_ms // _MS_PER_S, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def show_span(span_ms: int) -> str:
-    """Write a duration as minutes and seconds."""
+    """A duration as minutes and seconds."""
     seconds = span_ms // _MS_PER_S
     return f"{seconds // 60}:{seconds % 60:02}"
 
 
 def show_seconds(span_ns: int) -> str:
-    """Write a duration of nanoseconds in seconds, to the millisecond."""
+    """A duration of nanoseconds in seconds, to the millisecond."""
     return f"{span_ns / NS_PER_S:.3f} s"
 
 
 def show_ms(span_ns: int) -> str:
-    """Write a duration of nanoseconds in whole milliseconds."""
+    """A duration of nanoseconds in whole milliseconds."""
     return f"{span_ns / NS_PER_MS:.0f} ms"
 
 
 def show_bytes(count: int) -> str:
-    """Write a size with three digits or so."""
+    """A size with about three digits."""
     for unit in SHOWN_UNITS:
         if count >= BYTES_OF[unit]:
             amount = count / BYTES_OF[unit]

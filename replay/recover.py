@@ -1,7 +1,7 @@
-"""The command `antiphon recover`: sound logs of what a crash or a bad disk left of some.
+"""The command `antiphon recover`: valid logs from damaged or unfinished ones.
 
-What was done is on stdout, as text or as one JSON object; a log of which none could be made is one
-line on stderr, and stops no other. The logs themselves are only read.
+The results are on stdout, as text or as one JSON object; a refused log is one line on stderr, and
+stops no other. The logs themselves are only read.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .progress import Watch, progress, size_of
 from .recordings import show_bytes
 
 Result = Literal["recovered", "sound", "recovered before", "being written", "refused"]
-"""`sound`: it has its end, and nothing is to be done; `refused`: no log can be made of it."""
+"""`sound`: it has its end, and needs nothing; `refused`: no log can be made from it."""
 
 ENDING: Final = "-recovered"
-"""Of the new log's recording id, where no name is given."""
+"""Of the new log's recording id, if no name is given."""
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
 _CONVERTER: Final = Converter()
@@ -40,19 +40,16 @@ _CONVERTER: Final = Converter()
 
 @attrs.frozen(kw_only=True)
 class Done:
-    """What became of one log.
+    """The result for one log.
 
     Attributes:
-        log: its path.
-        result: in a word or two.
         output: the new log; None where none was written now.
-        records: that are good.
+        records: good ones.
         units: the last good unit's index and one.
-        records_lost: that are missing in the new log.
-        damage: how much there was of it.
+        records_lost: missing in the new log.
+        damage: the number of damaged places.
         tail_bytes: of an incomplete block at the end, left out.
-        reason: in the new log's `fin`.
-        file_bytes: of the new log.
+        reason, file_bytes: of the new log.
         error: why there is none.
     """
 
@@ -83,20 +80,20 @@ class Done:
 def recover_command(
     *, logs: tuple[Path, ...], output: Path | None, salvage: bool, as_json: bool
 ) -> None:
-    """Make sound logs of what a crash or a bad disk left of LOG, which stays as it is.
+    """Make valid logs from a LOG that a crash or a bad disk has damaged; LOG does not change.
 
     A killed server leaves a log without an end, and perhaps half a block: that is cut off, and an
     end written. Where a disk lost records in the middle, the new log ends before the first of them,
-    so that it replays as far as it goes. With --salvage it goes on behind them: a mark stands for
-    each lost record, all others keep their numbers, and a replay stops at the marks unless it is
-    told to --go-on. What was done is in the new log's `fin`.
+    so that it replays to its end. With --salvage it continues after them: a mark stands for each
+    lost record, all others keep their numbers, and a replay stops at the marks unless --go-on. The
+    new log's `fin` says what was lost.
 
-    A folder stands for all logs in it: those that are sound are left alone, and so are those that
-    are being written or have been recovered before.
+    A folder stands for all logs in it, except those that are valid, being written, or recovered
+    before.
 
     \b
     Exit codes:
-      0  each log is sound, or recovered with no record missing
+      0  each log is valid, or recovered with no record missing
       1  recovered, but records are missing
       2  of some log none was written: it is being written, a newer version wrote it, no session
          record is left, there is a file of that name, or there is no such log
@@ -118,7 +115,7 @@ def recover_command(
 
 
 def _try(log: Path, output: Path | None, watch: Watch, *, salvage: bool, is_named: bool) -> Done:
-    """Recover one log; whatever is wrong with it is told."""
+    """Recover one log; an error is reported."""
     try:
         target = _default_of(log) if output is None else output
         if not is_named and is_held(log):
@@ -146,7 +143,7 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Done:
         return told
     with new_file(target) as part:
         made = recover(log, part, found, watch=watch)
-        own_as(part, log)  # it is mended as root, and a server with a user of its own serves it
+        own_as(part, log)  # root may recover it, and a server with a user of its own serves it
     LocalDisk().sync_directory(target.parent)
     return attrs.evolve(
         told,
@@ -189,7 +186,7 @@ def _finish(done: list[Done], *, as_json: bool) -> NoReturn:
 
 
 def _lines(done: Done) -> list[str]:
-    """Tell what was made of a log that was recovered."""
+    """The lines on a recovered log."""
     if done.output is None:
         return []
     lines = [f"{done.output}: {done.records} records, {done.units} units"]

@@ -1,6 +1,6 @@
 """The command `antiphon sessions`: the recorded sessions of a folder, newest first.
 
-Of each log its head and its tail are read, once; what they said is kept in an index beside them.
+Only the head and the tail of each log are read, once; an index in the folder keeps them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .recordings import (
 )
 
 ROWS_MAX: Final = 50
-"""Of the table, unless more are asked for; JSON has all."""
+"""Of the table, by default; JSON has all."""
 LINE_CHARS: Final = 240
-"""Where it is not for a terminal, a row is one line, for `grep`; the widest has room."""
+"""Outside a terminal a row is one line, for `grep`; the widest has room."""
 COLUMNS: Final = (
     "recording",
     "session",
@@ -52,9 +52,9 @@ COLUMNS: Final = (
 DISPENSABLE: Final = (
     *("key", "dialect", "units", "mode", "size", "took", "session", "began (UTC)", "end"),
 )
-"""In this order columns are left out of a terminal that is too narrow for them."""
+"""The order in which a narrow terminal loses columns."""
 CELL_CHARS_MAX: Final = 20
-"""Of a column but the first: what a log says of itself must not push out the name of another."""
+"""Of a column except the first: a log's own texts must not displace another's name."""
 
 
 @click.command("sessions", context_settings=HELP)
@@ -85,7 +85,7 @@ def sessions_command(
     still be damaged in between: `antiphon verify` says. A log without an end is `open` while a
     server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
 
-    What was read is kept in DIRECTORY/.index.sqlite, which may be deleted at any time.
+    The list is cached in DIRECTORY/.index.sqlite, which may be deleted at any time.
 
     \b
     Examples:
@@ -185,7 +185,7 @@ def _row(summary: Summary) -> tuple[str, ...]:
 
 
 def _amount(summary: Summary) -> str:
-    """How much there was of what the session's mode counts."""
+    """The count for the session's mode."""
     if summary.turns:
         return f"{summary.turns} turn{'s' * (summary.turns > 1)}"
     if summary.chunks:

@@ -1,4 +1,4 @@
-"""How a session runs: server, admission, the unit loop's engine, model backends, command line."""
+"""Running sessions: server, admission, the engine, model backends, the command line."""
 
 from __future__ import annotations
 

@@ -1,23 +1,12 @@
-"""One queue, first in first out, for the slots of a pool.
+"""The admission queue for the slots of one pool: first in, first out.
 
-A session that asks gets a slot at once, a place in the queue, or a refusal with its wire code.
-The one that has waited longest gets the next slot that is given back.
-
-Rules:
-
-- Nobody waits while a slot is free, and nobody overtakes, whatever the mode.
-- At most `queue_max` wait; one more is refused, and told so (`queue_full`).
-- While no worker can be leased, they wait for one that is being replaced; where none is on its way
-  all are refused (`service_unavailable`).
-- Whoever waits is told its place when it changes, and by `refresh` when only the estimate did.
-- Callbacks are called one after the other, in the same order for the same calls: new leases first,
-  oldest ticket first; then places, front of the queue first. Where a callback calls back in here,
-  what that leads to is told after it, never within it.
-
-Callbacks only post events and must not raise. The clock and the ids are injected. It does not
-decide how often an estimate is sent on (the session does), time out those who wait (their session's
-timer does), or replace workers (`runtime.workers`). It is not thread-safe: the event loop's thread
-alone calls it.
+- A session gets a slot, a place in the queue, or a refusal: `queue_full` above `queue_max`, and
+  `service_unavailable` if no worker can be leased and none is coming.
+- No session waits while a slot is free; none overtakes another, in any mode.
+- A waiting session is told its place when it changes, and by `refresh`.
+- Callbacks only post events, must not raise, and run in a fixed order: new leases, oldest ticket
+  first; then places, front first. A nested call's callbacks run after the outer one's.
+- The clock and the ids are injected. Only the event loop's thread may call it.
 """
 
 from __future__ import annotations
@@ -38,20 +27,16 @@ from .pool import Lease, Pool
 from .settings import QUEUE_MAX
 
 QUEUE_TOLD_MAX: Final = 8
-"""In a longer queue its length alone is no news but for `refresh`: else whoever comes and goes at
-its end would have all others told, each time."""
+"""In a longer queue only `refresh` tells its length: each arrival at its end would be sent to
+all."""
 ESTIMATE_S_MIN: Final = 1
-"""Somebody who waits is never told to wait 0 seconds, however overdue a slot is."""
+"""Seconds; an estimate is never 0, even for an overdue slot."""
 
 AdmissionState = Literal["loading", "open", "draining"]
 
 
 class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
-    """There is no slot and no place in the queue.
-
-    Args:
-        code: `queue_full`, `worker_busy` or `service_unavailable`.
-    """
+    """No slot and no place; `code` is `queue_full`, `worker_busy` or `service_unavailable`."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.value)
@@ -60,13 +45,7 @@ class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
 
 @attrs.frozen(kw_only=True)
 class Ticket:
-    """Names one request for a slot.
-
-    Attributes:
-        ticket_id: `ticket_` and 12 hex digits.
-        mode: what the session carries.
-        owner: the name of the key that the session came with; empty where there are no keys.
-    """
+    """One request for a slot: an id of `ticket_` and 12 hex digits; `owner` may be empty."""
 
     ticket_id: str
     mode: Mode
@@ -75,13 +54,7 @@ class Ticket:
 
 @attrs.frozen(kw_only=True)
 class TicketStatus:
-    """Somebody who waits.
-
-    Attributes:
-        ticket: who.
-        place: where in the queue, and how long it may still take.
-        waited_s: whole seconds in the queue so far.
-    """
+    """A waiting session; `waited_s` counts whole seconds."""
 
     ticket: Ticket
     place: QueuePlace
@@ -90,14 +63,7 @@ class TicketStatus:
 
 @attrs.frozen(kw_only=True)
 class RunningTask:
-    """A slot that is held.
-
-    Attributes:
-        lease: the slot.
-        mode: what its session carries.
-        held_s: whole seconds so far.
-        left_s: seconds until it comes back, as estimated.
-    """
+    """A slot in use; `held_s` counts whole seconds, `left_s` is an estimate."""
 
     lease: Lease
     mode: Mode
@@ -107,7 +73,7 @@ class RunningTask:
 
 @attrs.define(kw_only=True)
 class _Waiting:
-    """A ticket in the queue, since when, whom to tell, and what it was told last."""
+    """A ticket in the queue; `told` is the last place that was reported to it."""
 
     ticket: Ticket
     since_ns: int
@@ -122,14 +88,13 @@ class Admission:
     """The queue over one pool.
 
     Args:
-        pool: its slots; from now on only this object leases them and gives them back.
-        clock_ns: monotonic nanoseconds, for estimates and what is told of waits alone.
-        new_ticket_id: gives `ticket_` and 12 hex digits, another one each time.
-        queue_max: most sessions that wait; 0 turns queueing off (`worker_busy`).
-        state: `loading` refuses everybody until `open` is called.
-        more_to_come: whether a worker is on its way in place of one that was condemned; whenever
-            that changes, or a worker came, `review` is called.
-        limit_s: how many seconds a session of a mode may last in all, for estimates; 0: no limit.
+        pool: only this object leases its slots and gives them back.
+        clock_ns: monotonic nanoseconds, used for estimates and waiting times only.
+        new_ticket_id: returns `ticket_` and 12 hex digits, unique.
+        queue_max: the most sessions that wait; 0 turns the queue off (`worker_busy`).
+        state: `loading` refuses every session until `open` is called.
+        more_to_come: whether a replacement is coming; call `review` after each change.
+        limit_s: the longest session of a mode in seconds, for estimates; 0 means no limit.
     """
 
     def __init__(
@@ -167,21 +132,14 @@ class Admission:
         on_cancelled: Callable[[], None],
         on_refused: Callable[[ErrorCode], None],
     ) -> Ticket:
-        """Ask for a slot.
-
-        One of `on_leased` and `on_moved` is called before this returns.
+        """Ask for a slot; `on_leased` or `on_moved` is called before this returns.
 
         Args:
-            mode: what the session carries; the queue is one for all modes.
-            owner: the name of the key that it came with; empty where there are no keys.
-            on_leased: called at most once, with the session's slot; it is then the session's to
-                `release`.
+            owner: the name of the session's key; empty where the server has no keys.
+            on_leased: called at most once with the slot; the session must `release` it.
             on_moved: called with each new place.
             on_cancelled: called at most once, when an operator deletes the ticket.
             on_refused: called at most once, when no slot will come any more.
-
-        Returns:
-            The ticket, for `leave`.
 
         Raises:
             Refused: there is no slot and no place in the queue.
@@ -200,45 +158,28 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket) -> bool:
-        """Wait no more.
-
-        Returns:
-            True: it was waiting and is out, no callback will come. False: it waited no more; its
-            slot, or its cancellation, is told.
-        """
+        """Leave the queue; False if the ticket was not waiting any more; a callback says why."""
         if self._waiting.pop(ticket.ticket_id, None) is None:
             return False
         self._hand_out()
         return True
 
     def release(self, lease: Lease, *, condemned: bool = False) -> None:
-        """Give a slot back and hand it to the next in line (B5).
+        """Give a slot back and lease it to the next in line (B5).
 
-        Args:
-            lease: as `on_leased` got it.
-            condemned: its worker hangs or is lost, and is lent to nobody any more (B4).
-
-        Raises:
-            LocalProtocolError: it was released already.
+        A `condemned` worker hangs or is lost, and is not leased again (B4). A second release of a
+        lease raises `LocalProtocolError`.
         """
         self._pool.give_back(lease, condemned=condemned)
         mode, since_ns = self._held.pop(lease)
-        if not condemned:  # what hung tells nothing of how long the next will take
+        if not condemned:  # the time of a hung session says nothing about the next one
             self._durations.add(mode, self._clock_ns() - since_ns)
         self.review()
 
     # -- for operators and the server -----------------------------------------------------------
 
     def cancel(self, ticket_id: str, owner: str | None = None) -> bool:
-        """Delete a ticket; its session is told.
-
-        Args:
-            ticket_id: whose.
-            owner: the name of a key, which deletes none but its own; None deletes any.
-
-        Returns:
-            False: nobody waits under that id, or it is not the owner's.
-        """
+        """Delete a ticket and tell its session; False if none of `owner` (None: any) waits."""
         waiting = self._waiting.get(ticket_id)
         if waiting is None or owner not in (None, waiting.ticket.owner):
             return False
@@ -248,14 +189,11 @@ class Admission:
         return True
 
     def refresh(self) -> None:
-        """Tell all who wait their place; a task of the server calls it now and then.
-
-        Also those whose estimate is as it was told: their session may have kept it to itself then.
-        """
+        """Tell all waiting sessions their place, even an unchanged one; called now and then."""
         self._tell(estimates=True)
 
     def review(self) -> None:
-        """Workers came or went: hand their slots out, or refuse those who wait where none will."""
+        """Lease the slots of new workers, or refuse the queue where no worker will come."""
         if self._is_hopeless():
             for waiting in self._waiting.values():
                 self._untold.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
@@ -263,26 +201,26 @@ class Admission:
         self._hand_out()
 
     def open(self) -> None:
-        """Admit from now on: the model is loaded."""
+        """Start to admit: the model is loaded."""
         self._state = "open"
         self._hand_out()
 
     def drain(self) -> None:
-        """Admit nobody any more; those who wait stay until they leave, and get no slot."""
+        """Stop admitting; waiting sessions stay in the queue and get no slot."""
         self._state = "draining"
 
     @property
     def state(self) -> AdmissionState:
-        """Whether it admits."""
+        """`loading`, `open` or `draining`."""
         return self._state
 
     @property
     def queue_length(self) -> int:
-        """How many wait."""
+        """The number of waiting sessions."""
         return len(self._waiting)
 
     def places(self) -> tuple[QueuePlace, ...]:
-        """Everybody's place, front of the queue first."""
+        """Every waiting session's place, front of the queue first."""
         waits_s = self._estimates_s()
         return tuple(
             QueuePlace(
@@ -295,11 +233,7 @@ class Admission:
         )
 
     def tickets(self, owner: str | None = None) -> tuple[TicketStatus, ...]:
-        """Say who waits, front of the queue first.
-
-        Args:
-            owner: the name of a key, which sees none but its own; None sees all.
-        """
+        """The waiting sessions, front first; `owner` limits them to one key's, None means all."""
         now_ns = self._clock_ns()
         return tuple(
             TicketStatus(
@@ -312,7 +246,7 @@ class Admission:
         )
 
     def running(self) -> tuple[RunningTask, ...]:
-        """Say who holds a slot, in the order in which they got it."""
+        """The slots in use, in the order of their leases."""
         now_ns = self._clock_ns()
         return tuple(
             RunningTask(
@@ -337,12 +271,12 @@ class Admission:
             raise Refused(ErrorCode.QUEUE_FULL)
 
     def _is_hopeless(self) -> bool:
-        """No worker can be leased, nor is one on its way."""
+        """No worker can be leased, and no replacement is coming."""
         counts = self._pool.counts
         return counts.condemned == counts.slots and not self._more_to_come()
 
     def _hand_out(self) -> None:
-        """Lease what is free to those in front, then tell everybody what changed."""
+        """Lease the free slots to the front of the queue, then report the changes."""
         while self._state == "open" and self._waiting and (lease := self._pool.lease()):
             waiting = self._waiting.pop(next(iter(self._waiting)))
             self._held[lease] = (waiting.ticket.mode, self._clock_ns())
@@ -369,7 +303,7 @@ class Admission:
                 waiting.on_moved(place)
 
     def _estimates_s(self) -> list[int]:
-        """Estimate everybody's wait, in whole seconds by position."""
+        """Estimated waits in whole seconds, by position."""
         now_ns = self._clock_ns()
         held = [
             (mode, now_ns - since_ns)

@@ -1,8 +1,7 @@
-"""Sound files for the command line, and the conversion to what the model hears.
+"""Sound files for the command line, and conversion to the model's input format.
 
-It reads files that their owner chose: it says clearly what is wrong with them, but is no defence
-against hostile ones (`runtime.media` is). Files are read and written in one go, blocking; one that
-is replaced is replaced when the new one is whole.
+The files are the user's own; hostile ones are for `runtime.media`. Files are read and written
+whole, blocking; an existing file is replaced only by a complete one.
 """
 
 from __future__ import annotations
@@ -21,23 +20,18 @@ from protocol.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 from recorder.files import new_file
 
 FILE_S_MAX: Final = 3_600
-"""As long as the longest session; a longer file was surely not meant, and would fill the memory."""
+"""Seconds: the longest session. A longer file is a mistake and would fill the memory."""
 PCM16_MAX: Final = 32_767
 
 
 class AudioFileError(Exception):
-    """A sound file cannot be read or written; the message is for whoever named it."""
+    """A sound file cannot be read or written; the message is for the user."""
 
 
 def to_model_rate(samples: NDArray[np.float32], rate_hz: int) -> NDArray[np.float32]:
-    """Mix to mono and resample to what the model hears.
+    """Mix float32 samples, shape (frames, channels), to mono float32, shape (samples,), 16 kHz.
 
-    Args:
-        samples: float32, shape (frames, channels).
-        rate_hz: its sample rate.
-
-    Returns:
-        float32, shape (samples,), 16 kHz; the same input gives the same bytes.
+    The same input gives the same bytes.
     """
     mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)
     if rate_hz == INPUT_RATE_HZ:
@@ -47,16 +41,10 @@ def to_model_rate(samples: NDArray[np.float32], rate_hz: int) -> NDArray[np.floa
 
 
 def read_wav(path: Path) -> bytes:
-    """Read a sound file of any rate and number of channels.
-
-    Args:
-        path: a WAV file, or any other that libsndfile reads; an hour at most.
-
-    Returns:
-        float32 LE, 16 kHz mono.
+    """Read a sound file of any rate and channels, an hour at most, as float32 LE, 16 kHz mono.
 
     Raises:
-        AudioFileError: it is missing, a pipe, unreadable, empty, too long, or not finite.
+        AudioFileError: the file is missing, a pipe, unreadable, empty, too long, or not finite.
     """
     try:
         with path.open("rb") as raw:
@@ -65,7 +53,7 @@ def read_wav(path: Path) -> bytes:
             with soundfile.SoundFile(raw) as file:
                 if file.frames > FILE_S_MAX * file.samplerate:
                     raise AudioFileError(f"{path}: longer than {FILE_S_MAX} s")
-                # Some codecs cannot seek, and then ask for the number.
+                # Some codecs cannot seek, and need the number of frames.
                 samples = file.read(file.frames, dtype="float32", always_2d=True)
                 rate_hz = file.samplerate
     except OSError as error:
@@ -80,14 +68,12 @@ def read_wav(path: Path) -> bytes:
 
 
 def write_wav(path: Path, pcm: bytes) -> None:
-    """Write the model's speech as a 16-bit WAV file; what is louder than full scale is clipped.
+    """Write float32 LE PCM, 24 kHz mono, maybe empty, as a 16-bit WAV, clipped at full scale.
 
-    Args:
-        path: replaced where it exists; a pipe or a device is written to.
-        pcm: float32 LE, 24 kHz mono, finite; may be empty.
+    An existing file is replaced; a pipe or device is written to.
 
     Raises:
-        AudioFileError: it cannot be written.
+        AudioFileError: the file cannot be written.
         LocalProtocolError: the PCM is not whole samples, or not finite.
     """
     if len(pcm) % SAMPLE_BYTES:
@@ -96,7 +82,7 @@ def write_wav(path: Path, pcm: bytes) -> None:
     if not np.isfinite(samples).all():
         raise LocalProtocolError("the PCM holds values that are not finite")
     pcm16 = np.rint(samples.clip(-1, 1) * PCM16_MAX).astype(np.int16)
-    whole = io.BytesIO()  # libsndfile would say of a full disk only that it wrote less
+    whole = io.BytesIO()  # on a full disk libsndfile reports only a short write
     soundfile.write(whole, pcm16, OUTPUT_RATE_HZ, subtype="PCM_16", format="WAV")
     try:
         if path.exists() and not path.is_file():

@@ -1,4 +1,4 @@
-"""The model calls of one session: each effect that asks for one becomes a task that posts a fact.
+"""The model calls of one session: each effect starts one, and its outcome is posted as an event.
 
     OpenBackend -> BackendOpened | BackendOpenFailed
     StartUnit -> UnitDone | UnitFailed          StartFinalize -> FinalizeDone | FinalizeFailed
@@ -7,13 +7,11 @@
     RunChunk -> ChunkDone | ChunkFailed         (the first opens the transcription)
     any of them -> BackendLost, where the backend is gone
 
-Rules:
-
-- What is done under a lease belongs to that lease (`tenure`). Once it is given back, nothing that
-  its calls still do is told to the session, which may hold another by then, nor waited for.
-- The calls of a lease that is condemned are cancelled, so that nothing keeps a hung backend alive
-  that can be made to let go. One in a thread goes on; what it returns is released or forgotten.
-- Only opening is tried again, a few times and briefly (`opening`).
+- A call belongs to its lease (`tenure`). After the release its outcome is neither posted nor
+  awaited: the session may hold another lease by then.
+- The calls of a condemned lease are cancelled, so that they do not keep a hung backend alive. A
+  call in a thread goes on; its result is released or forgotten.
+- Only opening is retried, a few times and briefly (`opening`).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from .tenure import Asked, Held, Tenure
 from .workers import Workers
 
 RELEASE_WAIT_S: Final = 10.0
-"""A release that takes longer hangs: its slot is condemned rather than waited for (B4)."""
+"""A longer release hangs: its slot is condemned (B4)."""
 
 _logger = logging.getLogger("antiphon.session")
 
@@ -59,35 +57,28 @@ ModelEffect = (
     | ef.RunChunk
     | ef.Release
 )
-"""The effects that ask something of the model."""
+"""The effects that are calls of the model."""
 
 
 class Inbox(Protocol):
-    """Where a session's events wait."""
+    """A session's queue of events."""
 
     def now_ns(self) -> int:
-        """Read the session's clock: nanoseconds since it was opened."""
+        """The session's clock: nanoseconds since it was opened."""
         ...
 
     def post(self, event: ev.Event) -> None:
-        """Put an event of this moment into it; never blocks."""
+        """Add an event of this moment; never blocks."""
         ...
 
 
 class Calls:
-    """Runs one session's model calls and posts what came of them."""
+    """Makes one session's model calls and posts their outcomes."""
 
     def __init__(
         self, *, workers: Workers, admission: Admission, inbox: Inbox, tasks: TaskGroup
     ) -> None:
-        """Serve one session.
-
-        Args:
-            workers: the model.
-            admission: where the slot goes back to.
-            inbox: the session's.
-            tasks: the server's nursery for model calls.
-        """
+        """`tasks` is the server's nursery for model calls."""
         self._workers = workers
         self._admission = admission
         self._inbox = inbox
@@ -97,7 +88,7 @@ class Calls:
 
     @property
     def lease(self) -> Lease | None:
-        """The slot that is held; None before `SlotLeased` and after the release."""
+        """The slot in use; None before `SlotLeased` and after the release."""
         return None if self._tenure is None else self._tenure.lease
 
     def hold(self, lease: Lease) -> None:
@@ -114,7 +105,7 @@ class Calls:
         )
 
     def perform(self, effect: ModelEffect) -> None:
-        """Make a call, cut the one under way at once, or give the slot back."""
+        """Make a call, cut the one in flight at once, or give the slot back."""
         match effect:
             case ef.Interrupt():
                 if self._tenure is not None and self._tenure.held is not None:
@@ -141,13 +132,13 @@ class Calls:
         self._tenure.ask(call, effect)
 
     def give_up(self) -> None:
-        """Cut what is under way and give the slot back, if there is one."""
+        """Cut the call in flight and give the slot back, if there is one."""
         if self._tenure is not None:
             self._cut_turn()
             self._release_slot(condemn=False)
 
     def _cut_turn(self) -> None:
-        """Cut the answer under way, at once, or as soon as there is one to be cut."""
+        """Cut the answer in flight at once, or as soon as it starts."""
         tenure = self._tenure
         if tenure is not None:
             tenure.is_cut = True
@@ -155,16 +146,15 @@ class Calls:
                 tenure.turn.interrupt()
 
     def stop_trying(self) -> None:
-        """The session is over: an opening that fails, or has failed, is not tried again."""
+        """The session is over: do not retry an opening."""
         if self._tenure is not None:
             self._tenure.is_over.set()
 
     def _release_slot(self, *, condemn: bool) -> None:
-        """Give the slot back once it is clean; asked twice, do it once (B5).
+        """Give the slot back once it is clean; a second call does nothing (B5).
 
-        Args:
-            condemn: its call hangs, so it never will be clean. Otherwise a call that is still under
-                way, as after a bug of ours, is waited for: at most `RELEASE_WAIT_S` (B4).
+        `condemn` means that its call hangs, so it will never be clean. Otherwise a call in flight
+        is awaited for at most `RELEASE_WAIT_S` (B4).
         """
         tenure = self._tenure
         assert tenure is not None
@@ -183,7 +173,7 @@ class Calls:
     def _failing(
         self, tenure: Tenure, name: str, failed: Callable[[BackendError], ev.Event]
     ) -> Iterator[None]:
-        """Tell the session of a call that failed, where the backend is not gone."""
+        """Post `failed` for a call that failed, unless the backend is gone."""
         try:
             yield
         except BackendGone:
@@ -194,7 +184,7 @@ class Calls:
             self._tell(tenure, failed(error))
 
     def _tell(self, tenure: Tenure, event: ev.Event) -> None:
-        """Post a fact, unless its lease is over: the session has no use for it then."""
+        """Post an event, unless its lease is over."""
         if self._tenure is tenure:
             self._inbox.post(event)
         else:
@@ -304,7 +294,7 @@ class Calls:
             self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
 
     async def _is_late(self, tenure: Tenure, held: Held) -> bool:
-        """Release what came after its lease was condemned: the session does not wait for it."""
+        """Release a session that opened after its lease was condemned."""
         if self._tenure is tenure:
             return False
         with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
@@ -317,7 +307,7 @@ class Calls:
             if not condemn:
                 with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
                     clean = await self._clean_up(tenure)
-        finally:  # B5: it always returns, if only to be condemned
+        finally:  # B5: the slot always returns, even if only to be condemned
             lease, lost = tenure.lease, tenure.is_lost and self._workers.can_replace
             if not clean:
                 text = "slot %d of worker %d is condemned: its call hangs or broke"
@@ -328,9 +318,9 @@ class Calls:
             self._inbox.post(ev.BackendReleased(at_ns=self._now_ns(), lease=lease.generation))
 
     async def _clean_up(self, tenure: Tenure) -> bool:
-        """Wait for the call under way, then have the backend forget the session; True once it has.
+        """Wait for the call in flight, then release the backend's session in a task of its own.
 
-        The release is a task of its own: a thread that hangs in it has no bound.
+        True if it is released: a thread that hangs in the release has no bound.
         """
         await tenure.settle()
         held = tenure.held or tenure.turn or tenure.transcript

@@ -1,7 +1,6 @@
-"""What settings must be together, and what they name that must be there, before anything starts.
+"""Checks of settings against each other and against the disk, before anything starts.
 
-Each value was checked by itself when it was read. What is wrong here is told with what to do about
-it, all of it at once. It looks at the disk, and starts nothing.
+Each value was checked when it was read. All problems are reported at once, each with its remedy.
 """
 
 from __future__ import annotations
@@ -21,18 +20,11 @@ from .settings import Settings
 from .voices import NAME_RULE, is_voice_name
 
 NOTICE_CHARS_MAX: Final = 2_000
-"""A page of text: more than anybody reads before they speak; each session's log holds it."""
+"""A page of text: longer than clients read before speaking; each session's log holds it."""
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that a server could not or should not run with.
-
-    Args:
-        settings: of all sources together.
-
-    Raises:
-        ConfigError: some of them do not fit together, or name what is not there.
-    """
+    """Raise `ConfigError` if settings do not fit together, or name a missing file."""
     problems = [*_access(settings), *_tls(settings), *_models(settings)]
     problems += [*_voices(settings), *_static(settings), *_notice(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
@@ -45,7 +37,7 @@ def check(settings: Settings) -> None:
 
 
 def warnings(settings: Settings) -> tuple[str, ...]:
-    """Tell what an operator may have meant, but should know."""
+    """Warnings about valid but risky settings."""
     if is_loopback(settings.host):
         return ()
     if settings.keys is None:

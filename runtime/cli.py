@@ -1,8 +1,8 @@
 """The command line, `antiphon`: the one composition root.
 
-Commands are named by import string and loaded when asked for, so that `antiphon --help` is quick
-and `replay` can stand above `runtime`. What breaks any of them off is told here, once, and by an
-exit code that says nothing else: 1 and 2 are words of the commands'.
+Commands are named by import string and loaded when called: `antiphon --help` stays quick, and
+`replay` can import `runtime`. Interrupts and a lost stdout are reported here, with exit codes of
+their own: 1 and 2 belong to the commands.
 """
 
 from __future__ import annotations
@@ -92,36 +92,32 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         },
     }
 )
-"""Each command's import string and its line in the help, under the help's headings."""
+"""Each command's import string and help line, by heading of the help."""
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {name: found for group in GROUPS.values() for name, found in group.items()}
 )
-"""All of them, in the order of the help."""
+"""All commands, in the order of the help."""
 EXIT_BY_SIGNAL: Final = 128
-"""What a shell adds to the number of a signal that ended a command."""
+"""Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Of a stdout that takes nothing more; what befalls a file is said by who writes it."""
+"""Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
 VIEWER: Final = "replay.view.document"
-"""What shows a recording as a page: its `page_of`, and its `PAGE_CSP`."""
+"""The module that shows a recording as a page: `page_of` and `PAGE_CSP`."""
 
 
 class NotTextError(click.ClickException):
-    """An argument is to be text, and its bytes are not UTF-8."""
+    """An argument is not UTF-8."""
 
     exit_code = 2
 
 
 class Text(click.types.StringParamType):
-    """Text. What the shell gives is bytes, and what of them is not UTF-8 no message could carry."""
+    """Text in UTF-8; other bytes of the shell could not be sent in a message."""
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Read an argument.
-
-        Raises:
-            NotTextError: it is not UTF-8.
-        """
+        """Parse an argument; raises `NotTextError` if it is not UTF-8."""
         text = super().convert(value, param, ctx)
         if any("\ud800" <= char <= "\udfff" for char in text):
             name = "the text" if param is None else param.get_error_hint(ctx)
@@ -133,10 +129,10 @@ TEXT: Final = Text()
 
 
 class Choice(click.Choice[str]):
-    """One of some words; of a wrong one the nearest is named."""
+    """One of several words; the error for a wrong word names the nearest."""
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
-        """Say what is wrong."""
+        """The error message."""
         from .config.values import nearest
 
         text = super().get_invalid_choice_message(value, ctx)
@@ -144,20 +140,20 @@ class Choice(click.Choice[str]):
 
 
 class UntoldError(click.ClickException):
-    """What was found could not be told."""
+    """The result could not be printed."""
 
     exit_code = 2
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is asked for, and not for the list of them."""
+    """A group that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Name the commands, in the order in which one meets them."""
+        """Command names, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a command; None where there is none of that name."""
+        """Import a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -166,12 +162,12 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the flags before the command, which may ask for the help."""
+        """Parse the flags before the command, such as `--help`."""
         with _broken_off():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command, and tell what broke it off."""
+        """Run a command, and report an interrupt or a lost stdout."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
         with _broken_off():
@@ -186,7 +182,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is meant; of one that is not there, name the nearest."""
+        """Find the command; the error for an unknown name suggests the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
@@ -206,7 +202,7 @@ class LazyGroup(click.Group):
 
 
 def _refine(command: click.Command) -> None:
-    """Hold a command, and those within it, to UTF-8 where text is taken, and to `Choice`."""
+    """Set `Text` and `Choice` as the types of the parameters of a command and its subcommands."""
     for param in command.params:
         if param.type is click.STRING:  # a path may be any bytes
             param.type = TEXT
@@ -219,12 +215,7 @@ def _refine(command: click.Command) -> None:
 
 @contextmanager
 def _broken_off() -> Iterator[None]:
-    """End with the exit code of what broke a command off: an interrupt, or a stdout that is gone.
-
-    Raises:
-        UntoldError: stdout takes nothing more, as on a full disk.
-        SystemExit: with the code.
-    """
+    """Exit with the code for an interrupt or a lost stdout; an unwritable one is `UntoldError`."""
     try:
         try:
             yield
@@ -240,23 +231,23 @@ def _broken_off() -> Iterator[None]:
         if lost is None:
             raise
         _give_up_stdout()
-        if lost.errno == errno.EPIPE:  # whoever reads it has seen enough
+        if lost.errno == errno.EPIPE:  # the reader of the pipe has closed it
             sys.exit(EXIT_BY_SIGNAL + signal.SIGPIPE)
         raise UntoldError(f"stdout: {lost.strerror}") from error
 
 
 def _lost_stdout(error: BaseException) -> OSError | None:
-    """Say why stdout takes nothing more; None where it does, and the error is another."""
+    """The error of a lost stdout; None if `error` is another."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-        return error.__context__  # as rich ends
-    while isinstance(error, BaseExceptionGroup):  # as a task that shows what came
+        return error.__context__  # raised by rich
+    while isinstance(error, BaseExceptionGroup):  # raised by a task that prints as data comes
         error = error.exceptions[0]
     is_lost = isinstance(error, OSError) and error.errno in LOST_ERRNOS and error.filename is None
     return error if isinstance(error, OSError) and is_lost else None
 
 
 def _give_up_stdout() -> None:
-    """See that what is still due does not fail once more, when Python ends."""
+    """Point stdout at /dev/null, so that Python's flush at exit does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -278,7 +269,7 @@ def main(ctx: click.Context) -> None:
 
 
 def load_viewer() -> Viewer:
-    """Load what a server shows recordings with; it is asked for with the first page."""
+    """Load the page of a recording; called for the first page."""
     from .api.views import Viewer
 
     module = import_module(VIEWER)

@@ -1,24 +1,15 @@
 """One client's connection: a reader task and a writer task around one `WebSocket`.
 
-The session's driver owns it: it awaits `run`, and calls `send` and `close`, which never block.
-
-- The reader hands each message to `on_frame` and awaits it: that is the backpressure.
-- The writer sends what is queued, in order, each frame once its `ready` has returned (the log has
-  written it). Frames that wait for the same `ready` go out in one call. A `close` goes out after
-  everything that was queued before it.
-- Neither task waits for the other.
-- A connection ends in one of three ways, and only the first that happens is told: our own close
-  was handed to the WebSocket (nothing is called), `on_gone` (the peer closed or was lost), or
-  `on_send_failed` (the peer reads too slowly; TCP is dropped). After it nothing is sent, and `run`
-  ends: a frame still in `on_frame` is given up then.
-- A send that finds the WebSocket closed leaves it to the reader to say so, after the messages that
-  came before the end (a client says `session.close` and leaves in one go); `on_send_failed` is told
-  where the reader cannot within `DRAIN_S`.
-- What is queued is bounded in bytes, a frame's sending in time, and a close with all before it too.
-  A peer that takes nothing at all is noticed sooner by the WebSocket (`WebSocketStalled`), which
-  sees how far it has come within a frame.
-
-It knows nothing of sessions, logs or wire formats, and reads no clock but for those bounds.
+- The session's driver owns it: it awaits `run`; `send` and `close` never block.
+- The reader awaits `on_frame` for each message: that is the back-pressure. The writer sends frames
+  in order, each once its `ready` returned (the log has written it), those with the same `ready` in
+  one call, and a `close` last. Neither task waits for the other.
+- A connection ends once: our close was handed to the WebSocket (no callback), `on_gone` (the peer
+  closed or was lost), or `on_send_failed` (the peer reads too slowly; TCP is dropped). Then nothing
+  more is sent, a frame in `on_frame` is given up, and `run` ends.
+- If a send finds the WebSocket closed, the reader first delivers the messages before the close,
+  within `DRAIN_S` (a client sends `session.close` and leaves); then `on_send_failed` is called.
+- The outbox is bounded in bytes; a frame, and a close with the frames before it, in time.
 """
 
 from __future__ import annotations
@@ -36,36 +27,38 @@ from protocol.utf8 import Frame, frame_bytes
 from .websocket import WebSocket, WebSocketClosed, WebSocketStalled
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
-"""A minute of speech in base64: who is that far behind does not listen any more. A single frame may
-be larger: an answer of chat, with all its speech."""
+"""A minute of speech in base64: a client that far behind no longer listens. A single frame may be
+larger: an answer of chat with all its speech."""
 QUEUED_BYTES_MIN: Final = 256
-"""What a queued frame is counted as at least, so that tiny ones cannot take memory uncounted."""
+"""The least that a queued frame counts, so that many tiny frames are bounded too."""
 SEND_STALL_S: Final = 10.0
-"""A peer that takes nothing for so long will not catch up; the default of an operator's setting."""
+"""A peer that takes nothing for so long will not catch up; default of an operator's setting."""
 SEND_BYTES_PER_S_MIN: Final = 16 * 1024
-"""A mobile network at its worst: a large frame may take longer by this rate, and is then of no use
-to a call, but still to a chat."""
+"""A bad mobile network: a large frame gets more time at this rate; chat can still use it."""
 SEND_TOGETHER_BYTES_MAX: Final = 256 * 1024
-"""A unit's answer goes out in one call; what is larger gains nothing, and is copied for it."""
+"""A unit's answer goes out in one call; a larger call gains nothing and costs a copy."""
 CLOSE_FLUSH_S: Final = 5.0
-"""For a close, beside one stall: the answer; what is queued before it counts by its bytes."""
+"""Time for the peer's answer to a close, plus one stall and the time for the queued bytes."""
 DRAIN_S: Final = 1.0
-"""For the messages that came before the end; a reader that is held longer is not waited for."""
+"""For the messages before the end; a reader that is held up longer is given up."""
 ABORT_S: Final = 1.0
-"""Dropping a connection waits for nobody; should it ever, the session must not."""
+"""Dropping a connection does not wait; if it ever does, the session must not."""
 
 Ready = Callable[[], Awaitable[None]]
 
 
 class Outlet(Protocol):
-    """The writing side of a connection; all of it returns at once."""
+    """The writing side of a connection; its methods return at once."""
 
     def send(self, frame: str, ready: Ready) -> None:
-        """Queue a frame, to be sent once `ready` returns."""
+        """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
         ...
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue the WebSocket close behind what was queued before."""
+        """Queue the WebSocket close after all queued frames; only the first one counts.
+
+        `code` as in RFC 6455, 7.4; `reason` has at most 123 bytes of UTF-8.
+        """
         ...
 
 
@@ -84,16 +77,13 @@ class _Close:
 
 
 class Connection:
-    """The two tasks of a connection, and the outbox between the driver and the peer.
+    """The two tasks of a connection, and the outbox; made in the event loop that runs it.
 
     Args:
         websocket: open; `run` closes it in every case.
-        on_frame: takes a message, None for one that was too big; awaited: it may hold the reader.
-        on_gone: told once that the peer closed or was lost.
-        on_send_failed: told once that a frame cannot be sent.
-        stall_s: for a frame to be taken, however small it is.
-
-    It is made in the event loop that runs it.
+        on_frame: takes a message, None for one that was too big; it may hold the reader.
+        on_gone, on_send_failed: called once.
+        stall_s: the time for a frame of any size to be taken.
     """
 
     def __init__(
@@ -119,12 +109,7 @@ class Connection:
         self._writing = anyio.CancelScope()
 
     def send(self, frame: str, ready: Ready) -> None:
-        """Queue a text frame; never blocks, and does nothing once the connection ended.
-
-        Args:
-            frame: the message.
-            ready: awaited before it is sent.
-        """
+        """Queue a text frame; `ready` is awaited before it is sent."""
         if self._ended or self._close_queued:
             return
         size_bytes = max(frame_bytes(frame), QUEUED_BYTES_MIN)
@@ -135,13 +120,7 @@ class Connection:
         self._put(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue a close after all that is queued; never blocks, and only the first one counts.
-
-        Args:
-            code: the close code (RFC 6455, 7.4).
-            reason: 123 bytes of UTF-8 at most.
-            ready: awaited before it is sent.
-        """
+        """Queue a close after all queued frames; only the first one counts."""
         if self._ended or self._close_queued:
             return
         self._close_queued = True
@@ -150,10 +129,9 @@ class Connection:
         self._put(_Close(code=code, reason=reason, ready=ready))
 
     async def run(self) -> None:
-        """Read and write until the WebSocket is closed; cancelled, it aborts the WebSocket.
+        """Read and write until the WebSocket is closed; cancelled, abort the WebSocket.
 
-        Raises:
-            ExceptionGroup: what `on_frame` or a `ready` raised; the WebSocket is aborted.
+        Errors of `on_frame` or a `ready` abort it too, and are raised as an `ExceptionGroup`.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -174,7 +152,7 @@ class Connection:
                 self._fail()
             except WebSocketClosed:
                 self._lose()
-        self._fail()  # Told only where the writer found the end and the reader could not reach it.
+        self._fail()  # No effect, unless the writer found the end and the reader did not.
 
     async def _write(self) -> None:
         lost = False
@@ -183,12 +161,12 @@ class Connection:
         if lost:
             self._reading.deadline = anyio.current_time() + DRAIN_S
             return
-        self._fail()  # Told only where the time for the close was up.
+        self._fail()  # Has an effect only if the time for the close was up.
         await self._websocket.abort()
         self._reading.cancel()
 
     async def _write_to_the_end(self) -> bool:
-        """Send what comes until the close is done (False) or a send finds it closed (True)."""
+        """Send until the close is done (False) or a send finds the WebSocket closed (True)."""
         with anyio.CancelScope() as sending:
             while True:
                 while not self._outbox:
@@ -210,7 +188,7 @@ class Connection:
         return False
 
     async def _send_step(self, ready: Ready, sending: anyio.CancelScope) -> None:
-        """Send the frames at the head of the outbox that wait for the same as the first."""
+        """Send the frames at the head of the outbox that share the first one's `ready`."""
         frames, size_bytes = list[str](), 0
         for item in self._outbox:
             if item.ready is not ready or isinstance(item, _Close):
@@ -232,14 +210,13 @@ class Connection:
         self._wakeup.set()
 
     def _lose(self) -> None:
-        """The peer is gone: there is nobody to send to."""
         if not self._ended:
             self._ended = True
             self._writing.cancel()
             self._on_gone()
 
     def _fail(self) -> None:
-        """A frame cannot be sent: drop the connection."""
+        """Drop the connection: a frame cannot be sent."""
         if not self._ended:
             self._ended = True
             self._writing.cancel()

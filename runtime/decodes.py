@@ -1,7 +1,6 @@
-"""The media of one session that is being decoded: what was asked for, until its event is posted.
+"""The media decodes of one session: `DecodeMedia` -> `MediaDecoded` | `MediaRejected`.
 
-Each `DecodeMedia` is answered by one `MediaDecoded` or `MediaRejected`, unless it is cancelled.
-Small pictures are proven at once, in the event loop.
+A cancelled one posts nothing. Small pictures are checked at once, in the event loop.
 """
 
 from __future__ import annotations
@@ -21,21 +20,16 @@ from .media.fair import Client
 from .media.values import Decoded, MediaError
 
 DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Frames of video handed to the decoder and not back yet: one append's worth; then the reader
-pauses."""
+"""Video frames in the decoder, one append's worth; above it the reader pauses."""
 
 DecodeMedia = Callable[[ef.DecodeMedia, Client], Awaitable[Decoded]]
-"""Decodes media of a client, or raises `MediaError`."""
+"""Decodes a client's media, or raises `MediaError`."""
 
 
 class Decodes:
-    """Has the media of one session decoded.
+    """Has the media of one session decoded off the event loop by `decode`.
 
-    Args:
-        decode: `MediaDecoder.decode`, off the event loop.
-        client: the session, to the decoder.
-        inbox: the session's.
-        on_done: told when some media holds nothing any more.
+    `client` is the session, as the decoder knows it; `on_done` is called when a decode has ended.
     """
 
     def __init__(
@@ -55,16 +49,11 @@ class Decodes:
 
     @property
     def is_behind(self) -> bool:
-        """So much is being decoded that the reader must pause."""
+        """Whether the reader must pause until decodes end."""
         return self._bytes > DECODE_BYTES_MAX
 
     def start(self, effect: ef.DecodeMedia, tasks: TaskGroup) -> None:
-        """Have media decoded; never blocks.
-
-        Args:
-            effect: what is to be decoded.
-            tasks: where it is waited for.
-        """
+        """Decode media in a task; never blocks."""
         try:
             made = decode_at_once(effect)
         except MediaError as error:
@@ -74,19 +63,19 @@ class Decodes:
             self._take(effect, made)
             return
         scope = self._scopes[effect.media] = anyio.CancelScope()
-        # A turn's media holds no reader up: amid a turn there is nothing more to come but a close.
+        # A turn's media does not pause the reader: during a turn only a close can follow.
         held_bytes = len(effect.data) if self._client.is_live else 0
         self._bytes += held_bytes
         tasks.start_soon(self._run, effect, scope, held_bytes)
 
     def cancel(self, media: int) -> None:
-        """Decode it no more, unless that has begun; nothing is posted of it."""
+        """Cancel a decode unless it is done; nothing is posted for it."""
         scope = self._scopes.pop(media, None)
-        if scope is not None:  # else it is decoded, and what came of it waits in the inbox
+        if scope is not None:  # else it is decoded, and its event waits in the inbox
             scope.cancel()
 
     def cancel_all(self) -> None:
-        """Decode nothing more: the session is over, and others wait for their turn."""
+        """Cancel all decodes: the session is over, and other sessions wait for the decoder."""
         for scope in self._scopes.values():
             scope.cancel()
 

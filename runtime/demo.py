@@ -1,13 +1,9 @@
-"""`antiphon demo`: the whole of Antiphon in a minute, and a proof that a recording replays.
+"""`antiphon demo`: serve, talk, record and replay in a minute, by the command line only.
 
-It serves a model on a free port, says a file to it in real time, stops the server with SIGTERM,
-and hands the log to `antiphon verify`, `replay` and `replay --full`. Each of these is a process of
-its own, with another PYTHONHASHSEED than the server's: nothing but the log is common to them.
-
-The server is always stopped, be it after an error or a signal. All that it leaves is in one
-folder: the log, the reply, and what the server wrote on its standard error.
-
-It runs what users run, through the command line, and looks into nothing.
+It serves a model on a free port, plays a file to it in real time, stops the server with SIGTERM,
+and runs `verify`, `replay` and `replay --full` on the log: processes of their own, with another
+PYTHONHASHSEED. The server is stopped after an error or a signal too. One folder holds the log, the
+reply and the server's standard error.
 """
 
 from __future__ import annotations
@@ -40,28 +36,19 @@ from .talk.view import JsonView, LineView, View, summarize
 SPEECH: Final = Path("fixtures") / "speech"
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SILENCE_S: Final = 8
-"""With the seconds that end the file and the close, within ten seconds of the file's own end."""
+"""With the seconds that end the file and the close, within ten seconds of the file's end."""
 CHECK_WAIT_S: Final = 600.0
-"""A full replay computes all units again: minutes, where that is slow."""
+"""A full replay computes all units again: minutes on a slow machine."""
 CHECKS: Final = (("verify",), ("replay",), ("replay", "--full"))
 
 
 class DemoError(click.ClickException):
-    """The demo failed; the text says where, in one line."""
+    """The demo failed; the message says where, in one line."""
 
 
 @attrs.frozen(kw_only=True)
 class Demo:
-    """What is shown.
-
-    Attributes:
-        model: what is served.
-        folder: takes the log, the reply and the server's standard error.
-        plan: what is said.
-        speech: the file that is said.
-        told: what is said and shown, for people.
-        as_json: for programs.
-    """
+    """What the demo plays: `told` names the files for people."""
 
     model: str
     folder: Path
@@ -71,7 +58,7 @@ class Demo:
     as_json: bool
 
     def tell(self, text: str, **fields: object) -> None:
-        """Write a line for people, or an object for programs."""
+        """Print a line for people, or an object for programs."""
         if self.as_json:
             echo_json(fields)
         else:
@@ -80,7 +67,7 @@ class Demo:
 
 @attrs.frozen(kw_only=True)
 class Check:
-    """What became of one command on the log."""
+    """The outcome of one command on the log."""
 
     command: str
     exit_code: int
@@ -150,7 +137,7 @@ def demo_command(
 def _plan(
     model: str, folder: Path, speech: Path | None, frame: Path | None, *, fast: bool, as_json: bool
 ) -> Demo:
-    """Find and read what is said and shown; a speech of the user's own needs no picture."""
+    """Find and read the files; a speech of the user's own needs no picture."""
     fixtures = SOURCE_TREE / SPEECH
     if speech is None:
         speech, frame = fixtures / "demo.wav", frame or fixtures / "frame.jpg"
@@ -168,14 +155,14 @@ def _plan(
 
 
 async def _run_unless_interrupted(demo: Demo) -> signal.Signals | None:
-    """Run the demo; return the signal that came before its end, or None."""
+    """Run the demo; return the signal that ended it early, or None."""
     came: list[signal.Signals] = []
     failure: click.ClickException | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_signals, came, tasks.cancel_scope)
         try:
             await _run(demo)
-        except click.ClickException as error:  # raised below as it is, and not as a group of one
+        except click.ClickException as error:  # raised below as it is, not in a group
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -211,7 +198,7 @@ def _logs(folder: Path) -> set[Path]:
 
 @asynccontextmanager
 async def _server(demo: Demo) -> AsyncIterator[str]:
-    """Serve the model, and say so; yields the server's address."""
+    """Serve the model, and yield its address."""
     began_s = anyio.current_time()
     async with served(demo.model, demo.folder) as url:
         took_s = anyio.current_time() - began_s
@@ -247,7 +234,7 @@ async def _converse(demo: Demo, url: str) -> Tally:
 
 
 async def _check(demo: Demo, log: Path) -> list[Check]:
-    """Run each command on the log, in a fresh process whose hashes differ from the server's."""
+    """Run each command on the log, in a new process with another hash seed."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     checks = []
     for words in CHECKS:

@@ -1,8 +1,7 @@
-"""How many files the process may have open, and how many connections that is enough for.
+"""The process's limit of open files, and the connections that it allows.
 
-A connection takes a descriptor, and so does the log of its session. A log may outlive its session
-while it waits to be synced. So connections are taken only while there is room for all of these: a
-log that cannot be opened would be a recording that is lost.
+A connection takes a descriptor, and its session's log another, maybe for longer. Connections are
+taken only while there is room for both: a log that cannot be opened is a lost recording.
 """
 
 from __future__ import annotations
@@ -16,33 +15,23 @@ import attrs
 from .settings import Settings
 
 OTHER_FILES: Final = 512
-"""Model files, what Python holds open, connections that are being refused, and logs that end."""
+"""Model files, Python's own files, connections being refused, and logs that end."""
 LOGS_ENDING_MAX: Final = 256
-"""Logs whose session is over and that wait to be synced: half of the reserve."""
+"""Logs of ended sessions that wait to be synced: half of the reserve."""
 
 _logger = logging.getLogger("antiphon.server")
 
 
 @attrs.frozen(kw_only=True)
 class Allowance:
-    """What the open files are enough for.
-
-    Attributes:
-        connections_max: connections at once.
-        logs_ending_max: logs of sessions that are over; with more no connection is taken.
-    """
+    """The limits of connections, and of logs of ended sessions, that the open files allow."""
 
     connections_max: int
     logs_ending_max: int
 
 
 def allow(wanted: int, *, files: int | None) -> Allowance:
-    """Say how many connections there may be.
-
-    Args:
-        wanted: by the operator.
-        files: that the process may have open; None: without a limit.
-    """
+    """The connections that `files` open files allow, at most `wanted`; None means no limit."""
     if files is None or files >= 2 * wanted + OTHER_FILES:
         return Allowance(connections_max=wanted, logs_ending_max=LOGS_ENDING_MAX)
     reserve = min(OTHER_FILES, files // 2)
@@ -53,11 +42,7 @@ def allow(wanted: int, *, files: int | None) -> Allowance:
 
 
 def allow_open_files(settings: Settings) -> tuple[Settings, int]:
-    """Raise the process's limit of open files as far as it may be, and keep within it.
-
-    Returns:
-        The settings with as many connections as that is enough for, and `logs_ending_max`.
-    """
+    """Raise the limit of open files; return the settings that fit, and `logs_ending_max`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.connections_max
     needed = 2 * wanted + OTHER_FILES

@@ -1,13 +1,11 @@
 """The shell around one session: inbox -> log -> step -> log -> perform.
 
-One task takes events off one inbox, appends each to the log, steps the machine, appends the
-effects and only then performs them. Reader, writer, model calls, timers and the queue only post
-events; they never touch the session. Log order is the order: how tasks ran needs no recording.
-
+- One task takes events off one inbox, appends each to the log, steps the machine, appends the
+  effects and only then performs them. All other tasks only post events, in the log's order.
 - Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
   decoder is too far behind, and a bounded time for the recorder.
-- The driver never awaits the network, a model call or the log: only its inbox.
-- Only `Send` and `Close` wait for the log's write(2), and they wait in the writer task.
+- The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
+  `Close` wait for the log's write(2), in the writer task.
 """
 
 from __future__ import annotations
@@ -42,30 +40,24 @@ from .media.fair import Client
 from .telemetry.watching import SessionStatus, Watcher
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
-"""An append of the largest size, or a turn's frame that is larger: then the reader pauses until the
-session has taken it."""
+"""The largest append, or a turn's frame that is larger; above it the reader pauses."""
 
 
 class Driver:
-    """Runs one session.
+    """Runs one session; `session` is its machine, None before its first event.
 
     Args:
         opened: the session's first event, at 0 ns.
         open_log: opens its log; None where it is not recorded.
-        admission: the queue for slots.
         make_calls: makes the session's `Calls` around its inbox.
         decode_media: `MediaDecoder.decode`, off the event loop.
         clock_ns: monotonic nanoseconds.
-        lane: of the server's large messages.
-        admit: whether there is room for a connection without a slot.
-        has_room: whether there is room for so many bytes more that come before their time.
-        owner: the name of the key that it came with; empty where there are no keys.
-        refusal: why it gets no slot, whatever is free; None: it may have one.
-        watcher: sees what the session is told and what it does; None where nobody looks.
-
-    Attributes:
-        recording_id, owner: the session's name, and that of its key.
-        session: the machine; None before its first event.
+        lane: for the server's large messages.
+        admit: refuses a connection without a slot, with its code, where there is no room.
+        has_room: whether there is room for so many more early bytes.
+        owner: the name of the session's key; empty where the server has no keys.
+        refusal: the code with which it is refused a slot; None: it may have one.
+        watcher: sees events and effects; None for none.
     """
 
     def __init__(
@@ -112,16 +104,12 @@ class Driver:
 
     @property
     def is_chat(self) -> bool:
-        """It is a chat that goes on: connected, with a slot for its turns alone."""
+        """Whether it is a chat that goes on: connected, with a slot for its turns only."""
         over = self.session is not None and self.session.state is State.CLOSED
         return not over and self._opened.mode == "chat"
 
     def status(self, kv_tokens: Callable[[str], int]) -> SessionStatus:
-        """Say how the session stands.
-
-        Args:
-            kv_tokens: says what it holds in the model's cache, by its recording's id.
-        """
+        """The session's status; `kv_tokens` gives tokens in the model's cache, by recording id."""
         session = self.session
         counts = {} if session is None else session.counts
         return SessionStatus(
@@ -139,14 +127,14 @@ class Driver:
         )
 
     async def mark(self, fields: Fields) -> tuple[int, int]:
-        """Write a mark into the log; the session takes no notice of it.
+        """Write a mark into the log; the session does not see it.
 
         Returns:
-            Its `seq`, once write(2) took it, and its time on the session's clock, in nanoseconds:
-            it stands before what has come and is not stepped yet.
+            Its `seq`, once write(2) took it, and its time on the session's clock in nanoseconds:
+            before the events in the inbox.
 
         Raises:
-            MarkRefused: the session is not under way, or the log does not take it.
+            MarkRefused: the session is not running, or the log does not take it.
         """
         if self.session is None or self.session.state is State.CLOSED:
             raise MarkRefused("over")
@@ -154,16 +142,16 @@ class Driver:
         return await self._journal.append_mark(at_ns, fields), at_ns
 
     def post(self, event: ev.Event) -> None:
-        """Put an event of this moment into the inbox; from the event loop, and it never blocks."""
+        """As `Inbox`; from the event loop only."""
         self._inbox.append(event)
         self._arrival.set()
 
     def now_ns(self) -> int:
-        """Read the session's clock: nanoseconds since it was opened."""
+        """As `Inbox`."""
         return self._clock_ns() - self._began_ns
 
     async def frame_received(self, frame: Frame) -> None:
-        """Post a client's frame; waits while the server is too far behind to take more."""
+        """Post a client's frame; waits while the server is too far behind."""
         await self._lane.enter(len(frame or b""))
         if self._journal.is_flooded_by(frame):
             self.post(ev.Flooded(at_ns=self.now_ns()))
@@ -179,7 +167,7 @@ class Driver:
         self._relief.set()
 
     def _recording_failed(self) -> None:
-        """Note that the log failed; outside of any task, where no clock can be read."""
+        """Note that the log failed; called outside of any task, where no clock can be read."""
         self._recording_lost = True
         self._arrival.set()
 
@@ -194,7 +182,7 @@ class Driver:
         event = self._inbox.popleft()
         if isinstance(event, ev.FrameReceived):
             if self._inbox:
-                await anyio.lowlevel.checkpoint()  # one client's flood leaves room for others
+                await anyio.lowlevel.checkpoint()  # one client's flood must not starve the others
             frame_bytes = len(event.frame or b"")
             self._inbox_bytes -= frame_bytes
             is_early = self.session is not None and self.session.early_bytes == 0
@@ -202,7 +190,7 @@ class Driver:
                 event = attrs.evolve(event, has_room=False)
             if self.session is not None:
                 event = self.session.shortened(event)
-            self._relief.set()  # Nobody is woken by it before the frame's step is over.
+            self._relief.set()  # The reader wakes only after the frame's step.
         return event
 
     # -- the loop -------------------------------------------------------------------------------
@@ -210,10 +198,7 @@ class Driver:
     async def run(self, outlet: Outlet) -> None:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
 
-        Args:
-            outlet: where frames go.
-
-        However it ends, by cancellation or by a bug of ours, the slot is given back (B5).
+        After a cancellation or a bug of ours too, the slot is given back (B5).
         """
         self._outlet = outlet
         try:
@@ -239,7 +224,7 @@ class Driver:
         await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
 
     def _give_up_slot(self) -> None:
-        """After a cancellation or a bug of ours: no task drives the session to its end any more."""
+        """Give the slot back after a cancellation or a bug of ours."""
         if self._ticket is not None:
             self._admission.leave(self._ticket)
         self._calls.give_up()
@@ -330,14 +315,14 @@ class Driver:
 
     def _cancel_timer(self, effect: ef.CancelTimer) -> None:
         scope = self._timers.pop(effect.name, None)
-        if scope is not None:  # else it has fired, and the machine ignores that by its generation
+        if scope is not None:  # else it has fired, and the machine ignores it by its generation
             scope.cancel()
 
     async def _run_timer(self, effect: ef.SetTimer, scope: anyio.CancelScope) -> None:
         with scope:
             await anyio.sleep(max(0, effect.at_ns - self.now_ns()) / 1e9)
             if self._timers.get(effect.name) is not scope:
-                return  # it was cancelled in the moment in which it fired
+                return  # it was cancelled just as it fired
             del self._timers[effect.name]
             now_ns, generation = self.now_ns(), effect.generation
             self.post(ev.TimerFired(at_ns=now_ns, name=effect.name, generation=generation))

@@ -1,18 +1,11 @@
-"""How long somebody in the queue will wait, from how long slots were held before.
+"""Estimates of the wait in the queue, from how long slots were held before; whole nanoseconds.
 
 The queue is played through: each slot in use comes free, the next in line takes it for an average
-session of its mode, and so on. The averages run per mode, for a turn of chat takes seconds and a
-duplex session minutes.
-
-What is left of a slot in use is judged by the sessions of its mode that took longer than it has
-taken so far: what is left of theirs. Of several slots the one that comes free first does so sooner
-than each of them on average; so the slots are put in order, and the k-th of n is given not the mean
-of what may be left but its k/(n + 1) quantile, where the k-th of n drawn at random lies.
-
-No session is expected to last longer than its limit, which counts from its connection, the wait in
-the queue included: so nobody is told to wait longer than the limits of those before allow.
-
-It holds no clock, tickets or slots. Times are whole nanoseconds.
+session of its mode, and so on. Averages are kept per mode: a turn of chat takes seconds, a duplex
+session minutes. The rest of a slot in use is drawn from past sessions of its mode that took longer.
+The first of several slots comes free sooner than the mean: slots are sorted, and the k-th of n gets
+the k/(n + 1) quantile, where the k-th of n random draws lies. No session is expected to outlast its
+limit, which counts from its connection, the queue included.
 """
 
 from __future__ import annotations
@@ -28,14 +21,13 @@ from protocol.limits import NS_PER_S
 from protocol.messages import Mode
 
 SESSION_S_ASSUMED: Final = 90
-"""How long a session takes until one has ended: the context lasts about that long (000)."""
+"""Assumed until a session has ended: the context lasts about that long (000)."""
 TURN_S_ASSUMED: Final = 10
-"""How long a turn of chat takes until one has ended: a few hundred tokens, and their prefill."""
+"""Assumed until a turn of chat has ended: a few hundred tokens and their prefill."""
 SESSIONS_AVERAGED: Final = 32
-"""Sessions of a mode that are looked back on: enough to be steady, few enough to follow the day."""
+"""Past sessions kept for each mode: enough to be steady, few enough to follow the day."""
 OVERDUE_SHARE: Final = 0.5
-"""Where nobody that is remembered took as long, all that is known is that the mode is unlike its
-average; half of it is told rather than a moment that would be told again and again."""
+"""Share of the average that is left to a session longer than all that are kept."""
 
 _ASSUMED_NS: Final[Mapping[Mode, int]] = MappingProxyType(
     {
@@ -48,11 +40,7 @@ _ASSUMED_NS: Final[Mapping[Mode, int]] = MappingProxyType(
 
 
 class Durations:
-    """How long slots were held of late, by mode.
-
-    Args:
-        limit_s: how many seconds a session of a mode may last in all; 0: there is no limit.
-    """
+    """How long slots were held recently, by mode; `limit_s` 0 means no limit."""
 
     def __init__(self, limit_s: Callable[[Mode], int] = lambda _: 0) -> None:
         self._limit_s = limit_s
@@ -60,45 +48,31 @@ class Durations:
         self._sorted_ns: dict[Mode, list[int]] = {}
 
     def add(self, mode: Mode, held_ns: int) -> None:
-        """Take note of a slot that came back."""
+        """Add the time of a slot that came back."""
         recent_ns = self._recent_ns.setdefault(mode, deque(maxlen=SESSIONS_AVERAGED))
         recent_ns.append(held_ns)
         self._sorted_ns[mode] = sorted(recent_ns)
 
     def average_ns(self, mode: Mode) -> int:
-        """The running average of a mode; what is assumed where nobody has ended yet."""
+        """The running average of a mode; an assumed value before the first end."""
         recent_ns = self._recent_ns.get(mode)
         average_ns = sum(recent_ns) // len(recent_ns) if recent_ns else _ASSUMED_NS[mode]
         return self.within_limit_ns(mode, average_ns)
 
     def within_limit_ns(self, mode: Mode, left_ns: int, lasted_ns: int = 0) -> int:
-        """Bound what is left of a session by its limit.
-
-        Args:
-            mode: of the session.
-            left_ns: what would be left without a limit.
-            lasted_ns: how long it has lasted, in the queue and out of it.
-        """
+        """Bound the rest of a session by its limit; it has `lasted_ns`, the queue included."""
         limit_ns = self._limit_s(mode) * NS_PER_S
         return min(left_ns, max(limit_ns - lasted_ns, 0)) if limit_ns else left_ns
 
     def left_ns(self, mode: Mode, held_ns: int) -> list[int]:
-        """What was left of sessions that took longer.
-
-        Args:
-            mode: of the session.
-            held_ns: how long it has held its slot.
-
-        Returns:
-            Of each that took longer, how much, in rising order; never empty.
-        """
+        """The rests of past sessions that took longer than `held_ns`: rising, never empty."""
         took_ns = self._sorted_ns.get(mode) or [_ASSUMED_NS[mode]]
         left_ns = [longer_ns - held_ns for longer_ns in took_ns[bisect_right(took_ns, held_ns) :]]
         left_ns = left_ns or [round(self.average_ns(mode) * OVERDUE_SHARE)]
         return [self.within_limit_ns(mode, each_ns, held_ns) for each_ns in left_ns]
 
     def mean_left_ns(self, mode: Mode, held_ns: int) -> int:
-        """Estimate how much longer a session holds its slot; arguments as above."""
+        """Estimate how much longer a session holds its slot, held for `held_ns` so far."""
         left_ns = self.left_ns(mode, held_ns)
         return sum(left_ns) // len(left_ns)
 
@@ -108,22 +82,18 @@ def waits_ns(
     held: Iterable[tuple[Mode, int]],
     waiting: Sequence[tuple[Mode, int]],
 ) -> list[int]:
-    """Estimate everybody's wait.
+    """Estimate every session's wait: nanoseconds by position, never falling.
 
     Args:
-        durations: what is known of sessions.
-        held: of each slot in use its session's mode, and how long it has been held, in ns.
-        waiting: of each in the queue its mode, and how long it has waited, in ns; front first.
-
-    Returns:
-        Nanoseconds by position, never falling from one position to the next.
+        held: each slot in use: its session's mode, and nanoseconds held.
+        waiting: each queued session: its mode, and nanoseconds waited; front first.
     """
     if not waiting:
         return []
     left = [durations.left_ns(mode, held_ns) for mode, held_ns in held]
     left.sort(key=lambda left_ns: sum(left_ns) / len(left_ns))
     free_in_ns = [_quantile(left_ns, k / (len(left) + 1)) for k, left_ns in enumerate(left, 1)]
-    if not free_in_ns:  # no slot is in use, and none free: one will come, nobody knows when
+    if not free_in_ns:  # no slot is in use or free: one will come, at an unknown time
         free_in_ns = [durations.average_ns(waiting[0][0])]
     heapq.heapify(free_in_ns)
     waits = []
@@ -137,7 +107,7 @@ def waits_ns(
 
 
 def _quantile(rising: Sequence[int], share: float) -> int:
-    """The value below which that share lies, between neighbours in proportion."""
+    """The quantile at `share`, interpolated between neighbours."""
     place = min(max(share * len(rising) - 0.5, 0), len(rising) - 1)
     low = int(place)
     high = min(low + 1, len(rising) - 1)

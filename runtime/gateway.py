@@ -1,9 +1,8 @@
-"""What comes in over a server's port, and where it goes: the gate, then a session or the API.
+"""Where a server's connections go: through the gate, then to a session or the API.
 
-A WebSocket is let in by the gate, routed by its address, held to the modes and the quota of its
-key, and becomes a session. What else comes over HTTP is answered by one application behind the same
-gate. Both are there before the model is: until then sessions are turned away with
-`service_unavailable`.
+A WebSocket passes the gate, is routed by its address, checked against its key's modes and quota,
+and becomes a session. Other HTTP goes to one application behind the same gate. Both start before
+the model: until it is loaded, sessions are refused with `service_unavailable`.
 """
 
 from __future__ import annotations
@@ -41,23 +40,21 @@ from .websocket import WebSocket
 
 
 class Gateway:
-    """What stands between a port and its server.
+    """Routes the requests of a port.
 
     Args:
-        settings: the operator's; the keys that they name are read.
-        counters: the listener's.
+        settings: the keys that they name are read here.
         recorder: writes the logs; None where nothing is recorded.
-        load_viewer: loads what shows a recording as a page; None where there is none.
-        voices: the library; None where there is none.
+        load_viewer: loads the page of a recording; None for no such page.
 
     Attributes:
         server: None while the model loads.
-        sight: all that watches the server.
+        sight: the server's telemetry.
 
     Raises:
-        KeyFileError: there are no keys to be had where the settings say.
-        TracesMissingError: spans are asked for, and what makes them is not installed.
-        ValueError: an origin is none.
+        KeyFileError: the keys cannot be read.
+        TracesMissingError: traces are set, and their package is not installed.
+        ValueError: an origin is invalid.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class Gateway:
         self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
 
     def app(self) -> ASGIApp:
-        """Make the application for what is no WebSocket."""
+        """Make the application for requests other than WebSockets."""
         api = Api(lambda: self.server, self.status, self.sight.metrics)
         recordings = Recordings(self._settings.record_to, self._load_viewer)
         marks = Marks(lambda: self.server, recordings)
@@ -102,26 +99,26 @@ class Gateway:
         )
 
     async def watch_keys(self) -> None:
-        """Follow the file of keys; runs until cancelled."""
+        """Follow the key file; runs until cancelled."""
         await self._gate.watch()
 
     async def keep_recordings(self) -> None:
-        """Remove what need not be kept; runs until cancelled."""
+        """Remove recordings past their bounds; runs until cancelled."""
         if self._retainer is not None:
             await self._retainer.run()
 
     # -- how the server stands ------------------------------------------------------------------
 
     def readiness(self) -> str:
-        """Say what `/ready` says."""
+        """The answer of `/ready`."""
         return "loading" if self.server is None else self.server.readiness
 
     def speech(self) -> str | None:
-        """Say what `/health` says of the model's speech."""
+        """The model's speech, as `/health` reports it."""
         return None if self.server is None else self.server.speech
 
     def status(self) -> ServerStatus:
-        """Say how the server stands."""
+        """The server's status."""
         server, recorder = self.server, self._recorder
         return ServerStatus(
             readiness=self.readiness(),
@@ -205,7 +202,7 @@ class Gateway:
 
 
 async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:
-    """Say that nobody is served, without a session: there may be very many who ask."""
+    """Refuse without a session: very many clients may ask."""
     code = ErrorCode.SERVICE_UNAVAILABLE
     for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
         await websocket.send(frame)

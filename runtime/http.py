@@ -1,12 +1,9 @@
-"""The HTTP side of the port: a small Starlette application, and Hypercorn under it.
+"""The HTTP side of the port: a small Starlette application, with Hypercorn under it.
 
 `GET /health` says that the process is alive and whether its model speaks, `GET /ready` whether it
-wants new sessions; what else the server shows is added as routes by whoever makes the application.
-Every error is JSON, `{"error": <code>, "message": <text>}`, and no path answers anything else by
-accident.
-
-`HttpServer` serves an application on one connection. HTTP/1 only: `Upgrade: h2c` is ignored,
-HTTP/2 and WebSockets are refused: the listener takes those. It sends no ASGI lifespan events.
+takes new sessions; further routes are passed in. An error is JSON: `{"error", "message"}`.
+`HttpServer` serves an application on one connection, in HTTP/1 only: `Upgrade: h2c` is ignored,
+HTTP/2 and WebSockets are refused (the listener takes WebSockets). It sends no ASGI lifespan events.
 """
 
 from __future__ import annotations
@@ -36,25 +33,19 @@ from starlette.types import ASGIApp
 from .transport.bodies import bounded
 
 HEAD_BYTES_MAX: Final = 16 * 1024
-"""A request's head: cookies and tokens of a browser fit twice."""
+"""The head of a request; twice a browser's cookies and tokens."""
 HTTP_IDLE_S: Final = 10.0
-"""A kept connection waits this long for its next request, head included."""
+"""The wait of a kept connection for its next request, head included."""
 HEADERS_MAX: Final = 100
-"""Browsers send twenty; each costs work further on."""
+"""Browsers send twenty; each costs time in later stages."""
 HTTP_VERSIONS: Final = (b"1.0", b"1.1")
 
 WEBSOCKET_PATHS: Final = ("/v1/realtime",)
-"""Where a plain GET is told that a WebSocket is wanted, rather than that there is nothing."""
+"""A plain GET here is answered with 426, not 404."""
 
 
 def error_body(code: str, message: str, **more: object) -> bytes:
-    """Write the JSON body of an HTTP error.
-
-    Args:
-        code: names the error, for programs.
-        message: says what is wrong, for people: lower case, without internal text.
-        more: what else a program may want to know.
-    """
+    """The JSON body of an HTTP error: a name for programs, text without internals for people."""
     return orjson.dumps({"error": code, "message": message, **more})
 
 
@@ -65,18 +56,14 @@ def make_app(
     speech: Callable[[], str | None] = lambda: None,
     handlers: Mapping[type[Exception], Callable[..., Any]] = MappingProxyType({}),
 ) -> Starlette:
-    """Make the application.
+    """Make the ASGI application for `listener.serve`; `readiness` and `speech` must not block.
 
     Args:
-        readiness: asked for each `/ready`: `ready`, or why not (`loading`, `full`, `draining`),
-            which is a 503, so that a load balancer looks elsewhere. It must not block.
-        routes: what else is served, looked at after the ones made here.
-        speech: asked for each `/health`: `on`, or `off` where the model gives text alone; None
-            while that is not known. It must not block.
-        handlers: what answers exceptions that routes raise on purpose.
-
-    Returns:
-        The ASGI application, for `listener.serve`.
+        readiness: for each `/ready`: `ready`, or the reason of a 503 (`loading`, `full`,
+            `draining`) that sends load balancers elsewhere.
+        routes: further routes; those made here come first.
+        speech: for each `/health`: `on`, or `off` for text only; None while unknown.
+        handlers: answer the exceptions that routes raise on purpose.
     """
 
     async def health(_request: Request) -> Response:
@@ -103,7 +90,7 @@ def make_app(
             **handlers,
         },
     )
-    app.router.redirect_slashes = False  # It would name our scheme, which a proxy may have changed.
+    app.router.redirect_slashes = False  # A redirect names our scheme; a proxy may have changed it.
     return app
 
 
@@ -111,7 +98,7 @@ _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def json_response(value: object, status: int = HTTPStatus.OK) -> Response:
-    """Answer with a value as JSON."""
+    """Answer with JSON."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
@@ -137,7 +124,7 @@ async def _http_error(_request: Request, error: Exception) -> Response:
 
 
 async def _request_timeout(_request: Request, _error: Exception) -> Response:
-    """Answer a body that did not come in time; where its client has left, nobody reads this."""
+    """Answer a body that did not come in time; a client that left does not read it."""
     body = error_body("request_timeout", "the request's body did not come in time")
     return Response(body, HTTPStatus.REQUEST_TIMEOUT, media_type="application/json")
 
@@ -151,14 +138,14 @@ async def _internal_error(_request: Request, _error: Exception) -> Response:
 
 
 def header_tokens(request: h11.Request, name: bytes, *, lower: bool = False) -> tuple[str, ...]:
-    """Read a header's comma-separated values, over all the times that it came."""
+    """A header's comma-separated values, over all of its lines."""
     values = [value.decode("latin-1") for key, value in request.headers if key == name]
     tokens = (token.strip() for value in values for token in value.split(","))
     return tuple(token.lower() if lower else token for token in tokens if token)
 
 
 def wants_websocket(request: h11.Request) -> bool:
-    """Tell a request for a WebSocket from any other (RFC 6455, 4.2.1)."""
+    """Whether a request asks for a WebSocket (RFC 6455, 4.2.1)."""
     return (
         request.method == b"GET"
         and "upgrade" in header_tokens(request, b"connection", lower=True)
@@ -167,12 +154,10 @@ def wants_websocket(request: h11.Request) -> bool:
 
 
 class HttpServer(TCPServer):
-    """Hypercorn's server of one connection, which is internal to it: it is pinned below 0.19.
+    """Hypercorn's server of one connection, pinned below 0.19: the class is internal to it.
 
-    Args:
-        app: the ASGI application.
-        stream: the connection, with a `socket` and `is_tls`; closed at the end. Its sends raise
-            when it is closed, for Hypercorn shields them from cancellation.
+    `stream` has a `socket` and `is_tls`, and is closed at the end. Its sends raise when it is
+    closed, because Hypercorn shields them from cancellation.
     """
 
     def __init__(self, app: ASGIApp, stream: object) -> None:
@@ -185,10 +170,9 @@ class HttpServer(TCPServer):
         )
 
     async def run(self) -> None:
-        """Serve the connection's requests, one after the other, until it is closed or idle.
+        """Serve requests until the connection is closed or idle.
 
-        Raises:
-            OSError: the peer left, or asked for what is not spoken here.
+        `OSError`: the peer left, or its request is not supported.
         """
         stream = cast(Any, self.stream)
         local, peer = stream.socket.getsockname()[:2], stream.socket.getpeername()[:2]
@@ -209,14 +193,14 @@ class HttpServer(TCPServer):
                 self.protocol = cast(Any, http)
                 await self.idle_task.restart(tasks, self._idle_timeout)
                 await self._read_data()
-                # Nothing more will come: do not wait for it until `HTTP_IDLE_S` is over.
+                # Nothing more will come: do not wait for `HTTP_IDLE_S`.
                 await self.context.terminated.set()
         finally:
             await self._close()
 
 
 class _Http1(H11Protocol):
-    """Hypercorn's HTTP/1 without its ways out to HTTP/2 and to WebSockets of its own."""
+    """Hypercorn's HTTP/1 without its upgrades to HTTP/2 and WebSockets."""
 
     async def _check_protocol(self, event: h11.Request) -> None:
         if len(event.headers) > HEADERS_MAX:
@@ -230,7 +214,7 @@ class _Http1(H11Protocol):
             raise ConnectionAbortedError("a client asked for a WebSocket on a used connection")
         names = {name for name, _ in event.headers}
         if {b"content-length", b"transfer-encoding"} <= names:
-            # A proxy may see another end of this request than we do (RFC 9112, 6.3).
+            # A proxy may see another end of this request (RFC 9112, 6.3).
             await self._send_error_response(400)
             raise ConnectionAbortedError("a client told two lengths of a request")
 

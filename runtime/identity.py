@@ -1,7 +1,4 @@
-"""Names, seeds and wall time: what a server draws for a session, and nothing else does.
-
-The session machine gets them in its first event; tests draw them from a counter.
-"""
+"""Names, seeds and wall time that a server draws for a session's first event."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """What one session is given.
+    """One session's name, time and seed.
 
     Attributes:
-        recording_id: sorts by time, names the log; letters, digits, `-` and `_` only.
+        recording_id: sorts by time and names the log; letters, digits, `-` and `_` only.
         created_ms: wall clock, Unix milliseconds, unique on this server.
         seed: 63 bits that key every random choice of the session.
     """
@@ -32,11 +29,11 @@ class Identities(Protocol):
     """Draws identities."""
 
     def draw(self) -> Identity:
-        """Give the next session its identity; no two are equal."""
+        """Draw the next session's identity; no two are equal."""
         ...
 
     def ticket_id(self) -> str:
-        """Give a place in the queue its name, `ticket_` and 12 hex digits."""
+        """Draw a ticket's id, `ticket_` and 12 hex digits."""
         ...
 
 
@@ -47,7 +44,7 @@ class SystemIdentities:
     last_ms: int = 0
 
     def draw(self) -> Identity:
-        """Give the next session its identity; sessions of one millisecond are told apart."""
+        """As `Identities`; two sessions never share a millisecond."""
         self.last_ms = max(time.time_ns() // 1_000_000, self.last_ms + 1)
         moment = datetime.fromtimestamp(self.last_ms / 1000, UTC)
         recording_id = f"{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(6)}"
@@ -56,19 +53,19 @@ class SystemIdentities:
         )
 
     def ticket_id(self) -> str:
-        """Give a place in the queue its name."""
+        """As `Identities`."""
         return f"ticket_{secrets.token_hex(6)}"
 
 
 @attrs.define
 class CountedIdentities:
-    """Draws from a counter: for tests and simulations, where everything must come again."""
+    """Draws from a counter: for tests and simulations that must repeat."""
 
     drawn: int = 0
     tickets: int = 0
 
     def draw(self) -> Identity:
-        """Give the next session its number."""
+        """As `Identities`."""
         self.drawn += 1
         return Identity(
             recording_id=f"rec-{self.drawn:06}",
@@ -77,6 +74,6 @@ class CountedIdentities:
         )
 
     def ticket_id(self) -> str:
-        """Give a place in the queue its number."""
+        """As `Identities`."""
         self.tickets += 1
         return f"ticket_{self.tickets:012x}"

@@ -1,8 +1,7 @@
-"""Ctrl-C: it ends a command at once, wherever the command stands.
+"""Ctrl-C: it ends a command at once.
 
-Commands run on trio: there an interrupt is raised in whatever Python code runs, such as the loading
-of a model, and no thread that waits for a name server keeps the process from ending. asyncio would
-wait for both. What tells the user of it, with which exit code, is `cli`.
+Commands run on trio: an interrupt is raised in the running Python code, such as a model's loading,
+and a thread in a DNS lookup does not hold up the end. asyncio would wait for both.
 """
 
 from __future__ import annotations
@@ -15,16 +14,8 @@ Args = TypeVarTuple("Args")
 
 
 def run(body: Callable[[Unpack[Args]], Awaitable[T]], *args: *Args) -> T:
-    """Run a command's tasks on an event loop of their own.
-
-    Args:
-        body: is awaited to its end.
-        args: of it.
-
-    Raises:
-        KeyboardInterrupt: as such, out of whichever task it came.
-    """
-    import anyio  # `antiphon --help` goes without
+    """Run a command's tasks on a new event loop; `KeyboardInterrupt` is raised without a group."""
+    import anyio  # `antiphon --help` does not need it
 
     try:
         return anyio.run(body, *args, backend="trio")
@@ -35,7 +26,7 @@ def run(body: Callable[[Unpack[Args]], Awaitable[T]], *args: *Args) -> T:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, which comes out of tasks in a group."""
+    """Whether it is Ctrl-C, in a group or not."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(KeyboardInterrupt) is not None
     return isinstance(error, KeyboardInterrupt)

@@ -1,23 +1,17 @@
-"""The log of one session as its driver sees it: numbered records, and what must wait for them.
+"""The log of one session, as its driver sees it: numbered records, and waits for them.
 
-- The event is appended before the machine steps, its effects before they are performed.
-- Log order is the order: `seq` counts the records of a session, 0 being the log's own head.
+- An event is appended before the machine steps, its effects before they are performed. `seq` counts
+  records in log order; 0 is the log's own head. Without a log (`--no-record`) the numbers are the
+  same, and nothing waits.
 - A state hash follows every so many units or chunks (`Session.is_hash_due`), to find where a replay
-  went another way.
-- While the recorder is behind, reading pauses after each message, `RECORDER_STALL_S` at most. A
-  session whose log is over its own bound is read on, but for large messages: with one of these it
-  is flooded, and ends (`Flooded`). So no client ends its recording and talks on; and what is held
-  back is the bound of a log, and one large message. A log that only shares a full backlog with
-  others waits once, and no more until there was room again.
-- What others send costs no recording. A log is given up where the disk hangs: where for
-  `WRITE_WAIT_S` nothing was written of any log while a client waited for this one.
-- A log that its client does not want is removed (`forget`), and nothing is said before it is.
-- A log that failed takes no more; nothing waits for it from then on. What the session does about it
-  is the session's decision (`RecordingFailed`).
-- A mark is what somebody says of the session, and no part of it: the machine does not see it, and a
-  replay passes it by. No recording is given up for one.
-
-Without a log (`--no-record`) the numbers are the same, nothing waits and nothing is put together.
+  diverges. A mark is a remark from outside, for which no recording is given up.
+- While the recorder is behind, reading pauses after each message, for at most `RECORDER_STALL_S`. A
+  session whose log is over its own bound is still read, except for large messages: one of these
+  ends it (`Flooded`). So no client loses its recording and talks on, and the backlog is bounded by
+  a log's bound and one large message. A log that only shares a full backlog waits once.
+- A log is given up where the disk hangs: for `WRITE_WAIT_S` no log was written while a client
+  waited for this one. A failed log takes no more: the session decides (`RecordingFailed`).
+- A log that its client does not want is removed (`forget`) before the next frame is sent.
 """
 
 from __future__ import annotations
@@ -42,41 +36,37 @@ from .connection import Ready
 from .lane import LARGE_BYTES_MIN
 
 RECORDER_STALL_S: Final = 2.0
-"""How long reading pauses while the recorder is behind: a close must be seen (B6)."""
+"""The longest pause of reading while the recorder is behind: a close must be seen (B6)."""
 
 WRITE_WAIT_S: Final = 10.0
-"""A disk that takes nothing for so long hangs, and a caller does not wait in silence for longer.
-The recording is given up, and its session does what the operator decided for one that failed."""
+"""A disk that takes nothing for so long hangs, and a caller cannot wait longer in silence. The
+recording is given up; the operator's setting says what its session does."""
 
 LOOK_S: Final = 1.0
-"""How often a wait looks whether the disk hangs."""
+"""How often a wait checks whether the disk hangs."""
 
 FIN_WAIT_S: Final = 10.0
-"""A disk that takes longer to sync a log hangs; the session's end is not held up for it."""
+"""A longer sync means that the disk hangs; the session's end does not wait for it."""
 
 MARKS_MAX: Final = 100
-"""Of a session: whoever looks on marks what is worth looking at again, and fills no disk."""
+"""Per session: enough for a person, too few to fill a disk."""
 
 MARK_WAIT_S: Final = 10.0
-"""A disk that takes longer hangs; whoever marks is told that it is not known."""
+"""A longer write means that the disk hangs; the client is told so."""
 
 _AWAITED: Final = (Send, Close)
-"""What a peer sees: the log has it first."""
+"""The effects that a peer sees: the log has them first."""
 
 OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
-"""Opens a session's log, given whom to tell when it fails."""
+"""Opens a session's log; the callback is called when it fails."""
 
 
 MarkRefusal = Literal["over", "not_recorded", "too_many", "behind"]
-"""`over`: the session is, or has not begun; `behind`: the recorder is, or its disk hangs."""
+"""`over`: the session has ended or not begun; `behind`: the recorder is, or its disk hangs."""
 
 
 class MarkRefused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
-    """A mark is not in the log, as far as is known.
-
-    Args:
-        reason: why not.
-    """
+    """A mark is not in the log, as far as is known; `reason` says why."""
 
     def __init__(self, reason: MarkRefusal) -> None:
         super().__init__(reason)
@@ -84,23 +74,13 @@ class MarkRefused(Exception):  # noqa: N818 - an answer to the peer, not an erro
 
 
 async def ready_now() -> None:
-    """Wait for nothing: there is no log."""
+    """Return at once: there is no log."""
 
 
 def step_records(
     session: Session, event: Event, effects: tuple[Effect, ...], hashes: Hashes
 ) -> list[tuple[str, Fields]]:
-    """Say which records follow that of an event: a state hash where one is due, and the effects.
-
-    Args:
-        session: the machine after the step.
-        event: what was stepped.
-        effects: what came of it.
-        hashes: of the session.
-
-    Returns:
-        The kind and the fields of each.
-    """
+    """The records after an event's, by the stepped session: a state hash if due, and effects."""
     recorded: list[tuple[str, Fields]] = [effect_record(effect, hashes) for effect in effects]
     if session.is_hash_due(event):
         recorded.insert(0, ("state", {"digest": session.digest()}))
@@ -108,7 +88,7 @@ def step_records(
 
 
 def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
-    """Say what `fin` tells of a session, with its state where it is finished; None: not begun."""
+    """The fields of `fin`, with the state of a finished session; a session of None never began."""
     if session is None:
         return {"reason": reason}
     state = {"digest": session.digest()} if session.is_finished else {}
@@ -116,11 +96,9 @@ def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
 
 
 class Journal:
-    """Numbers one session's records and hands them to its log.
+    """Numbers one session's records and hands them to its log, or to none.
 
-    Args:
-        open_log: opens the log; None where the session is not recorded.
-        on_failure: told once when the log takes no more.
+    `on_failure` is called once, when the log takes no more.
     """
 
     def __init__(self, open_log: OpenLog | None, on_failure: Callable[[], None]) -> None:
@@ -140,23 +118,14 @@ class Journal:
                 on_failure()
 
     def append_event(self, event: Event) -> None:
-        """Append a fact, before it is stepped."""
+        """Append an event, before it is stepped."""
         if self._log is None:
             self._seq += 1
         else:
             self._append(event.at_ns, [event_record(event)], urgent=False)
 
     def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
-        """Append what a step asks for, before any of it is performed.
-
-        Args:
-            session: the machine after the step.
-            event: what was stepped.
-            effects: what came of it.
-
-        Returns:
-            What a `Send` or `Close` among them has to wait for.
-        """
+        """Append a step's effects before they are performed; the wait of `Send` and `Close`."""
         if self._log is None:
             self._seq += len(effects) + session.is_hash_due(event)
             return self._removed
@@ -168,27 +137,20 @@ class Journal:
         return partial(self._written, self._log, self._seq - 1)
 
     def forget(self) -> None:
-        """Record no more, and have removed what was recorded."""
+        """Stop recording, and remove the log."""
         self._log = None
         if self._begun is not None:
             self._begun.discard()
             self._removed = partial(self._gone, self._begun)
 
     async def _gone(self, log: SessionLog) -> None:
-        """Wait until the log is removed, once; a disk that hangs is not waited for."""
+        """Wait until the log is removed, once; a hung disk is given up."""
         with anyio.move_on_after(WRITE_WAIT_S):
             await log.gone()
         self._removed = ready_now
 
     async def append_mark(self, at_ns: int, fields: Fields) -> int:
-        """Append a mark at once, between two steps, and wait until write(2) took it.
-
-        Args:
-            at_ns: the session's clock.
-            fields: what it says.
-
-        Returns:
-            Its `seq`.
+        """Append a mark between two steps, wait until write(2) took it, and return its `seq`.
 
         Raises:
             MarkRefused: there is no log, it takes no more marks, or the recorder is behind.
@@ -211,7 +173,7 @@ class Journal:
         raise MarkRefused("behind")
 
     def _append(self, at_ns: int, recorded: Sequence[tuple[str, Fields]], *, urgent: bool) -> None:
-        """Append records in one go, so that they share a block."""
+        """Append records at once, so that they share a block."""
         first, self._seq = self._seq, self._seq + len(recorded)
         if self._log is not None and recorded:
             records = [
@@ -226,8 +188,7 @@ class Journal:
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.
 
-        Where only the backlog of all logs together is full, the session has then waited its share,
-        and is held up no more before there was room.
+        If only the shared backlog is full, the session does not wait again before there was room.
         """
         log = self._log
         if log is None or not log.is_full:
@@ -242,9 +203,9 @@ class Journal:
         self._is_hung = scope.cancelled_caught and log.steps_of_all == steps
 
     def is_flooded_by(self, frame: Frame) -> bool:
-        """Whether a message is large, and comes while the log is over its own bound.
+        """Whether a large message comes while the log is over its own bound.
 
-        Where the disk hangs that is no client's doing: then the recording is given up.
+        If the disk hangs, that is not the client's fault: the recording is given up.
         """
         log = self._log
         is_large = frame is not None and len(frame) > LARGE_BYTES_MIN
@@ -255,7 +216,7 @@ class Journal:
         return not self._is_hung
 
     async def _written(self, log: SessionLog, seq: int) -> None:
-        """Wait for write(2); a log that failed is waited for no more, its session has been told."""
+        """Wait for write(2), or until the log failed: its session has been told."""
         steps, hung_s = log.steps_of_all, 0.0
         while hung_s < WRITE_WAIT_S:
             with anyio.move_on_after(LOOK_S) as scope, suppress(LogFailed):
@@ -264,7 +225,7 @@ class Journal:
                 return
             hung_s = hung_s + LOOK_S if log.steps_of_all == steps else 0.0
             steps = log.steps_of_all
-        # Also where the session is over, and says goodbye.
+        # A session that is over sends its last frames through here too.
         log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
         self._lose()
 
@@ -280,12 +241,7 @@ class Journal:
             self._on_failure()
 
     async def finish(self, at_ns: int, fields: Fields) -> None:
-        """Write `fin` and wait for the device: the session is over and its slot is back.
-
-        Args:
-            at_ns: the session's clock.
-            fields: `reason` and what was counted.
-        """
+        """Write `fin` with `reason` and counts, after the session's slot is back, and sync."""
         log, self._log = self._log, None
         if log is None:
             return

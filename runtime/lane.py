@@ -1,11 +1,8 @@
-"""The lane of large messages: those of all sessions pass one after the other, at a bounded rate.
+"""The lane of large messages: one at a time over all sessions, at a bounded rate.
 
-The event loop reads a message in one go: 5 ms and more for each megabyte, in which no other session
-is served. So between two large messages there is time for all others, however many clients send
-them. A session has one message in the lane at a time, and they pass in the order in which they
-came: sessions take turns. Realtime messages are not large, and never wait here.
-
-It knows no sessions, and looks into no message.
+The event loop reads a message in one go: 5 ms or more for each megabyte, in which no other session
+is served. The lane leaves time for the others. A session has one message in it at a time, and they
+pass in order of arrival. Realtime messages are not large and never wait here.
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ from typing import Final
 import anyio
 
 LARGE_BYTES_MIN: Final = 1 << 20
-"""A second of sound with its pictures is less."""
+"""More than a second of sound with its pictures."""
 BYTES_PER_S_MAX: Final = 32 << 20
-"""A fifth of a core: what two sessions may send by their own rate (`bytes_per_s_max`)."""
+"""A fifth of a core: two sessions at their own rate limit (`bytes_per_s_max`)."""
 
 
 class Lane:
@@ -28,7 +25,7 @@ class Lane:
         self._free_at_s = 0.0
 
     async def enter(self, size_bytes: int) -> None:
-        """Wait until a message may be taken; one that is not large may be at once."""
+        """Wait until a message may be read; a small one never waits."""
         if size_bytes <= LARGE_BYTES_MIN:
             return
         async with self._turn:

@@ -1,24 +1,15 @@
 """One TCP port for both: WebSockets go to a handler, all other HTTP to an ASGI application.
 
-The rules:
-
-- A connection takes a place, of its address and of all; without one, or where its address has
-  opened too many lately, it is refused with as little work as can be (503, 429; where TLS is
-  spoken, without a word).
-- TLS, where there is a certificate, and the first request's head share one bounded time. The head
-  is bounded in bytes too, and parsed by h11. A WebSocket upgrade becomes a `WebSocketRequest`;
-  anything else goes, with its bytes put back, to Hypercorn, which keeps the connection for the
-  HTTP requests that follow.
-- What is no request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
-  does not follow RFC 6455, 4.2.1. A peer that leaves, in any phase, is no error.
-- Whatever goes wrong in one connection stays in it: it is logged, and the others never see it.
-- A WebSocket has a connection of its own: on one that HTTP has used it is refused.
-
-One nursery, `serve`'s, holds a task for each connection, which holds all others of it, and the
-`transport.keeper`, which drops who is silent or takes nothing. Cancelling `serve` drops every
-connection at once; whoever wants to part politely does so first.
-
-It knows no path, no mode and no session.
+- A connection takes a place, of its address and of all. Without one, or if its address opened too
+  many lately, it is refused cheaply (503, 429; with TLS, without an answer).
+- TLS, where there is a certificate, and the first request's head share one deadline. h11 parses the
+  bounded head. A WebSocket upgrade becomes a `WebSocketRequest`; other requests go, with their
+  bytes put back, to Hypercorn, which keeps the connection.
+- An invalid request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
+  breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is no error.
+- An error in one connection is logged and does not reach the others.
+- One nursery, `serve`'s, holds a task for each connection, and the `transport.keeper`, which drops
+  peers that are silent or take nothing. Cancelling it drops every connection at once.
 """
 
 from __future__ import annotations
@@ -49,21 +40,21 @@ from .transport.tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
 from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed, accept
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps for us: a fleet of clients comes back all at once."""
+"""Connections in the kernel's queue: a fleet of clients reconnects all at once."""
 REFUSALS_MAX: Final = 64
-"""Connections that are told at once why there is no place for them; in a flood, others are not."""
+"""Refusals with an answer at once; in a flood, the rest get none."""
 RETRY_AFTER_S: Final = 5
-"""What a refused client is told to wait: in that time sessions end, and a burst is over."""
+"""Sent to refused clients: in that time sessions end, and a burst is over."""
 
 _LOG: Final = logging.getLogger("antiphon.listener")
 
 
 SocketListener = trio.SocketListener
-"""A bound port, for those who hold one without knowing its event loop."""
+"""A bound port, as a type that does not name the event loop."""
 
 
 class Address(NamedTuple):
-    """Where a listener is bound, the port as the kernel gave it."""
+    """A listener's bound address; the port as the kernel gave it."""
 
     host: str
     port: int
@@ -75,11 +66,8 @@ class WebSocketRequest:
 
     Attributes:
         path: percent-decoded.
-        query: each name's values in their order; a name that came twice has two.
-        headers: names in lower case; the key of a client may be among them, so they are not logged.
-        subprotocols: what the client offers, in its order.
-        peer: the client's address.
-        is_tls: it came over TLS.
+        query: each name's values in order.
+        headers: names in lower case; not logged, because they may hold a client's key.
     """
 
     path: str
@@ -98,14 +86,10 @@ class WebSocketRequest:
     async def accept(
         self, *, subprotocol: str | None = None, frame_bytes_max: int = FRAME_BYTES_MAX
     ) -> WebSocket:
-        """Open the WebSocket; what the handler leaves open is closed when it returns.
+        """Open the WebSocket with one of `subprotocols`, or None; closed when the handler returns.
 
-        Args:
-            subprotocol: one of `subprotocols`, or None.
-            frame_bytes_max: `receive` gives None for a longer message.
-
-        Raises:
-            WebSocketClosed: the peer left first; the handler may let it pass.
+        `receive` returns None for a message above `frame_bytes_max`. `WebSocketClosed`: the peer
+        left first; the handler may let it pass.
         """
         assert subprotocol is None or subprotocol in self.subprotocols
         self._answer_once()
@@ -119,18 +103,15 @@ class WebSocketRequest:
     async def reject(
         self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Refuse the handshake with an HTTP response; a peer that has left does not matter.
+        """Refuse the handshake with an HTTP error and JSON; a peer that has left is no error.
 
-        Args:
-            status: 400 or more.
-            body: JSON, such as `http.error_body` writes.
-            headers: more headers, beside the type, the length and `Connection: close`.
+        `headers` are in addition to the type, the length and `Connection: close`.
         """
         self._answer_once()
         await answer(self._link, status, body, headers)
 
     async def finish(self, code: int) -> None:
-        """Leave nothing open; called by the listener when the handler is done."""
+        """Close or reject a request that the handler left open; the listener calls it."""
         if self._websocket is not None:
             await self._websocket.close(code, "")
         elif not self._answered:
@@ -142,14 +123,9 @@ class WebSocketRequest:
 
 
 async def bind(host: str, port: int) -> list[trio.SocketListener]:
-    """Bind the port on each address that the host's name has.
+    """Bind the port on each address of the host, for `serve`, which closes the listeners.
 
-    Args:
-        host: a name or an address; `0.0.0.0` and `::` are all of IPv4 and of IPv6.
-        port: 0 lets the kernel choose, for each address anew.
-
-    Returns:
-        The listeners, for `serve`, which closes them.
+    `0.0.0.0` and `::` are all of IPv4 and of IPv6; port 0 lets the kernel choose for each address.
     """
     return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
 
@@ -165,17 +141,15 @@ async def serve(
     has_files: Callable[[], bool] = lambda: True,
     task_status: anyio.abc.TaskStatus[tuple[Address, ...]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; cancelled, drop every connection.
+    """Serve until cancelled, then drop every connection.
 
     Args:
         listeners: bound; closed at the end.
-        on_websocket: run for each WebSocket request in its connection's task, for as long as it
-            lives. It answers the request. An exception of it is logged and ends its connection.
-        app: the ASGI application for all other requests.
-        limits: what each connection, and all of them, may take; None: those of `Settings`.
-        certificate: TLS is spoken, and nothing else; None: plain TCP. It is watched from here.
-        counters: what happens is counted there.
-        has_files: whether another connection leaves the files that are needed elsewhere.
+        on_websocket: answers each WebSocket request, in its connection's task. An exception is
+            logged and ends the connection.
+        limits: None takes those of `Settings`.
+        certificate: serve TLS only, and watch its file; None serves plain TCP.
+        has_files: whether enough file descriptors are left for another connection.
         task_status: started with the bound addresses, once connections are taken.
     """
     keeper = Keeper(limits or Limits.of(Settings()), counters or Counters())
@@ -189,7 +163,7 @@ async def serve(
 
 
 class _Server:
-    """What the connections of one `serve` share."""
+    """The state that the connections of one `serve` share."""
 
     def __init__(
         self,
@@ -227,7 +201,7 @@ class _Server:
             _LOG.exception("a connection failed")
 
     async def _turn_away(self, link: Link, refusal: Refusal) -> None:
-        """Say that there is no place; to few at once, and not where that would take a handshake."""
+        """Refuse for lack of a place; without an answer in a flood, or under TLS."""
         if self._certificate is not None or self._refusals >= REFUSALS_MAX:
             link.abort()
             return
@@ -276,7 +250,7 @@ class _Server:
             await answer(link, refused.status, refused.body, refused.headers)
 
     async def _secure(self, link: Link, certificate: Certificate) -> bool:
-        """Shake hands over TLS; False where the client does not speak it."""
+        """Do the TLS handshake; False where the client does not speak TLS."""
         first = await link.socket.recv(1, trio.socket.MSG_PEEK)
         if first and first[0] != TLS_HANDSHAKE:
             if first.isalpha():
@@ -327,7 +301,7 @@ class _Server:
 
 
 async def _abort_when_cancelled(link: Link) -> None:
-    """Wait to be cancelled, then drop the connection: that wakes a send that Hypercorn shields."""
+    """Drop the connection when cancelled: that wakes a send that Hypercorn shields."""
     try:
         await trio.sleep_forever()
     finally:
@@ -335,7 +309,7 @@ async def _abort_when_cancelled(link: Link) -> None:
 
 
 def tasks_living() -> int:
-    """Count the event loop's tasks, without a walk through all of them; from inside it alone."""
+    """The number of the event loop's tasks; call it inside the loop."""
     return trio.lowlevel.current_statistics().tasks_living
 
 

@@ -1,8 +1,8 @@
-"""What a server does about memory that Python and the C library look after: for its whole process.
+"""Settings of the process's memory, in the C library and the garbage collector.
 
-A unit passes through half a dozen buffers of some 100 kB. glibc gives memory back to the system as
-soon as 128 kB of it lie free at the heap's end, and takes it again, page by page, for the next
-frame: a fifth of the CPU of a hundred sessions whose units come in the same moment.
+A unit passes through half a dozen buffers of some 100 kB. glibc returns memory as soon as 128 kB
+lie free at the heap's end, and takes it back page by page for the next frame: a fifth of the CPU
+for a hundred sessions whose units come at the same moment.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import os
 from typing import Final
 
 HEAP_SPARE_BYTES: Final = 64 << 20
-"""Free memory that is kept: what a hundred units need that are under way at once."""
+"""Free memory that is kept: the need of a hundred units in flight."""
 MAPPED_BYTES_MIN: Final = 4 << 20
-"""From here on a buffer has a mapping of its own and goes back at once: the largest frames do."""
+"""A larger buffer gets a mapping of its own and goes back at once: the largest frames do."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _OPERATORS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-"""Variables by which an operator says it; then it stays as it is said."""
+"""Variables by which an operator sets it; then it stays as set."""
 
 
 def keep_what_is_freed() -> bool:
-    """Have the C library keep some freed memory for the next frames.
+    """Have the C library keep some freed memory for the next frames; False where it cannot.
 
-    Returns:
-        Whether it does: only glibc can be told, and not where an operator told it otherwise.
+    Only glibc can, and an operator's setting wins.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in _OPERATORS):
@@ -37,10 +36,10 @@ def keep_what_is_freed() -> bool:
 
 
 def give_back() -> None:
-    """Give the system what lies free between what is used; 50 us a MB, next to nothing for none.
+    """Return free memory inside the heap to the system: 50 us a MB, almost nothing for none.
 
-    Without it the pieces of messages that came in at once stay with the process for ever: the C
-    library gives back the heap's end alone.
+    Without it the buffers of a burst of messages stay with the process for ever: by itself the C
+    library returns only the heap's end.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and needs it
     if trim is not None:
@@ -48,14 +47,14 @@ def give_back() -> None:
 
 
 def spare_what_stays() -> None:
-    """Take what was loaded out of the garbage collector's sight until the server ends.
+    """Move all loaded objects out of the garbage collector's sight until the server ends.
 
-    With a model that is some 400000 objects, and looking at them holds all sessions up for 0.2 s.
+    With a model that is some 400000 objects, and a scan of them stops all sessions for 0.2 s.
     """
     gc.collect()
     gc.freeze()
 
 
 def find_what_was_spared() -> None:
-    """Let the garbage collector see it again: a model that is replaced, once nobody holds it."""
+    """Let the collector see them again, to free a model that is replaced."""
     gc.unfreeze()

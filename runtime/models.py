@@ -1,11 +1,9 @@
-"""Which models there are, by name or by folder, and how each is loaded.
+"""Models by name or by folder, and how each is loaded.
 
-The name is an operator's word (`--model`) or a log's; it never comes from a client. Torch is
-imported only when a model that needs it is loaded.
-
-A folder holds a checkpoint in the published layout: `config.json`, `tokenizer.json`, safetensors,
-and `assets/token2wav` where it can speak. Whatever is wrong with it is one error that says what,
-and `antiphon doctor --model FOLDER` says it at length.
+The name comes from an operator (`--model`) or a log, never from a client. Torch is imported only
+for a model that needs it. A folder holds a published checkpoint: `config.json`, `tokenizer.json`,
+safetensors, and `assets/token2wav` if it can speak. A bad checkpoint is one error that says why;
+`antiphon doctor --model FOLDER` says more.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
 LLAMA_OMNI: Final = "llama_omni:"
-"""Before the URL of a llama.cpp-omni server, `ws://host:port`."""
+"""Prefix of the URL of a llama.cpp-omni server, `ws://host:port`."""
 
 
 class ModelUnknownError(ValueError):
@@ -44,20 +42,13 @@ class ModelUnusableError(ValueError):
 
 
 def tiny_path() -> Path:
-    """Return the folder of the embedded model: beside the code when installed, else fixtures/."""
+    """The folder of the embedded model: in the installed package, else in fixtures/."""
     installed = Path(__file__).parent / "backends" / "minicpmo" / "tiny"
     return installed if installed.exists() else SOURCE_TREE / "fixtures" / "tiny"
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model that is a checkpoint.
-
-    Args:
-        name: `tiny`, or the folder's path.
-
-    Raises:
-        ModelUnknownError: there is no such folder.
-    """
+    """The folder of a checkpoint, `tiny` or a path; `ModelUnknownError` if it is missing."""
     folder = tiny_path() if name == "tiny" else Path(name).expanduser()
     if not folder.is_dir():
         raise ModelUnknownError(
@@ -68,21 +59,13 @@ def model_folder(name: str) -> Path:
 
 
 def check_model(name: str) -> None:
-    """Refuse a name that stands for no model, before anything is started for it.
-
-    Raises:
-        ModelUnknownError: there is none of that name, and no such folder.
-    """
+    """Raise `ModelUnknownError` for an unknown model, before anything is started."""
     if name != "scripted" and not name.startswith(LLAMA_OMNI):
         model_folder(name)
 
 
 def require_deterministic(name: str, info: BackendInfo) -> None:
-    """Hold a model that was loaded to what an operator asked for.
-
-    Raises:
-        ModelUnusableError: it does not give each session the same bytes again.
-    """
+    """Raise `ModelUnusableError` if a loaded model does not repeat a session's bytes."""
     if not info.deterministic:
         raise ModelUnusableError(
             f"{name}: nobody can promise the same bytes again, as --deterministic asks: "
@@ -102,19 +85,19 @@ def load_backend(
 
     Args:
         name: one of `MODELS`, `llama_omni:` and a URL, or the folder of a checkpoint.
-        slots: sessions at once; None takes the model's own number, and for a folder as many as
-            fit into memory.
-        device: one of the settings' `DEVICES`; None takes the CPU for `tiny`, and for a folder a
-            GPU where there is one.
+        slots: sessions at once; None takes the model's own number, for a folder as many as fit into
+            memory.
+        device: one of the settings' `DEVICES`; None takes the CPU for `tiny`, for a folder a GPU if
+            there is one.
         dtype: one of their `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
-        deterministic: what a session gets is to be bitwise the same alone and among others; whether
-            it is, its `info` says (`require_deterministic`).
+        deterministic: a session's bytes must not depend on the other sessions; the backend's `info`
+            says whether they do (`require_deterministic`).
 
     Raises:
-        ModelUnknownError: there is none of that name.
+        ModelUnknownError: there is no model of that name.
         ModelUnusableError: the folder cannot be served here.
-        ValueError: the device or the format cannot be had here, or the URL is none.
-        DeviceLost: the device was lost to this process.
+        ValueError: the device or the format is not available here, or the URL is invalid.
+        DeviceLost: the process lost the device.
     """
     if name == "scripted":
         return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
@@ -145,24 +128,14 @@ async def load_backend_async(
     dtype: str | None = None,
     deterministic: bool = False,
 ) -> Backend:
-    """Load a model in a thread, so that the event loop goes on; see `load_backend`.
-
-    Cancelled, it returns at once, and what was being loaded is let go of.
-    """
+    """As `load_backend`, in a thread; cancelled, it returns at once and drops the model."""
     load = partial(load_backend, device=device, dtype=dtype, deterministic=deterministic)
     return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
 
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn whatever is wrong with a checkpoint into one line.
-
-    Args:
-        folder: the checkpoint's.
-
-    Raises:
-        ModelUnusableError: in place of what was raised.
-    """
+    """Turn any error of a checkpoint into a `ModelUnusableError` of one line."""
     try:
         yield
     except BackendError:
@@ -173,7 +146,7 @@ def explained(folder: Path) -> Iterator[None]:
     except ValueError as error:
         raise ModelUnusableError(f"{folder}: {error}") from error
     except Exception as error:
-        # A file that is no checkpoint of ours trips the libraries in ways that nobody lists.
+        # An invalid checkpoint makes the libraries raise errors of any type.
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelUnusableError(f"{folder}: {text}") from error
 
@@ -187,21 +160,9 @@ def load_checkpoint(
     dtype: str | None,
     exact: bool = False,
 ) -> DuplexModel:
-    """Load the model of a checkpoint.
+    """Load the model of a checkpoint; arguments and errors as of `load_backend`.
 
-    Args:
-        name: `tiny`, or the checkpoint's folder.
-        slots: sessions at once; None takes as many as fit into memory.
-        slots_max: of these, at most.
-        device: as of `load_backend`.
-        dtype: as of `load_backend`.
-        exact: what a session gets is to be bitwise its own.
-
-    Raises:
-        ModelUnknownError: there is no such folder.
-        ModelUnusableError: it cannot be served here.
-        ValueError: the device or the format cannot be had here.
-        DeviceLost: the device was lost to this process.
+    `slots` None takes as many as fit into memory, `slots_max` at most; `exact` is `deterministic`.
     """
     from .backends.minicpmo.device import pick_device, pick_dtype, telling_lost
 
@@ -221,11 +182,7 @@ def load_checkpoint(
 
 
 def slots_that_fit(needs: MemoryPlan, device: torch.device) -> int:
-    """Sessions that fit into a device's memory beside the weights, at least one.
-
-    Raises:
-        ModelUnusableError: not even one does.
-    """
+    """The sessions that fit into a device's memory with the weights; none: `ModelUnusableError`."""
     from .backends.minicpmo.device import free_bytes
 
     free = free_bytes(device)

@@ -1,7 +1,7 @@
-"""Opening a session on its slot, which alone of all model calls is tried again.
+"""Opening a session on its slot: the only model call that is retried.
 
-The next try may find a remote that restarts, or that still frees its last session. What says no for
-good is asked once, and so is a backend that takes its time to fail: a client waits, and a slot.
+A retry may find a remote that restarts, or that still frees its last session. A refusal is final,
+and so is a backend that fails slowly: a client and a slot wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .backends.base import (
 )
 
 OPEN_S_MAX: Final = 5.0
-"""No further try so long after the first began: a client waits, and its slot with it."""
+"""No retry so long after the first try began."""
 
 _logger = logging.getLogger("antiphon.session")
 
@@ -32,17 +32,7 @@ _logger = logging.getLogger("antiphon.session")
 async def try_to_open(
     backend: Backend, opening: Opening, slot: int, is_over: anyio.Event
 ) -> BackendSession:
-    """Open, and try again where that may help and somebody still waits for it.
-
-    Args:
-        backend: whose slot it is.
-        opening: what is opened.
-        slot: where.
-        is_over: set once nobody waits for it any more.
-
-    Raises:
-        BackendError: the last try's.
-    """
+    """Open a session; retry while that may help until `is_over`; raises the last `BackendError`."""
     began_s, tries = anyio.current_time(), 0
     while True:
         try:

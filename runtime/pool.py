@@ -1,21 +1,12 @@
-"""The slots of all workers, lent one at a time.
+"""The slots of all workers, leased one at a time; only the event loop's thread may call it.
 
-A worker is one backend with its slots. A lease is a slot of a worker and a generation. Generations
-count up over all workers and are never reused, so a late result of an old lease can be told from
-one of the lease that followed it. Workers are numbered likewise.
-
-Rules:
-
-- A slot is lent to one holder at a time and comes back exactly once (B5). Giving back a lease that
-  is not out is a bug of ours and raises.
-- The worker with most free slots lends first, the lowest-numbered of those; and its lowest slot. So
-  load is spread, and the same calls give the same leases.
-- A worker with a call that hangs is condemned as a whole (B4): its free slots are lent no more, nor
-  those that come back. Who is on one of them goes on.
-- A worker that was removed counts no more; leases of it that are still out come back as others do.
-
-It does not queue anybody (`runtime.admission`), nor load, watch or replace workers
-(`runtime.workers`). It is not thread-safe: the event loop's thread alone calls it.
+- A worker is one backend with its slots. A lease is a slot of a worker and a generation.
+  Generations and worker numbers are never reused, so a late result of an old lease is recognised.
+- A slot has one holder and comes back exactly once (B5).
+- The worker with the most free slots leases first, then the lowest number; and its lowest slot.
+  Load is spread, and the same calls give the same leases.
+- A worker with a hung call is condemned as a whole (B4): it leases no more slots. Its other
+  sessions go on. A removed worker does not count; its leases come back as others do.
 """
 
 from __future__ import annotations
@@ -34,8 +25,8 @@ class Lease:
 
     Attributes:
         slot: 0 to the worker's slots - 1.
-        generation: counts the pool's leases from 1; what `SlotLeased.lease` carries.
-        worker: whose slot it is; counts the pool's workers from 0.
+        generation: counts the pool's leases from 1; `SlotLeased.lease` carries it.
+        worker: counts the pool's workers from 0.
     """
 
     slot: int
@@ -45,13 +36,9 @@ class Lease:
 
 @attrs.frozen(kw_only=True)
 class PoolCounts:
-    """Where the slots of the workers are; `free + leased + condemned == slots`.
+    """Slots of all workers by state; `free + leased + condemned == slots`.
 
-    Attributes:
-        slots: of all workers.
-        free: can be lent now.
-        leased: held, and lent again once they come back.
-        condemned: lent no more, be somebody on them still or not.
+    Condemned slots are not leased again, whether a session still holds them or not.
     """
 
     slots: int
@@ -62,22 +49,15 @@ class PoolCounts:
 
 @attrs.define(eq=False)
 class _Worker:
-    """One backend's slots."""
-
     slots: int
     free: list[int]
     condemned: bool = False
 
 
 class Pool:
-    """Lends the slots of the workers.
+    """Leases the slots of the workers; one without a slot is a `LocalProtocolError`.
 
-    Args:
-        slots: of each worker that is there from the start, at least 1.
-        on_withheld: told that a slot came back which is not lent again; it must return at once.
-
-    Raises:
-        LocalProtocolError: a worker without slots could never serve anybody.
+    `on_withheld` is called when a slot of a condemned worker came back; it must return at once.
     """
 
     def __init__(self, *slots: int, on_withheld: Callable[[], None] = lambda: None) -> None:
@@ -92,17 +72,7 @@ class Pool:
     # -- workers --------------------------------------------------------------------------------
 
     def add(self, slots: int) -> int:
-        """Take in a worker.
-
-        Args:
-            slots: how many it has, at least 1.
-
-        Returns:
-            Its number.
-
-        Raises:
-            LocalProtocolError: it has no slots.
-        """
+        """Add a worker, and return its number; `LocalProtocolError` for no slots."""
         if slots < 1:
             raise LocalProtocolError(f"a worker needs at least 1 slot, not {slots}")
         number = self._next_worker
@@ -111,27 +81,23 @@ class Pool:
         return number
 
     def remove(self, worker: int) -> None:
-        """Forget a worker, but not those who still hold a slot of it.
-
-        Raises:
-            LocalProtocolError: there is none of that number.
-        """
+        """Remove a worker; its leases stay out. `LocalProtocolError` if there is no such worker."""
         if self._workers.pop(worker, None) is None:
             raise LocalProtocolError(f"there is no worker {worker}")
 
     def is_condemned(self, worker: int) -> bool:
-        """Say whether a worker is lent no more; one that was removed is not either."""
+        """Whether a worker's slots are not leased any more; true for a removed one too."""
         found = self._workers.get(worker)
         return found is None or found.condemned
 
     def leases_of(self, worker: int) -> int:
-        """Count the leases of a worker that are out, also of one that was removed."""
+        """The number of a worker's leases that are out, a removed one's too."""
         return sum(lease.worker == worker for lease in self._leased.values())
 
     # -- leases ---------------------------------------------------------------------------------
 
     def lease(self) -> Lease | None:
-        """Lend a slot, or None where none is free."""
+        """Lease a slot; None where none is free."""
         lenders = [
             (-len(worker.free), number)
             for number, worker in self._workers.items()
@@ -147,14 +113,10 @@ class Pool:
         return lease
 
     def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
-        """Take a slot back, once its cleanup is done (B5).
-
-        Args:
-            lease: as `lease` gave it.
-            condemned: its worker hangs or is lost, and is not lent again.
+        """Take a slot back, once its cleanup is done (B5); a `condemned` worker leases no more.
 
         Raises:
-            LocalProtocolError: the lease is not out: given back twice, or not of this pool.
+            LocalProtocolError: the lease is not out: given back twice, or of another pool.
         """
         if self._leased.get(lease.generation) != lease:
             raise LocalProtocolError(
@@ -169,7 +131,7 @@ class Pool:
             self._on_withheld()
 
     def is_out(self, lease: Lease) -> bool:
-        """Say whether a lease is still held."""
+        """Whether a lease is still held."""
         return self._leased.get(lease.generation) == lease
 
     @property
@@ -179,7 +141,7 @@ class Pool:
 
     @property
     def counts(self) -> PoolCounts:
-        """Where the slots are now."""
+        """The slots by state."""
         sound = [worker for worker in self._workers.values() if not worker.condemned]
         slots = sum(worker.slots for worker in self._workers.values())
         lendable = sum(worker.slots for worker in sound)

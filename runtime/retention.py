@@ -1,7 +1,7 @@
-"""Keeps a server's recordings within what its operator decided, and counts what there is of them.
+"""Keeps a server's recordings within the operator's bounds, and counts them.
 
-The same as `antiphon prune`, at the start and every ten minutes, in a thread. Without bounds it
-only counts. What cannot be removed stays, is told in the log, and is tried again.
+It runs `antiphon prune` at the start and every ten minutes, in a thread; without bounds it only
+counts. A log that cannot be removed is reported, and tried again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recorder.store import Store
 from .settings import Settings
 
 PERIOD_S: Final = 600.0
-"""Sixty-four sessions that all speak record 6 GB in that time: a bound of size needs that room."""
+"""Sixty-four speaking sessions record 6 GB in that time: a bound of size needs that room."""
 DAY_S: Final = 86_400
 MB: Final = 1_000_000
 
@@ -30,16 +30,7 @@ _logger = logging.getLogger("antiphon.server")
 
 
 class Retainer:
-    """Keeps the recordings of one server.
-
-    Args:
-        directory: of the logs.
-        retention: what is kept.
-        clock: seconds since the epoch, as files have them.
-
-    Attributes:
-        statistics: what came of it so far.
-    """
+    """Keeps the recordings of one server; `clock` gives seconds since the epoch."""
 
     def __init__(
         self, directory: Path, retention: Retention, *, clock: Callable[[], float] = time.time
@@ -50,13 +41,13 @@ class Retainer:
         self.statistics = RetentionStatistics()
 
     async def run(self) -> None:
-        """Look after them; runs until cancelled."""
+        """Prune now and then; runs until cancelled."""
         while True:
             await self.look()
             await anyio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Remove what need not be kept, and count the rest."""
+        """Prune once, and count the rest."""
         work = partial(prune, self._store, self._retention, now_s=self._clock())
         try:
             # A disk that hangs must not keep the server from ending.
@@ -76,7 +67,7 @@ class Retainer:
 
 
 def make_retainer(settings: Settings) -> Retainer | None:
-    """Make what keeps the recordings; None where nothing is recorded."""
+    """Make the retainer; None where nothing is recorded."""
     if settings.record_to is None:
         return None
     days, megabytes = settings.record_keep_days, settings.record_keep_mb

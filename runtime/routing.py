@@ -1,18 +1,17 @@
-"""Where a client connects, and what it gets there: one session's mode, dialect and label.
+"""Where a client connects, and the mode, dialect and label of its session.
 
 | path | is |
 |---|---|
 | `/v1/realtime?mode={mode}` | `realtime`, or `duplex-v1` by its first message (000, 001) |
 | `/v1/realtime?mode=transcription` | `transcription` (003) |
 | `/ws/duplex/{label}` | `legacy-duplex`; the label's prefix says whether it has video (002) |
-| `/ws/duplex?session_id={label}` | the same, as a worker's own address: nothing is said before |
-| | `prepared` where a slot is free, and the label may be left out (002) |
+| `/ws/duplex?session_id={label}` | the same, as a worker's own address: with a slot free, |
+| | `prepared` comes first, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
 
 A client of OpenAI's Realtime API, known by its address, a header or a subprotocol, is refused with
-the list of what is spoken: it would wait for events that never come.
-
-A label is the client's own name for its session; it may repeat and names nothing on the server.
+a list of the dialects: it would wait for other events. A label is the client's own, may repeat, and
+names nothing on the server.
 """
 
 from __future__ import annotations
@@ -33,22 +32,18 @@ REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
-"""What the label of a session without video begins with (the wire decisions, legacy-duplex)."""
+"""Prefixes of the labels of sessions without video (the wire decisions, legacy-duplex)."""
 OPENAI_HEADER: Final = "openai-beta"
 OPENAI_SUBPROTOCOL: Final = "realtime"
 OPENAI_SUBPROTOCOLS: Final = ("openai-insecure-api-key.", "openai-beta.")
-"""How the others begin that a browser offers with it; one is a key, and is never said back."""
+"""Prefixes of a browser's further offers; one holds a key, and is never sent back."""
 
 
 @attrs.frozen(kw_only=True)
 class Spoken:
-    """A dialect as it is listed to a client that speaks none of them.
+    """A dialect, as it is listed to a client of another protocol.
 
-    Attributes:
-        path: where it is spoken.
-        first: the type of the client's first message; empty where that has no type.
-        modes: those that it has.
-        has_mode: whether the query names one.
+    `first` is the type of the client's first message, or empty; `has_mode`: the query names a mode.
     """
 
     path: str
@@ -72,19 +67,14 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
     ),
     "legacy-chat": Spoken(path=CHAT_PATH, first="", modes=("chat",), has_mode=False),
 }
-"""All dialects, and where they are spoken."""
+"""All dialects, and their addresses."""
 
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """What a client gets.
+    """A client's session: its first `dialect`, and its `label`, or empty.
 
-    Attributes:
-        mode: what its session carries.
-        dialect: the wire protocol it begins with.
-        endpoint: where it connected.
-        label: its own name for the session; empty where it has none.
-        quiet: nothing is told of the queue where a slot is free.
+    With `quiet` and a free slot, nothing is sent about the queue.
     """
 
     mode: Mode
@@ -95,13 +85,9 @@ class Route:
 
 
 class NotServedError(Exception):
-    """There is nothing at that address.
+    """The address serves nothing; `code` is for programs, `message` for people.
 
-    Args:
-        status: of HTTP.
-        code: short, for programs.
-        message: one line, for people.
-        details: more fields of the answer.
+    `details` are more fields of the answer.
     """
 
     def __init__(self, status: int, code: str, message: str, **details: object) -> None:
@@ -118,19 +104,11 @@ def route(
     headers: Sequence[tuple[str, str]] = (),
     subprotocols: Sequence[str] = (),
 ) -> Route:
-    """Say what a client gets.
-
-    Args:
-        path: percent-decoded.
-        query: each name's values.
-        modes: those that the model has.
-        default: the mode of an address that names none.
-        headers: of the handshake, names in lower case.
-        subprotocols: those that the client offers.
+    """Choose a client's session from its handshake; `default` is the mode without a name.
 
     Raises:
-        NotServedError: there is no such path or mode, the label is none, or the client speaks
-            OpenAI's Realtime API.
+        NotServedError: no such path or mode, an invalid label, or a client of OpenAI's Realtime
+            API.
     """
     if path == REALTIME_PATH:
         names_model = "model" in query and "mode" not in query and default != "transcription"
@@ -152,7 +130,7 @@ def route(
 
 
 def _duplex(label: str, modes: Sequence[Mode], *, quiet: bool) -> Route:
-    """Say what a client of 002 gets; a worker's own address needs no label."""
+    """Route a client of 002; a worker's own address needs no label."""
     is_there = 0 < len(label) <= LABEL_CHARS_MAX
     if not (is_there or (quiet and not label)) or not label.isprintable() or "/" in label:
         text = f"a session id has 1 to {LABEL_CHARS_MAX} printable characters and no slash"
@@ -181,7 +159,7 @@ def _is_openai(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) 
 
 
 def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
-    """List the dialects that can be had with a model, for programs and for people."""
+    """List the dialects that the model serves."""
     found: list[dict[str, object]] = []
     for name, spoken in SPOKEN.items():
         served = [mode for mode in spoken.modes if mode in modes]

@@ -1,7 +1,7 @@
 """`antiphon serve`: settings from flags, variables and a file, then `runtime.serving`.
 
-What each setting is called, may be and is for stands in `settings`; how the sources are put
-together in `config`. Whatever is wrong with them is told before anything is started.
+`settings` declares each setting, `config` merges the sources. Errors in them are reported before
+anything starts.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from .api.views import LoadViewer
 
 EXIT_WAIT_S: Final = 25.0
-"""Sessions that were cut off, then the last spans, are done with by then (`CUT_OFF_S`,
-`LAST_WAIT_S`); a call that hangs in the model is not waited for."""
+"""By then cut-off sessions and the last spans are done (`CUT_OFF_S`, `LAST_WAIT_S`); a call that
+hangs in the model is given up."""
 EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
-"""What a server listens on that listens on all; no browser goes there by that name everywhere."""
+"""Hosts that listen on every address; not every browser can open them by that name."""
 CUT_OFF: Final = 128
-"""With a signal's number, what a shell gives for a process that the signal killed."""
+"""Shells add it to the number of the signal that killed a process."""
 
 
 @click.command("serve", cls=SettingsCommand)
@@ -74,13 +74,13 @@ def serve_command(
 
     It says "loading MODEL", then "listening on URL" and "ready" when sessions are taken. The same
     port takes HTTP (/health, /ready), also while the model loads. Sessions and turns that find no
-    free slot wait in one queue. After Ctrl-C or SIGTERM nobody new is served and running sessions
-    have --drain-s to finish; a second one ends them at once, cleanly, and a third waits for nobody.
+    free slot wait in one queue. After Ctrl-C or SIGTERM new sessions are refused and running ones
+    have --drain-s to finish; a second signal ends them at once, cleanly, and a third cuts them off.
 
     \b
     Exit codes
-      0  ended; what ran had its time
-      1  the port, the model, or what else it needs cannot be had; the GPU was lost; or a call
+      0  ended; running sessions had their time
+      1  the port, the model, or another requirement is not available; the GPU was lost; or a call
          hung in the model
       2  a setting is wrong; nothing was started
       129, 130, 143  cut off by the third signal: SIGHUP, SIGINT or SIGTERM
@@ -151,7 +151,7 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None) -> None:
 
 
 def _exit_soon(cut_by: signal.Signals | None) -> None:
-    """See that the process ends, even where a thread hangs in the model and cannot be stopped."""
+    """Exit in `EXIT_WAIT_S`, even if a thread hangs in the model."""
     code = 1 if cut_by is None else CUT_OFF + cut_by
     timer = threading.Timer(EXIT_WAIT_S, os._exit, (code,))
     timer.daemon = True
@@ -159,7 +159,7 @@ def _exit_soon(cut_by: signal.Signals | None) -> None:
 
 
 def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...]:
-    """Say where a browser finds the server, where recordings go, and who can reach it."""
+    """The server's pages, the folder of its recordings, and who can reach it."""
     scheme = "http" if settings.tls_cert is None else "https"
     own = bound[0]
     host = "localhost" if own.host in EVERY_ADDRESS else _host(own)

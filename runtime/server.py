@@ -1,7 +1,7 @@
 """The server without its sockets: sessions on one model, one queue, one recorder.
 
-`handle` runs one session over one WebSocket. `drain` ends all sessions cleanly; whoever serves
-(`runtime.serving`) then waits until none is left. A session that breaks takes no other with it.
+`handle` runs one session over one WebSocket. `drain` ends all sessions cleanly; `runtime.serving`
+then waits for them. An error in one session does not reach another.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from .websocket import WebSocket
 from .workers import Workers
 
 REFRESH_S: Final = 3.0
-"""How often estimates are told again; a session tells its client at most every 3 s."""
+"""Seconds between two estimates; a session tells its client at most every 3 s."""
 EARLY_SUM_BYTES_MAX: Final = 128 * MIB
-"""Opening messages kept for clients that wait for a slot: fifty with 30 s of reference audio. It is
-half of what large messages may take on their way in."""
+"""Opening messages kept while clients wait for a slot: fifty with 30 s of reference audio; half of
+the budget of large messages."""
 EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
-"""An opening message without voices is kept in any case: a queue of a thousand takes 64 MB."""
+"""An opening message without voices is always kept: a queue of a thousand takes 64 MB."""
 
 _logger = logging.getLogger("antiphon.server")
 VERSION: Final = version("antiphon")
@@ -62,13 +62,13 @@ VERSION: Final = version("antiphon")
 
 
 def now_ns() -> int:
-    """Return the event loop's clock, in nanoseconds: real time, or a test's virtual time."""
+    """The event loop's clock in nanoseconds: real time, or a test's virtual time."""
     return int(anyio.current_time() * 1e9)
 
 
 @attrs.frozen(kw_only=True)
 class _Arrival:
-    """Whose connection it is, and what for; see `Server.handle`."""
+    """A connection's session, as `Server.handle` gets it."""
 
     mode: Mode
     endpoint: ev.Endpoint
@@ -83,13 +83,12 @@ class Server:
     """All sessions of one process.
 
     Args:
-        settings: the operator's.
-        backend: the model, loaded; or the workers that serve it.
+        backend: the loaded model, or the workers that serve it.
         tasks: the nursery of model calls; it must outlive every session.
         recorder: writes the logs; None records nothing.
         identities: draws ids and seeds.
         decode_media: decodes media off the event loop.
-        telemetry: sees every session; None where nobody looks.
+        telemetry: sees every session; None for none.
     """
 
     def __init__(
@@ -125,33 +124,25 @@ class Server:
 
     @property
     def sessions(self) -> int:
-        """Sessions that are running, those in the queue included."""
+        """The number of running sessions, those in the queue included."""
         return len(self._drivers)
 
     @property
     def slots(self) -> PoolCounts:
-        """Where the slots are."""
+        """The slots by state."""
         return self._pool.counts
 
     def roster(self, kv_tokens: Callable[[str], int]) -> tuple[SessionStatus, ...]:
-        """List the sessions that run, oldest first.
-
-        Args:
-            kv_tokens: says what a session holds in the model's cache, by its recording's id.
-        """
+        """The running sessions, oldest first; `kv_tokens` as in `Driver.status`."""
         return tuple(driver.status(kv_tokens) for driver in self._drivers)
 
     def owner_of(self, recording_id: str) -> str | None:
-        """Say whose key a running session came with; None where no such session runs."""
+        """The name of a running session's key; None where no such session runs."""
         found = (driver for driver in self._drivers if driver.recording_id == recording_id)
         return next((driver.owner for driver in found), None)
 
     async def mark(self, recording_id: str, fields: Fields) -> tuple[int, int]:
-        """Write a mark into a running session's log; see `Driver.mark`.
-
-        Raises:
-            MarkRefused: there is no such session, or its log does not take the mark.
-        """
+        """Write a mark into a running session's log; raises `MarkRefused` as `Driver.mark` does."""
         for driver in self._drivers:
             if driver.recording_id == recording_id:
                 return await driver.mark(fields)
@@ -159,10 +150,7 @@ class Server:
 
     @property
     def readiness(self) -> str:
-        """Say `ready`, or why not: `full`, `draining`, or `condemned`.
-
-        Condemned are all workers then, and no other is on its way.
-        """
+        """`ready`, `full`, `loading`, `draining`, or `condemned`: no worker is left or coming."""
         if self.admission.state != "open":
             return self.admission.state
         counts = self._pool.counts
@@ -173,12 +161,12 @@ class Server:
 
     @property
     def speech(self) -> str:
-        """Say `on`, or `off` where the model gives text alone: it has no voice, or has lost it."""
+        """`on`, or `off` where the model gives only text: it has no voice, or has lost it."""
         return "on" if self.workers.info.speaks else "off"
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The modes that the model has."""
+        """The modes of the model."""
         return tuple(mode for mode in MODES if mode in self.workers.info.modes)
 
     async def handle(
@@ -193,20 +181,17 @@ class Server:
         must_record: bool = False,
         refusal: ErrorCode | None = None,
     ) -> EndReason | None:
-        """Run one session to its end; it never raises but for cancellation.
+        """Run one session to its end; return its reason, or None where it was broken off.
+
+        Only cancellation is raised.
 
         Args:
             websocket: open, accepted; it is closed in every case.
-            mode: what the client asked for, one of `modes`.
-            endpoint: where it connected.
-            label: its own name for the session.
-            quiet: nothing is told of the queue where a slot is free.
-            owner: the name of the key that it came with; empty where there are no keys.
-            must_record: it is recorded, whatever it asks for.
-            refusal: why it gets no slot, whatever is free; None: it may have one.
-
-        Returns:
-            Why it ended; None where it was broken off.
+            label: the client's name for the session.
+            quiet: with a slot free, nothing is sent about the queue.
+            owner: the name of the session's key; empty where the server has no keys.
+            must_record: the client cannot opt out of the recording.
+            refusal: the code with which it is refused a slot; None: it may have one.
         """
         identity = self._identities.draw()
         arrival = _Arrival(
@@ -245,15 +230,15 @@ class Server:
         return driver.session.end_reason
 
     async def _forget(self, session: Session, recording_id: str) -> None:
-        """Remove the log of a refused session, unless its client had said something before."""
+        """Remove the log of a refused session, unless its client had sent content before."""
         folder, counts = self._settings.record_to, session.counts
         if self._recorder is None or folder is None or counts["appends"] or counts.get("turns"):
             return
-        with suppress(OSError):  # it failed, or retention was quicker
+        with suppress(OSError):  # it failed, or retention removed it first
             await anyio.to_thread.run_sync(Store(folder).path(recording_id).unlink)
 
     def _has_room(self, frame_bytes: int) -> bool:
-        """Whether a frame that comes before its time may be kept, beside those that are."""
+        """Whether a frame that comes early may be kept with the others."""
         if frame_bytes <= EARLY_BYTES_UNCOUNTED:
             return True
         sessions = (driver.session for driver in self._drivers)
@@ -261,7 +246,7 @@ class Server:
         return kept + frame_bytes <= EARLY_SUM_BYTES_MAX
 
     def _has_place(self) -> ErrorCode | None:
-        """Whether one more chat may stay; it is among the drivers already."""
+        """Whether a new chat, already among the drivers, has room."""
         if self.admission.state != "open":
             return ErrorCode.SERVICE_UNAVAILABLE
         chats_max = self._settings.chats_max
@@ -322,7 +307,7 @@ class Server:
         )
 
     def _transcription_limits(self, mode: Mode) -> Mapping[str, Any]:
-        """Say what bounds a transcription alone, and nothing of any other session."""
+        """The limits of a transcription; none for another mode."""
         if mode != "transcription":
             return {}
         names = (self.workers.info.name, *self._settings.served_model_names)
@@ -360,7 +345,7 @@ class Server:
     # -- the life of the server -----------------------------------------------------------------
 
     async def refresh_estimates(self) -> None:
-        """Keep telling those who wait how long; runs until cancelled."""
+        """Send new estimates to waiting sessions; runs until cancelled."""
         while True:
             await anyio.sleep(REFRESH_S)
             self.admission.refresh()
@@ -368,31 +353,26 @@ class Server:
     async def replace_workers(
         self, on_hopeless: Callable[[DeviceLost], None] = lambda _: None
     ) -> None:
-        """Replace workers that are condemned; runs until cancelled.
-
-        Args:
-            on_hopeless: told that this process can have none any more.
-        """
+        """Replace condemned workers until cancelled; `on_hopeless`: this process can have none."""
         await self.workers.run(self.admission.review, on_hopeless)
 
     def begin_drain(self, wait_s: int) -> None:
-        """Admit nobody any more; what the model is at work for may be finished, all else ends.
+        """Stop admitting; clients are told the time until `drain`.
 
-        Args:
-            wait_s: when `drain` will come, which clients are told.
+        Model calls in flight may finish, idle sessions end.
         """
         self.admission.drain()
         for driver in self._drivers:
             driver.post(ev.DrainBegan(at_ns=driver.now_ns(), wait_s=wait_s))
 
     def drain(self) -> None:
-        """Admit nobody any more and end every session with `server_shutdown`."""
+        """Stop admitting, and end every session with `server_shutdown`."""
         self.admission.drain()
         for driver in self._drivers:
             driver.post(ev.Draining(at_ns=driver.now_ns()))
 
     async def wait_until_empty(self) -> None:
-        """Wait until no session is left; those that came late are refused and leave."""
+        """Wait until no session is left; late ones are refused and leave."""
         while self._drivers:
             self._nobody_left = anyio.Event()
             await self._nobody_left.wait()

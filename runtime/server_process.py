@@ -1,6 +1,6 @@
-"""A server in a process of its own, for the commands that need one: `demo` and `bench`.
+"""A server in a process of its own, for the commands `demo` and `bench`.
 
-It runs what users run, through the command line. Left, also by an error or a signal, it is stopped.
+It runs the command line, as users do, and is stopped on leaving, after an error or a signal too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 READY_WAIT_S: Final = 120.0
-"""Loading torch and a model from a cold disk of a busy machine takes a part of it."""
+"""Torch and a model from a cold disk on a busy machine take a part."""
 STOP_WAIT_S: Final = 60.0
-"""Longer than the server itself waits for its sessions; then it is killed."""
+"""Longer than the server waits for its sessions; then it is killed."""
 HURRY_WAIT_S: Final = 0.5
-"""The same, where this command is interrupted: a log without its end is whole up to there."""
+"""The same after an interrupt: a log without its end is valid up to there."""
 LINE_BYTES_MAX: Final = 4096
 """The server's lines are short."""
 
 RUN: Final = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
-"""The command line in this Python, installed as a command or not."""
+"""The command line in this Python, whether installed as a command or not."""
 
 
 class ServerProcessError(click.ClickException):
@@ -36,18 +36,10 @@ class ServerProcessError(click.ClickException):
 
 @asynccontextmanager
 async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str]:
-    """Serve a model on a free port.
+    """Serve a model on a free port, and yield its address once it is ready.
 
-    Args:
-        model: its name.
-        folder: takes the logs, and in `server.log` what the server says on its standard error.
-        arguments: more of `antiphon serve`.
-
-    Yields:
-        The server's address, once it is ready.
-
-    Raises:
-        ServerProcessError: it did not start, or did not stop cleanly.
+    `folder` takes the logs, and the server's standard error in `server.log`. Raises
+    `ServerProcessError` if the server did not start, or did not stop cleanly.
     """
     errors = folder / "server.log"
     words = ("serve", "--port", "0", "--record", str(folder), "--model", model, *arguments)
@@ -92,7 +84,7 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
 
 
 def _last_words(errors: Path) -> str:
-    """Find the last line with words in what may be a traceback, framed as a group's is."""
+    """The last line with words of what may be a traceback, framed as a group's is."""
     lines = errors.read_text(errors="replace").splitlines()
     said = [line.strip(" |+-") for line in lines]
     return next((line for line in reversed(said) if line), "it does not say why")

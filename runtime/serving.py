@@ -1,10 +1,7 @@
 """A server on its port: from loading the model to a clean shutdown.
 
-The port is bound first, so that `/health` and `/ready` answer while the model loads.
-
-What signals do to it stands in `stopping`.
-
-Nurseries: `run` owns the listener and the model calls; a connection's tasks live in the listener's.
+The port is bound first, so that `/health` and `/ready` answer while the model loads. `run`'s
+nursery owns the listener and the model calls; a connection's tasks live in the listener's.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ from .voices import VoiceLibrary
 from .workers import REPLACE_SPARE_S, Workers
 
 LAST_WAIT_S: Final = 10.0
-"""For spans to be sent, when all sessions are over and their logs are closed."""
+"""For the last spans, after all sessions ended and their logs are closed."""
 
 _logger = logging.getLogger("antiphon.server")
 
@@ -52,7 +49,7 @@ Load = Callable[..., Backend]
 
 
 class CannotServeError(Exception):
-    """Something that the settings name cannot be had; the text says what, in one line."""
+    """A requirement of the settings is not available; the text says which, in one line."""
 
 
 async def run(
@@ -64,23 +61,19 @@ async def run(
     on_ready: Callable[[], None] = lambda: None,
     on_stopping: OnStopping = lambda _: None,
 ) -> signal.Signals | None:
-    """Serve until a signal ends it.
+    """Serve until a signal ends it; return the signal that cut sessions off, or None.
 
     Args:
-        settings: the operator's.
-        load: loads a model, called as `load_backend` is, in a thread.
-        load_viewer: loads what shows a recording as a page; None where there is none.
-        on_bound: told the addresses, before the model is loaded.
-        on_ready: told that sessions are taken.
-        on_stopping: told that all sessions are over, or are cut off; what still hangs now, a thread
-            in the model, is no session's any more.
-
-    Returns:
-        The signal that cut sessions off; None where they were given the time to end.
+        load: loads a model in a thread; called as `load_backend` is.
+        load_viewer: loads the page of a recording; None for no such page.
+        on_bound: called with the addresses, before the model is loaded.
+        on_ready: called when sessions are taken.
+        on_stopping: called when all sessions are over or cut off; no session waits for a thread
+            that still hangs in the model.
 
     Raises:
-        CannotServeError: the port, the folder of the logs, the model, the keys or the certificate
-            cannot be had; or the device was lost meanwhile.
+        CannotServeError: the port, the log folder, the model, the keys or the certificate is not
+            available; or the device was lost meanwhile.
     """
     counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
@@ -122,7 +115,7 @@ async def run(
     return end.cut_by
 
 
-# -- what is needed before anybody can be served ---------------------------------------------------
+# -- what serving needs ----------------------------------------------------------------------------
 
 
 def _certificate(settings: Settings) -> Certificate | None:
@@ -164,7 +157,7 @@ def _port(
     counters: Counters,
     has_files: Callable[[], bool],
 ) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Make what serves the port, given its listeners."""
+    """The port's server, to be called with its listeners."""
     return partial(
         listener.serve,
         on_websocket=gateway.on_websocket,
@@ -177,13 +170,13 @@ def _port(
 
 
 def _has_files(logs_ending_max: int, recorder: Recorder, gateway: Gateway) -> bool:
-    """Whether another connection leaves the files that logs need."""
+    """Whether another connection leaves enough file descriptors for the logs."""
     sessions = 0 if gateway.server is None else gateway.server.sessions
     return recorder.statistics.logs - sessions < logs_ending_max
 
 
 async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
-    """Close the logs and send the last spans, also where the server is cancelled."""
+    """Close the logs and send the last spans, even when cancelled."""
     with anyio.CancelScope(shield=True):
         await recorder.aclose()
         if gateway is not None:
@@ -192,7 +185,7 @@ async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
 
 
 async def _bind(settings: Settings) -> list[listener.SocketListener]:
-    """Take the port, then make the folder: a server that cannot start leaves nothing behind."""
+    """Bind the port, then make the folder: a server that cannot start leaves nothing behind."""
     try:
         listeners = await listener.bind(settings.host, settings.port)
     except OSError as error:
@@ -213,7 +206,7 @@ async def _bind(settings: Settings) -> list[listener.SocketListener]:
 
 
 async def _load_workers(settings: Settings, load: Load) -> Workers:
-    """Load every worker's model, one after the other; each is loaded anew where it is replaced."""
+    """Load every worker's model in turn; each loader is kept for replacements."""
     names = (settings.model, *settings.workers)
     loaders = [partial(_load_one, settings, load, name) for name in names]
     loaded: list[Backend] = []
@@ -240,7 +233,7 @@ async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
         ),
         name,
         settings.slots,
-        abandon_on_cancel=True,  # a server that is to end does not wait for a large model
+        abandon_on_cancel=True,  # a server that is told to end does not wait for a large model
     )
     if settings.deterministic:
         require_deterministic(name, backend.info)

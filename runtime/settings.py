@@ -1,10 +1,8 @@
-"""What an operator decides about a server: every setting, declared once.
+"""The operator's settings of a server, each declared once with its default, bounds and help.
 
-A declaration holds a setting's default, its bounds and its help; flags, keys of a file, variables
-and the table of docs/operations.md are made from it (`config`). Defaults are as the sources and
-`limits` have them. A number's upper bound is there so that a slip of the finger is noticed.
-
-Nothing is checked when a `Settings` is made in code; `config` checks what people write.
+`config` makes flags, file keys, variables and the table of docs/operations.md from it. Defaults
+come from the sources and `limits`. A number's upper bound catches typing errors. A `Settings` made
+in code is not checked; `config` checks user input.
 """
 
 from __future__ import annotations
@@ -33,45 +31,45 @@ DEFAULT_PORT: Final = 8006
 DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
 RECORDINGS: Final = Path("recordings")
-"""Where logs go unless told otherwise: every session is recorded."""
+"""The default folder of the logs: every session is recorded."""
 MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat", "transcription")
 """The modes that are served, where the model has them."""
 QUEUE_MAX: Final = 64
-"""At 90 s a session and one slot the last of 64 waits over an hour: more would only time out."""
+"""At 90 s a session and one slot, the last of 64 waits over an hour; any more would time out."""
 CHATS_MAX: Final = 256
-"""Chats that are connected: between turns each holds a socket and no slot, but memory amid one."""
+"""Connected chats: each holds a socket, and memory during a turn."""
 CONNECTIONS_MAX: Final = 4096
-"""Many times the sessions that a machine can serve, with room for those that look at it."""
+"""Many times the sessions of one machine, with room for status requests."""
 CONNECTIONS_PER_ADDRESS_MAX: Final = 512
-"""A proxy or a school behind one address fits; one machine alone cannot take every place."""
+"""Enough for a proxy or a school at one address; one machine cannot take every place."""
 CONNECTIONS_PER_ADDRESS_PER_S_MAX: Final = 200
-"""A third of a core for their handshakes; clients that come back all at once have their places."""
+"""A third of a core for handshakes; the places of all clients that reconnect at once."""
 MESSAGES_PER_S_MAX: Final = 200
-"""Sound in pieces of 20 ms is 50 a second, and a picture with each is 100."""
+"""Sound in pieces of 20 ms is 50 a second, with a picture each 100."""
 BYTES_PER_S_MAX: Final = 16 * 1024 * 1024
-"""A second of sound with four large pictures is 16 MiB: the most that real time asks for."""
+"""A second of sound with four large pictures is 16 MiB: the most in real time."""
 HANDSHAKE_S: Final = 10
-"""Enough for a bad mobile link; longer, and a slow-loris holds sockets for nothing."""
+"""Enough for a bad mobile link; longer lets slow clients hold sockets."""
 STALL_S: Final = 10
 """A peer that takes nothing for so long will not catch up."""
 PING_S: Final = 20
-"""Under the minute after which proxies and mobile networks forget a connection that is idle."""
+"""Below the minute after which proxies and mobile networks drop an idle connection."""
 PONG_WAIT_S: Final = 60
-"""A client busy with sending answers late; one that answers nothing for a minute is gone."""
+"""A client that is busy sending answers late; after a silent minute it is gone."""
 DRAIN_S: Final = 30
-"""What orchestrators give a process to end in, by default."""
+"""The time that orchestrators give a process to end, by default."""
 
 SECONDS_MAX: Final = 31_536_000
-"""A year: more is a slip of the finger, and its nanoseconds still fit into 64 bits."""
+"""A year, against typing errors; its nanoseconds fit into 64 bits."""
 DAYS_MAX: Final = 36_500
-"""A century: more is a slip of the finger."""
+"""A century, against typing errors."""
 MEGABYTES_MAX: Final = 1_000_000_000
 """A petabyte: more than one folder should hold."""
 MIB: Final = 1 << 20
 BUFFER_MB_MAX: Final = 1_024
-"""Nine hours of sound, of each session: more is a slip of the finger."""
+"""Nine hours of sound for each session, against typing errors."""
 COUNT_MAX: Final = 1_000_000
-"""More sockets, chats or places in a queue than one process could hold."""
+"""More sockets, chats or queue places than a process can hold."""
 BYTES_PER_S_LIMIT: Final = 1 << 40
 """More than any network carries to one connection."""
 
@@ -85,7 +83,7 @@ _LOG: Final = "Ending and logging"
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """The settings of one server; what each is stands in its declaration."""
+    """The settings of one server; the declarations describe them."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", _ADDRESS)
     port: int = setting(
@@ -395,6 +393,6 @@ class Settings:
     )
 
     def limit_s(self, mode: Mode) -> int:
-        """Total time of a session of `mode`, in seconds; 0 where it has no limit in all (chat)."""
+        """The longest session of `mode` in seconds; 0 means no limit (chat)."""
         limits = {"video": self.limit_video_s, "audio": self.limit_audio_s, "chat": 0}
         return limits.get(mode, self.limit_transcription_s)

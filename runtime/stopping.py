@@ -1,10 +1,10 @@
-"""How a server comes to its end: by one signal, a second and a third.
+"""How signals end a server.
 
-The first SIGINT, SIGTERM or SIGHUP drains: nobody is admitted, `/ready` is 503, and who is served
-is warned and may go on for `drain_s`. Then, or at the second signal, every session gets its
-`session.closed` with `server_shutdown` and every log its `fin`; that takes `shutdown_wait_s` at
-most. The third signal cuts off what is left. While the model loads nobody is served, and the first
-ends all. A device that is lost to the process ends it as a second signal does, but not as wanted.
+The first SIGINT, SIGTERM or SIGHUP drains: no session is admitted, `/ready` is 503, and running
+sessions are warned and may go on for `drain_s`. Then, or at the second signal, every session gets
+`session.closed` with `server_shutdown` and every log its `fin`, within `shutdown_wait_s`. The third
+signal cuts off the rest. While the model loads, the first one ends the server. A lost device acts
+as a second signal, but is an error.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .server import Server
 from .settings import Settings
 
 SHUTDOWN_SPARE_S: Final = 10.0
-"""Beside the bounds of all that a session's end waits for: for a machine that is busy with it."""
+"""Added to the bounds of a session's end, for a busy machine."""
 CUT_OFF_S: Final = max(RELEASE_WAIT_S, FIN_WAIT_S)
-"""What sessions that are cut off take at most: slots are given back while logs are finished."""
+"""The most that cut-off sessions take: slots are released while logs are finished."""
 
 _logger = logging.getLogger("antiphon.server")
 
 OnStopping = Callable[[signal.Signals | None], None]
-"""Told, once all sessions are over, None; or the signal that cuts them off."""
+"""Called with None when all sessions are over, or with the signal that cuts them off."""
 
 
 def shutdown_wait_s(settings: Settings) -> float:
-    """Say how long sessions that were told to end are waited for, in seconds.
+    """The time for sessions that were told to end, in seconds: the longest of the settings.
 
-    Longer than one may take by the settings: a model call that hangs, its slot's release and the
-    log's last sync come one after the other, and beside them a client that takes nothing is told
-    goodbye. Who takes little, but something, and has minutes of speech to come, is cut off.
+    A hung model call, its slot's release and the log's last sync come in turn; the last frames to a
+    client that takes nothing at the same time. A client that takes minutes of speech slowly is cut
+    off.
     """
     model_s = settings.cleanup_wait_s + RELEASE_WAIT_S + FIN_WAIT_S
     client_s = settings.stall_s + CLOSE_FLUSH_S
@@ -48,17 +48,12 @@ def shutdown_wait_s(settings: Settings) -> float:
 
 
 class End:
-    """The end of one server.
-
-    Args:
-        settings: the operator's.
-        tasks: all that the server does.
-        on_stopping: told when it comes.
+    """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
 
     Attributes:
-        patience: cancelled when sessions are told to end; from then on a signal waits for nobody.
+        patience: cancelled when sessions are told to end.
         cut_by: the signal that cut sessions off, or None.
-        lost: the device that the server ended for, or None.
+        lost: the device whose loss ended the server, or None.
     """
 
     def __init__(self, settings: Settings, tasks: TaskGroup, on_stopping: OnStopping) -> None:
@@ -71,41 +66,27 @@ class End:
         self._has_begun = False
 
     def begin(self, server: Server) -> None:
-        """Have a server shut down; once more does nothing."""
+        """Start the shutdown; a second call does nothing."""
         if not self._has_begun:
             self._has_begun = True
             self.tasks.start_soon(shut_down, server, self)
 
     def give_up(self, server: Server, lost: DeviceLost) -> None:
-        """End a server that has nothing left to serve with, and wait for nobody.
-
-        Args:
-            server: it; it may be ending already.
-            lost: what it cannot have in this process any more.
-        """
+        """End a server that has lost its device, without a drain; it may be ending already."""
         _logger.error("%s: ending %d sessions", lost, server.sessions)
         self.lost = lost
         self.patience.cancel()
         self.begin(server)
 
     def come(self, cut_by: signal.Signals | None = None) -> None:
-        """End all that is left.
-
-        Args:
-            cut_by: the signal that waits for nobody, or None.
-        """
+        """Cancel all that is left; `cut_by` is the signal that cuts sessions off, or None."""
         self.cut_by = cut_by
         self._on_stopping(cut_by)
         self.tasks.cancel_scope.cancel()
 
 
 async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
-    """Do what signals ask for; runs until cancelled, which the end does.
-
-    Args:
-        server: asked for at each signal; None while the model loads.
-        end: of it.
-    """
+    """Act on signals until the end cancels it; `server` returns None while the model loads."""
     drain_s, come = end.settings.drain_s, 0
     with anyio.open_signal_receiver(*_heeded()) as signals:
         async for number in signals:
@@ -127,18 +108,13 @@ async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
 
 
 def _heeded() -> list[signal.Signals]:
-    """Say which signals end a server: that of a closed terminal, but under `nohup`."""
+    """The signals that end a server; SIGHUP is ignored under `nohup`."""
     ends = [signal.SIGINT, signal.SIGTERM]
     return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
 
 
 async def shut_down(server: Server, end: End) -> None:
-    """Drain a server, end its sessions, and let the end come.
-
-    Args:
-        server: that serves.
-        end: of it; its patience may be cancelled meanwhile.
-    """
+    """Drain a server, end its sessions, then cancel its tasks."""
     drain_s = end.settings.drain_s
     if drain_s and not end.patience.cancel_called:
         server.begin_drain(drain_s)

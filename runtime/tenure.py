@@ -1,9 +1,8 @@
-"""One lease of a session: what the backend holds under it, and the task that makes its calls.
+"""One lease of a session: the backend's session, and the task that makes its calls.
 
-The machine never asks for two calls at once (B1, B4), so one task makes all calls of a lease, one
-after the other; it lasts as long as the lease, because a task costs more than a call. It lives in
-the server's nursery, not the session's: a call that hangs must not keep its session from ending. An
-exception that is no `BackendError` is a bug of the backend: it costs that session, not the server.
+The machine never asks for two calls at once (B1, B4), so one task makes all calls of a lease in
+turn. It runs in the server's nursery: a hung call must not keep its session from ending. An
+exception other than `BackendError` is a bug of the backend: it ends that session, not the server.
 """
 
 from __future__ import annotations
@@ -34,16 +33,13 @@ class Tenure:
     """One lease, from its `SlotLeased` to its `BackendReleased`.
 
     Attributes:
-        lease: the slot.
-        backend: the slot's backend.
         tasks: the server's nursery for model calls.
         on_lost: called when the backend is gone, or broke.
-        held: what the backend holds for the session; None before it is opened.
-        turn, transcript: the same of a turn of chat, and of a transcription.
-        is_cut: the turn is not wanted any more, be it begun or not.
-        is_lost: the backend said that it is gone.
-        is_releasing: asked for already.
-        is_over: set once opening is not to be tried again.
+        held, turn, transcript: the backend's session, turn or transcription; None before it is
+            opened.
+        is_cut: the turn is not wanted any more, whether it began or not.
+        is_lost: the backend reported that it is gone.
+        is_over: set when opening must not be retried.
     """
 
     lease: Lease
@@ -71,12 +67,9 @@ class Tenure:
         *,
         shield: bool = False,
     ) -> None:
-        """Have a call made after those that were asked for before.
+        """Make a call after those that were asked for before.
 
-        Args:
-            call: makes it.
-            effect: what it is given.
-            shield: a server that is cut off does not cancel it, where it is the task's first.
+        With `shield`, and as the task's first call, a server's shutdown does not cancel it.
         """
         self._asked.append((call, effect))
         self._wakeup.set()
@@ -85,7 +78,7 @@ class Tenure:
             self.tasks.start_soon(self._make_calls, self._scope)
 
     async def settle(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is in flight."""
         while self._asked:
             self._settled = anyio.Event()
             await self._settled.wait()
@@ -120,7 +113,7 @@ class Tenure:
 
 
 def _unit_of(effect: object) -> int | None:
-    """Say which unit a call is about; None for other calls."""
+    """The index of the unit that a call is about; None for other calls."""
     match effect:
         case ef.StartUnit():
             return effect.unit.index

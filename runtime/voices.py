@@ -1,9 +1,8 @@
-"""The server's library of voices: a folder of WAV files that clients name instead of sending one.
+"""The server's library of voices: WAV files that clients name instead of sending one.
 
-A voice is a file `<name>.wav` in the folder itself. A name is never a path: it is held to a few
-characters before the disk is looked at, so that no client reads or writes anything but a voice.
-Files may come and go while the server runs; one that is added is written elsewhere in the folder
-and gets its name when it is whole. Nothing is decoded here; all calls block on the disk.
+A voice is a file `<name>.wav` in the folder itself. A name is never a path: it is checked before
+the disk is used. Files may come and go while the server runs; a new one gets its name when it is
+whole. No decoding here; all calls block on the disk.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from protocol.limits import VOICE_NAME_CHARS_MAX, WAV_BYTES_MAX
 from .media.values import MediaError
 
 VOICES_MAX: Final = 1_000
-"""Names that are listed; a folder of more was surely not meant."""
+"""Listed names; a larger folder is a mistake."""
 VOICES_BYTES_MAX: Final = 1 << 30
-"""Of all files together, above which none is added: some 700 voices of 30 s at 24 kHz."""
+"""All files together, checked when one is added: some 700 voices of 30 s at 24 kHz."""
 SUFFIX: Final = ".wav"
 NAME_RULE: Final = f"1 to {VOICE_NAME_CHARS_MAX} letters, digits, _, - and ., no dot at the front"
-"""What a name is, for people."""
+"""The rule for names, for people."""
 
 VoiceRefusal = Literal["name", "exists", "full"]
 
@@ -33,11 +32,7 @@ _NAME: Final = re.compile(rf"(?!\.)[A-Za-z0-9_.-]{{1,{VOICE_NAME_CHARS_MAX}}}", 
 
 
 class VoiceRefused(Exception):  # noqa: N818 - a fact about the request, not a fault
-    """A voice is not added.
-
-    Args:
-        reason: `name` is invalid, the voice `exists`, or the library is `full`.
-    """
+    """A voice is not added: `name` is invalid, it `exists`, or the library is `full`."""
 
     def __init__(self, reason: VoiceRefusal) -> None:
         super().__init__(reason)
@@ -45,26 +40,18 @@ class VoiceRefused(Exception):  # noqa: N818 - a fact about the request, not a f
 
 
 class VoiceLibrary:
-    """The voices in a folder.
-
-    Args:
-        folder: holds the files; one that is missing holds none.
-    """
+    """The voices in a folder; a missing folder holds none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_changing = threading.Lock()
 
     def list(self) -> tuple[str, ...]:
-        """Name the voices.
-
-        Returns:
-            The names, sorted, the first `VOICES_MAX` of them.
-        """
+        """The names of the voices, sorted, `VOICES_MAX` at most."""
         return tuple(self.sizes())
 
     def sizes(self) -> dict[str, int]:
-        """Name the voices, as above, each with the bytes of its file."""
+        """The bytes of each voice's file, by name."""
         try:
             found = {
                 path.name.removesuffix(SUFFIX): path.stat().st_size
@@ -77,17 +64,7 @@ class VoiceLibrary:
         return {name: found[name] for name in names[:VOICES_MAX]}
 
     def read(self, name: str) -> bytes:
-        """Read a voice.
-
-        Args:
-            name: its name; a client's own text.
-
-        Returns:
-            The file, not decoded.
-
-        Raises:
-            MediaError: there is no voice of that name, or its file has more bytes than a voice may.
-        """
+        """Read a voice's file, not decoded; `MediaError` if it is missing or too large."""
         try:
             with self._path(name).open("rb") as file:
                 data = file.read(WAV_BYTES_MAX + 1)
@@ -98,11 +75,7 @@ class VoiceLibrary:
         return data
 
     def stamp(self, name: str) -> tuple[int, int, int]:
-        """Tell one version of a voice from another, without reading it.
-
-        Raises:
-            MediaError: there is no voice of that name.
-        """
+        """Inode, bytes and mtime (ns) of a voice's file; `MediaError` if it is missing."""
         try:
             found = self._path(name).stat()
         except OSError:
@@ -110,12 +83,7 @@ class VoiceLibrary:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def add(self, name: str, data: bytes, *, replace: bool = False) -> bool:
-        """Add a voice; it is on the device when this returns.
-
-        Args:
-            name: a client's own text.
-            data: a WAV file that was decoded before, `WAV_BYTES_MAX` at most.
-            replace: a voice of that name may be replaced.
+        """Add a voice, a WAV file decoded before; it is on the device on return.
 
         Returns:
             Whether the name is new.
@@ -136,12 +104,7 @@ class VoiceLibrary:
         return is_new
 
     def remove(self, name: str) -> None:
-        """Remove a voice.
-
-        Raises:
-            MediaError: there is no voice of that name.
-            OSError: the file cannot be removed.
-        """
+        """Remove a voice; `MediaError` if it is missing, `OSError` if it cannot be removed."""
         path = self._path(name)
         with self._is_changing:
             if not path.is_file():
@@ -172,7 +135,7 @@ class VoiceLibrary:
             if replace:
                 part.replace(path)
             else:
-                path.hardlink_to(part)  # refused where another process was quicker
+                path.hardlink_to(part)  # fails where another process was quicker
         except FileExistsError:
             raise VoiceRefused("exists") from None
         finally:
@@ -185,5 +148,5 @@ def is_voice_name(text: str) -> bool:
 
 
 def no_such_voice() -> MediaError:
-    """Make the error for a name that no voice has."""
+    """The error for a name that no voice has."""
     return MediaError("there is no voice of that name")

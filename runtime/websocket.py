@@ -1,32 +1,22 @@
-"""One WebSocket: our own small interface, and trio-websocket behind it.
+"""One WebSocket: a small interface of our own, and trio-websocket behind it.
 
-`WebSocket` is all that the rest of the runtime knows, so that a leaner codec can take this one's
-place. The rules of the interface:
+- One task receives, one task sends; any task may call `close` and `abort`.
+- `receive` returns None once for a message above the limit, and then only the end; the WebSocket
+  stays open, so that the client can be told. `WebSocketClosed` ends everything.
+- A cancelled send may have left half a frame: the connection is aborted.
+- `close` waits at most `CLOSE_WAIT_S` for the peer; `abort` does not wait.
 
-- One task receives, one task sends; `close` and `abort` may come from anywhere.
-- `receive` returns None once for a message above the limit, and then nothing more but the end; the
-  WebSocket is still open, so that its client can be told. `WebSocketClosed` ends everything.
-- A send that is cancelled may have left half a frame: the connection is aborted.
-- `close` waits at most `CLOSE_WAIT_S` for the peer; `abort` waits for nobody.
-- A peer that takes nothing, or from which nothing comes at all, is dropped (`transport.keeper`),
-  and one that sends too much waits (`transport.intake`).
+How trio-websocket is used, and why (design.md, "Transport facts"):
 
-How trio-websocket is used here, and why (design.md, "Transport facts"):
-
-- It is given a handshake that we wrote ourselves from a head that the listener has checked: it
-  fails in its reader task on some heads (an odd `Host`), and loses bytes sent before the 101.
+- It gets a handshake that we write from the checked head: its reader task fails on some heads (an
+  odd `Host`), and loses bytes sent before the 101.
 - It reads 256 KiB at a time, and each connection gets our own decoders (`transport.codec`).
-- It sees no message above the limit: its own limit ends the WebSocket before it can be explained.
-  In place of one, the channel between its reader and us is closed, which has no public name.
-- Its reader task lives in `TrioWebSocket.run` and cannot take a session down with it: it raises,
-  for one, when a ping comes after we sent a close.
-- It answers pings itself, but waits for a frame that is being sent, and for a queue that is full.
-  Ours are not sent by it: its `ping` waits for the pong.
-- Messages are written by its codec, past its `send_message`: that takes one at a time, and its lock
-  costs a switch of tasks for each. Whole calls never mix: `Link` sees to that.
+- It sees no message above the limit: its own limit would end the WebSocket before the client can be
+  told. Instead the channel from its reader is closed, through a private name.
+- Its reader task lives in `TrioWebSocket.run` and cannot end a session, though it may raise.
+- It answers pings, but after a frame in flight and a full queue. Our pings bypass it: its `ping`
+  waits for the pong. So do our messages: the lock of `send_message` costs a task switch for each.
 - It offers no permessage-deflate, which costs ten times what it saves.
-
-It does not know sessions, JSON or HTTP.
 """
 
 from __future__ import annotations
@@ -53,9 +43,9 @@ from .transport.link import Link
 from .transport.tcp import RECEIVE_BUFFER_BYTES
 
 MESSAGE_QUEUE_SIZE: Final = 4
-"""A burst of small messages does not stall the reader; four of the largest still fit in memory."""
+"""A burst of small messages does not stall the reader; four of the largest fit in memory."""
 CLOSE_WAIT_S: Final = 2.0
-"""A peer that lives answers a close within a round trip; one that does not is not waited for."""
+"""A live peer answers a close within a round trip; others are given up."""
 
 BROKEN: Final = MappingProxyType(
     {
@@ -63,20 +53,15 @@ BROKEN: Final = MappingProxyType(
         CloseReason.INVALID_FRAME_PAYLOAD_DATA: "invalid UTF-8",
     }
 )
-"""What the codec finds wrong with a peer's bytes, by close code, and what the peer is told."""
+"""The text sent for a protocol error that the codec finds, by close code."""
 ABNORMAL_CLOSURE: Final = 1006
-"""The peer went without a close (RFC 6455, 7.1.5): never sent, only told."""
+"""The peer left without a close (RFC 6455, 7.1.5): never sent, only reported."""
 
 _LOG: Final = logging.getLogger("antiphon.websocket")
 
 
 class WebSocketClosed(Exception):  # noqa: N818 - an end, not an error
-    """The WebSocket is closed, by either side, or lost (1006).
-
-    Args:
-        code: the close code (RFC 6455, 7.4).
-        reason: what the closing side said, or nothing.
-    """
+    """The WebSocket is closed, by either side, or lost: `code` 1006 (RFC 6455, 7.4)."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(code, reason)
@@ -85,41 +70,39 @@ class WebSocketClosed(Exception):  # noqa: N818 - an end, not an error
 
 
 class WebSocketStalled(WebSocketClosed):
-    """It was dropped because the peer took nothing of what was sent."""
+    """The WebSocket was dropped because the peer took no bytes."""
 
 
 class WebSocket(Protocol):
-    """A WebSocket that is open; whoever accepted it closes or aborts it."""
+    """An open WebSocket; its acceptor closes or aborts it."""
 
     async def receive(self) -> Frame:
-        """Wait for a message; None, once, for one that is too big. Raises `WebSocketClosed`."""
+        """Wait for a message; None, once, for one above the limit. Raises `WebSocketClosed`."""
 
     async def send(self, *frames: str) -> None:
         """Send text messages in one go; cancelled, it aborts. Raises `WebSocketClosed`."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Close, waiting a bounded time for the peer's answer; closed already, do nothing."""
+        """Send a close and wait a bounded time for the answer; no effect once closed.
+
+        Messages before the answer are discarded. Cancelled, it closes at once. `code` as in RFC
+        6455, 7.4; `reason` is cut to 123 bytes of UTF-8.
+        """
 
     async def abort(self) -> None:
-        """Drop the TCP connection at once, with all that is unsent; closed already, do nothing."""
+        """Drop the TCP connection and unsent data at once; no effect once closed."""
 
 
 @attrs.frozen(kw_only=True)
 class Handshake:
-    """What a checked WebSocket request comes down to.
-
-    Attributes:
-        key: its `Sec-WebSocket-Key`, 16 bytes in base64.
-        subprotocol: the one we select of those offered, or None.
-        frame_bytes_max: messages above this are not taken.
-    """
+    """A checked request: its `Sec-WebSocket-Key`, our subprotocol or None, the message limit."""
 
     key: str
     subprotocol: str | None
     frame_bytes_max: int
 
     def head(self) -> bytes:
-        """Write the request anew, with nothing in it that the library could stumble over."""
+        """A plain request for the library, without the client's other headers."""
         lines = [
             "GET / HTTP/1.1",
             "Host: antiphon",
@@ -136,16 +119,11 @@ class Handshake:
 async def accept(
     nursery: trio.Nursery, link: Link, handshake: Handshake, keeper: Keeper
 ) -> TrioWebSocket:
-    """Answer a checked request with 101 and open its WebSocket.
+    """Answer a checked request with 101 and open its WebSocket; the caller closes or aborts it.
 
     Args:
         nursery: owns the task that reads; cancelling it ends the WebSocket.
         link: the connection, with the bytes after the request's head put back.
-        handshake: the request.
-        keeper: looks after it while it is open.
-
-    Returns:
-        The open WebSocket; the caller closes or aborts it.
 
     Raises:
         WebSocketClosed: the peer left before it was open.
@@ -156,13 +134,7 @@ async def accept(
 
 
 class TrioWebSocket:
-    """A server's WebSocket on trio-websocket; see `WebSocket` for its rules.
-
-    Args:
-        link: the connection.
-        handshake: the request that it answers.
-        keeper: looks after it while it is open.
-    """
+    """A server's WebSocket on trio-websocket; the keeper watches it while it is open."""
 
     def __init__(self, link: Link, handshake: Handshake, keeper: Keeper) -> None:
         self._link = link
@@ -186,11 +158,7 @@ class TrioWebSocket:
         self._told_too_big = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the library's reader task; started once the 101 is sent, ended when it ends.
-
-        Raises:
-            WebSocketClosed: the peer left before the 101 was sent.
-        """
+        """Hold the library's reader task; started with the 101, else `WebSocketClosed`."""
         opened = False
         try:
             async with trio.open_nursery() as nursery:
@@ -200,7 +168,8 @@ class TrioWebSocket:
                 self._keeper.add(self._line)
                 task_status.started()
         except* Exception as errors:
-            # The library's bugs and the peer's departure look alike here: the connection is over.
+            # The library's bugs and the peer's departure look the same here: the connection is
+            # over.
             _LOG.debug("the reader of a WebSocket ended early: %r", errors.exceptions)
             self._link.abort()
         finally:
@@ -208,8 +177,8 @@ class TrioWebSocket:
             self._keeper.discard(self._line)
             self._keeper.counters.websockets -= opened
             if opened:
-                # We and the library refer to each other: what has come of a message that will not
-                # end would wait for the garbage collector, that is, for minutes.
+                # We and the library refer to each other: the pieces of an unfinished message would
+                # wait minutes for the garbage collector.
                 self._connection._message_parts.clear()
             self._share.close()
         if not opened:
@@ -229,14 +198,7 @@ class TrioWebSocket:
         return connection
 
     async def receive(self) -> Frame:
-        """Wait for a message.
-
-        Returns:
-            The message, or None, once, for one above the limit; none comes after it.
-
-        Raises:
-            WebSocketClosed: there will be none.
-        """
+        """As `WebSocket`."""
         self._share.release(self._received - 1)
         if self._told_too_big:
             await self._reader_ended.wait()
@@ -252,11 +214,11 @@ class TrioWebSocket:
         return message_of(message)
 
     def _too_big_comes(self) -> None:
-        """Let `receive` run dry: there is no more for it, while the WebSocket stays open."""
+        """Let `receive` run dry while the WebSocket stays open."""
         self._connection._send_channel.close()
 
     def _answer_to_no_frame(self) -> bytes:
-        """Say which rule of RFC 6455 the peer broke (7.1.7): the library tells us alone."""
+        """The close frame for the rule of RFC 6455 that the peer broke (7.1.7), seen only here."""
         codec, broken = self._connection._wsproto, self._connection.closed
         if broken is None or codec.state is not ConnectionState.OPEN or broken.code not in BROKEN:
             return b""
@@ -265,11 +227,7 @@ class TrioWebSocket:
         return close
 
     async def send(self, *frames: str) -> None:
-        """Send text messages in one go; cancelled, it aborts the connection.
-
-        Raises:
-            WebSocketClosed: not all of them are sent.
-        """
+        """As `WebSocket`."""
         if self._connection.closed is not None:
             raise self._closed()
         try:
@@ -283,14 +241,7 @@ class TrioWebSocket:
             raise
 
     async def close(self, code: int, reason: str) -> None:
-        """Send what is left to send and a close, and wait `CLOSE_WAIT_S` for its answer.
-
-        What the peer has sent before it is read and thrown away. Cancelled, it closes at once.
-
-        Args:
-            code: the close code (RFC 6455, 7.4).
-            reason: 123 bytes of UTF-8 at most, cut there.
-        """
+        """As `WebSocket`."""
         self._line.pings = False
         try:
             with trio.move_on_after(CLOSE_WAIT_S):
@@ -298,10 +249,10 @@ class TrioWebSocket:
                 await self._reader_ended.wait()
                 await self._link.linger()
         finally:
-            self._link.socket.close()  # Not a reset: the kernel still delivers what it holds.
+            self._link.socket.close()  # Not a reset: the kernel still delivers its buffers.
 
     async def abort(self) -> None:
-        """Drop the TCP connection at once, with all that is unsent; never waits."""
+        """As `WebSocket`."""
         self._link.abort()
 
     def _closed(self) -> WebSocketClosed:

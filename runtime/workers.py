@@ -1,26 +1,16 @@
-"""The workers of a server: interchangeable backends, and a new one for each that is condemned.
-
-A worker is one backend with its slots. A session runs on one of them from its lease to its release
-and is told the same whichever it is; so workers must agree on all that sessions are told.
+"""The workers of a server: interchangeable backends, and a replacement for each condemned one.
 
     worker condemned -> its leases come back, or replace_wait_s -> load -> a new worker in its place
 
-Rules:
-
-- A condemned worker is lent no more (B4). Sessions on its other slots go on and end as they do.
-- A replacement is loaded once nobody is on the old worker any more, so that both need not fit into
-  memory at once; but it waits for them only so long.
-- Loading is tried until it works, with a growing pause, for whatever was wrong may be put right
-  elsewhere. A worker that is condemned again soon after it came is replaced after such a pause too.
-- A device that is lost to this process comes back in another: where no other worker serves, that is
-  told, for whoever runs the server to end it.
-- For `HOPE_S` a replacement counts as on its way, and sessions may wait for it; after that they are
-  refused until it is there.
-- Of a backend that was given up nothing is kept once its leases are back. One that `Closes` is told
-  so. A call of its that hangs in a thread keeps it in memory none the less: no thread can be ended.
-
-Loading itself is injected. It does not queue anybody (`runtime.admission`), count slots
-(`runtime.pool`) or decide that a call hangs (the session does, and `runtime.calls`).
+- A worker is one backend with its slots. A session keeps one from lease to release; workers must
+  agree on all that sessions are told.
+- A condemned worker leases no more slots (B4); its other sessions go on. Its backend is dropped
+  once its leases are back, and closed if it is `Closes`. No thread that hangs in it can be ended.
+- A replacement is loaded once the old worker has no sessions, because memory may not hold both, or
+  after `replace_wait_s`; again and again, with a growing pause. For `HOPE_S` sessions may wait for
+  it; after that they are refused until it is there.
+- A device lost to this process comes back only in another process: if no other worker serves,
+  `on_hopeless` is called, and the server ends.
 """
 
 from __future__ import annotations
@@ -40,27 +30,27 @@ from .backends.base import Backend, BackendGone, BackendInfo, Closes, DeviceLost
 from .pool import Lease, Pool
 
 REPLACE_SPARE_S: Final = 10.0
-"""What hangs with the call that condemned a worker is condemned in its turn within the waits of the
-cleanup and of the release; whoever is on it this long after is served, and may stay long."""
+"""Sessions that hang with the condemning call end within the waits of cleanup and release; one that
+is still there after this is served, and may stay long."""
 REPLACE_WAIT_S: Final = 20.0 + REPLACE_SPARE_S
-"""Those waits are of 10 s each where nobody says otherwise."""
+"""Those waits are 10 s each by default."""
 CLOSE_WAIT_S: Final = 10.0
-"""A backend that takes longer to let go hangs, as it did before."""
+"""A backend that takes longer to close hangs."""
 RETRY_S: Final = 1.0
-"""The first pause between two tries of loading; each is twice as long as the one before."""
+"""Before the second try of loading; it doubles with each."""
 RETRY_S_MAX: Final = 60.0
-"""The longest: loading a large model over and over costs others their disk and memory."""
+"""Loading a large model over and over costs other processes disk and memory."""
 STEADY_S: Final = 60.0
-"""A worker that served so long was sound: the next replacement in its place waits for nothing."""
+"""A worker that served so long was sound: its replacement is loaded without a pause."""
 HOPE_S: Final = 120.0
-"""Longer than a large model takes to load, and less than a client would wait for nothing."""
+"""Longer than a large model takes to load, shorter than a client waits in vain."""
 DIFFERENCES_TOLD: Final = 3
-"""Another model differs in everything: the first few say so."""
+"""Another model differs in everything: a few differences are enough."""
 INSTANCE: Final = "instance"
-"""The entry of a fingerprint that names the one backend; it may differ from worker to worker."""
+"""The fingerprint entry that names one backend; it may differ between workers."""
 
 Load = Callable[[int], Awaitable[Backend]]
-"""Loads the backend of a place, 0 to the number of workers - 1; raises whatever is wrong."""
+"""Loads the backend of a place, 0 to the number of workers - 1; raises its errors."""
 
 _AGREED: Final = (
     "modes",
@@ -74,19 +64,12 @@ _logger = logging.getLogger("antiphon.workers")
 
 
 class WorkersDifferError(ValueError):
-    """A worker cannot stand in for another; the text names what differs."""
+    """A worker cannot stand in for another; the text names the differences."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkersStatistics:
-    """What became of the workers.
-
-    Attributes:
-        workers: how many there should be.
-        condemned: of these, lent no more and not replaced yet.
-        replaced: replacements made so far.
-        failures: tries of loading one that failed so far.
-    """
+    """The number of workers, those condemned and not replaced yet, and totals so far."""
 
     workers: int
     condemned: int
@@ -96,15 +79,13 @@ class WorkersStatistics:
 
 @attrs.define(eq=False)
 class _Place:
-    """Where a worker is, and its replacement will be.
+    """A worker's place, which its replacement takes.
 
     Attributes:
-        index: counts the places from 0.
-        worker: the number of the worker that is or was there last.
-        since_s: when it came, on the event loop's clock.
-        tries: replacements tried since one last served for long.
+        since_s: when its worker came, on the event loop's clock.
+        tries: replacements tried since a worker last served long.
         is_attended: a task replaces it.
-        is_given_up: none is counted on any more.
+        is_given_up: sessions do not wait for a replacement any more.
     """
 
     index: int
@@ -116,20 +97,16 @@ class _Place:
 
 
 class Workers:
-    """The backends of a server and their slots.
+    """The backends of a server and their slots, which only `Admission` leases from `pool`.
 
     Args:
         backends: one for each place, at least one, loaded.
         load: loads another for a place; None replaces none.
-        replace_wait_s: how long those who are on a condemned worker are waited for: two models at
-            once may not fit into memory.
+        replace_wait_s: the wait for a condemned worker's sessions: memory may not hold two models.
 
     Raises:
-        LocalProtocolError: there is none.
+        LocalProtocolError: `backends` is empty.
         WorkersDifferError: two of them cannot stand in for each other.
-
-    Attributes:
-        pool: their slots; `Admission` alone leases them.
     """
 
     def __init__(
@@ -157,7 +134,7 @@ class Workers:
 
     @property
     def info(self) -> BackendInfo:
-        """What the workers are, as one backend: their slots together, and what they agree on."""
+        """The workers as one backend: all their slots, and the values on which they agree."""
         backends = self._backends.values()
         return attrs.evolve(
             self._first,
@@ -168,17 +145,17 @@ class Workers:
 
     @property
     def can_replace(self) -> bool:
-        """Whether a condemned worker is replaced at all."""
+        """Whether condemned workers are replaced."""
         return self._load is not None and self._is_running
 
     @property
     def more_to_come(self) -> bool:
-        """Whether a replacement is on its way that may be waited for."""
+        """Whether sessions may wait for a replacement."""
         return self.can_replace and any(not place.is_given_up for place in self._condemned())
 
     @property
     def statistics(self) -> WorkersStatistics:
-        """What became of them so far."""
+        """The counts so far."""
         return WorkersStatistics(
             workers=len(self._places),
             condemned=len(list(self._condemned())),
@@ -188,17 +165,13 @@ class Workers:
 
     @property
     def any_backend(self) -> Backend:
-        """One of the backends, for what all of them agree on.
-
-        Raises:
-            BackendGone: none is there at the moment.
-        """
+        """Any of the backends, for values on which all agree; `BackendGone` if none is there."""
         for backend in self._backends.values():
             return backend
         raise BackendGone("no worker is there")
 
     def backend_of(self, lease: Lease) -> Backend:
-        """The backend that a lease is for; the lease is out."""
+        """The backend of a lease that is out."""
         return self._backends[lease.worker]
 
     async def run(
@@ -206,12 +179,10 @@ class Workers:
         on_changed: Callable[[], None],
         on_hopeless: Callable[[DeviceLost], None] = lambda _: None,
     ) -> None:
-        """Replace what is condemned; runs until cancelled.
+        """Replace condemned workers until cancelled.
 
-        Args:
-            on_changed: told that a worker came, or is not counted on any more
-                (`Admission.review`).
-            on_hopeless: told that no worker is left and this process cannot have another.
+        `on_changed` is called when a worker came or was given up (`Admission.review`),
+        `on_hopeless` when no worker is left and this process cannot have another.
         """
         self._is_running = True
         try:
@@ -270,7 +241,7 @@ class Workers:
         on_changed()
 
     async def _retire(self, worker: int, retired: anyio.Event) -> None:
-        """Let a condemned worker's backend go as soon as nobody is on it."""
+        """Close a condemned worker's backend once its leases are back."""
         while self.pool.leases_of(worker):
             stirred = self._stirred
             await stirred.wait()
@@ -296,11 +267,7 @@ class Workers:
                     await anyio.sleep_forever()
 
     async def _load_for(self, place: _Place) -> Backend:
-        """Load a backend and see that it serves.
-
-        Raises:
-            Exception: whatever was wrong; nothing is left of the backend then.
-        """
+        """Load a backend and check that it serves; if not, it is closed; raises any error."""
         assert self._load is not None
         backend = await self._load(place.index)
         try:
@@ -314,7 +281,7 @@ class Workers:
 
 
 async def _close(backend: Backend) -> None:
-    """Tell a backend that it is given up; it may hang or fail, and nobody minds."""
+    """Close a condemned backend; it may hang or fail."""
     if not isinstance(backend, Closes):
         return
     try:
@@ -325,16 +292,12 @@ async def _close(backend: Backend) -> None:
 
 
 def _shared(info: BackendInfo) -> dict[str, str]:
-    """A fingerprint without what names the instance."""
+    """A fingerprint without the entry that names the instance."""
     return {name: value for name, value in info.fingerprint.items() if name != INSTANCE}
 
 
 def _check_agreement(first: BackendInfo, other: BackendInfo, index: int) -> None:
-    """Hold a worker to what sessions are told.
-
-    Raises:
-        WorkersDifferError: it says something else.
-    """
+    """Raise `WorkersDifferError` if a worker does not agree with the first."""
     differences = []
     for name in _AGREED:
         if name == "fingerprint":

@@ -1,1 +1,1 @@
-"""`antiphon fuzz`: hostile clients by the thousand, and a judge of what a server says to them."""
+"""`antiphon fuzz`: hostile clients by the thousand, and a judge of a server's answers."""

@@ -1,11 +1,8 @@
 """Broken bytes for the parsers of messages and of session logs.
 
-Both read what somebody else wrote. Whatever the bytes are, they may raise the errors that they
-document and no other, in a bounded time and memory. The bytes are made of sound ones: pieces cut
-out, doubled, swapped, overwritten, bits turned. A log's checksums would hide its inside from all of
-that, so half of the logs are broken within a payload and sealed again.
-
-What is found is kept as it is, and as small as leaving out pieces makes it.
+A parser of foreign bytes may raise only its documented errors, in bounded time and memory. The
+inputs are valid bytes with pieces cut, doubled, swapped or overwritten, and bits flipped. A log's
+checksums would hide its payloads, so half of the logs are broken within a payload and sealed again.
 """
 
 from __future__ import annotations
@@ -47,13 +44,13 @@ from .values import GARBAGE, PIECES
 
 KINDS: Final = ("codec", "log")
 INPUT_CPU_S_MAX: Final = 5.0
-"""An input of a megabyte takes a hundredth; one that takes this long can be made to take more."""
+"""A megabyte takes a hundredth; a slower input could be made slower still."""
 INPUT_MEMORY_MB_MAX: Final = 700
 """The most that one input may add: a block's limit is 132 MiB, held a few times over."""
 CHANGES_MAX: Final = 6
-"""To one input: more of them are refused at the first."""
+"""To one input: with more, the first one already has it refused."""
 SHRINK_TRIES_MAX: Final = 400
-"""To make one finding smaller."""
+"""To reduce one finding."""
 FINDINGS_MAX: Final = 20
 """Different ones of a run."""
 BUDGET_POLL: Final = 20
@@ -62,14 +59,7 @@ BUDGET_POLL: Final = 20
 
 @attrs.define
 class Bytewise:
-    """What a run has found.
-
-    Attributes:
-        inputs: that were read.
-        elapsed_s: seconds.
-        memory_mb: the most that the process has held.
-        findings: the file of each, by what happened.
-    """
+    """The results of a run: the most memory in MB, and the file of each finding by its label."""
 
     inputs: int = 0
     elapsed_s: float = 0.0
@@ -77,7 +67,7 @@ class Bytewise:
     findings: dict[str, Path] = attrs.Factory(dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Say it as JSON."""
+        """The results as JSON."""
         found = {label: str(path) for label, path in self.findings.items()}
         return {
             "inputs": self.inputs,
@@ -95,17 +85,10 @@ def fuzz_bytes(
     out: Path,
     read: Callable[[bytes], None] | None = None,
 ) -> Bytewise:
-    """Break bytes until the budget is spent.
+    """Break bytes until the budget is spent; an example is one input.
 
-    Args:
-        kind: one of `KINDS`.
-        seed: of all that is drawn.
-        budget: when it is over; an example is one input.
-        out: the folder for inputs that find something.
-        read: the parser, where it is not ours; it raises what it must not.
-
-    Returns:
-        What was found.
+    `kind` is one of `KINDS`; inputs with findings are kept in `out`. An exception of `read`, the
+    parser, is a finding.
     """
     dice = random.Random(seed)
     corpus = list(_frames() if kind == "codec" else _logs())
@@ -133,7 +116,7 @@ def fuzz_bytes(
 
 
 def read_frame(data: bytes) -> None:
-    """Read bytes as a message, by every dialect and at both ends."""
+    """Parse bytes as a message, in every dialect and at both ends."""
     try:
         body = parse_frame(data.decode("utf-8", "replace"))
     except FrameError:
@@ -148,7 +131,7 @@ def read_frame(data: bytes) -> None:
 
 
 def read_log(data: bytes) -> None:
-    """Read bytes as a session log, to its end and past all damage, and verify them."""
+    """Read and verify bytes as a session log, to the end and past all damage."""
     verify(data)
     with suppress(RecorderError), LogReader(data) as reader:
         for _ in reader:
@@ -156,7 +139,7 @@ def read_log(data: bytes) -> None:
 
 
 def _wrong(read: Callable[[bytes], None], data: bytes) -> str:
-    """Read, and say what must not have happened; empty where nothing did."""
+    """Read, and return the label of a finding, or empty."""
     began_s, began_mb = time.process_time(), _memory_mb()
     try:
         read(data)
@@ -197,7 +180,7 @@ def _frames() -> Iterator[bytes]:
 
 
 def _logs() -> Iterator[bytes]:
-    """Logs of sessions, which are held here for it."""
+    """Logs of sessions recorded here."""
     with tempfile.TemporaryDirectory(prefix="antiphon-fuzz-") as name:
         for dialect, modes in MODES.items():
             folder = Path(name) / dialect
@@ -213,7 +196,7 @@ def _logs() -> Iterator[bytes]:
 
 
 def _broken(data: bytes, dice: random.Random) -> bytes:
-    """Change some places of it."""
+    """Change some places."""
     made = bytearray(data)
     for _ in range(dice.randint(1, CHANGES_MAX)):
         at = dice.randrange(len(made) + 1)
@@ -238,10 +221,7 @@ def _broken(data: bytes, dice: random.Random) -> bytes:
 
 
 def _sealed(data: bytes, dice: random.Random) -> bytes | None:
-    """Break the payload of one block of a log, and seal all blocks again; None where it has none.
-
-    Lengths, checksums and the chain hold, so that what reads the records gets to see them.
-    """
+    """Break the payload of one block of a log and seal all blocks again; None without blocks."""
     blocks = [block for block in Scanner(BytesSource(data)) if isinstance(block, Block)]
     if not blocks:
         return None
@@ -262,7 +242,7 @@ def _sealed(data: bytes, dice: random.Random) -> bytes | None:
 
 
 def _smaller(read: Callable[[bytes], None], data: bytes, wrong: str, dice: random.Random) -> bytes:
-    """Leave out pieces, as long as the same happens."""
+    """Leave out pieces while the finding stays."""
     for _ in range(SHRINK_TRIES_MAX):
         size = max(1, len(data) >> dice.randrange(1, 8))
         at = dice.randrange(max(1, len(data) - size + 1))

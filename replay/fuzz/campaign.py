@@ -1,9 +1,7 @@
-"""A run: rounds of cases drawn by Hypothesis, what they find made small, and kept.
+"""A run: rounds of cases drawn by Hypothesis; findings are reduced and kept.
 
-Each round has its own seed, made from the run's, and nothing of it is kept but what was found: no
-database, and memory that does not grow with the hours. What a round finds first it makes as small
-as it can, by Hypothesis and then by leaving out steps; other findings are for later rounds, which
-go on past those that are known.
+Each round has its own seed, made from the run's. Only findings are kept: no database, and no memory
+that grows. Later rounds skip known findings.
 """
 
 from __future__ import annotations
@@ -24,21 +22,21 @@ from .play import FuzzerError
 from .report import Found, Outcome, Tally
 
 ROUND_EXAMPLES: Final = 200
-"""Enough for Hypothesis to vary what it has drawn; few enough to report, and to forget."""
+"""Enough for Hypothesis to vary its draws; few enough to report, and to forget."""
 SHRINK_S: Final = 30.0
-"""Of one finding: what is not small by then is small enough to be read."""
+"""For reducing one finding; then it is small enough to read."""
 FINDINGS_MAX: Final = 50
-"""A run that has found so many has found what it was for."""
+"""A run with so many has done its work."""
 SEEDS: Final = 1_000_003
-"""Rounds of one run have other seeds than those of the next: a prime above any number of them."""
+"""Above the rounds of any run, and prime: runs share no seeds."""
 
 
 class Target(Protocol):
-    """What cases are played to."""
+    """Plays cases to a server."""
 
     @property
     def is_local(self) -> bool:
-        """It is in memory; see `plans.cases`."""
+        """Whether the server is in memory; see `plans.cases`."""
         ...
 
     def run(self, case: Case) -> Outcome:
@@ -47,33 +45,21 @@ class Target(Protocol):
 
 
 class _FoundError(Exception):
-    """A case has found something; for Hypothesis, which makes it small."""
+    """A case has a finding; it makes Hypothesis reduce the case."""
 
 
 @attrs.frozen(kw_only=True)
 class Budget:
-    """When a run is over: at the first of these that is reached.
-
-    Attributes:
-        seconds: of time; None for as long as it takes.
-        examples: cases; None for as many as fit.
-    """
+    """The end of a run: the bound that is reached first; None for no bound."""
 
     seconds: float | None = None
     examples: int | None = None
 
 
 class Campaign:
-    """One run.
+    """One run over the dialects and modes of `names`; `clock` gives monotonic seconds.
 
-    Args:
-        target: the server.
-        names: the dialects and modes.
-        seed: of the run.
-        budget: when it is over.
-        clock: seconds, going on.
-        on_progress: told after each case.
-        on_found: told of each finding, once, when it is small.
+    `on_progress` is called after each case, `on_found` once with each reduced finding.
     """
 
     def __init__(
@@ -99,11 +85,7 @@ class Campaign:
         self._began_s = clock()
 
     def run(self) -> Tally:
-        """Run until the budget is spent.
-
-        Raises:
-            FuzzerError: the fuzzer itself is broken; what was found before is in `tally`.
-        """
+        """Run until the budget is spent; a `FuzzerError` leaves earlier findings in `tally`."""
         while not self._is_over():
             seed = self._seed * SEEDS + self.tally.rounds
             left = ROUND_EXAMPLES
@@ -133,7 +115,7 @@ class Campaign:
 
 
 class _Round:
-    """One round: it ends with the first finding that is new, made small."""
+    """One round: it ends with the first new finding, reduced."""
 
     def __init__(self, campaign: Campaign, seed: int, examples: int) -> None:
         self._of = campaign
@@ -144,7 +126,7 @@ class _Round:
         self._shrinks_until_s = 0.0
 
     def run(self) -> Found | None:
-        """Draw the cases; returns what was found, if anything."""
+        """Draw the cases; return the finding, if any."""
         try:
             _drawing(self._seed, self._examples, self._of._strategy, self._examine)()
         except (_FoundError, hypothesis.errors.HypothesisException, BaseExceptionGroup):
@@ -172,7 +154,7 @@ class _Round:
             of._progress()
             if not outcome.findings:
                 return
-            # What comes after the first is most often the same thing seen from elsewhere.
+            # Later findings of a case are mostly consequences of the first.
             if outcome.findings[0] in of._known:
                 of.tally.repeated += 1
                 return
@@ -186,7 +168,7 @@ class _Round:
             raise _FoundError
 
     def _keep(self, case: Case, outcome: Outcome) -> bool:
-        """Whether a case finds what is sought; the smallest that does is kept."""
+        """Whether a case has the sought finding; keeps the smallest."""
         if self._sought not in outcome.findings:
             return False
         if self._best is None or _size(case) <= _size(self._best[0]):
@@ -194,7 +176,7 @@ class _Round:
         return True
 
     def _trim(self) -> None:
-        """Leave out steps, one after the other, as long as it is still found."""
+        """Leave out steps one by one, while the finding stays."""
         assert self._best is not None
         at = len(self._best[0].steps) - 1
         while at >= 0 and self._of._clock() <= self._shrinks_until_s:
@@ -215,14 +197,14 @@ class _Round:
 
 
 def _size(case: Case) -> tuple[int, int, int]:
-    """Measure what a reader has to take in: messages, steps, text."""
+    """A case's size for its reader: messages, steps, text."""
     return (case.messages, len(case.steps), sum(len(repr(step)) for step in case.steps))
 
 
 def _drawing(
     seed: int, examples: int, strategy: st.SearchStrategy[Case], examine: Callable[[Case], None]
 ) -> Callable[[], None]:
-    """Make a test of Hypothesis that is run by hand."""
+    """Make a Hypothesis test to be run by hand."""
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -243,24 +225,14 @@ def _drawing(
 
 
 def play_again(target: Target, case: Case) -> Outcome:
-    """Play one case as a round would, with all that Hypothesis makes come again."""
+    """Play one case as a round would, with the same random values of Hypothesis."""
     found: list[Outcome] = []
     _drawing(0, 1, st.just(case), lambda drawn: found.append(target.run(drawn)))()
     return found[-1]
 
 
 def save(found: Found, folder: Path, number: int, facts: dict[str, object]) -> Path:
-    """Write a finding's transcript into a folder.
-
-    Args:
-        found: the finding.
-        folder: it is made where there is none.
-        number: of the finding in its run.
-        facts: of the run.
-
-    Returns:
-        The file.
-    """
+    """Write a finding's transcript into a folder, made if missing, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{number:02}-{found.finding.kind}-{found.case.dialect}.jsonl"
     told: tuple[Step, ...] = found.outcome.told or found.case.steps

@@ -1,18 +1,14 @@
-"""One conversation of a hostile client as a value, and as a file that can be played again.
+"""One conversation of a hostile client as a value, and as a file that can be replayed.
 
-A file is JSON lines in the form of `fixtures/wire`: the first says where the client connects, each
-other line is one step. Beside the steps of that form there are:
+A file is JSON lines in the form of `fixtures/wire`: the first has the address, each other line is
+one step. `receive` and `close` are the server's messages when the file was made, `bye` the client's
+close: for readers, because only `await` waits. Bodies hold markers (`media`). Further steps are:
 
 | step | is |
 |---|---|
-| `await` | `turn`: the queue is done; `answer`: all that was demanded has come |
-| `fault` | what goes wrong at the client's end: a name of `FAULTS` |
-| `raw` | bytes, in hex, put on the connection as they are, amid whatever was sent |
-
-`receive` and `close` stand where the server said so when the file was made, `bye` where the client
-closed, as it does at the end of every case. They are for readers: only at `await` is waited.
-
-What a body holds stands in markers (`media`), so that a file is as short as what is wrong.
+| `await` | `turn`: the queue is done; `answer`: all answers have come |
+| `fault` | a fault at the client's end: a name of `FAULTS` |
+| `raw` | bytes, in hex, put on the connection unchanged, even within a message |
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ FAULTS: Final[Mapping[str, str]] = {
     "dribble": "bytes come one after the other from here on, until 64 have come",
 }
 LOCAL_FAULTS: Final = ("reset", "half_close", "stall")
-"""Those that can be told apart where there is no socket."""
+"""The faults that differ without a socket."""
 AWAITS: Final = ("turn", "answer")
 STEPS: Final = frozenset(
     {
@@ -53,11 +49,11 @@ STEPS: Final = frozenset(
     }
 )
 TOLD: Final = frozenset({"receive", "close", "bye"})
-"""What the server said, and the goodbye that ends every case; nothing to be done."""
+"""The server's messages, and the final goodbye; not played."""
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A transcript has a few steps with markers; whatever is larger is something else."""
+"""A transcript has a few steps with markers; a larger file is something else."""
 STEPS_MAX: Final = 10_000
-"""Likewise."""
+"""As above."""
 
 
 class TranscriptError(Exception):
@@ -66,7 +62,7 @@ class TranscriptError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """One step: its kind, and what stands behind it as JSON."""
+    """One step: its kind, and its value as JSON."""
 
     kind: str
     value: Any
@@ -74,15 +70,7 @@ class Step:
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One conversation.
-
-    Attributes:
-        dialect: the dialect that the client speaks, when it speaks as it should.
-        mode: of the session.
-        script: what the scripted model does: a name of `local.SCRIPTS`.
-        slots: of the model; None for as many as it likes.
-        steps: what happens, in order.
-    """
+    """One conversation, with a scripted model of `local.SCRIPTS`; None for its default slots."""
 
     dialect: str
     mode: Mode
@@ -92,28 +80,25 @@ class Case:
 
     @property
     def connect(self) -> str:
-        """Where the client connects: path and query."""
+        """The address: path and query."""
         return address_of(self.dialect, self.mode)
 
     @property
     def course(self) -> Course:
-        """What the session is for."""
+        """The session's course."""
         return course_of(self.mode, is_request=self.dialect == REQUEST_DIALECT)
 
     @property
     def messages(self) -> int:
-        """Messages that the client sends."""
+        """The number of messages that the client sends."""
         return sum(step.kind in SENDS for step in self.steps)
 
 
 @attrs.frozen(kw_only=True, order=True)
 class Finding:
-    """One thing that a server must not do.
+    """An error of a server; the label is the same in each run.
 
-    Attributes:
-        kind: `crash`, `hang`, `undocumented`, `answer`, `close`, `internals` or `leak`.
-        label: which one of the kind, in the words that stay the same when it is found again.
-        detail: what was seen.
+    `kind` is `crash`, `hang`, `undocumented`, `answer`, `close`, `internals` or `leak`.
     """
 
     kind: str
@@ -122,7 +107,7 @@ class Finding:
 
 
 def address_of(dialect: str, mode: Mode) -> str:
-    """Say where a client of a dialect connects."""
+    """The address for a dialect's client."""
     if dialect == REQUEST_DIALECT:
         return CHAT_PATH
     if dialect == "legacy-duplex":
@@ -136,15 +121,7 @@ def address_of(dialect: str, mode: Mode) -> str:
 def write_case(
     path: Path, case: Case, finding: Finding, told: Sequence[Step], facts: Mapping[str, object]
 ) -> None:
-    """Write a finding's transcript.
-
-    Args:
-        path: of the file.
-        case: what led to it.
-        finding: what was found.
-        told: what happened when it was played: the case's steps, and what the server said.
-        facts: of the run: seed and versions.
-    """
+    """Write a finding's transcript: steps and messages as played, and seed and versions."""
     head = {
         "title": f"{finding.kind}: {finding.label}",
         "why": finding.detail or finding.label,
@@ -164,12 +141,7 @@ def write_case(
 
 
 def read_case(path: Path) -> Case:
-    """Read a transcript that `write_case` wrote.
-
-    Raises:
-        TranscriptError: it is none.
-        OSError: it cannot be read.
-    """
+    """Read a file of `write_case`; raises `TranscriptError` or `OSError`."""
     if path.stat().st_size > FILE_BYTES_MAX:
         raise TranscriptError(f"more than {FILE_BYTES_MAX} bytes")
     try:

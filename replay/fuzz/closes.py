@@ -1,4 +1,4 @@
-"""The end of a connection, held to what went before it: its code must be documented, and fit."""
+"""The judgement of a connection's close: its code must be documented, and fit."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ from .shown import SHOWN_CHARS
 ABNORMAL: Final = 1006
 """The server went without a close."""
 TRANSPORT_CLOSES: Final = (1002, 1007, CLOSE_TOO_BIG)
-"""What the WebSocket itself says of frames that are none, before the server hears of them."""
+"""Codes of the WebSocket layer for invalid frames, which the server does not see."""
 
 
 @attrs.frozen(kw_only=True)
 class Before:
-    """What is known when a connection ends.
+    """The connection before its end.
 
     Attributes:
-        state: where the session stood.
-        course: what it was for.
-        is_default: the model does nothing wrong.
-        spoiled: the codes that frames beyond repair may bring about, of those that were sent.
+        is_default: the model makes no errors.
+        spoiled: the codes that unparsable frames of the client may cause.
         admission_error: an error said that there is no place.
-        goodbye: the session's last message; None where there was none.
+        goodbye: the session's last message, or None.
     """
 
     state: State
@@ -52,13 +50,7 @@ class Before:
 
 
 def wrong_with(code: int, reason: str, before: Before) -> Iterator[Finding]:
-    """Say what is wrong with a close.
-
-    Args:
-        code: of the close; 1006 where there was none.
-        reason: of it.
-        before: what went before.
-    """
+    """The findings in a close; `code` is 1006 where there was none."""
     sign = sign_of(reason)
     if sign:
         yield _finding("internals", f"a close with {sign}", reason)
@@ -75,14 +67,14 @@ def wrong_with(code: int, reason: str, before: Before) -> Iterator[Finding]:
     elif before.goodbye is not None:
         end = before.goodbye.reason
         due = END_CLOSES.get(end) or (CLOSE_CODES.get(end, CLOSE_NORMAL),)
-        if code not in due and not is_ours:  # 000 has one word for all that goes wrong
+        if code not in due and not is_ours:  # 000 has one reason for all failures
             yield _finding("close", f"close {code} after {end}", reason)
     elif _owes_a_goodbye(code, reason, before):
         yield _finding("close", f"close {code} in ACTIVE without session.closed", reason)
 
 
 def _owes_a_goodbye(code: int, reason: str, before: Before) -> bool:
-    """Whether the session was to say that it is over; 003 has no word for a client's silence."""
+    """Whether `session.closed` was due; 003 has none for a silent client."""
     is_silent = before.course is Course.TRANSCRIPTION and (code, reason) == (CLOSE_NORMAL, "idle")
     says = before.state is State.ACTIVE and before.course is not Course.REQUEST
     return says and code not in TRANSPORT_CLOSES and not is_silent

@@ -1,7 +1,6 @@
-"""The command `antiphon fuzz`: hostile clients against a server in memory, or one at an address.
+"""The command `antiphon fuzz`: hostile clients against a server in memory, or at an address.
 
-What was found is on stdout, as text or as one JSON object; progress is on stderr, where that is a
-terminal. Transcripts of findings go into a folder, each to be played again by `--again`.
+Results are on stdout, as text or as one JSON object; progress is on stderr, if that is a terminal.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from .remote import CannotFuzzError, RemoteTarget, read_address
 from .report import Found, Outcome, Tally
 
 SECONDS: Final = 60.0
-"""Without a budget: enough to have seen most answers in every state."""
+"""The default budget: enough for most answers in every state."""
 ANSWER_S: Final = 8.0
-"""A model under load may take seconds for a unit; a test of a fast server can ask for less."""
+"""A loaded model may take seconds for a unit; tests of a fast server can ask for less."""
 REFRESH_PER_S: Final = 2
-"""Of the progress."""
+"""Updates of the progress."""
 
 Target = LocalTarget | RemoteTarget
 
@@ -100,11 +99,11 @@ def fuzz_command(
     """Play hostile clients to a server, and judge what it says to them.
 
     Clients know the protocols, and break them on purpose: messages in the wrong state, with wrong
-    fields, that are none at all; connections that are slow, cut, half-closed or never read. A
-    server must answer each message as documented, or close as documented, say nothing after its
-    goodbye, show nothing of its insides, and serve the next client as if nothing had been.
+    fields, or garbage; connections that are slow, cut, half-closed or never read. A server must
+    answer each message as documented, or close as documented, send nothing after its close, show no
+    internals, and serve the next client as before.
 
-    What is found is made small and kept as a transcript. --bytes breaks the bytes that the parsers
+    Findings are reduced and kept as transcripts. --bytes breaks the bytes that the parsers
     of messages (codec) and of session logs (log) read, instead.
 
     \b
@@ -163,7 +162,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def _no_files_of_hypothesis() -> Iterator[None]:
-    """Let Hypothesis keep what it notes about our sources out of the user's folder."""
+    """Keep Hypothesis' notes about our sources out of the user's folder."""
     with tempfile.TemporaryDirectory(prefix="antiphon-fuzz-") as folder:
         set_hypothesis_home_dir(folder)
         try:
@@ -215,7 +214,7 @@ def _outcome_json(case: Case, outcome: Outcome) -> dict[str, Any]:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Any]:
-    """Show how a run goes, where somebody looks."""
+    """Show a run's progress on a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _: None
@@ -225,7 +224,7 @@ def _progress(*, quiet: bool) -> Iterator[Any]:
 
 
 def _run(campaign: Campaign) -> FuzzerError | None:
-    """Run; returns what has broken the fuzzer itself."""
+    """Run; return an error of the fuzzer itself."""
     try:
         campaign.run()
     except FuzzerError as error:
@@ -270,7 +269,7 @@ def _tell_found(console: Console, found: Found, path: Path) -> None:
 
 
 def _coverage(tally: Tally) -> Table:
-    """Show for each state how many messages were said and how many kinds of answer came."""
+    """Messages and kinds of answer, by state."""
     table = Table(box=SIMPLE)
     for name in ("dialect and state", "messages", "kinds", "answers", "times"):
         table.add_column(name, justify="left" if name.startswith("dialect") else "right")

@@ -1,8 +1,7 @@
-"""What a server owes for a message, read from the tables and the parsers of the protocol.
+"""The answers that a server owes, from the protocol's tables and parsers.
 
-A message is judged as wire.md has it: JSON, then state, then type, then fields. `demand_of` does so
-with `codec`, the dialect's own `classify` and `parse`, and `state.RECEPTION`, and says which answer
-follows. It is told the gate; whether that is known is the judge's to say.
+A message is judged as in wire.md: JSON, then state, then type, then fields. `demand_of` uses
+`codec`, the dialect's `classify` and `parse`, and `state.RECEPTION`. The judge knows the gate.
 """
 
 from __future__ import annotations
@@ -59,24 +58,23 @@ ANSWERS: Final[Mapping[type, tuple[type, ...]]] = {
     Interrupt: (Interrupted,),
     Commit: (TranscriptDone, ErrorReport),
 }
-"""What answers a message that is in order; an `error` where its media may turn out damaged."""
+"""The answers to a valid message; an `error` where its media may turn out damaged."""
 OUTCOMES: Final = (Listen, Speech, ErrorReport)
-"""What becomes of a unit."""
+"""The outcomes of a unit."""
 MODELS: Final = frozenset({"tiny", "scripted"})
-"""Names that a server's model may have: it says nothing to these, or that there is none."""
+"""Possible names of a server's model: it answers nothing to these, or that there is none."""
 
 
 @attrs.frozen(kw_only=True)
 class Demand:
-    """What is owed for a message.
+    """The answer owed for a message.
 
     Attributes:
-        kind: the message, for reports: its wire type, or what is wrong with it.
-        gate: where the session stood.
-        answers: any of these messages answers it; empty: nothing is owed, or the end.
-        code: of the error, where only one will do.
-        closes: the close codes that end it, where it is owed the end.
-        message: the message, where it is in order.
+        kind: for reports: the wire type, or the fault.
+        answers: any of these answers it; empty: nothing is owed, or the end.
+        code: of the error, where only one is right.
+        closes: the close codes, where the end is owed.
+        message: the parsed message, if valid.
         is_kept: it may be kept, and answered once there is a slot.
     """
 
@@ -90,18 +88,12 @@ class Demand:
 
     @property
     def is_owed(self) -> bool:
-        """Whether anything has to come."""
+        """Whether an answer or the end must come."""
         return bool(self.answers or self.closes)
 
 
 class Reader:
-    """Reads a client's messages as the server does.
-
-    Args:
-        dialect_name: what the client speaks when it speaks as it should.
-        mode: of the session.
-        course: of the session.
-    """
+    """Reads a client's messages as the server does."""
 
     def __init__(self, dialect_name: str, mode: Mode, course: Course) -> None:
         self._is_realtime = not dialect_name.startswith("legacy")
@@ -111,12 +103,7 @@ class Reader:
         self._course = course
 
     def demand_of(self, frame: str | bytes | None, gate: Gate) -> Demand:
-        """Say what is owed for a frame; an init that is welcome picks the dialect.
-
-        Args:
-            frame: text, bytes of a binary one, None for one that is too big.
-            gate: where the session stands when it comes.
-        """
+        """The demand for a frame, None above the limit; a valid init picks the dialect."""
         frame = self._in_size(frame)
         try:
             body = parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode])
@@ -152,7 +139,7 @@ class Reader:
         return Demand(kind=kind, gate=gate, answers=answers, message=message)
 
     def read(self, frame: str | bytes | None) -> ClientMessage | None:
-        """Say what a frame would be, wherever it is welcome; None where it is in order nowhere."""
+        """Parse a frame, wherever it is allowed; None if it is always invalid."""
         try:
             body = parse_frame(self._in_size(frame), FRAME_BYTES_MAX_OF[self._mode])
             return self._parse(self.dialect.classify(body), body, get_args(SlidingWindow))
@@ -160,7 +147,7 @@ class Reader:
             return None
 
     def _in_size(self, frame: str | bytes | None) -> str | bytes | None:
-        """Give a frame as the server gets it: None where its bytes are more than a frame's."""
+        """The frame as the server gets it: None above the limit."""
         is_too_big = frame is not None and frame_bytes(frame) > FRAME_BYTES_MAX_OF[self._mode]
         return None if is_too_big else frame
 
@@ -170,7 +157,7 @@ class Reader:
         return self.dialect.parse(request, body, Context(mode=self._mode, sliding_windows=windows))
 
     def _is_taken_by_others(self, request: Request, body: Mapping[str, object]) -> bool:
-        """Whether another backend, with windows that slide, could take it."""
+        """Whether a backend with sliding windows could accept it."""
         try:
             self._parse(request, body, get_args(SlidingWindow))
         except FieldError:
@@ -193,7 +180,7 @@ class Reader:
 
 
 def kind_of(name: object, request: Request) -> str:
-    """Name a message for a report; a text of the client's own is not shown."""
+    """A message's name in reports, without the client's text."""
     known = {message.kind for dialect in DIALECTS for message in described(dialect)} - {""}
     if isinstance(name, str) and name in known:
         return name
@@ -201,12 +188,12 @@ def kind_of(name: object, request: Request) -> str:
 
 
 def samples_of(message: ClientMessage | None) -> int:
-    """Count the samples that a message brings."""
+    """The samples in a message."""
     return len(message.pcm) // SAMPLE_BYTES if isinstance(message, Append) else 0
 
 
 def pictures_of(message: ClientMessage | None) -> int:
-    """Count what of a message is looked at only after it was accepted: pictures, a known model."""
+    """The parts that are checked only after acceptance: pictures, a known model."""
     if isinstance(message, See):
         return 1
     if isinstance(message, ChooseModel):

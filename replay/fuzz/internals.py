@@ -1,7 +1,7 @@
-"""Whether a text that a server sends shows what only its authors should see.
+"""Detection of internals in a server's texts.
 
-Paths, tracebacks, classes of Python, addresses of objects, and a client's own text given back. The
-texts of this server name paths in the client's message, kinds and limits, and nothing else.
+Paths, tracebacks, Python classes, object addresses, and the client's own text; a path in the
+client's message is allowed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 CANARY: Final = "a canary, which no error may sing"
-"""Stands in fields of hostile messages; an error that holds it gives a client's text back."""
+"""In fields of hostile messages; an error with it echoes the client's text."""
 
 _SIGNS: Final[Mapping[str, re.Pattern[str]]] = {
     "a traceback": re.compile(r"Traceback|File \"|, line \d+"),
@@ -27,5 +27,5 @@ _SIGNS: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def sign_of(text: str) -> str:
-    """Name the first thing in a text that should not be there; empty where nothing is."""
+    """The first kind of internals in a text, or empty."""
     return next((name for name, pattern in _SIGNS.items() if pattern.search(text)), "")

@@ -1,18 +1,12 @@
-"""The judge of one connection: what the server says, held to the protocol.
+"""The judge of one connection: checks the server's messages against the protocol.
 
-It is told what the client sends (`said`) and what comes back (`heard`, `closed`), and keeps what
-must not be:
-
-- A message that is not described, or has no place in the state (`protocol.client`, which reads the
-  table of transitions), such as anything after `session.closed`. On `/v1/realtime` the client's
-  init picks the dialect, so a server is in order while one dialect has all that it said.
-- An answer that is not the one that is owed (`demand`), one too many, or none. What is owed is
-  known while the client waits for each answer. After messages that were not waited for the judge
-  is unsure of the gate, and only counts.
-- A close with a code that is not documented, or is not the code of what went before.
-- A text that shows internals.
-
-It keeps no time: who plays the case waits, and calls `miss` where nothing came.
+- A message may be undocumented, or not allowed in the state (`protocol.client`, with the table of
+  transitions). On `/v1/realtime` the client's init picks the dialect, so all messages must fit one
+  dialect.
+- An answer may be wrong (`demand`), one too many, or missing. After messages that were sent without
+  waiting, the gate is unsure, and answers are only counted.
+- A close may have an undocumented code, or one that does not fit; a text may have internals.
+- It keeps no time: the player waits, and calls `miss` for a missing answer.
 """
 
 from __future__ import annotations
@@ -61,33 +55,29 @@ from .schema import problem
 from .shown import SHOWN_CHARS, plain, without_sound
 
 FRAMES_A_UNIT: Final = 2
-"""Text and sound of a unit come by themselves in `realtime`."""
+"""In `realtime` a unit's text and sound are separate messages."""
 FINDINGS_MAX: Final = 8
-"""The first tells most; a server that is beside itself would fill the memory with them."""
+"""The first tells most; a broken server would fill the memory."""
 TOLD_MAX: Final = 400
-"""Lines kept of what a server says; sound is left out of them."""
+"""Lines kept of a server's messages, without sound."""
 _SPOILS: Final = {
     "no JSON": CLOSE_INVALID_FRAME,
     "binary": CLOSE_INVALID_FRAME,
     "too big": CLOSE_TOO_BIG,
 }
-"""The close that a frame beyond repair brings about."""
+"""The close for an unparsable frame."""
 _ASKED: Final = (Created, Paused, Resumed, Interrupted, Response, TranscriptDone)
-"""What comes once for each message that asks for it, and never else."""
+"""Answers that come once for each request, and only then."""
 
 
 class Judge:
     """Watches one connection.
 
-    Args:
-        case: what the client is up to.
-
     Attributes:
-        findings: what must not be, the first first.
-        told: what happened, as steps of a transcript.
-        pairs: what was said where, and what the answer was; counted.
-        holds_slot: somebody else surely holds the only slot.
-        broke: the client broke the connection or the WebSocket by itself; how it ends is its own.
+        findings, told: in order; `told` has the steps of a transcript.
+        pairs: counts of state, message and answer.
+        holds_slot: another client surely holds the only slot.
+        broke: the client broke the connection; any end is allowed.
     """
 
     def __init__(self, case: Case) -> None:
@@ -114,7 +104,7 @@ class Judge:
         self._said = 0
         self._has_chosen = False
         self._credits: Counter[type] = Counter(
-            {Created: int(case.course is Course.TRANSCRIPTION)}  # it greets by itself
+            {Created: int(case.course is Course.TRANSCRIPTION)}  # the server sends it first
         )
         self._errors = self._late = self._pictures = 0
         self._samples = self._samples_max = 0
@@ -126,31 +116,31 @@ class Judge:
         self._either: tuple[Demand, Reader] | None = None
         self._changed = anyio.Event()
 
-    # -- what is known --------------------------------------------------------------------------
+    # -- the session's state --------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """Where the session stands, as far as the server has told."""
+        """The session's state, as far as the server has told."""
         return State.CLOSED if self.is_over else self._state
 
     @property
     def is_over(self) -> bool:
-        """The connection is closed."""
+        """Whether the connection is closed."""
         return self.close is not None
 
     @property
     def said(self) -> int:
-        """Messages that were sent."""
+        """The number of messages sent."""
         return self._said
 
     @property
     def dialect_name(self) -> str:
-        """What the session speaks; the client's own choice before it has told."""
+        """The session's dialect; the client's own until it is known."""
         name = self._reader.dialect.name
         return self._case.dialect if name == "opening" else name
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition on what was heard, or the end; False: it did not come in time."""
+        """Wait for a condition, or the end; False after `seconds`."""
         with anyio.move_on_after(seconds):
             while not condition() and not self.is_over:
                 changed = self._changed
@@ -160,7 +150,7 @@ class Judge:
     # -- the client -----------------------------------------------------------------------------
 
     def says(self, frame: str | bytes | None) -> None:
-        """Take note of a message that is about to be sent; None is one that is too big."""
+        """Note a message that is about to be sent; None is one that is too big."""
         self._said += 1
         message = self._reader.read(frame)
         self._pictures += pictures_of(message)
@@ -192,7 +182,7 @@ class Judge:
         return gate_of(self._course, self.state)
 
     def _follow_choice(self) -> None:
-        """A transcription whose model was chosen is ACTIVE, though the server says nothing."""
+        """A transcription with a chosen model is ACTIVE, without a message of the server."""
         for end in self._ends.values():
             if self._has_chosen and end.gate is Gate.UNCHOSEN:
                 end.choose("")
@@ -201,7 +191,7 @@ class Judge:
     # -- the server -----------------------------------------------------------------------------
 
     def heard(self, frame: str | bytes) -> None:
-        """Take a message of the server's."""
+        """Judge a message of the server."""
         try:
             body = json.loads(frame)
         except ValueError:
@@ -217,7 +207,7 @@ class Judge:
         self._wake()
 
     def _read(self, frame: str, body: dict[str, Any]) -> tuple[ServerMessage, ...]:
-        """Read it in each dialect that fits so far; none is left where the server is wrong."""
+        """Parse it in each dialect that fits so far; none is left if the server is wrong."""
         self._follow_choice()
         found: tuple[ServerMessage, ...] = ()
         why = Finding(kind="undocumented", label="")
@@ -245,7 +235,7 @@ class Judge:
         return found
 
     def _judge_by_either(self) -> None:
-        """What was sent before `queue_done` was heard may have been read on either side of it."""
+        """A message sent before `queue_done` may be read before or after it."""
         if self._state is not State.CONNECTED or self._either is not None:
             return
         reader = copy.copy(self._reader)
@@ -283,14 +273,14 @@ class Judge:
         self.owed = None
 
     def _doubt(self, message: ServerMessage) -> None:
-        """A server that lacks a model which it might have had: nothing is sure from then on."""
+        """The server lacks a model that it might have: nothing is sure from then on."""
         owed_code = None if self.owed is None else self.owed.code
         code = message.code if isinstance(message, ErrorReport) else None
         if code is ErrorCode.MODEL_NOT_FOUND and owed_code is not code:
             self.is_sure, self.owed = False, None
 
     def _choose(self, message: ServerMessage) -> None:
-        """See by the answer on which side of `queue_done` a message was read."""
+        """Find from the answer on which side of `queue_done` a message was read."""
         if self.owed is None or self._either is None:
             return
         code = message.code if isinstance(message, ErrorReport) else None
@@ -305,7 +295,7 @@ class Judge:
             self._find("answer", "more outcomes than units")
 
     def _take_error(self, message: ErrorReport) -> None:
-        is_named = message.code is ErrorCode.MODEL_NOT_FOUND  # alone repeats what a client said
+        is_named = message.code is ErrorCode.MODEL_NOT_FOUND  # it repeats the client's text
         sign = sign_of(message.message.replace(CANARY, "") if is_named else message.message)
         if sign:
             self._find("internals", f"an error with {sign}", message.message)
@@ -324,11 +314,11 @@ class Judge:
             self._find("answer", "more errors than messages")
 
     def _is_beyond_repair(self) -> bool:
-        """A single request is answered by an error before it is closed (004)."""
+        """A single request is answered by an error before the close (004)."""
         return self._course is Course.REQUEST and self.owed is not None
 
     def closed(self, code: int, reason: str) -> None:
-        """Take the end of the connection; 1006 where there was no close."""
+        """Judge the end of the connection; 1006 where there was no close."""
         if self.close is not None:
             return
         state = self._state
@@ -359,7 +349,7 @@ class Judge:
     # -- what the player says -------------------------------------------------------------------
 
     def miss(self) -> None:
-        """Nothing came of what was owed, for longer than anything may take."""
+        """The answer is missing for longer than any may take."""
         owed = self.owed
         if owed is not None and owed.is_kept and self._state is State.QUEUED:
             return  # there is no slot yet
@@ -370,7 +360,7 @@ class Judge:
         self.owed = None
 
     def settle(self) -> None:
-        """What was sent in a row has had its time; the gate stays unknown."""
+        """Messages in a row have had their time; the gate stays unknown."""
         self.owed = None
 
     def found(self, kind: str, label: str, detail: str = "") -> None:
@@ -378,7 +368,7 @@ class Judge:
         self._find(kind, label, detail)
 
     def did(self, step: Step) -> None:
-        """Take note of a step of the client's, for the transcript."""
+        """Add a client's step to the transcript."""
         self._tell(step.kind, step.value)
 
     def _note(self, demand: Demand, answer: str) -> None:

@@ -1,11 +1,8 @@
-"""A server in memory, on a clock that leaps: what a fuzzer without an address talks to.
+"""A server in memory, on a clock that leaps, for fuzzing without an address.
 
-It is the real server with a scripted model, all that measures it, and no sockets. Each case gets
-one of its own, so that what is found is found again. Waiting costs nothing: the clock goes on when
-nobody can. After the case a client of good manners must get a session, every slot must be back, no
-rule of the model broken, and nothing logged as an error.
-
-What only a socket has (fragments, TCP, the handshake) is `remote`'s.
+It is the real server with a scripted model and all its telemetry, without sockets; each case gets a
+new one, so that findings repeat. The clock leaps when no task can run. After a case a well-behaved
+client must get a session, every slot must be back, no model rule broken, and no error logged.
 """
 
 from __future__ import annotations
@@ -52,19 +49,19 @@ from .play import Broken, Pace, Player, Wire, ours, own_of, probe_case
 from .report import Outcome
 
 PACE: Final = Pace(answer_s=12.0, quiet_s=4.0)
-"""Below the 30 s after which an idle session is closed anyway, so that a hang is seen as one."""
+"""Below the 30 s after which an idle session is closed, so that a hang is seen as one."""
 NAMED: Final[Mapping[str, Any]] = {"served_model_names": ("tiny",)}
-"""The name by which a case chooses the model of a transcription, whatever server it meets."""
+"""The model name of every case's transcription, on any server."""
 EMPTY_WAIT_S: Final = 60.0
-"""Longer than a stalled reader and a hanging call are waited for, one after the other."""
+"""Longer than the waits for a stalled reader and then a hanging call."""
 DETAIL_CHARS: Final = 400
-"""Of what was logged: a line or two."""
+"""Of a log record: a line or two."""
 CPU_S_MAX: Final = 20.0
-"""Of one case, which takes a hundredth; a parser that takes this long can be made to take more."""
+"""Of one case, which takes a hundredth; a slower parser could be made slower still."""
 
 
 def _speaks(unit: Unit, seed: int) -> ModelStep:
-    """Say a word a unit, from the first on; every third ends the turn."""
+    """Speak a word a unit from the first on; every third ends the turn."""
     pcm = tone(unit.index, seed, samples=24_000)
     speech = Speaks(text=f"word {unit.index} ", pcm=pcm, end_of_turn=unit.index % 3 == 2)
     return ModelStep(speech=speech, generate_s=0.4, steps=8)
@@ -79,26 +76,23 @@ SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
         "full": lambda _unit, _seed: ModelStep(fault="context_full"),
     }
 )
-"""What the model does; the last three go wrong, so that what is said of it is seen too."""
+"""The model's behaviour; the last three are faults."""
 
 Handle = Callable[[WebSocket, Route], Coroutine[Any, Any, None]]
 """Serves one WebSocket to its end."""
 
 
 class LeapingClock:
-    """Time for trio's event loop that passes only where nothing else can happen.
-
-    The loop asks how long it may sleep when no task can run; then it is time for the next deadline.
-    """
+    """A clock for trio that leaps to the next deadline when no task can run."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
 
     def start_clock(self) -> None:
-        """Begin; there is nothing to be done."""
+        """Nothing to do."""
 
     def current_time(self) -> float:
-        """Say the time, in seconds."""
+        """The time in seconds."""
         return self._now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
@@ -112,9 +106,7 @@ class LeapingClock:
 class MemoryWire:
     """One WebSocket in memory: the client's end, and in `server_end` the server's.
 
-    Args:
-        judge: hears what the server says.
-        bytes_max: of a message; the server is told None of a larger one, as by a real WebSocket.
+    The server gets None for a message above `bytes_max`, as from a real WebSocket.
     """
 
     def __init__(self, judge: Judge, bytes_max: int) -> None:
@@ -127,7 +119,7 @@ class MemoryWire:
     # -- the client's end -----------------------------------------------------------------------
 
     async def send(self, frame: str | bytes | None) -> None:
-        """Send a message."""
+        """As `Wire`."""
         if self._is_mute or self._is_gone or self._is_closed:
             raise Broken
         is_too_big = frame is not None and frame_bytes(frame) > self._bytes_max
@@ -135,25 +127,25 @@ class MemoryWire:
         self._notify()
 
     async def raw(self, _data: bytes, /) -> None:
-        """Drop the connection: in memory bytes that are no frame can do no more."""
+        """Drop the connection: in memory invalid bytes can do no more."""
         await self.fault("reset")
 
     async def fault(self, name: str) -> None:
-        """Break something; what only a socket has is left out."""
+        """As `Wire`; faults of sockets have no effect."""
         self._is_gone |= name == "reset"
         self._is_mute |= name == "half_close"
         self._is_deaf |= name == "stall"
         self._notify()
 
     async def leave(self) -> None:
-        """Be gone."""
+        """As `Wire`."""
         self._is_gone = True
         self._notify()
 
     # -- the server's end: see `runtime.websocket.WebSocket` -------------------------------------
 
     async def receive(self) -> str | bytes | None:
-        """Give the server the next message."""
+        """The server's next message."""
         while not self._to_server:
             if self._is_gone or self._is_mute or self._is_closed:
                 raise WebSocketClosed(ABNORMAL, "")
@@ -163,7 +155,7 @@ class MemoryWire:
         return self._to_server.pop(0)
 
     async def take(self, *frames: str) -> None:
-        """Take messages of the server's."""
+        """Take messages of the server."""
         await anyio.lowlevel.checkpoint()
         if self._is_gone or self._is_closed:
             raise WebSocketClosed(ABNORMAL, "")
@@ -183,7 +175,7 @@ class MemoryWire:
         await anyio.lowlevel.checkpoint()
 
     async def abort(self) -> None:
-        """Be dropped."""
+        """The server aborts."""
         await self.close(ABNORMAL, "")
 
     def _notify(self) -> None:
@@ -192,13 +184,11 @@ class MemoryWire:
 
     @property
     def server_end(self) -> WebSocket:
-        """What is given to the server."""
+        """The `WebSocket` for the server."""
         return _ServerEnd(self)
 
 
 class _ServerEnd:
-    """The server's side of a `MemoryWire`."""
-
     def __init__(self, wire: MemoryWire) -> None:
         self.receive = wire.receive
         self.send = wire.take
@@ -207,7 +197,7 @@ class _ServerEnd:
 
 
 class _ErrorLog(logging.Handler):
-    """Keeps what is logged as an error."""
+    """Keeps error records."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -223,7 +213,7 @@ class _ErrorLog(logging.Handler):
 
 
 def _named(error: BaseException) -> str:
-    """Name an exception by its class and the function that raised it."""
+    """An exception's class and the function that raised it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -232,11 +222,9 @@ def _named(error: BaseException) -> str:
 
 
 class LocalTarget:
-    """Plays cases to servers in memory.
+    """Plays cases to servers in memory, whose logs go to `record_to`, if any.
 
-    Args:
-        wrap: puts a server's handler into another; a test plants its bugs there.
-        record_to: the folder of the sessions' logs; None records nothing.
+    Tests plant bugs with `wrap`.
     """
 
     is_local = True
@@ -251,11 +239,7 @@ class LocalTarget:
         self._watching = make_sight(_nobody_asks, version="", traces=False).hub
 
     def run(self, case: Case) -> Outcome:
-        """Play one case to a server of its own, and say what was found.
-
-        Raises:
-            FuzzerError: the fuzzer itself is broken.
-        """
+        """Play one case to a new server; raises `FuzzerError` if the fuzzer is broken."""
         log, judge = _ErrorLog(), Judge(case)
         root = logging.getLogger()
         quiet = logging.getLogger("antiphon")
@@ -335,7 +319,7 @@ async def _connect(
 
 
 async def _check_left(server: Server, backend: ScriptedBackend, judge: Judge) -> None:
-    """Nothing is left of a session that is over: its slot is back, and no rule is broken (B5)."""
+    """After a session its slot must be back, and no rule broken (B5)."""
     with anyio.move_on_after(EMPTY_WAIT_S) as scope:
         await server.wait_until_empty()
     if scope.cancelled_caught:
@@ -349,7 +333,7 @@ async def _check_left(server: Server, backend: ScriptedBackend, judge: Judge) ->
 
 
 async def _probe(case: Case, judge: Judge, connect: Callable[..., Any]) -> None:
-    """A client of good manners must get a session, whatever was done before."""
+    """A well-behaved client must get a session after any case."""
     good = probe_case(case, with_sound=True)
     judge_of_it = Judge(good)
     await Player(good, judge_of_it, connect, PACE).play()
@@ -362,6 +346,6 @@ def _nobody_asks() -> ServerStatus:
 
 
 async def _decode_here(effect: DecodeMedia, _client: Client) -> Decoded:
-    """Decode in this thread: with one of its own, the clock would run ahead."""
+    """Decode in this thread: with another one the clock would run ahead."""
     await anyio.lowlevel.checkpoint()
     return MediaDecoder().decode_here(effect)

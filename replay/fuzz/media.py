@@ -1,14 +1,10 @@
-"""What stands short in a case: a marker in, what it stands for out.
+"""Markers: short JSON objects that stand for long values in a case.
 
-The markers are those of `fixtures/wire`, and three more: `{"$head": media type}` is base64 of the
-head of a file, `{"$deep": n}` are n arrays in each other, `{"$floats": [...]}` is base64 of these
-numbers over and over, for a second.
-
-An object is a marker where its first key names one and all its keys begin with `$`. Every other
-object stands for itself, whatever its keys are, in a case as in its file: there is nothing to be
-escaped. Who wants to send a marker as it is, writes it as a text (`send_text`).
-
-How much a marker stands for is bounded, and known before it is made (`size_of`).
+They are those of `fixtures/wire`, and three more: `{"$head": media type}` is base64 of the head of
+a file, `{"$deep": n}` are n nested arrays, `{"$floats": [...]}` is base64 of these numbers,
+repeated for a second. An object is a marker if its first key names one and all its keys begin with
+`$`; a literal marker is sent as a text (`send_text`). A marker's size is bounded, and known before
+it is made.
 """
 
 from __future__ import annotations
@@ -28,34 +24,24 @@ from protocol.model import INPUT_RATE_HZ
 from protocol.schema.material import MEDIA
 
 MATERIAL_BYTES_MAX: Final = 8 * 1024 * 1024
-"""What a case may hold, written out: parsers fail by form, and size has a step of its own."""
+"""A case's size with its markers replaced: parsers fail by form, and size has its own step."""
 KINDS: Final = (
     *("$text", "$deep", "$pcm", "$floats", "$bytes", "$jpeg", "$wav", "$head", "$broken"),
 )
-"""The keys by which a marker is known."""
+"""The first keys of markers."""
 DEPTH_MAX: Final = 300
-"""Arrays in each other: many more than a frame may have, few enough to be written."""
+"""Nested arrays: many more than a frame may have, few enough to be written."""
 MADE_MAX: Final = 64
-"""Media kept at once: those that are used all the time, a megabyte at most each."""
+"""Media kept: the common ones, a megabyte at most each."""
 HEADS: Final[Mapping[str, bytes]] = {medium.name: medium.samples[0] for medium in MEDIA}
 
 
 class MarkerError(ValueError):
-    """A marker that stands for nothing."""
+    """A marker is invalid."""
 
 
 def fill(value: Any) -> Any:
-    """Replace markers by what they stand for.
-
-    Args:
-        value: JSON.
-
-    Returns:
-        JSON without markers.
-
-    Raises:
-        MarkerError: a marker is none.
-    """
+    """Replace the markers in JSON; raises `MarkerError` for an invalid one."""
     if isinstance(value, list):
         return [fill(item) for item in value]
     if not isinstance(value, dict):
@@ -66,23 +52,16 @@ def fill(value: Any) -> Any:
 
 
 def is_marker(value: object) -> bool:
-    """Whether an object stands for something else."""
+    """Whether an object is a marker."""
     if not isinstance(value, dict) or next(iter(value), None) not in KINDS:
         return False
     return all(key.startswith("$") for key in value)
 
 
 def size_of(value: Any) -> int:
-    """Say how long a value is when it is written, nearly; nothing is made for it.
+    """The characters of JSON with its markers replaced, within a tenth or a few hundred.
 
-    Args:
-        value: JSON with markers.
-
-    Returns:
-        Characters, within a tenth or a few hundred.
-
-    Raises:
-        MarkerError: a marker stands for nothing.
+    `MarkerError`: a marker is invalid.
     """
     if isinstance(value, dict):
         if is_marker(value):

@@ -1,9 +1,7 @@
 """Strategies for whole cases: a client that knows the tables, and breaks them on purpose.
 
-A case is planned message by message. The plan keeps the gate that the session should be at, and
-draws for each move from `state.RECEPTION`: what is welcome there, what is not, what is welcome but
-broken, what is no message at all, or a fault. Most moves wait for their answer, so that the judge
-knows what is owed; some do not.
+The plan keeps the session's expected gate, and draws each move from `state.RECEPTION`: an allowed
+message, a forbidden one, a broken one, garbage, or a fault. Most moves wait for their answer.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from .values import GARBAGE, all_messages, bodies, broken, broken_texts, client_
 MOVES_MAX: Final = 8
 """Few bugs take more steps; longer cases find them no sooner, and shrink slower."""
 SIZES: Final = (24 * 1024 * 1024 + 2, 96 * 1024 * 1024 + 2)
-"""Just above what a message may have, in duplex and in chat."""
+"""Just above the limit of a message, in duplex and in chat."""
 RAW: Final = (
     "8380000000 00",  # a reserved opcode
     "c1809a9b9c9d",  # a reserved bit
     "0105",  # without a mask
     "81ff7fffffffffffffff00000000",  # longer than anything
     "898000000000 8900",  # a ping, and one without a mask
-    "88820000000003e7",  # a close with a code that is none
+    "88820000000003e7",  # a close with an invalid code
     "888000000000",  # a close without one
     "8882000000000fff",  # another
     "888500000000 03e8fffefd",  # a close whose reason is no UTF-8
@@ -42,20 +40,20 @@ RAW: Final = (
     "018100000000 7b 818100000000 7d",  # a message within a message
     "89fe007e00000000" + "00" * 126,  # a ping that is too long
 )
-"""Bytes that are no WebSocket, or hardly so (RFC 6455), with masks of zeros."""
+"""Invalid or unusual WebSocket frames (RFC 6455), with masks of zeros."""
 GATES_AFTER: Final = {
     Request.INIT: Gate.ACTIVE,
     Request.PAUSE: Gate.PAUSED,
     Request.RESUME: Gate.ACTIVE,
     Request.CLOSE: Gate.CLOSED,
 }
-"""Where a message that is in order leads, once it is answered."""
+"""The gate after a valid message and its answer."""
 HOLDING: Final = frozenset({Course.DUPLEX, Course.TRANSCRIPTION})
 """Courses that hold a slot from the queue to the end."""
 _STATES: Final = frozenset({Gate.CONNECTED, Gate.ACTIVE})
 """Gates that are states, and may be split in a course."""
 LIKELY: Final = (Request.INIT, Request.APPEND)
-"""Drawn more often where they are welcome: without them nothing happens."""
+"""Drawn more often where they are allowed: without them nothing happens."""
 MOVES: Final = (
     *("welcome",) * 6,
     *("unwelcome", "foreign", "broken", "broken", "broken", "text", "garbage"),
@@ -66,19 +64,15 @@ Names = tuple[tuple[str, Mode], ...]
 
 
 def all_names() -> Names:
-    """Name each dialect with each of its modes."""
+    """Each dialect with each of its modes."""
     return tuple((dialect, mode) for dialect, modes in MODES.items() for mode in modes)
 
 
 @st.composite
 def cases(draw: st.DrawFn, names: Names, *, is_local: bool) -> Case:
-    """Draw a case.
+    """Draw a case of the dialects and modes of `names`.
 
-    Args:
-        draw: of Hypothesis.
-        names: the dialects and modes to draw from.
-        is_local: the server is in memory: its model can be chosen, its slots can be taken, and
-            there is no socket.
+    `is_local`: the server is in memory: its model and slots can be set, and there is no socket.
     """
     dialect, mode = draw(st.sampled_from(names))
     plan = _Plan(draw, dialect, mode, is_local=is_local)
@@ -98,7 +92,7 @@ def cases(draw: st.DrawFn, names: Names, *, is_local: bool) -> Case:
 
 
 class _Plan:
-    """The steps of a case so far, and where they should have led."""
+    """The steps of a case so far, and the expected gate."""
 
     def __init__(self, draw: st.DrawFn, dialect: str, mode: Mode, *, is_local: bool) -> None:
         self._draw = draw
@@ -112,7 +106,7 @@ class _Plan:
         self.steps: list[Step] = []
 
     def wait_in_line(self) -> None:
-        """Come second, say something, and get the slot, or not."""
+        """Wait behind another client, send messages, and get the slot, or not."""
         self._add("occupy", self._case.connect)
         self._gate = Gate.QUEUED
         for _ in range(self._draw(st.integers(0, 2))):
@@ -123,11 +117,11 @@ class _Plan:
             self._gate = self._in_course(Gate.CONNECTED)
 
     def _in_course(self, gate: Gate) -> Gate:
-        """Name a gate as the course has it."""
+        """The course's gate of that name."""
         return gate_of(self.course, State(gate.value)) if gate in _STATES else gate
 
     def begin(self) -> None:
-        """Set the session up at once, so that more of what follows happens in it."""
+        """Set the session up at once, so that more moves happen in it."""
         if self.course is Course.REQUEST:
             return
         self._say("send", init_of(self._case))
@@ -136,7 +130,7 @@ class _Plan:
             self._say("send", append_of(self._case))
 
     def move(self) -> None:
-        """Do one more thing."""
+        """Add one move."""
         draw = self._draw
         match draw(st.sampled_from(MOVES)):
             case "welcome":
@@ -177,7 +171,7 @@ class _Plan:
             self._add("fault", draw(st.sampled_from(names)))
 
     def _pick(self, *, is_welcome: bool) -> Message:
-        """Draw a message by what becomes of it at this gate."""
+        """Draw a message that is allowed at this gate, or one that is not."""
         found = [
             message
             for message in self._messages
@@ -187,7 +181,7 @@ class _Plan:
         return self._draw(st.sampled_from(found or list(self._messages)))
 
     def _say(self, kind: str, value: Any) -> None:
-        """Say something, unless the case would hold too much with it."""
+        """Add a message, unless the case would be too large."""
         size = 0 if kind == "send_size" else size_of(value)
         if self._size + size > MATERIAL_BYTES_MAX:
             return

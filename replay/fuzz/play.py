@@ -1,10 +1,7 @@
-"""Plays a case to a server, over whatever connection, and then asks whether the server still lives.
+"""Plays a case to a server over any connection, and then checks that the server still serves.
 
-`play` is one hostile client from its first step to the end of its connection: it sends, waits where
-the case says so, breaks what the case says, and in the end closes as a client should. The judge
-beside it says what was wrong; this says what did not come.
-
-`probe` is a client of good manners: whatever was done to the server before, it must get a session.
+The client sends, waits, breaks, and closes as the case says. The judge finds wrong answers, this
+one missing ones. A well-behaved client, the probe, must get a session after any case.
 """
 
 from __future__ import annotations
@@ -30,28 +27,20 @@ PROBE_AUDIO: Final = {"$pcm": UNIT_SAMPLES}
 WAIT_S_MAX: Final = 700.0
 """Longer than any session may last."""
 SILENCE_S: Final = 1.0
-"""After the end: long enough for a server to say what it should not."""
+"""After the end: time for messages that must not come."""
 
 
 class Broken(Exception):  # noqa: N818 - an end, not an error
-    """The connection takes nothing more; the judge has heard why."""
+    """The connection takes nothing more; the judge knows why."""
 
 
 class FuzzerError(BaseException):
-    """The fuzzer itself is broken; that says nothing of a server, and ends the run.
-
-    It is no `Exception`: neither the server in memory, through which it may pass, nor Hypothesis
-    may take it for one of those that they deal with.
-    """
+    """The fuzzer itself is broken; no `Exception`, so that no server or Hypothesis handles it."""
 
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """Say of what breaks within that it is the fuzzer's own.
-
-    Raises:
-        FuzzerError: it broke.
-    """
+    """Turn an error within the block into `FuzzerError`."""
     try:
         yield
     except Broken:
@@ -61,7 +50,7 @@ def ours() -> Iterator[None]:
 
 
 def own_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Take the fuzzer's own error out of a group; the group, where there is none."""
+    """The fuzzer's own error in a group, or the group."""
     for error in group.exceptions:
         found = own_of(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, FuzzerError):
@@ -70,34 +59,34 @@ def own_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Wire(Protocol):
-    """One connection to a server; what comes on it is told to a judge."""
+    """One connection to a server; its judge gets what arrives."""
 
     async def send(self, frame: str | bytes | None) -> None:
-        """Send a message; None is one that is larger than any may be. Raises `Broken`."""
+        """Send a message; None is one above every limit. Raises `Broken`."""
 
     async def raw(self, data: bytes, /) -> None:
-        """Put bytes on the connection as they are. Raises `Broken`."""
+        """Put bytes on the connection unchanged. Raises `Broken`."""
 
     async def fault(self, name: str) -> None:
-        """Break something of one's own: see `case.FAULTS`. Raises `Broken`."""
+        """Cause one of `case.FAULTS`. Raises `Broken`."""
 
     async def leave(self) -> None:
         """Close in order, if it is open."""
 
 
 Connect = Callable[[str, Judge], AbstractAsyncContextManager[Wire]]
-"""Opens a connection to an address, a path and query, for a judge."""
+"""Opens a connection to a path and query, for a judge."""
 
 
 @attrs.frozen(kw_only=True)
 class Pace:
-    """How long what may take.
+    """Time limits.
 
     Attributes:
         answer_s: for an answer; longer is a hang.
-        quiet_s: for what was sent in a row, before something is waited for again.
-        wait_scale: what a case's waits are multiplied by.
-        silence_s: after the end, for what must not come.
+        quiet_s: after messages in a row, before the next wait.
+        wait_scale: multiplies a case's waits.
+        silence_s: after the end, for messages that must not come.
     """
 
     answer_s: float
@@ -107,14 +96,7 @@ class Pace:
 
 
 class Player:
-    """Plays one case.
-
-    Args:
-        case: what is to be done.
-        judge: hears what comes.
-        connect: opens connections.
-        pace: how long what may take.
-    """
+    """Plays one case."""
 
     def __init__(self, case: Case, judge: Judge, connect: Connect, pace: Pace) -> None:
         self._case = case
@@ -201,7 +183,7 @@ class Player:
     # -- the end --------------------------------------------------------------------------------
 
     async def _finish(self, wire: Wire) -> None:
-        """Close as a client should, unless the case has left already; the server has to follow."""
+        """Close as a client should, unless the case has left; the server must follow."""
         judge = self._judge
         if self._is_left or self._is_deaf:
             return
@@ -210,7 +192,7 @@ class Player:
             await wire.leave()
             return
         await self._await_answer()
-        if self._case.course is Course.TRANSCRIPTION:  # 003 knows no goodbye
+        if self._case.course is Course.TRANSCRIPTION:  # 003 has no goodbye
             judge.broke = True
             await wire.leave()
             return
@@ -222,7 +204,7 @@ class Player:
         if not await judge.until(lambda: False, self._pace.answer_s):
             judge.found("hang", f"no end in {judge.state}")
 
-    # -- somebody else --------------------------------------------------------------------------
+    # -- the other client -----------------------------------------------------------------------
 
     async def _occupy(self) -> None:
         other = Judge(attrs.evolve(self._case, steps=()))
@@ -239,15 +221,7 @@ class Player:
 
 
 def frame_of(step: Step, bytes_max: int) -> str | bytes | None:
-    """Write what a step sends, its markers replaced by what they stand for.
-
-    Args:
-        step: one of `case.SENDS`.
-        bytes_max: of a message; a larger one is None.
-
-    Raises:
-        MarkerError: a marker is none.
-    """
+    """A step's message, with its markers replaced, or `MarkerError`; None above `bytes_max`."""
     match step.kind:
         case "send":
             frame: str | bytes = json.dumps(fill(step.value), ensure_ascii=False)
@@ -262,7 +236,7 @@ def frame_of(step: Step, bytes_max: int) -> str | bytes | None:
 
 
 def close_of(dialect: str) -> dict[str, Any]:
-    """Write the message by which a client ends a session."""
+    """A dialect's message that ends a session."""
     return {"type": "stop" if dialect == "legacy-duplex" else "session.close"}
 
 
@@ -270,12 +244,7 @@ def close_of(dialect: str) -> dict[str, Any]:
 
 
 def probe_case(case: Case, *, with_sound: bool) -> Case:
-    """Make the case of a client of good manners, where another was not.
-
-    Args:
-        case: the other's.
-        with_sound: it sends a second of sound and waits for its outcome; that takes its time.
-    """
+    """The case of a well-behaved client after another case, with a second of sound if wanted."""
     steps = [Step(kind="await", value="turn"), Step(kind="send", value=init_of(case))]
     steps.append(Step(kind="await", value="answer"))
     if with_sound and case.course is Course.DUPLEX and case.script in {"default", "speaks"}:
@@ -288,7 +257,7 @@ def probe_case(case: Case, *, with_sound: bool) -> Case:
 
 
 def init_of(case: Case) -> dict[str, Any]:
-    """Write the first message of a session, as short as it may be."""
+    """The shortest first message of a session."""
     match case.dialect:
         case "duplex-v1":
             return {"type": "session.update", "session": {"instructions": ""}}
@@ -304,7 +273,7 @@ def init_of(case: Case) -> dict[str, Any]:
 
 
 def append_of(case: Case) -> dict[str, Any]:
-    """Write a second of sound."""
+    """A message with a second of sound."""
     match case.dialect:
         case "duplex-v1" | "transcription" | "transcription-responses":
             return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}

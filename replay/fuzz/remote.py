@@ -1,9 +1,7 @@
-"""A server at an address: cases over real sockets, with all that can go wrong on them.
+"""A server at an address: cases over real sockets, with their faults.
 
-The handshake is done by the sans-IO protocol of `websockets`; what follows is `sockets`'s.
-
-After each case a client of good manners must get a session. `check` asks `/ready`, where there is
-such a thing: a server whose slots are lost is not ready any more.
+After each case a well-behaved client must get a session. `check` asks `/ready`, if there is one: a
+server that lost its slots is not ready.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ from .report import Outcome
 from .sockets import LOST, READ_BYTES, SocketWire
 
 CONNECT_WAIT_S: Final = 10.0
-"""TCP, TLS and the handshake across the world take one."""
+"""TCP, TLS and the handshake across the world take a second."""
 WAIT_SCALE: Final = 0.005
-"""Waits of a case are for clocks that leap."""
+"""A case's waits are made for clocks that leap."""
 QUIET_S: Final = 0.1
-"""What a server has begun to answer by then is an answer; the judge does not count on it."""
+"""A server's answer begins by then; the judge does not depend on it."""
 SILENCE_S: Final = 0.01
-"""On a loopback what must not come after the end is there by then."""
+"""On a loopback a message after the end arrives by then."""
 READY_WAIT_S: Final = 45.0
-"""Longer than a stalled reader is waited for, and its slot's cleanup after it."""
+"""Longer than the wait for a stalled reader and its slot's cleanup."""
 READY_POLL_S: Final = 0.5
-"""How often it is asked meanwhile."""
+"""Between two requests."""
 
 
 class CannotFuzzError(Exception):
@@ -53,12 +51,9 @@ class CannotFuzzError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Address:
-    """Where a server is.
+    """A server: `ws://` or `wss://` with host, port and a path prefix, and an API key, or None.
 
-    Attributes:
-        origin: `ws://` or `wss://` with host and port, and what comes before its paths.
-        key: an API key; None where it asks for none.
-        tls: for `wss://`; None trusts whom the system trusts.
+    `tls` is for `wss://`; None trusts the system's authorities.
     """
 
     origin: str
@@ -67,11 +62,7 @@ class Address:
 
 
 def read_address(url: str, key: str | None = None) -> Address:
-    """Read an address as users give it: an origin, or one of the endpoints there.
-
-    Raises:
-        CannotFuzzError: it is none.
-    """
+    """Parse a user's address, an origin or an endpoint; raises `CannotFuzzError`."""
     parts = urlsplit(url)
     if parts.scheme not in {"ws", "wss"} or not parts.hostname:
         raise CannotFuzzError(f"{url!r} is no address of a WebSocket, ws://host:port")
@@ -83,12 +74,7 @@ def read_address(url: str, key: str | None = None) -> Address:
 
 
 class RemoteTarget:
-    """Plays cases to a server at an address.
-
-    Args:
-        address: where it is.
-        answer_s: how long an answer may take; longer is a hang.
-    """
+    """Plays cases to a server at an address; an answer after `answer_s` is a hang."""
 
     is_local = False
 
@@ -100,22 +86,14 @@ class RemoteTarget:
         self._has_ready = False
 
     def begin(self) -> None:
-        """See that a server is there.
-
-        Raises:
-            CannotFuzzError: there is none, or it takes nobody.
-        """
+        """Check that a server is ready; raises `CannotFuzzError`."""
         status = self._ask_ready()
         if status == 503:
             raise CannotFuzzError(f"{self._address.origin} is not ready: /ready says 503")
         self._has_ready = status == 200
 
     def run(self, case: Case) -> Outcome:
-        """Play one case, and see that the server still lives.
-
-        Raises:
-            FuzzerError: the fuzzer itself is broken.
-        """
+        """Play one case and probe the server; raises `FuzzerError` if the fuzzer is broken."""
         judge = Judge(case)
         try:
             anyio.run(self._run, case, judge, backend="trio")
@@ -139,7 +117,7 @@ class RemoteTarget:
             raise FuzzerError(f"{type(error).__name__}: {error}") from group
 
     def check(self) -> str:
-        """Say what is wrong with the server after a while of rest; empty where nothing is."""
+        """The server's fault after a rest, or empty."""
         if not self._has_ready:
             return ""
         until_s = time.monotonic() + READY_WAIT_S
@@ -150,11 +128,7 @@ class RemoteTarget:
         return ""
 
     def _ask_ready(self) -> int:
-        """Ask `/ready`; 0 where nobody answers.
-
-        Raises:
-            CannotFuzzError: nobody answers, and nobody ever did.
-        """
+        """The status of `/ready`; 0 without an answer; `CannotFuzzError` if it never answered."""
         parts = urlsplit(self._address.origin)
         assert parts.hostname is not None
         kind = http.client.HTTPSConnection if parts.scheme == "wss" else http.client.HTTPConnection
@@ -186,7 +160,7 @@ async def _connect(address: Address, path: str, judge: Judge) -> AsyncIterator[W
 
 
 async def _open(address: Address, path: str) -> tuple[ByteStream, ClientProtocol]:
-    """Connect and shake hands."""
+    """Connect and do the handshake."""
     url = f"{address.origin}{path}"
     try:
         uri = parse_uri(url)

@@ -1,4 +1,4 @@
-"""What came of cases: of one, and of a whole run."""
+"""The results of a case, and of a whole run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ import attrs
 from .case import Case, Finding, Step
 
 PAIRS_MAX: Final = 20_000
-"""Gates times message types times answers are some hundreds; a hostile server could make more."""
+"""Gates, messages and answers make some hundreds; a hostile server could make more."""
 Pair = tuple[str, str, str]
 """Dialect and gate, the message, and its answer."""
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What came of one case.
-
-    Attributes:
-        findings: what a server must not do, the first first.
-        told: what happened, as steps of a transcript.
-        pairs: what was said where, and what the answer was; counted.
-    """
+    """The results of one case: findings in order, steps of a transcript, and counted pairs."""
 
     findings: tuple[Finding, ...]
     told: tuple[Step, ...]
@@ -32,15 +26,7 @@ class Outcome:
 
 @attrs.frozen(kw_only=True)
 class Found:
-    """A finding and the smallest case that has led to it.
-
-    Attributes:
-        finding: what it is.
-        case: what leads to it.
-        outcome: of playing it.
-        seed: of the round in which it was found.
-        is_steady: it came again each time.
-    """
+    """A finding and its smallest case, with the seed of its round; steady if it came each time."""
 
     finding: Finding
     case: Case
@@ -51,17 +37,10 @@ class Found:
 
 @attrs.define
 class Tally:
-    """What a run has seen so far; its size is bounded.
+    """The results of a run so far; its size is bounded.
 
-    Attributes:
-        examples: cases that were played, those of shrinking not among them.
-        plays: cases that were played in all.
-        messages: messages that were sent in `examples`.
-        rounds: rounds that are over.
-        elapsed_s: seconds.
-        pairs: what was said where, and what the answer was; counted.
-        found: the findings, each once.
-        repeated: how often a finding came again after it was known.
+    `examples` are cases played, with their `messages`; `plays` adds those of shrinking. `repeated`
+    counts known findings that came again.
     """
 
     examples: int = 0
@@ -82,7 +61,7 @@ class Tally:
                 self.pairs[pair] += times
 
     def to_json(self) -> dict[str, Any]:
-        """Say all of it as JSON."""
+        """All of it as JSON."""
         return {
             "examples": self.examples,
             "plays": self.plays,

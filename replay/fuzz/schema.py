@@ -30,21 +30,12 @@ _KINDS: Final[Mapping[str, Callable[[object], bool]]] = {
 
 @cache
 def described(dialect: str) -> tuple[Message, ...]:
-    """Describe a dialect; that takes a while, and is done once."""
+    """A dialect's description, made once because it is slow."""
     return describe(dialect)
 
 
 def problem(dialect: str, course: Course, body: Json) -> str:
-    """Say what of a server's message is not described.
-
-    Args:
-        dialect: its name.
-        course: of the session.
-        body: the message.
-
-    Returns:
-        The first thing that is wrong, with its path; empty where nothing is.
-    """
+    """The first undocumented part of a server's message, with its path, or empty."""
     found = "$.type: no such message of the server"
     for message in described(dialect):
         if message.sender != "server" or course not in message.courses:
@@ -57,13 +48,7 @@ def problem(dialect: str, course: Course, body: Json) -> str:
 
 
 def violations(schema: Json, value: Any, path: str) -> Iterator[str]:
-    """Yield what of a value is not as a schema has it.
-
-    Args:
-        schema: of a server's message, as `protocol.schema` has it.
-        value: JSON.
-        path: where the value stands.
-    """
+    """The differences of a value at `path` from a schema of `protocol.schema`."""
     if "oneOf" in schema:
         found = [list(violations(below, value, path)) for below in schema["oneOf"]]
         if all(found):

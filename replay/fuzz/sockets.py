@@ -1,8 +1,7 @@
-"""The client's end of one WebSocket over TCP, which does what no well-kept library does.
+"""The client's end of one WebSocket over TCP, with the faults that libraries avoid.
 
-What is sent is written frame by frame: in fragments with pings between them, byte after byte, with
-frames that are none, or too big. What comes is read by the sans-IO protocol of `websockets`, at all
-times: no message that is being sent holds it up, for its end may be what comes.
+Messages are written in fragments with pings between them, byte by byte, invalid or too big. The
+sans-IO protocol of `websockets` reads all the time: the end may arrive during a send.
 """
 
 from __future__ import annotations
@@ -26,33 +25,27 @@ from .judge import Judge
 from .play import Broken
 
 SEND_WAIT_S: Final = 15.0
-"""A server that takes nothing for so long reads no more, and it always should."""
+"""A server that takes nothing for so long has stopped reading, which it never should."""
 READ_BYTES: Final = 262_144
 """A second of speech in one read."""
 CLOSE_WAIT_S: Final = 2.0
-"""A server that lives answers a close within a round trip."""
+"""A live server answers a close within a round trip."""
 FRAGMENT_BYTES: Final = 7
-"""Cuts characters and base64 in pieces; no frame of a message need end where either does."""
+"""Cuts characters and base64 in pieces; frames may end anywhere."""
 FRAGMENTS_MAX: Final = 64
 """Then the rest in one: a second of sound in pieces of 7 bytes would be 12,000 frames."""
 DRIBBLE_BYTES: Final = 64
 """The head of a frame and a little, byte by byte; then the rest."""
 PIECE_BYTES: Final = 65_536
-"""What is too big is made in such pieces, and never held."""
+"""A message that is too big is made in such pieces, and never held."""
 TOO_BIG_BYTES: Final = CHAT_FRAME_BYTES_MAX + PIECE_BYTES
-"""What is sent where a message is larger than any mode takes."""
+"""The bytes of a message larger than any mode takes."""
 LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-"""What a connection that is over raises."""
+"""Exceptions of a connection that is over."""
 
 
 class SocketWire:
-    """One WebSocket over TCP, sent by hand; for a target, which closes it.
-
-    Args:
-        stream: the connection.
-        protocol: its handshake is done.
-        judge: hears what comes.
-    """
+    """One WebSocket over TCP, written by hand; the target closes it, and did the handshake."""
 
     def __init__(self, stream: ByteStream, protocol: ClientProtocol, judge: Judge) -> None:
         self._stream = stream
@@ -69,7 +62,7 @@ class SocketWire:
     # -- sending --------------------------------------------------------------------------------
 
     async def send(self, frame: str | bytes | None) -> None:
-        """Send a message; None is one above every limit."""
+        """As `Wire`."""
         opcode = Opcode.BINARY if isinstance(frame, bytes) else Opcode.TEXT
         if frame is None:
             await self._put(self._too_big())
@@ -79,7 +72,7 @@ class SocketWire:
             await self._put([piece])
 
     def _too_big(self) -> Iterator[bytes]:
-        """Write a frame above every limit, piece by piece, until its end has been heard of."""
+        """A frame above every limit, piece by piece, until the connection ends."""
         yield b"\x81\xff" + struct.pack("!Q4x", TOO_BIG_BYTES)
         piece = bytes(PIECE_BYTES)
         for _ in range(TOO_BIG_BYTES // PIECE_BYTES):
@@ -88,7 +81,7 @@ class SocketWire:
             yield piece
 
     def _cut(self, opcode: Opcode, data: bytes) -> list[bytes]:
-        """Write a message as frames, with their masks."""
+        """A message as frames, with their masks."""
         count = FRAGMENTS_MAX if self._fragments else 0
         starts = range(0, min(len(data), count * FRAGMENT_BYTES), FRAGMENT_BYTES)
         made: list[bytes] = []
@@ -100,11 +93,11 @@ class SocketWire:
         return [*made, Frame(opcode, rest).serialize(mask=True)]
 
     async def raw(self, data: bytes, /) -> None:
-        """Put bytes on the connection."""
+        """As `Wire`."""
         await self._put([data])
 
     async def _put(self, pieces: Iterable[bytes]) -> None:
-        """Send bytes; a server that does not take them in time is found out by the judge."""
+        """Send bytes; a server that does not take them is a finding."""
         try:
             async with self._sending:
                 for data in pieces:
@@ -127,10 +120,7 @@ class SocketWire:
             await self._stream.send(data)
 
     async def _answer(self) -> None:
-        """Send pongs and the answer to a close, unless a message is under way: then after it.
-
-        Whoever waited with reading until a message is sent would not hear why it is not taken.
-        """
+        """Send pongs and the answer to a close, after a message in progress; reading goes on."""
         if self._sending.locked():
             return
         async with self._sending:
@@ -138,7 +128,7 @@ class SocketWire:
                 await self._stream.send(answers)
 
     async def fault(self, name: str) -> None:
-        """Break something of the client's: see `case.FAULTS`."""
+        """As `Wire`."""
         match name:
             case "fragments":
                 self._fragments = True
@@ -150,7 +140,7 @@ class SocketWire:
             case "stall":
                 self._reading.cancel()
             case "half_close":
-                with suppress(NotImplementedError, *LOST):  # TLS has no half
+                with suppress(NotImplementedError, *LOST):  # TLS has no half-close
                     await self._stream.send_eof()
             case "reset":
                 self._left = True
@@ -160,7 +150,7 @@ class SocketWire:
                 await anyio.aclose_forcefully(self._stream)
 
     async def leave(self) -> None:
-        """Close in order: a close frame, and its answer within a bound."""
+        """As `Wire`; the wait for the answer is bounded."""
         if self._left:
             return
         self._left = True
@@ -177,14 +167,14 @@ class SocketWire:
     # -- reading --------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read to the end of the connection, or until the client is deaf."""
+        """Read to the end of the connection, or until the client stalls."""
         with self._reading:
             try:
                 while True:
                     for event in self._protocol.events_received():
                         if isinstance(event, Frame):
                             self._take(event)
-                    with suppress(*LOST):  # what has come can be read still
+                    with suppress(*LOST):  # received data can still be read
                         await self._answer()
                     self._protocol.receive_data(await self._stream.receive(READ_BYTES))
             except LOST:

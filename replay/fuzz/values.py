@@ -1,11 +1,8 @@
-"""Strategies for what clients send: bodies in order, from the protocols' schemas, and broken ones.
+"""Strategies for clients' messages: valid bodies, from the protocols' schemas, and broken ones.
 
-A schema of `protocol.schema` becomes a strategy for bodies that a parser takes (`bodies`). `broken`
-takes such a body and breaks a few places of it: another type, out of range, too long, too deep, bad
-base64, unlikely Unicode, a field gone or one too many. `broken_texts` breaks the text of a frame:
-keys twice, numbers that are none, lone surrogates, pieces cut out.
-
-Sound and files stand in markers (`media`), so that examples stay small.
+`broken` breaks a few places of a body: another type, out of range, too long, too deep, bad base64,
+unlikely Unicode, a field missing or added. `broken_texts` breaks a frame's text: duplicate keys,
+invalid numbers, lone surrogates, pieces cut out. Sound and files are markers (`media`).
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ MEDIA: Final[Mapping[str, tuple[Json, ...]]] = {
     "video/mp4": ({"$head": "video/mp4"},),
     "video/webm": ({"$head": "video/webm"},),
 }
-"""What stands for media. The heads of files pass a check of their header, and nothing more."""
+"""Markers for media. Heads of files pass the check of their header only."""
 UNICODE: Final = (
     "\u202egnp.exe",
     "e\u0301\u0323\u0489" * 3,
@@ -53,7 +50,7 @@ UNICODE: Final = (
     "\U0010ffff",
     "İı",
 )
-"""Right to left, combining, joined, marks, no characters, controls, ends of lines, the last one."""
+"""Right to left, combining, joined, marks, no characters, controls, line ends, the last one."""
 TEXTS: Final = ("hello", "", CANARY, *UNICODE)
 NUMBERS: Final = (0, 1, -1, 1.5, 1.0, -0.0, 2**31, 2**63, 2**64, -(2**63) - 1, 1e308, 5e-324)
 TRAPS: Final[tuple[Any, ...]] = (
@@ -70,20 +67,20 @@ TRAPS: Final[tuple[Any, ...]] = (
     *({"$broken": {"$wav": 1}}, {"$head": "image/png"}, {"$head": "video/webm"}),
     *({"$head": "image/webp"}, {"$broken": {"$head": "image/webp"}}),
 )
-"""What stands where something else is expected."""
+"""Values of a wrong type, range or form."""
 SPOTS_MAX: Final = 20_000
-"""Places of a broken body. Lists within lists are multiplied, and would have no end."""
+"""Places of a broken body: nested lists would multiply without end."""
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a broken body, written out; two of them fit in a case (`media.MATERIAL_BYTES_MAX`)."""
 LISTED_MAX: Final = 2
-"""Items of an array: more of them say the same."""
+"""Items of an array: more add nothing."""
 
 texts: Final[Strategy] = st.sampled_from(TEXTS) | st.text(max_size=8)
 
 
 @cache
 def client_messages(dialect: str, course: Course) -> tuple[Message, ...]:
-    """Name what a client can say in a course."""
+    """A client's messages in a course."""
     return tuple(
         message
         for message in described(dialect)
@@ -93,7 +90,7 @@ def client_messages(dialect: str, course: Course) -> tuple[Message, ...]:
 
 @cache
 def all_messages() -> tuple[Message, ...]:
-    """Name what clients can say in any dialect and course."""
+    """The clients' messages in all dialects and courses."""
     found = (client_messages(name, course) for name in DIALECTS for course in Course)
     return tuple(message for messages in found for message in messages)
 
@@ -102,7 +99,7 @@ def all_messages() -> tuple[Message, ...]:
 
 
 def bodies(message: Message) -> Strategy:
-    """Make bodies of a client's message that are in order, or nearly so."""
+    """Bodies of a client's message that are valid, or nearly."""
     return _bodies(all_messages().index(message))
 
 
@@ -112,7 +109,7 @@ def _bodies(number: int) -> Strategy:
 
 
 def _mend(body: Any) -> Any:
-    """The last message of a conversation is the user's, and only its first may be the system's."""
+    """The last message of a conversation is the user's; only its first may be the system's."""
     made = copy.deepcopy(body)
     holder = made.get("input") if isinstance(made.get("input"), dict) else made
     for number, message in enumerate(reversed(holder.get("messages") or [])):
@@ -199,14 +196,14 @@ def broken(draw: st.DrawFn, body: Json) -> Json:
 
 
 def _times_max(whole: Any, part: list[Any]) -> int:
-    """Say how often a list of a body may be repeated at most."""
+    """How often a list of a body may be repeated."""
     places = (SPOTS_MAX - len(_spots(whole))) // max(1, len(_spots(part)))
     sizes = (BODY_BYTES_MAX - size_of(whole)) // max(1, size_of(part))
     return max(1, 1 + min(places, sizes))
 
 
 def _spots(value: Any) -> list[tuple[Any, Any]]:
-    """List every place of a JSON value, as container and key; markers are whole."""
+    """Every place of a JSON value, as container and key; markers are whole."""
     if isinstance(value, dict) and not is_marker(value):
         own: list[tuple[Any, Any]] = [(value, key) for key in value]
     elif isinstance(value, list):
@@ -221,7 +218,7 @@ PIECES: Final = (
     *("NaN", "Infinity", "-", "1e999", "9" * 400, "0x1", "01", "+1", "//", "'", "\ufeff", "\x00"),
     *("\n", "\t", "null", "true", "\u202e", "{}", "[" * 40 + "]" * 40, '{"a":' * 2000),
 )
-"""What is put into the text of a frame."""
+"""Inserted into the text of a frame."""
 GARBAGE: Final = (
     *("", " ", "no JSON", "[]", "null", "7", '"text"', "{", "}", "{}{}", "[" * 5000),
     *('{"type":"nope","type":"nope"}', '{"a":NaN}', '{"a":-Infinity}', '{"\\ud800":1}'),
@@ -229,12 +226,12 @@ GARBAGE: Final = (
     *("{" + ",".join(f'"{at}":0' for at in range(200)) + "}", '{"a":' * 40 + "1" + "}" * 40),
     *('{"type":"' + "x" * 5000 + '"}', '{"type":null}', '{"type":{}}', "{}", "\x00{}"),
 )
-"""Frames that are no message of anybody."""
+"""Frames that are no message of any dialect."""
 
 
 @st.composite
 def broken_texts(draw: st.DrawFn, body: Json) -> str:
-    """Write a body, without its sound, and break the text."""
+    """A body's text, without its sound, broken."""
     text = json.dumps(_small(body))
     way = draw(st.sampled_from(("cut", "piece", "twice")))
     start = draw(st.integers(0, len(text)))

@@ -1,1 +1,1 @@
-"""A server that answers as one did in a recording, for those who write clients."""
+"""A server that answers as one did in a recording, for authors of clients."""

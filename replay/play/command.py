@@ -24,7 +24,7 @@ from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
 
 SHOWN_MAX: Final = 5
-"""Differences of a client that are told to people; JSON has all of them."""
+"""Differences of a client shown to people; JSON has all of them."""
 TEXTS: Final = {
     "listening": "listening on {url}",
     "rejected": "rejected {path}: {message}",
@@ -32,7 +32,7 @@ TEXTS: Final = {
     "failed": "client {client} failed: {message}",
     "ended": "client {client} {how}: {sent} frames sent, {received} received",
 }
-"""What people are told, by event; each frame is only told to programs."""
+"""Texts for people, by event; single frames are only in JSON."""
 DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 
 
@@ -71,14 +71,14 @@ def play_command(
 ) -> None:
     """Answer clients as the server of the recorded session LOG answered its own.
 
-    For those who write clients: no model runs, and each run is the same. Each client gets the
-    recorded frames, byte for byte, each after as many frames of its own as in the recording and not
-    before its time; one that is late is answered later. What it says is compared by kind alone: an
-    init, an append, a close. The end is that of the recording.
+    For authors of clients: no model runs, and each run is the same. Each client gets the recorded
+    frames, byte for byte, each after as many frames of its own as in the recording and not before
+    its time; a late client is answered later. Its frames are compared only by kind: an init, an
+    append, a close. The end is that of the recording.
 
-    Clients connect where the recorded one did, for the protocol is the recording's; several at once
-    are served each from the start. There are no keys, and the log's sound and text go to whoever
-    connects.
+    Clients connect to the recorded one's address, because the protocol is the recording's; several
+    at once are served each from the start. There are no keys: every client gets the log's sound and
+    text.
 
     \b
     Examples:
@@ -110,7 +110,7 @@ def play_command(
 
 
 def _check(log: Path) -> ConnectionOpened:
-    """Read the log to its end once, so that no client meets what is wrong with it."""
+    """Read the log to its end once, so that no client meets an error in it."""
     try:
         opened = read_opening(log)
         with LogReader(log) as reader:

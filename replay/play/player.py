@@ -1,16 +1,13 @@
-"""One client of a recording: what it sends is awaited as it was, and answered as it was.
+"""One client of a recording: its frames are awaited, and answered, as in the recording.
 
-- The steps of the recording are taken one by one. Where it heard a frame, the client's next one is
-  awaited; so the n-th frame goes out after as many of the client's as in the recording.
-- No frame goes out before its time, the recording's divided by the speed. A client that is later
-  than the recorded one sets the clock back by that: it is answered after as long as in the
-  recording, not at once. At speed 0 nothing is waited for but the client.
-- A frame of another kind than the recorded one is a difference: it is told, and answered all the
-  same. Fields are not compared, for no two clients say the same sound.
+- Where the recording heard a frame, the client's next one is awaited: the n-th frame is sent after
+  as many of the client's as in the recording.
+- No frame is sent before its time, divided by the speed. A late client sets the clock back: it is
+  answered after the recorded time, not at once. At speed 0 only the client is awaited.
+- A frame of another kind than the recorded one is a difference: reported, and answered anyway.
+  Fields are not compared: no two clients send the same sound.
 - The end is the recording's: its close, or a dropped connection. Where the client left, it has
-  `LEAVE_WAIT_S` to do so.
-
-It runs on any event loop, and opens no port.
+  `LEAVE_WAIT_S` to leave.
 """
 
 from __future__ import annotations
@@ -31,15 +28,15 @@ from ..wire import Wire
 from .script import Ended, Heard, Said, Step
 
 KINDS_WAITING_MAX: Final = 64
-"""Frames of a client that is ahead; more of them wait in its socket."""
+"""Frames of a client that is ahead; more wait in its socket."""
 LEAVE_WAIT_S: Final = 10.0
-"""A client that was to leave, and stays: it waits for something that will not come."""
+"""For a client to leave; longer, it waits for a frame that will not come."""
 POLICY_VIOLATION: Final = 1008
-"""What a client is told that must do as the recorded one did (RFC 6455, 7.4.1)."""
+"""The close code for a client with a difference, under --strict (RFC 6455, 7.4.1)."""
 
 
 class Socket(Protocol):
-    """What is needed of a WebSocket; see `runtime.websocket.WebSocket`."""
+    """The WebSocket of a client; see `runtime.websocket.WebSocket`."""
 
     async def receive(self) -> Frame:
         """Wait for a message. Raises `WebSocketClosed`."""
@@ -56,13 +53,7 @@ class Socket(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """Where a client did otherwise than the recorded one.
-
-    Attributes:
-        index: of its frame, from 0.
-        expected: the kind of the recorded frame; None where there was none.
-        got: the kind of its own; None where it left instead.
-    """
+    """A difference of a client's frame, from 0: the kinds of frames, or None for none."""
 
     index: int
     expected: str | None
@@ -75,14 +66,10 @@ class _DifferedError(Exception):
 
 @attrs.define(kw_only=True)
 class Outcome:
-    """What became of a client.
+    """The result of a client, with its awaited frames in `received`.
 
-    Attributes:
-        how: `closed` or `broken` as the recording ended; `left` where the client did, be it as in
-            the recording or before its end; `differed` where that was an error.
-        sent: frames sent to it.
-        received: frames that it sent and that were awaited.
-        differences: in order.
+    `how` is `closed` or `broken` as the recording ended; `left` by the client, at any time;
+    `differed` where a difference is an error.
     """
 
     how: Literal["closed", "left", "broken", "differed"] = "left"
@@ -96,11 +83,10 @@ class Player:
 
     Args:
         websocket: open; it is closed in every case.
-        steps: of the recording; the next is read when it is due, which takes a millisecond or two.
-        wire: of this client.
-        speed: 1 is the recording's own; 0 waits for the client alone.
+        steps: the next is read when it is due, which takes a millisecond or two.
+        speed: 1 is the recording's own; 0 awaits only the client.
         strict: end with the first difference.
-        on_step: told of each step once it is done, with the kind of the client's frame.
+        on_step: called after each step, with the kind of the client's frame.
     """
 
     def __init__(
@@ -136,7 +122,7 @@ class Player:
         return self._outcome
 
     async def _read(self, kinds: MemoryObjectSendStream[str]) -> None:
-        """Say of what kind each frame of the client's is, until it leaves."""
+        """Pass on the kind of each of the client's frames, until it leaves."""
         async with kinds:
             try:
                 while True:
@@ -192,7 +178,7 @@ class Player:
         await anyio.sleep_until(self._due_s(at_ns))
 
     def _due_s(self, at_ns: int) -> float:
-        """When something is due on the event loop's clock."""
+        """When a step is due, on the event loop's clock."""
         return self._began_s + at_ns / NS_PER_S / self._speed if self._speed else -inf
 
     async def _end(self, step: Ended, kinds: MemoryObjectReceiveStream[str]) -> None:

@@ -1,8 +1,4 @@
-"""What a server did in a recording, step by step: whom it heard, what it sent, and how it ended.
-
-The steps stand in the order of the log, so that a frame follows all that its server had heard when
-it was sent. They are read as they are asked for; nothing of a log is kept.
-"""
+"""The steps of a recorded server, in the order of the log: frames heard and sent, and its end."""
 
 from __future__ import annotations
 
@@ -29,12 +25,7 @@ class ScriptError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Heard:
-    """A frame of the client's.
-
-    Attributes:
-        at_ns: when it came.
-        kind: what it was; see `wire.Wire.kind`.
-    """
+    """A frame of the client's, of a kind of `wire.Wire.kind`."""
 
     at_ns: int
     kind: str
@@ -42,12 +33,7 @@ class Heard:
 
 @attrs.frozen(kw_only=True)
 class Said:
-    """A frame of the server's.
-
-    Attributes:
-        at_ns: when it was sent.
-        frame: its text, verbatim.
-    """
+    """A frame of the server's, verbatim."""
 
     at_ns: int
     frame: str
@@ -55,14 +41,9 @@ class Said:
 
 @attrs.frozen(kw_only=True)
 class Ended:
-    """The connection's end.
+    """The connection's end: `closed` by the server, `left` by the client, or `broken`.
 
-    Attributes:
-        at_ns: when.
-        how: `closed` by the server, `left` by the client, or `broken`: dropped by the server, or
-            its log ends here, for it was killed.
-        code: of the server's close.
-        reason: likewise.
+    A broken one was dropped by the server, or killed with it.
     """
 
     at_ns: int
@@ -75,15 +56,9 @@ Step = Heard | Said | Ended
 
 
 def read_opening(log: Path) -> ev.ConnectionOpened:
-    """Find what the recorded client asked for.
+    """The first event of a recording; `ScriptError` if it is lost.
 
-    Args:
-        log: the file.
-
-    Raises:
-        ScriptError: the log does not say it any more.
-        RecorderError: it cannot be read.
-        OSError: there is no such file.
+    `RecorderError`: the log cannot be read; `OSError`: there is no such file.
     """
     with LogReader(log) as reader:
         for item in reader:
@@ -96,7 +71,7 @@ def read_opening(log: Path) -> ev.ConnectionOpened:
 
 
 def address_of(opened: ev.ConnectionOpened) -> str:
-    """Say where such a client connects: path and query."""
+    """The address of such a client: path and query."""
     match opened.endpoint:
         case "realtime":
             return f"{REALTIME_PATH}?mode={opened.mode}"
@@ -107,15 +82,7 @@ def address_of(opened: ev.ConnectionOpened) -> str:
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[Step]:
-    """Yield what happened, the end last.
-
-    Args:
-        items: a log's records and damage.
-        wire: of the recorded connection.
-
-    Raises:
-        ScriptError: some of the log is lost.
-    """
+    """The steps of a log's items, the end last; raises `ScriptError` for a damaged log."""
     at_ns = 0
     for item in items:
         if isinstance(item, Damage):

@@ -1,10 +1,7 @@
-"""A port on which a recording answers: every client gets the whole of it, from its start.
+"""A port on which a recording answers: every client gets all of it, from its start.
 
-It is the server's own listener, so that WebSockets behave as they do there, at the address at which
-the recorded client connected. Pages of other origins are refused as there. It asks for no key, runs
-no model and records nothing.
-
-One task group, `serve`'s, holds the listener, which holds a task for each client.
+It is the server's own listener, so that WebSockets and the check of origins behave as there, at the
+recorded address. No keys, no model, no recording.
 """
 
 from __future__ import annotations
@@ -41,19 +38,17 @@ RATE_MAX: Final = 1 << 30
 """Messages and bytes a second: a client under test may be as fast as it can."""
 
 Tell = Callable[..., None]
-"""Told what happens: its type, and more fields by name."""
+"""Called with an event's type, and its fields by name."""
 
 
 @attrs.frozen(kw_only=True)
 class Stage:
-    """What is played, and how.
+    """The recording, and how it is played.
 
     Attributes:
-        log: the recording.
-        opened: its first event.
-        speed: 1 is the recording's own; 0 waits for clients alone.
+        speed: 1 is the recording's own; 0 awaits only clients.
         strict: a difference is an error, and ends the server.
-        clients_max: end when so many clients are done; None: only a signal ends it.
+        clients_max: end after so many clients; None: only a signal ends it.
     """
 
     log: Path
@@ -64,17 +59,7 @@ class Stage:
 
 
 class PlayServer:
-    """Plays a recording to whoever connects.
-
-    Args:
-        stage: what is played.
-        gate: says which web pages may connect.
-        tell: told what happens.
-
-    Attributes:
-        differences: of all clients so far.
-        is_over: set when there is nothing more to serve.
-    """
+    """Plays a recording to every client; counts `differences`, and sets `is_over` at the end."""
 
     def __init__(self, stage: Stage, gate: Gate, tell: Tell) -> None:
         self.differences = 0
@@ -150,15 +135,9 @@ class PlayServer:
 async def serve(
     server: PlayServer, settings: Settings, on_bound: Callable[[tuple[Address, ...]], None]
 ) -> None:
-    """Serve until it is over, or a signal comes.
+    """Serve until it is over, or a signal comes; port 0 takes a free one.
 
-    Args:
-        server: plays the recording.
-        settings: say where; port 0 takes a free one.
-        on_bound: told the addresses.
-
-    Raises:
-        OSError: the port cannot be had.
+    `OSError`: the port is not available.
     """
     limits = attrs.evolve(
         Limits.of(settings), messages_per_s_max=RATE_MAX, bytes_per_s_max=RATE_MAX

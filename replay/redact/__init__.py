@@ -1,1 +1,1 @@
-"""Redaction: a log without what was said and shown, that still replays."""
+"""Redaction: a log without its content, which still replays."""

@@ -81,9 +81,9 @@ _PARTS: Final[Mapping[str, Holds]] = {
     for row in table.shape.rows
     if isinstance(row, Field) and row.name == _PART and row.kind.holds is not None
 }
-"""What `data` holds, by the `type` beside it."""
+"""The content of `data`, by its part's `type`."""
 _OPAQUE: Final = frozenset(row.name for row in _FIELDS if row.kind is OBJECT)
-"""Nothing below is read: whatever its keys are, they are a client's own."""
+"""Not read below: all keys are the client's own."""
 WORDS: Final = frozenset(
     (
         *(word for table in _TABLES for word in table.tag.values()),
@@ -91,25 +91,23 @@ WORDS: Final = frozenset(
         *(FULL_DUPLEX, TURN_BASED, *OPENAI_SESSIONS),
     )
 )
-"""What settings may say: the words of the protocols."""
+"""Values of settings: the words of the protocols."""
 
 
 _LINE_BREAK: Final = re.compile(r"\\[nr]|\\u000[aAdD]")
-"""As JSON writes it in a string."""
+"""As JSON escapes it in a string."""
 
 
 @attrs.define(kw_only=True)
 class FrameEditor:
-    """Takes out of frames what a policy covers.
+    """Takes a policy's content out of frames.
 
     Attributes:
-        policy: what that is.
-        tally: what it was.
-        is_rehearsal: pictures are left undrawn: nobody will see the frames.
-        is_shorter: words become none, and not others of the same length.
-        is_pcm16: sound comes as 16-bit samples: the session is a transcription.
+        is_rehearsal: do not draw pictures: the frames are discarded.
+        is_shorter: remove words instead of replacing them.
+        is_pcm16: sound is 16-bit samples: the session is a transcription.
         has_line_breaks: base64 of sound may have line breaks.
-        known_words: what else settings may say: the names that the server gave its model.
+        known_words: further values of settings: the server's names of its model.
         changed: the kinds that were taken out of some frame.
     """
 
@@ -124,12 +122,7 @@ class FrameEditor:
     _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
 
     def edit(self, frame: Frame, at_ns: int) -> Frame:
-        """Give a frame without what is to be taken out.
-
-        Args:
-            frame: as it came.
-            at_ns: when.
-        """
+        """The frame without content, at its time in nanoseconds."""
         if isinstance(frame, Utf8Text):
             frame = frame.data.decode()
         if isinstance(frame, str):
@@ -140,7 +133,7 @@ class FrameEditor:
         return frame
 
     def hide(self, picture: bytes) -> bytes:
-        """Replace a picture, and count it where it could not be drawn."""
+        """Replace a picture; counts one that could not be drawn."""
         if self.is_rehearsal:
             return header_only(picture)
         hidden = hide_picture(picture, self.policy.pictures)
@@ -197,7 +190,7 @@ class FrameEditor:
 
 
 def _with_line_breaks_of(old: str, new: str) -> str:
-    """Put the line breaks of one JSON string where they stood into another, that has none."""
+    """Insert the line breaks of one JSON string into another at the same places."""
     pieces, at, behind = list[str](), 0, 0
     for found in _LINE_BREAK.finditer(old):
         end = at + found.start() - behind
@@ -213,7 +206,7 @@ def _zeros(data: bytes) -> bytes:
 def _judge(
     span: Span, frame: str, body: object, known_words: frozenset[str]
 ) -> tuple[Side, Holds | None]:
-    """Say whose a span is, and what it holds; None where that is nothing."""
+    """The side and content of a span; None for no content."""
     key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
     if key is None or not _OPAQUE.isdisjoint(span.path[:-1]) or key not in HOLDS:
         return "user", TEXT
@@ -232,7 +225,7 @@ def _judge(
 
 
 def _in_conversation(span: Span, body: object, holds: Holds) -> tuple[Side, Holds]:
-    """Say whose a part of a conversation is; elsewhere all is the client's."""
+    """The side and content of a part of a conversation; elsewhere the client's."""
     if "messages" not in span.path:
         return "user", holds
     message = _at(body, span.path[: span.path.index("messages") + 2])
@@ -243,7 +236,7 @@ def _in_conversation(span: Span, body: object, holds: Holds) -> tuple[Side, Hold
 
 
 def _at(body: object, path: tuple[str | int, ...]) -> object:
-    """Look up what stands at a path; None where nothing does."""
+    """The value at a path, or None."""
     for place in path:
         if isinstance(body, dict) and isinstance(place, str):
             body = body.get(place)
@@ -270,7 +263,7 @@ def _is_refused(frame: str) -> bool:
 
 
 def _size_bytes(old: str, holds: Holds) -> int:
-    """Say how much was taken out: of a file, what its base64 stands for."""
+    """The bytes taken out; of a file those of its base64."""
     if holds.form in {"words", "name"}:
         return len(old.encode("utf-8", "surrogatepass"))
     return len(old.rstrip("=")) * 3 // 4

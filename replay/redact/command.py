@@ -1,7 +1,6 @@
 """The command `antiphon redact`: a log that can be shown to others.
 
-What was taken out is on stdout, as a table or as one JSON object; what went wrong is one line on
-stderr. The log is read twice: once to see that all goes well and to count, once to write.
+The removed content is on stdout, as a table or as one JSON object; an error is one line on stderr.
 """
 
 from __future__ import annotations
@@ -81,14 +80,14 @@ def redact_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take out of LOG what was said and shown, and write what is left, which still replays.
+    """Take the content out of LOG, and write the rest, which still replays.
 
     Sound becomes silence, words become others of the same length, pictures become grey or a few
-    blocks of colour; token ids, speech codes and hashes by which any of it could be guessed go with
-    it. Lengths, times, counts and settings stay, and so the session takes the same course: logic
-    replay holds. A full replay does not, for the model would hear something else.
+    blocks of colour; token ids, speech codes and hashes from which content could be guessed are
+    taken out too. Lengths, times, counts and settings stay, and so the session takes the same
+    course: logic replay holds. A full replay does not: the model would hear something else.
 
-    Kinds: audio, video (what a camera saw, and files of videos), image (pictures in a chat), text,
+    Kinds: audio, video (camera frames, and files of videos), image (pictures in a chat), text,
     prompt, voice (reference audio), name (names that clients and operators gave).
 
     \b
@@ -127,7 +126,7 @@ def _rehearse(log: Path, policy: Policy) -> Redacted:
 
 
 def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
-    """Write the redacted log; returns what was taken out of it."""
+    """Write the redacted log; return what was taken out."""
     run = Redaction(policy)
 
     def records(items: Iterator[Record | Damage]) -> Iterator[Record]:

@@ -1,12 +1,10 @@
-"""What every field of every event holds, and the same events without it.
+"""The content of every field of every event, and the events without it.
 
-Rules:
-- `FIELDS` names each field of each class that an event is made of. One that it does not name cannot
-  be redacted: that is an error, and nothing is written.
-- Lengths stay: of text, of sound, of lists of tokens and codes, for the session counts those.
-- Ids become 0; -1 stays, which says that there was no token.
-- Where anything at all is taken out, every hash of inputs and logits goes with it: by a hash, who
-  has a guess of a short text can see whether it was right.
+- `FIELDS` names each field of each class in an event; an unknown one is an error.
+- Lengths stay, of text, sound, tokens and codes, because the session counts them.
+- Ids become 0; -1, for no token, stays.
+- If anything is taken out, all hashes of inputs and logits are too: with a hash, a guess of a short
+  text could be checked.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ Shape = Literal["words", "pcm", "ids", "name"]
 
 
 class Apart(Enum):
-    """Fields that need more than a look at themselves."""
+    """Fields with special rules."""
 
     NOTHING = "a number, a flag, a time, a name that the server made"
     BELOW = "a value with fields of its own"
@@ -45,7 +43,7 @@ class Apart(Enum):
 
 @attrs.frozen
 class Content:
-    """A field that holds something of somebody's."""
+    """A field with content."""
 
     kinds: tuple[Kind, ...]
     side: Side
@@ -55,16 +53,16 @@ class Content:
 NOTHING: Final = Apart.NOTHING
 LEFT_OUT: Final = "the words of this error were left out"
 ID_BYTES: Final = 8
-"""What a token's id or a code counts for, in what is told of it."""
+"""The bytes that a token id or a code counts, in the report."""
 _WORDS: Final = Content(("text",), "model", "words")
 _TOKENS: Final = Content(("text",), "model", "ids")
 _SPEECH: Final = Content(("audio",), "model", "pcm")
 _CODES: Final = Content(("audio",), "model", "ids")
 _HEARD: Final = Content(("text",), "both", "words")
 _HEARD_IDS: Final = Content(("text",), "both", "ids")
-"""What the model wrote down: the user's words, in the model's hand."""
+"""The transcript: the user's words, written by the model."""
 _ALL_WORDS: Final = Content(("text", "prompt"), "both", "ids")
-"""A conversation as it was fed: the words of both, and what the model was told to be."""
+"""A conversation as it was fed: the words of both sides, and the prompt."""
 
 
 def _plain(*names: str) -> dict[str, Apart]:
@@ -173,16 +171,14 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.TimerFired: _plain("at_ns", "name", "generation"),
     ev.DrainBegan: _plain("at_ns", "wait_s"),
 }
-"""By class and field; `MediaRejected.reason` is the server's words and shows no content."""
+"""By class and field; `MediaRejected.reason` is the server's text, without content."""
 
 
 @attrs.define(kw_only=True)
 class EventEditor:
-    """Takes out of events what a policy covers.
+    """Takes a policy's content out of events; `frames` has the policy, and the tally.
 
-    Attributes:
-        frames: what it takes out of frames; policy and tally are its.
-        media: the kind of each of the media that were changed in the frame that they came in.
+    `media` has the kind of each media item that was changed in its frame.
     """
 
     frames: FrameEditor
@@ -190,11 +186,7 @@ class EventEditor:
     _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
 
     def edit(self, event: ev.Event) -> ev.Event:
-        """Give an event without what is to be taken out.
-
-        Raises:
-            KeyError: it has a field that `FIELDS` does not name.
-        """
+        """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
         if isinstance(event, ev.ConnectionOpened):
             self.frames.is_pcm16 = is_pcm16 = event.mode == "transcription"
             self.frames.has_line_breaks = is_pcm16 and event.behaviour >= LINE_BREAKS
@@ -209,10 +201,7 @@ class EventEditor:
         return edited
 
     def _edit_shortened(self, event: ev.FrameReceived) -> Shortened | None:
-        """Leave out a message's start, which may hold content of any kind, and what it was told.
-
-        An answer may name a field or a model in the client's own words.
-        """
+        """Remove a message's start, which may hold any content, and the answer, which may too."""
         short, policy = event.shortened, self.frames.policy
         if short is None or not any(policy.covers(it, "user", event.at_ns) for it in policy.kinds):
             return short
@@ -266,7 +255,7 @@ class EventEditor:
 
 
 def _replaced(shape: Shape, old: Any, names: Pseudonyms) -> tuple[object, int]:
-    """Give what stands instead of a value, and how many bytes the value has."""
+    """The replacement of a value, and the value's bytes."""
     if shape == "pcm":
         return mute(old), len(old)
     if shape == "ids":

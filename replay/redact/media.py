@@ -1,15 +1,11 @@
-"""What stands where sound and pictures stood: files of the same length that a session takes alike.
+"""Replacements for sound and pictures: files of the same length that a session treats alike.
 
-Rules:
-- The length in bytes stays, and what a header says: a session looks at nothing else. A file that a
-  session refuses is replaced by one that it refuses.
-- Sound becomes silence; the first sample that is no number stays one, for it is looked for.
-- A picture becomes grey, or a few blocks of colour, of the same size, followed by zeros behind its
-  end. Where no such file is as short as the old one, there is only its header: a session takes it,
-  and a decoder does not.
+- The length in bytes and the header's values stay: a session reads nothing else. An invalid file is
+  replaced by an invalid one.
+- Sound becomes silence; the first sample that is not finite stays, because it is checked.
+- A picture becomes grey, or a few blocks of colour, of the same size, padded with zeros. If no such
+  file is short enough, only its header is left: a session takes it, a decoder does not.
 - A video becomes an empty container.
-
-Nothing of the old file is copied but its kind, the size of its picture and the format of its sound.
 """
 
 from __future__ import annotations
@@ -33,15 +29,15 @@ from runtime.media.values import MediaError
 
 PictureStyle = Literal["blur", "remove"]
 BLOCKS: Final = 8
-"""Of a blurred picture's longer side: no face, letter or thing is left, only where it was light."""
+"""Along a blurred picture's longer side: only brightness is left, no face, letter or thing."""
 QUALITIES: Final = (60, 20, 1)
-"""Tried in turn: flat blocks look the same in all, and the first that is short enough is taken."""
+"""Tried in turn, until the file is short enough: flat blocks look the same in all."""
 GREY: Final = 128
 
 _RIFF_HEAD_BYTES: Final = 12
 _PLAIN_FORMAT: Final = slice(0, 16)
 _LONG_FORMAT: Final = (slice(0, 20), slice(24, 40))
-"""What is read of a WAV's format, and of an extensible one, whose mask of speakers is not."""
+"""The parts that are read of a WAV's format, and of an extensible one, without its speaker mask."""
 _EXTENSIBLE: Final = b"\xfe\xff"
 _KNOWN_CHUNKS: Final = frozenset({b"fmt ", b"data"})
 _JUNK: Final = b"junk"
@@ -57,8 +53,8 @@ _GREY_CODES: Final = sum(
         *((36, 0b101 | 0xFF << 3), (47, 0b0001)),
     )
 ).to_bytes(7, "little")
-"""One pixel over and over (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one
-symbol for green, red, blue, alpha and distances, which take no bits."""
+"""One repeated pixel (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one symbol for
+green, red, blue, alpha and distances, which take no bits."""
 
 Pixels = NDArray[np.uint8]
 
@@ -67,7 +63,7 @@ Pixels = NDArray[np.uint8]
 
 
 def mute(pcm: bytes) -> bytes:
-    """Replace float32 LE samples by silence."""
+    """Silence in place of float32 LE samples."""
     silence = np.zeros(len(pcm) // SAMPLE_BYTES, "<f4")
     finite = np.isfinite(np.frombuffer(pcm, "<f4", count=len(silence)))
     if not finite.all():
@@ -76,7 +72,7 @@ def mute(pcm: bytes) -> bytes:
 
 
 def mute_file(data: bytes) -> bytes:
-    """Replace a WAV file, told by its head, or else float32 LE samples."""
+    """Silence in place of a WAV file, known by its head, or of float32 LE samples."""
     if not data.startswith(b"RIFF"):
         return mute(data)
     try:
@@ -88,7 +84,7 @@ def mute_file(data: bytes) -> bytes:
 
 
 def _empty_chunks(data: bytes) -> bytes:
-    """Write the chunks of a sound WAV, up to its data: their sizes and the format stay."""
+    """The chunks of a valid WAV up to its data, with their sizes and the format."""
     pieces, at = [data[:_RIFF_HEAD_BYTES]], _RIFF_HEAD_BYTES
     while True:
         name, size = struct.unpack_from("<4sI", data, at)
@@ -103,7 +99,7 @@ def _empty_chunks(data: bytes) -> bytes:
 
 
 def _format(body: bytes) -> bytes:
-    """Keep what is read of a sound WAV's format."""
+    """The parts of a WAV's format that are read."""
     parts = _LONG_FORMAT if body.startswith(_EXTENSIBLE) else (_PLAIN_FORMAT,)
     kept = bytearray(max(part.stop for part in parts))
     for part in parts:
@@ -115,15 +111,7 @@ def _format(body: bytes) -> bytes:
 
 
 def hide_picture(data: bytes, style: PictureStyle) -> bytes:
-    """Replace a picture: JPEG, PNG or WebP.
-
-    Args:
-        data: the file; what is none becomes zeros.
-        style: blocks of colour, or grey.
-
-    Returns:
-        A file of the same kind, length, width and height.
-    """
+    """Replace a JPEG, PNG or WebP by one of the same kind, length and size, others by zeros."""
     try:
         width, height = check_image("", data)
     except FieldError:
@@ -139,7 +127,7 @@ def hide_picture(data: bytes, style: PictureStyle) -> bytes:
 
 
 def header_only(data: bytes) -> bytes:
-    """Replace a picture by one that ends with its header; what is none becomes zeros."""
+    """A picture that ends with its header; other data become zeros."""
     try:
         width, height = check_image("", data)
     except FieldError:
@@ -154,14 +142,14 @@ def header_only(data: bytes) -> bytes:
 
 
 def is_whole(picture: bytes) -> bool:
-    """Whether a picture made here can be decoded: there is more to it than its header."""
+    """Whether a picture made here has more than its header, and can be decoded."""
     if is_webp(picture):
         return not picture.startswith(_lossless_webp(1, 1)[:_WEBP_HEAD_BYTES])
     return any(picture.find(end) >= 0 for end in (_END_OF_IMAGE, b"IEND"))
 
 
 def _mosaic(data: bytes, width: int, height: int) -> Pixels | None:
-    """Average a picture over a few blocks, shape (rows, columns, 3); None: it is damaged."""
+    """A picture averaged over a few blocks, shape (rows, columns, 3); None if damaged."""
     try:
         jpeg = decode_image(data)
         pixels = simplejpeg.decode_jpeg(jpeg, min_height=BLOCKS, min_width=BLOCKS)
@@ -178,7 +166,7 @@ def _mosaic(data: bytes, width: int, height: int) -> Pixels | None:
 
 
 def _spread(blocks: Pixels, width: int, height: int) -> Pixels:
-    """Enlarge blocks to a picture's size."""
+    """Blocks enlarged to a picture's size."""
     rows = np.arange(height) * len(blocks) // height
     columns = np.arange(width) * blocks.shape[1] // width
     return np.ascontiguousarray(blocks[rows][:, columns])
@@ -203,7 +191,7 @@ def _encode_webp(blocks: Pixels, width: int, height: int, bytes_max: int) -> byt
     if blocks.ndim == 2:
         made = _lossless_webp(width, height, _GREY_CODES)
         return made if len(made) <= bytes_max else None
-    import av  # It costs 50 ms: only a picture that is blurred pays them.
+    import av  # It costs 50 ms, for blurred pictures only.
 
     shown = av.VideoFrame.from_ndarray(_spread(blocks, width, height), "rgb24")
     frame = shown.reformat(format="yuv420p")
@@ -219,14 +207,14 @@ def _encode_webp(blocks: Pixels, width: int, height: int, bytes_max: int) -> byt
 
 
 def _lossless_webp(width: int, height: int, codes: bytes = b"") -> bytes:
-    """Write a lossless WebP (RFC 9649, 3.4) with these codes and no further data."""
+    """A lossless WebP (RFC 9649, 3.4) with these codes and no further data."""
     picture = struct.pack("<BI", 0x2F, width - 1 | (height - 1) << 14) + codes
     body = b"WEBPVP8L" + struct.pack("<I", len(picture)) + picture
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def _encode_png(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
-    """Write a PNG (ISO 15948): grey or RGB, 8 bits, no filter."""
+    """A PNG (ISO 15948): grey or RGB, 8 bits, no filter."""
     channels = 3 if blocks.ndim == 3 else 1
     row_of_blocks = _spread(blocks, width, len(blocks)).reshape(len(blocks), width * channels)
     packer = zlib.compressobj(9)
@@ -255,7 +243,7 @@ def _chunk(name: bytes, body: bytes) -> bytes:
 
 
 def hide_video(data: bytes) -> bytes:
-    """Replace a video's file by an MP4 that holds one empty box; what is none becomes zeros."""
+    """An MP4 with one empty box in place of a video; other data become zeros."""
     if container_of(data) is None:
         return bytes(len(data))
     return struct.pack(">I4s", len(data), b"free").ljust(len(data), b"\0")

@@ -1,4 +1,4 @@
-"""What is to be taken out of a log, and what was."""
+"""The content to take out of a log, and what was taken out."""
 
 from __future__ import annotations
 
@@ -21,21 +21,16 @@ KINDS: Final[dict[Kind, str]] = {
     "voice": "reference audio, and names of voices",
     "name": "names that clients and operators gave: of sessions, inputs, owners, models",
 }
-"""What each kind is. Settings, times, counts and ids that the server made are none of them."""
+"""The kinds of content. Settings, times, counts and the server's ids are not content."""
 TRACES: Final = "trace"
-"""No kind that one asks for: hashes and margins, by which what was taken out could be guessed."""
+"""Always taken out: hashes and margins, from which content could be guessed."""
 
 
 @attrs.frozen(kw_only=True)
 class Policy:
-    """What is to be taken out.
+    """The content to take out, from `from_ns` to `to_ns` (exclusive; None: the end).
 
-    Attributes:
-        side: whose.
-        kinds: of these.
-        from_ns: from here on, on the session's clock; names always.
-        to_ns: up to here, itself left out; None: to the end.
-        pictures: what becomes of pictures.
+    Times are on the session's clock; names are taken out everywhere.
     """
 
     side: Side = "both"
@@ -45,13 +40,7 @@ class Policy:
     pictures: PictureStyle = "remove"
 
     def covers(self, kind: Kind, side: Side, at_ns: int) -> bool:
-        """Whether something is to be taken out.
-
-        Args:
-            kind: what it is.
-            side: whose; `both`: it tells of both, and goes with either.
-            at_ns: when it was recorded.
-        """
+        """Whether content of a time is taken out; a side of `both` goes with either."""
         if kind not in self.kinds or (side != self.side and "both" not in {side, self.side}):
             return False
         is_late = self.to_ns is not None and at_ns >= self.to_ns
@@ -60,25 +49,19 @@ class Policy:
 
 @attrs.define
 class Tally:
-    """What was taken out: pieces and bytes, by what it was and whose.
-
-    Attributes:
-        pieces: how many there were.
-        bytes: how much it was.
-        headers_only: pictures that could not be drawn in so few bytes.
-    """
+    """The pieces and bytes taken out, and the pictures of which only the header is left."""
 
     pieces: Counter[tuple[str, Side]] = attrs.Factory(Counter)
     bytes: Counter[tuple[str, Side]] = attrs.Factory(Counter)
     headers_only: int = 0
 
     def count(self, kind: str, side: Side, size_bytes: int) -> None:
-        """Note that something was taken out."""
+        """Count a piece."""
         self.pieces[kind, side] += 1
         self.bytes[kind, side] += size_bytes
 
     def to_json(self) -> list[dict[str, str | int]]:
-        """List it, in the order of the kinds."""
+        """The counts, in the order of the kinds."""
         order = [*KINDS, TRACES]
         return [
             {"kind": kind, "side": side, "pieces": count, "bytes": self.bytes[kind, side]}

@@ -1,14 +1,12 @@
-"""A log without what was said and shown in it: its events edited, all else made again of them.
+"""A log without its content: its events edited, everything else made again.
 
-Rules:
-- Only events and the head are edited; effects, state hashes and `fin` come of the edited events.
-- The session must take the same course: each effect that comes out is of the class, and holds the
-  numbers and flags, of the one that was recorded. Where that is not so, nothing is redacted: the
-  log is damaged, or another version's, or our editing is wrong.
-- A mark keeps its time; its words are text, and who wrote it is a name.
-- Records that are neither the machine's nor the log's own are left out, and counted.
-
-It reads a log once a run, and holds an event and what comes of it in memory.
+- Only events and the head are edited; effects, state hashes and `fin` follow from them.
+- The session must take the same course: each effect has the class, numbers and flags of the
+  recorded one. Otherwise nothing is written: the log is damaged or of another version, or our
+  editing is wrong.
+- A mark keeps its time; its words are text, and its author is a name. Other records that are not
+  the log's own are left out, and counted.
+- A run reads the log once, and holds one event and its effects in memory.
 """
 
 from __future__ import annotations
@@ -42,23 +40,23 @@ _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "wav": "voice",
     "voice": "voice",
 }
-"""What a `DecodeMedia` was of."""
+"""The kind of a `DecodeMedia`."""
 _SAID_AGAIN: Final[Mapping[str, str]] = {
     "chat": "a chat says again what was said",
     "transcription": "a transcription is written some time after it was said",
 }
-"""By mode: why an end of what is taken out would leave some of it."""
+"""By mode: why content before a given end would be left."""
 _LOG_S_OWN: Final = frozenset({"session", "state", "fin"})
 _SAME_WORDS: Final = frozenset({"type", "kind", "code"})
-"""Of an effect and a sent frame, what must be the same though it is text."""
+"""Texts of an effect and a sent frame that must stay the same."""
 HEAD_KEPT: Final = frozenset(
     {"recording_id", "session_id", "schema", "software", "config", "fingerprint", "seed"}
     | {"wall_ms", "parent", "redacted", "shrunk"}
 )
-"""What a head may say; what else it says is left out."""
+"""The fields of a head; others are left out."""
 CONFIG_KEPT: Final = frozenset({"model", "mode", "durability", "deterministic", "owner"})
 MARK_KEPT: Final = frozenset({"text", "by"})
-"""Likewise of a mark."""
+"""The fields of a mark; others are left out."""
 REDACTED: Final = "redacted"
 
 
@@ -67,16 +65,7 @@ class RedactError(ValueError):
 
 
 class Redaction:
-    """One run over a log.
-
-    Args:
-        policy: what is to be taken out.
-        is_rehearsal: nothing is drawn: what comes out is only counted.
-
-    Attributes:
-        tally: what was taken out so far.
-        left_out: records that were left out.
-    """
+    """One run over a log; a rehearsal only counts. `left_out` counts records left out."""
 
     def __init__(self, policy: Policy, *, is_rehearsal: bool = False) -> None:
         self.tally = Tally()
@@ -88,13 +77,9 @@ class Redaction:
         self._due: deque[Record] = deque()
 
     def records(self, items: Iterable[Record | Damage]) -> Iterator[Record]:
-        """Give the records of the redacted log, but for its head.
+        """The records of the redacted log, without its head, from those of the log in order.
 
-        Args:
-            items: those of the log, in order, and its damage.
-
-        Raises:
-            RedactError: the log is damaged, or the session takes another course.
+        `RedactError`: the log is damaged, or the session takes another course.
         """
         for item in items:
             if isinstance(item, Damage):
@@ -127,7 +112,7 @@ class Redaction:
         yield from remade.records
 
     def _edit_mark(self, record: Record) -> Fields:
-        """Take out what somebody wrote, whom it may tell of, and their name."""
+        """A mark without its text, and without its author's name."""
         kept = _known(record.fields, MARK_KEPT, self.tally)
         text, by = kept["text"], kept.get("by")
         assert isinstance(text, str)
@@ -173,7 +158,7 @@ def _other_course(record: Record, made: Record | None) -> RedactError:
 
 
 def _course(fields: Fields) -> Any:
-    """Reduce an effect to what must not change: its numbers, flags and classes."""
+    """The parts of an effect that must not change: numbers, flags and classes."""
     frame = fields.get("frame")
     if not isinstance(frame, str):
         return _without_content(fields)
@@ -196,13 +181,7 @@ def _without_content(value: Any, key: str = "") -> Any:
 
 
 def redacted_head(head: Fields, policy: Policy, tally: Tally) -> Fields:
-    """Give the head of the redacted log: without names, and with what was taken out.
-
-    Args:
-        head: the log's.
-        policy: what is taken out.
-        tally: what a rehearsal has taken out; the names in the head are counted into it.
-    """
+    """The head of the redacted log, without names; `tally` is a rehearsal's, and counts them."""
     kept = _known(head, HEAD_KEPT, tally)
     config = kept.get("config")
     if isinstance(config, Mapping):
@@ -219,20 +198,20 @@ def redacted_head(head: Fields, policy: Policy, tally: Tally) -> Fields:
 
 
 def _known(fields: Fields, names: frozenset[str], tally: Tally) -> dict[str, Value]:
-    """Keep what is known to hold nothing; what is not may be a hash of what is taken out."""
+    """Keep the known fields; others may be hashes of content."""
     for name in fields.keys() - names:
         tally.count(TRACES, "both", len(str(fields[name])))
     return {name: fields[name] for name in fields if name in names}
 
 
 def _names_in(config: Fields) -> list[str]:
-    """Name the entries that name somebody; a model that is not ours is a folder, or an address."""
+    """The entries with names; a model that is not ours is a folder, or an address."""
     names = ["owner"] if "owner" in config else []
     return names if config.get("model", MODELS[0]) in MODELS else [*names, "model"]
 
 
 def to_json(policy: Policy) -> dict[str, Value]:
-    """Say what a policy covers."""
+    """A policy as JSON."""
     return {
         "side": policy.side,
         "kinds": sorted(policy.kinds),
@@ -244,14 +223,7 @@ def to_json(policy: Policy) -> dict[str, Value]:
 
 @attrs.frozen(kw_only=True)
 class Redacted:
-    """What became of a log.
-
-    Attributes:
-        head: of the redacted log.
-        tally: what was taken out.
-        records: how many there are, the head included.
-        left_out: records that were left out.
-    """
+    """The results for a log; `records` counts the head too."""
 
     head: Fields
     tally: Tally
@@ -260,16 +232,7 @@ class Redacted:
 
 
 def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> Redacted:
-    """Say what a redaction would take out, and see that the session would take the same course.
-
-    Args:
-        head: of the log.
-        items: its records in order, and its damage.
-        policy: what is to be taken out.
-
-    Raises:
-        RedactError: the log cannot be redacted.
-    """
+    """Count the content, and check the session's course; `RedactError` if it changes."""
     run = Redaction(policy, is_rehearsal=True)
     records = 1 + sum(1 for _ in run.records(items))
     made = redacted_head(head, policy, run.tally)

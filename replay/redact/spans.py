@@ -1,10 +1,7 @@
-"""The places of a JSON text that hold something, each with its path.
+"""The places of a JSON text that hold values, each with its path; the rest stays unchanged.
 
-So one of them can be replaced, and all else stays as it is, byte for byte.
-
-Rules: it takes any text, JSON or not, and never fails: who looks for what somebody said in a frame
-cannot stop where the frame is broken. What is neither punctuation, white space, `true`, `false` nor
-`null` is in some span. It parses no number and checks nothing.
+It takes any text, JSON or not, and never fails: content in a broken frame must be found too.
+Everything but punctuation, white space, `true`, `false` and `null` is in some span.
 """
 
 from __future__ import annotations
@@ -31,11 +28,9 @@ class Span:
     """A place in a text.
 
     Attributes:
-        start: where it begins; of a string, after its quote.
-        end: where it ends; of a string, at its quote.
-        kind: a key, a string, a number, or what JSON does not have.
-        path: keys and indices of what it stands in, its own last; empty where a text nests deeper
-            than a frame may.
+        start, end: of a string, between its quotes.
+        kind: `word` is not JSON.
+        path: keys and indices, its own last; empty where a text nests deeper than a frame may.
     """
 
     start: int
@@ -46,7 +41,7 @@ class Span:
 
 @attrs.define
 class _Level:
-    """An object or an array that is open: the key or the index that is under way."""
+    """An open object or array, with its current key or index."""
 
     is_object: bool
     place: str | int
@@ -54,7 +49,7 @@ class _Level:
 
 
 def spans(text: str) -> Iterator[Span]:
-    """Yield the spans of a text, in order; they do not overlap."""
+    """The spans of a text, in order, without overlaps."""
     levels: list[_Level] = []
     at = 0
     while (found := _TOKEN.search(text, at)) is not None:
@@ -71,7 +66,7 @@ def spans(text: str) -> Iterator[Span]:
 
 
 def replaced(text: str, changes: list[tuple[Span, str]]) -> str:
-    """Write a text with some of its spans replaced, given in order."""
+    """A text with some of its spans, in order, replaced."""
     pieces, at = [], 0
     for span, instead in changes:
         pieces += [text[at : span.start], instead]
@@ -80,7 +75,7 @@ def replaced(text: str, changes: list[tuple[Span, str]]) -> str:
 
 
 def unescaped(raw: str) -> str:
-    """Read what stands between the quotes of a string; where that is not JSON, it is as it is."""
+    """The value of a string's raw text; invalid JSON is unchanged."""
     if "\\" not in raw:
         return raw
     try:
@@ -97,7 +92,7 @@ def _string(text: str, start: int, end: int, levels: list[_Level]) -> Span:
 
 
 def _string_end(text: str, start: int) -> int:
-    """Find the quote that ends a string: one with an even number of backslashes before it."""
+    """The quote that ends a string: an even number of backslashes precedes it."""
     end = text.find('"', start)
     while end >= 0:
         escapes = end

@@ -1,11 +1,8 @@
-"""What a session has asked for and was not told yet: so that an answer has its question.
+"""The open questions of a session, so that each answer has its question.
 
-Events come from outside (frames, a lost peer, a shutdown), or they answer an effect. Where events
-were left out, effects are other ones, or have other numbers. `fit` gives an answer the number of
-the question that waits for it, and leaves out one that no question waits for: what is left could
-have happened.
-
-It judges no time, and does not look at what an answer says.
+Events come from outside (frames, a lost peer, a shutdown), or answer an effect. After events were
+left out, effects differ or have other numbers. `fit` gives an answer the number of its open
+question, and drops one without a question. It checks neither times nor contents.
 """
 
 from __future__ import annotations
@@ -32,13 +29,9 @@ Answer = TypeVar("Answer", bound=ev.Event)
 
 @attrs.define
 class Asked:
-    """The questions that are open.
+    """The open questions, with the lease, unit or turn that they are about.
 
-    Attributes:
-        numbers: by what was asked: the lease, unit or turn that it is about.
-        media: what is being decoded: the number that the answer has, and the one that it must have.
-        timers: that are set, and their generations.
-        lease: the slot that the session holds.
+    `media` maps an answer's number to the one that it must get, `timers` a name to its generation.
     """
 
     numbers: dict[str, int] = attrs.Factory(dict)
@@ -49,11 +42,7 @@ class Asked:
     _chunks: int = 0
 
     def note(self, effects: Iterable[ef.Effect]) -> tuple[int, ...]:
-        """Take what a step asks for.
-
-        Returns:
-            The numbers of the media among it, whose answers are still to be named in `media`.
-        """
+        """Note a step's questions; return its media, whose answers must be named in `media`."""
         media: list[int] = []
         for effect in effects:
             call = asked(effect)
@@ -79,11 +68,7 @@ class Asked:
         return tuple(media)
 
     def fit(self, event: ev.Event) -> ev.Event | None:
-        """Fit an event to what was asked.
-
-        Returns:
-            The event with the numbers of its question; None: nobody asked.
-        """
+        """The event with the numbers of its question; None without a question."""
         if isinstance(event, OUTSIDE):
             return self._from_outside(event)
         match event:
@@ -99,7 +84,7 @@ class Asked:
         return self._of_queue(event) if call is None else self._of_call(event, call[0])
 
     def _from_outside(self, event: ev.Event) -> ev.Event | None:
-        """Nothing comes of a peer that is gone."""
+        """None for an event of a peer that is gone."""
         if self._is_gone and isinstance(event, ev.FrameReceived | ev.PeerGone):
             return None
         self._is_gone = self._is_gone or isinstance(event, ev.PeerGone)
@@ -152,5 +137,5 @@ class Asked:
         return renumbered(event, number, **also)
 
     def _answer(self, event: Answer, question: str) -> Answer | None:
-        """Take a question back that is about nothing of a number."""
+        """Take back a question without a number."""
         return None if self.numbers.pop(question, None) is None else event

@@ -2,11 +2,8 @@
 
     the events of a log -> some left out, some made simpler -> fitted to what was asked -> remade
 
-Each is a whole log that verifies and logic-replays. What cannot be one is none: `RemakeError`. A
-candidate keeps the times of its events, and has a `fin` where the log has one; marks, which no
-replay sees, are left out.
-
-It reads a log as it writes another, and holds one event in memory.
+Each is a whole log that verifies and logic-replays; otherwise `RemakeError`. It keeps the times of
+its events, and the `fin` if there is one; marks are left out.
 """
 
 from __future__ import annotations
@@ -30,17 +27,12 @@ from .asked import OUTSIDE, Asked
 Change = Callable[[int, ev.Event], ev.Event | None]
 """Makes an event simpler, or leaves it out (None), by its place among the events."""
 SHRUNK: Final = "shrunk"
-"""What a head says of where a shrunk log comes from."""
+"""The head's field for a shrunk log's origin."""
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """What a log is made of.
-
-    Attributes:
-        events: how many.
-        groups: where each group begins: an event from outside, and the answers up to the next.
-    """
+    """The size of a log, and the start of each group: an event from outside, and its answers."""
 
     events: int
     groups: tuple[int, ...]
@@ -59,20 +51,14 @@ def shape_of(path: Path) -> Shape:
 
 
 def origin_of(path: Path) -> Fields:
-    """Say what a log that is made of another comes from, for its head."""
+    """The head's field for the origin of a log made from this one."""
     with LogReader(path) as reader:
         head = reader.head.fields
     return {SHRUNK: {"recording": head.get("recording_id"), "events": shape_of(path).events}}
 
 
 def build(source: Path, target: Path, change: Change, origin: Fields) -> None:
-    """Write a candidate.
-
-    Args:
-        source: the log that it comes from.
-        target: the new file.
-        change: what is done to each event.
-        origin: what its head says beside the source's, unless that says it too.
+    """Write a candidate; the source's fields of the head win over `origin`'s.
 
     Raises:
         RemakeError: there is no such session.

@@ -1,8 +1,8 @@
-"""The command `antiphon shrink`: a small log for a fixture, out of a long one that fails.
+"""The command `antiphon shrink`: a small log for a fixture, from a long one that fails.
 
-What came of it is on stdout, as text or as one JSON object; progress is on stderr, where that is a
-terminal. Candidates are in a folder of the system's, which is removed; the result is written at the
-end, also when the search is interrupted, and kept elsewhere where it cannot be written any more.
+The result is on stdout, as text or as one JSON object; progress is on stderr, if that is a
+terminal. The best log is written at the end, after an interrupt too, and kept elsewhere if it
+cannot be written.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .shrinker import NoFailureError, Progress, Shrinker
 from .trial import CannotRunError, Trial
 
 RUNS_MAX: Final = 500
-"""Some minutes of a command that takes half a second; a 10 minute log needs about 100."""
+"""Minutes of a command that takes half a second; a 10 minute log needs about 100."""
 TIMEOUT_S: Final = 60.0
 FOLDER_PREFIX: Final = "antiphon-shrink-"
-"""Of the folder of the system's in which candidates lie."""
+"""Of the temporary folder of candidates."""
 EVENTS_SHOWN: Final = 20
-"""More are not read; they are in the log."""
+"""More are in the log."""
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -51,31 +51,22 @@ class DoesNotFailError(click.ClickException):
 
 
 class NothingYetError(click.ClickException):
-    """It was interrupted before there was anything to write."""
+    """Interrupted before there was a log to write."""
 
     exit_code = INTERRUPTED
 
 
 class CannotShrinkError(click.ClickException):
-    """A file or a command is missing, or cannot be used."""
+    """A file or a command is missing, or unusable."""
 
     exit_code = 2
 
 
 @attrs.frozen(kw_only=True)
 class Shrunk:
-    """What came of a search.
+    """The result of a search, with the sizes before and after, and the runs of the command.
 
-    Attributes:
-        log: what was shrunk.
-        output: the small log.
-        before: what the log is made of.
-        after: what the small one is made of.
-        file_bytes: of both.
-        runs: of the command.
-        is_minimal: nothing more can be left out by itself.
-        was_interrupted: by a signal.
-        elapsed_s: seconds.
+    `is_minimal`: no single event can be left out any more.
     """
 
     log: Path
@@ -123,9 +114,9 @@ def shrink_command(
     """Find the smallest log on which COMMAND still fails.
 
     Events are left out of LOG, sound is silenced and words are dropped, as long as COMMAND fails.
-    What is left is made again by this version's session machine: it verifies, and it replays. Each
-    {} in COMMAND is the path of the log to try; without one, it comes last. COMMAND should fail for
-    one reason alone: a log that fails for another is a smaller one too.
+    This version's session machine makes the rest again: it verifies, and it replays. Each {} in
+    COMMAND is the path of the log to try; without one, it comes last. COMMAND should fail for one
+    reason only: a log that fails for another reason is accepted too.
 
     Ctrl-C ends the search and writes the best log so far.
 
@@ -184,19 +175,19 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
 
 
 def _write(best: Path, output: Path, log: Path) -> None:
-    """Write what was found; where that fails now, minutes of work are not thrown away with it."""
+    """Write the best log, or keep it elsewhere: minutes of work must not be lost."""
     try:
         with new_file(output, like=log) as part:
             shutil.copy(best, part)
     except OSError as error:
         kept = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) / best.name
-        best.rename(kept)  # a disk that is full has room for it where it is
+        best.rename(kept)  # a full disk has room for it where it is
         raise CannotShrinkError(f"{complaint(error, output)}; it was kept as {kept}") from error
 
 
 @contextmanager
 def _watched(before: Shape) -> Iterator[Callable[[Progress], None]]:
-    """Show how far the search is, on a terminal."""
+    """Show the search's progress on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None

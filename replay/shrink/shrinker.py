@@ -2,15 +2,10 @@
 
     groups left out -> events left out -> events made simpler -> again, until nothing is left to do
 
-Rules:
-- Of two sizes the larger is tried first, and what is later in a log before what is earlier; so the
-  same log and command give the same result.
-- An event goes with its group first: what a client sent, with the answers to it.
-- No candidate is tried twice. The best so far is a file that is there at any time.
-- It ends when no group, no event and no simplification can be left out or made by itself, or when
-  its runs are used up.
-
-It knows nothing of commands: `fails` says whether a log still fails.
+- Larger pieces first, and later before earlier ones: the same log and command give the same result.
+- An event first goes with its group: a client's frame with its answers.
+- No candidate is tried twice. The best log so far is always a file.
+- It ends when nothing can be left out or simplified by itself, or when the runs are used up.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ Fails = Callable[[Path], bool]
 
 
 class NoFailureError(ValueError):
-    """There is nothing to shrink: the log, or what is remade of it, does not fail."""
+    """Nothing to shrink: the log, or its remade events, do not fail."""
 
 
 class OutOfRunsError(Exception):
@@ -43,14 +38,7 @@ class OutOfRunsError(Exception):
 
 @attrs.define
 class Progress:
-    """How far the search is.
-
-    Attributes:
-        runs: how often it was asked whether a log fails.
-        events: of the best log so far.
-        file_bytes: of it.
-        stage: what is being tried.
-    """
+    """The search's progress: runs of `fails`, and the best log's events and bytes."""
 
     runs: int = 0
     events: int = 0
@@ -59,18 +47,14 @@ class Progress:
 
 
 class Shrinker:
-    """One search.
+    """One search; the log is not changed, candidates are in `folder`.
 
     Args:
-        log: what is to be shrunk; it is left alone.
-        folder: for candidates and the best so far.
-        fails: whether a log fails; it may raise `KeyboardInterrupt`, and the best stays.
-        runs_max: of `fails`.
-        watch: told of each run.
+        fails: whether a log fails; after its `KeyboardInterrupt` the best log stays.
+        runs_max: of `fails`; `watch` is called before each.
 
     Attributes:
-        best: the smallest log so far that fails; there once `begin` has returned.
-        progress: how far it is.
+        best: the smallest failing log so far; exists once `begin` has returned.
     """
 
     def __init__(
@@ -94,7 +78,7 @@ class Shrinker:
         self._origin: Fields = {}
 
     def begin(self) -> None:
-        """See that the log fails, and that it still does when it is made again.
+        """Check that the log fails, and that it still does when it is made again.
 
         Raises:
             NoFailureError: it does not.
@@ -114,11 +98,9 @@ class Shrinker:
             )
 
     def run(self) -> bool:
-        """Search; returns whether nothing smaller is left to be tried.
+        """Search; return whether nothing smaller is left to try.
 
-        Raises:
-            RecorderError: a candidate cannot be read back.
-            OSError: the disk refused.
+        `RecorderError`: a candidate cannot be read back; `OSError`: the disk refused.
         """
         try:
             is_smaller = True
@@ -133,7 +115,7 @@ class Shrinker:
     # -- fewer events ---------------------------------------------------------------------------
 
     def _leave_out(self, stage: str, *, by_group: bool) -> bool:
-        """Leave out runs of groups or events, half of all at first; say whether any could be."""
+        """Leave out runs of groups or events, half of all at first; return whether any was."""
         self.progress.stage = stage
         found = False
         size = len(self._starts(by_group)) // 2
@@ -161,7 +143,7 @@ class Shrinker:
     # -- simpler events -------------------------------------------------------------------------
 
     def _simplify(self) -> bool:
-        """Make events simpler, all at once where that will do; say whether any could be."""
+        """Make events simpler, all at once if possible; return whether any was."""
         found = False
         for number, step in enumerate(STEPS, start=1):
             self.progress.stage = f"simpler events, {number} of {len(STEPS)}"
@@ -182,7 +164,7 @@ class Shrinker:
     # -- candidates -----------------------------------------------------------------------------
 
     def _accepts(self, source: Path, change: Change) -> bool:
-        """Make a candidate; where it fails too, and was not tried before, it is the best now."""
+        """Make a candidate; if it is new and fails, it becomes the best log."""
         self._candidate.unlink(missing_ok=True)
         try:
             build(source, self._candidate, change, self._origin)

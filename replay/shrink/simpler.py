@@ -1,8 +1,7 @@
 """Simpler events: without sound, pictures, words and numbers that a failure may not need.
 
-Each step takes an event and gives a simpler one, or the same where there is nothing to simplify.
-What a client sent keeps its fields: sound becomes silence of the same length, for units are made of
-it, and words become none.
+A client's frame keeps its fields: sound becomes silence of the same length, because units are made
+from it, and words are removed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _RESULTS: Final[Mapping[type, str]] = {
     ev.BackendOpened: "opened",
     **{answer: path.partition(".")[0] for answer, (_, path) in ANSWERS.items() if "." in path},
 }
-"""Where what a model made stands in its events."""
+"""The field of a model's result, by event."""
 _NUMBERS: Final = ("decided_ids", "fed_ids", "token_ids", "codec_ids")
 _TRACES: Final = ("input_hash", "logits_hash", "margin", "costs")
 
@@ -43,7 +42,7 @@ def _frame_step(kinds: frozenset[Kind], *, is_shorter: bool = False) -> Step:
 
 
 def _result_step(*names: str) -> Step:
-    """Give what a model made without some fields: they are empty, or have their defaults."""
+    """Give some fields of a model's result their defaults, or empty values."""
 
     def step(event: ev.Event) -> ev.Event:
         where = _RESULTS.get(type(event))
@@ -87,4 +86,4 @@ STEPS: Final[tuple[Step, ...]] = (
     _frame_step(_WORDS, is_shorter=True),
     _result_step("text"),
 )
-"""In the order in which they are tried: what saves most first."""
+"""In the order of the search: the largest savings first."""

@@ -1,7 +1,6 @@
-"""One run of somebody's command on a log: whether it fails.
+"""One run of a user's command on a log: whether it fails; its output is discarded.
 
-The command has a process group of its own, which is killed when it takes too long, or when the run
-is broken off: nothing of it is left behind. What it prints is thrown away.
+The command's process group is killed after a timeout or a cancellation.
 """
 
 from __future__ import annotations
@@ -17,22 +16,18 @@ from typing import Final
 import attrs
 
 PLACE: Final = "{}"
-"""Where a log's path goes in a command."""
+"""The place of a log's path in a command."""
 
 
 class CannotRunError(Exception):
-    """There is no such command, or it may not be run."""
+    """The command is missing, or may not be run."""
 
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """A command that is run on logs.
+    """A command that is run on logs; each `{}` is the log's path, which comes last without one.
 
-    Attributes:
-        command: its words; each `{}` in them is the log's path, which comes last where there is
-            none.
-        exit_code: what it exits with where it fails; None: anything but 0.
-        timeout_s: a run that takes longer has not failed.
+    It fails with `exit_code` (None: any but 0), and not by a timeout.
     """
 
     command: Sequence[str]
@@ -40,11 +35,7 @@ class Trial:
     timeout_s: float
 
     def fails(self, log: Path) -> bool:
-        """Run the command.
-
-        Raises:
-            CannotRunError: it cannot be started.
-        """
+        """Run the command; raises `CannotRunError` if it cannot be started."""
         words = [word.replace(PLACE, str(log)) for word in self.command]
         if words == list(self.command):
             words.append(str(log))
@@ -70,7 +61,7 @@ class Trial:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that was not waited for to its end, and what it started."""
+    """Kill a running process and its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

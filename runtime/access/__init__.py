@@ -1,1 +1,1 @@
-"""Who may do what: API keys with their limits, and web origins."""
+"""Access control: API keys with their limits, and web origins."""

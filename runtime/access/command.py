@@ -1,6 +1,6 @@
 """`antiphon keys`: make, list, renew and remove the API keys of a server's file.
 
-A key is shown once, on standard output and alone on its line; the file holds its hash. A running
+A new key is printed once, as the only line on standard output; the file holds its hash. A running
 server takes a change within seconds.
 """
 
@@ -37,8 +37,8 @@ Keys = tuple[Key, ...]
 def keys_command() -> None:
     """Make, list, renew and remove API keys.
 
-    A key is 256 random bits; its file holds a hash of it. Recordings, tickets and sessions belong
-    to the name of a key: whoever gets a name that was in use before sees what the old one left.
+    A key is 256 random bits; its file holds its hash. Recordings, tickets and sessions belong to
+    the name of a key: a new key of a name that was used before sees those of the old one.
     """
 
 
@@ -109,7 +109,7 @@ def add_command(
 @click.argument("name")
 @FILE
 def renew_command(*, name: str, path: Path) -> None:
-    """Make another key for NAME, which keeps its limits and what belongs to it; print it, once."""
+    """Make another key for NAME, with its limits and its recordings; print it, once."""
     drawn = new_key()
 
     def renew(keys: Keys) -> Keys:
@@ -126,7 +126,7 @@ def renew_command(*, name: str, path: Path) -> None:
 @click.argument("name")
 @FILE
 def remove_command(*, name: str, path: Path) -> None:
-    """Remove the key of NAME: it opens nothing any more; its sessions go on to their end."""
+    """Remove the key of NAME: it is refused from now on; its running sessions go on."""
 
     def remove(keys: Keys) -> Keys:
         _find(keys, name, path)
@@ -169,6 +169,6 @@ def _change(path: Path, change: Callable[[Keys], Keys], *, create: bool = False)
 
 
 def _hand_over(drawn: str, name: str) -> None:
-    """Print a key, alone on standard output."""
+    """Print a key as the only line on standard output."""
     click.echo(f"the key of {name}, which is shown this once:", err=True)
     click.echo(drawn)

@@ -1,14 +1,11 @@
-"""What the gate denied: counted by reason, and told in the server's log at a bounded rate.
+"""The gate's denials: counted by reason, and logged at a bounded rate.
 
-- A reason is one of a few words, so that it can be a label of a metric.
-- A line names the client's address, what it asked for and, where that is known, the name of its
-  key. Never a key, nor anything else in the client's own words, but for a page's origin.
-- A page that is refused is a warning, with the flag that would welcome it: a browser hides the
-  reason from the page, so the operator is the only one to learn it.
-- Whoever knocks all day fills no disk: what is beyond `LINES_MAX` in a window is counted alone, and
-  the window's successor says how many lines were left out.
-
-It belongs to one event loop and takes its clock from outside.
+- A log line names the client's address, its request and, if known, its key's name; never a key, and
+  of the client's own text only a page's origin.
+- A refused page is a warning with the flag that would allow it: browsers hide the reason from the
+  page, so only the operator can see it.
+- After `LINES_MAX` lines in a window, denials are only counted; the next window's first line says
+  how many lines were left out.
 """
 
 from __future__ import annotations
@@ -20,22 +17,18 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 Reason = Literal["host", "origin", "no_key", "wrong_key", "mode", "scope"]
-"""Why: the name that the server was called by, the page, no key, a wrong one or two at once; or a
-good key that is not for that mode, or not an admin's."""
+"""The server's name in `Host`, the page, no key, a wrong key or several; or a valid key without
+that mode or without the scope admin. A label of a metric."""
 
 LINES_MAX: Final = 30
-"""In a window: enough to see who it is, and to be acted on by what watches logs."""
+"""Lines in a window: enough to identify a client, and for log alerts."""
 WINDOW_S: Final = 60.0
 
 _LOG: Final = logging.getLogger("antiphon.access")
 
 
 class Denials:
-    """The denials of one server, from zero.
-
-    Args:
-        clock: seconds, of a clock that does not go back.
-    """
+    """The denials of one server; `clock` gives seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,20 +38,16 @@ class Denials:
 
     @property
     def counts(self) -> Mapping[Reason, int]:
-        """How many there were, by reason; what never happened is not among them."""
+        """Denials by reason; a reason that never occurred is absent."""
         return MappingProxyType(dict(self._counts))
 
     def note(
         self, reason: Reason, *, peer: str, asked: str, name: str = "", flag: str = ""
     ) -> None:
-        """Count one, and tell it if there is room.
+        """Count a denial, and log it if there is room.
 
-        Args:
-            reason: why.
-            peer: the client's address.
-            asked: `WebSocket`, or `HTTP`.
-            name: of its key; empty where it had no good one.
-            flag: that would have let it in; empty where none would.
+        `asked` is `WebSocket` or `HTTP`, `name` that of a valid key or empty, `flag` the server's
+        flag that would allow it, or empty.
         """
         self._counts[reason] += 1
         if self._clock() - self._window_s >= WINDOW_S:

@@ -1,14 +1,10 @@
-"""Whether a client may come in: its page, the name that it calls the server by, and its key.
+"""Admission of a client: the name it uses for the server, its page, and its key.
 
-They are asked in that order, before anything else of a request is looked at, so that whoever is not
-welcome learns nothing of what there is.
-
-- With keys, a client shows exactly one (`credentials` says how). No key, two, or a wrong one is
-  401, and always the same words.
-- A key is never logged and never in an answer; that somebody was denied is (`denials`).
-- Without keys everybody is `ANYONE`, and a key that is shown is not looked at.
-
-Who was admitted keeps what it has; `watch` follows the file of keys for those who come.
+- The checks run in that order, before the rest of a request is read, so that a denied client learns
+  nothing. An admitted one keeps its rights; `watch` follows the key file for others.
+- With keys, a client presents exactly one (see `credentials`). A missing or invalid key, or more
+  than one, is a 401 with always the same text. Keys are never logged or sent in an answer.
+- Without keys every client is `ANYONE`, and keys are ignored.
 """
 
 from __future__ import annotations
@@ -41,17 +37,12 @@ from .ring import KeyRing
 
 
 class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
-    """The client may not; what to answer with.
+    """A client is denied; with the answer.
 
     Args:
-        reason: for the server's operator.
-        status: of HTTP.
-        code: short, for programs.
-        message: one line, for people.
-        headers: more headers of the answer.
-        name: of the client's key; empty where it has no good one.
-        flag: of the server, which would have let it in; told to the operator only.
-        details: more fields of the body.
+        code, message: for programs and in one line for people; `details` are more fields.
+        name: of the client's valid key, or empty.
+        flag: the server's flag that would allow it; only for the operator.
     """
 
     def __init__(
@@ -77,28 +68,16 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
 
 @attrs.frozen(kw_only=True)
 class Admitted:
-    """A client that may come in.
-
-    Attributes:
-        principal: who it is.
-        subprotocol: to select in the WebSocket's handshake, or None.
-    """
+    """An admitted client; `subprotocol` is to be selected in the handshake, or None."""
 
     principal: Principal
     subprotocol: str | None = None
 
 
 class Gate:
-    """What stands between a server and its clients.
+    """The checks of one server; `keys` of None asks for no key.
 
-    Args:
-        keys: those that are known; None asks nobody for one.
-        origins: the pages and names that are welcome.
-        clock: of the quotas and the denials, in seconds.
-
-    Attributes:
-        quotas: what each key has used.
-        denials: what was denied; whoever answers `Denied` notes it there.
+    `clock` gives seconds. The handler of a `Denied` notes it in `denials`.
     """
 
     def __init__(
@@ -112,15 +91,9 @@ class Gate:
     def admit_websocket(
         self, headers: Headers, offered_subprotocols: Sequence[str], *, secure: bool
     ) -> Admitted:
-        """Admit a client that asks for a WebSocket.
+        """Admit a client that asks for a WebSocket, or raise `Denied`.
 
-        Args:
-            headers: of the request, names in lower case.
-            offered_subprotocols: in the client's order.
-            secure: it came over TLS that ends here.
-
-        Raises:
-            Denied: it may not come in.
+        Header names are in lower case; `secure`: it came over TLS that ends here.
         """
         shown = shown_to_websocket(headers, offered_subprotocols)
         principal = self._admit(headers, shown, ASK_PROGRAM, secure=secure)
@@ -128,37 +101,16 @@ class Gate:
         return Admitted(principal=principal, subprotocol=selected)
 
     def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Principal:
-        """Admit a client that asks for anything else over HTTP.
-
-        Args:
-            method: of the request.
-            headers: of the request, names in lower case.
-            secure: it came over TLS that ends here.
-
-        Raises:
-            Denied: it may not come in.
-        """
+        """Admit any other request, or raise `Denied`; arguments as of `admit_websocket`."""
         shown = shown_over_http(method, headers)
         return self._admit(headers, shown, challenge(method, headers), secure=secure)
 
     def admit_page(self, headers: Headers, *, secure: bool) -> None:
-        """Admit a client that asks for what is public: no key is looked at.
-
-        Args:
-            headers: of the request, names in lower case.
-            secure: it came over TLS that ends here.
-
-        Raises:
-            Denied: its page, or the name that it calls the server by, is not welcome.
-        """
+        """Admit a request for a public page, without a key; `Denied` by host or origin."""
         self._check_source(headers, secure=secure)
 
     def check_mode(self, principal: Principal, mode: Mode) -> None:
-        """Hold a client to the modes of its key.
-
-        Raises:
-            Denied: the mode is none of them.
-        """
+        """Raise `Denied` if the key does not allow the mode."""
         if not principal.may_use(mode):
             raise Denied(
                 "mode",
@@ -170,7 +122,7 @@ class Gate:
             )
 
     async def watch(self) -> None:
-        """Follow the file of keys; runs until cancelled."""
+        """Follow the key file; runs until cancelled."""
         if self._keys is not None:
             await self._keys.watch()
 
@@ -213,15 +165,11 @@ class Gate:
 
 
 def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_time) -> Gate:
-    """Make the gate that the settings ask for; the file of keys is read.
-
-    Args:
-        settings: the operator's.
-        clock: of the quotas and the denials, in seconds.
+    """Make the gate of the settings; reads the key file. `clock` gives seconds.
 
     Raises:
-        KeyFileError: there are no keys to be had where the settings say.
-        ValueError: an origin is none.
+        KeyFileError: the keys cannot be read.
+        ValueError: an origin is invalid.
     """
     keys = None if settings.keys is None else KeyRing(settings.keys)
     origins = read_origins(settings.origins, has_keys=keys is not None, host=settings.host)
@@ -229,11 +177,7 @@ def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_
 
 
 def require_admin(principal: Principal) -> None:
-    """Hold a client to the scope `admin`.
-
-    Raises:
-        Denied: its key has another.
-    """
+    """Raise `Denied` if the key has not the scope `admin`."""
     if not principal.is_admin:
         raise Denied(
             "scope",

@@ -1,7 +1,4 @@
-"""Hosts and web origins as values: reading `Host` and `Origin`, and telling loopback from the rest.
-
-Everything here is a client's or an operator's text; what is not exactly of the form is None.
-"""
+"""Hosts and web origins as values: parsing `Host` and `Origin`, recognising loopback."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import Final
 import attrs
 
 PORT_OF: Final = {"http": 80, "https": 443}
-"""The port that an address of the scheme leaves out."""
+"""The default port of a scheme."""
 HOST_CHARS_MAX: Final = 255
-"""The longest name that DNS has."""
+"""The longest DNS name."""
 PORT_MAX: Final = 65_535
 
 _AUTHORITY: Final = re.compile(
@@ -25,12 +22,7 @@ _ORIGIN: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/]
 
 @attrs.frozen
 class Authority:
-    """A host and a port, as in the `Host` header.
-
-    Attributes:
-        host: in lower case, an IPv6 address without its brackets.
-        port: None where it is left out.
-    """
+    """A host (lower case, IPv6 without brackets) and a port, or None, as in the `Host` header."""
 
     host: str
     port: int | None
@@ -38,12 +30,9 @@ class Authority:
 
 @attrs.frozen
 class Origin:
-    """Where a web page is from.
+    """A web page's origin, `https`, `http` or a browser extension's, with its host.
 
-    Attributes:
-        scheme: `https`, `http`, or that of a browser's extension.
-        host: as in `Authority`.
-        port: the scheme's own where it was left out; None where the scheme has none.
+    `port` is the scheme's default where it was left out; None where it has none.
     """
 
     scheme: str
@@ -52,7 +41,7 @@ class Origin:
 
 
 def read_authority(text: str) -> Authority | None:
-    """Read a `Host` header; None where it is none."""
+    """Parse a `Host` header; None if it is invalid."""
     found = _AUTHORITY.fullmatch(text.lower())
     if found is None or len(text) > HOST_CHARS_MAX:
         return None
@@ -67,14 +56,14 @@ def read_authority(text: str) -> Authority | None:
 
 
 def write_origin(origin: Origin) -> str:
-    """Write an origin as a browser does, and as an operator lists it."""
+    """Format an origin as browsers and operators write it."""
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     is_plain = origin.port in {None, PORT_OF.get(origin.scheme)}
     return f"{origin.scheme}://{host}" + ("" if is_plain else f":{origin.port}")
 
 
 def read_origin(text: str) -> Origin | None:
-    """Read an `Origin` header; None where it is `null` or no origin."""
+    """Parse an `Origin` header; None if it is `null` or invalid."""
     found = _ORIGIN.fullmatch(text.lower())
     if found is None:
         return None
@@ -86,7 +75,7 @@ def read_origin(text: str) -> Origin | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address can only mean this machine (RFC 6761, 6.3)."""
+    """Whether a host can only be this machine (RFC 6761, 6.3)."""
     address = _address(host)
     if address is None:
         return host == "localhost" or host.endswith(".localhost")
@@ -95,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address rather than a name."""
+    """Whether a host is an IP address."""
     return _address(host) is not None
 
 

@@ -1,12 +1,10 @@
-"""The file of keys on its disk: read whole, checked, and written so that nobody sees half of it.
+"""The key file on disk: read whole, checked, and replaced atomically; all calls block.
 
-- It is written beside itself, synced, and renamed over the old one; it can be read by its owner
-  alone, and by its group where that could read it before (a server may run as another user).
-- A file that others than owner and group can read, or that others than its owner can write, is
-  warned about: hashes tell no key, but names, and whoever can write it can make a key.
-- Two commands that change it at once would lose one's change: the folder is locked meanwhile.
-
-All calls block on the disk.
+- A new version is written to the same folder, synced, and renamed over the old one. Only its owner
+  can read it, and its group if it could before (a server may run as another user).
+- A file that others can read, or that others than its owner can write, gets a warning: it shows
+  names, and a writer can make keys.
+- Commands lock the folder: two at once would lose a change.
 """
 
 from __future__ import annotations
@@ -25,23 +23,17 @@ import attrs
 from .keys import Key, KeysWrongError, format_keys, parse_keys
 
 FILE_BYTES_MAX: Final = 1 << 20
-"""A thousand keys with all their fields are 250 kB."""
+"""A thousand keys with all their fields take 250 kB."""
 OWNER_ONLY: Final = 0o600
 
 
 class KeyFileError(Exception):
-    """The file cannot be read or written, or is no file of keys; the text says why, in one line."""
+    """The file is unreadable, unwritable or invalid; the text says why, in one line."""
 
 
 @attrs.frozen(kw_only=True)
 class KeyFile:
-    """A file of keys, as it was read.
-
-    Attributes:
-        keys: what it holds.
-        data: its bytes, to see whether it changed.
-        mode: its permissions.
-    """
+    """A key file as it was read, with its bytes to detect a change, and its permissions."""
 
     keys: tuple[Key, ...]
     data: bytes = attrs.field(repr=False)
@@ -49,7 +41,7 @@ class KeyFile:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with its permissions, or None."""
+        """The problem with its permissions, or None."""
         if self.mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"others than its owner can write it (mode {self.mode:03o}): chmod 600"
         if self.mode & stat.S_IROTH:
@@ -58,21 +50,13 @@ class KeyFile:
 
 
 def read_key_file(path: Path) -> KeyFile:
-    """Read a file of keys.
-
-    Raises:
-        KeyFileError: there is none, it cannot be read, or it is none.
-    """
+    """Read a key file; raises `KeyFileError` if it is missing, unreadable or invalid."""
     data, mode = read_bytes(path)
     return parse_key_file(path, data, mode)
 
 
 def read_bytes(path: Path) -> tuple[bytes, int]:
-    """Read a file's bytes and its permissions.
-
-    Raises:
-        KeyFileError: it cannot be read, or is too large to be a file of keys.
-    """
+    """A file's bytes and permissions; raises `KeyFileError` if it is unreadable or too large."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -85,11 +69,7 @@ def read_bytes(path: Path) -> tuple[bytes, int]:
 
 
 def parse_key_file(path: Path, data: bytes, mode: int) -> KeyFile:
-    """Make sense of a file that was read.
-
-    Raises:
-        KeyFileError: it is no file of keys.
-    """
+    """Parse the bytes of a key file; raises `KeyFileError` if they are invalid."""
     try:
         return KeyFile(keys=parse_keys(data.decode("utf-8")), data=data, mode=mode)
     except UnicodeDecodeError as error:
@@ -101,17 +81,12 @@ def parse_key_file(path: Path, data: bytes, mode: int) -> KeyFile:
 def change_key_file(
     path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]], *, create: bool = False
 ) -> None:
-    """Read the file, change its keys, and write it.
+    """Change the keys of a file; with `create` a missing file has none.
 
-    Args:
-        path: of the file.
-        change: gives the new keys; what it raises leaves the file as it is.
-        create: begin with no keys where there is no file.
-
-    Raises:
-        KeyFileError: it cannot be read or written, is no file of keys, or is being changed.
+    If `change` raises, the file stays. `KeyFileError`: it is unreadable, unwritable, invalid or
+    locked.
     """
-    real = Path(os.path.realpath(path))  # What a link points to is replaced, and not the link.
+    real = Path(os.path.realpath(path))  # A link's target is replaced, not the link.
     with _locked(real.parent):
         keys = () if create and not real.exists() else read_key_file(real).keys
         _write(real, format_keys(change(keys)))
@@ -122,7 +97,7 @@ def change_key_file(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; whoever finds it taken does not wait."""
+    """Lock the folder, or fail at once."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -138,7 +113,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file at once, by one of the same owner."""
+    """Replace a file atomically, with the same owner."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         beside = Path(name)
@@ -158,14 +133,14 @@ def _write(path: Path, text: str) -> None:
 
 
 def _own_as(path: Path, descriptor: int) -> None:
-    """Give a new file the owner, the group and the group's right to read of the one before it."""
+    """Copy the owner, the group and the group's read permission of the old file."""
     try:
         before = path.stat()
     except FileNotFoundError:
         return
     mine = os.fstat(descriptor)
     if (before.st_uid, before.st_gid) != (mine.st_uid, mine.st_gid):
-        # Refused, it is an error: the server could not read what this user would leave behind.
+        # A failure is an error: the server could not read the new file.
         os.fchown(descriptor, before.st_uid, before.st_gid)
     os.fchmod(descriptor, OWNER_ONLY | (before.st_mode & stat.S_IRGRP))
 

@@ -1,23 +1,19 @@
-"""API keys as values: making one, hashing it, and the text of the file that holds their hashes.
+"""API keys as values: making one, hashing it, and the text of the key file.
 
-A key is 256 bits from the operating system, as text. The file holds its SHA-256 alone. A slow hash
-(scrypt, argon2) is for passwords, which can be guessed: it makes each guess dear. 2^256 keys cannot
-be guessed at any speed, and a slow hash would only let anybody keep the server busy by knocking.
+A key is 256 random bits as text; the file holds its SHA-256. A slow hash (scrypt, argon2) is for
+passwords; 2^256 keys cannot be guessed, and a slow hash would let any client keep the server busy.
 
-The file is TOML, a table `[[key]]` for each:
+The file is TOML, a table `[[key]]` for each; unknown fields are errors, which show no hash:
 
 | field | is |
 |---|---|
-| `name` | who it is: recordings, tickets and sessions belong to the name |
+| `name` | recordings, tickets and sessions belong to the name |
 | `hash` | `sha256:` and 64 hex digits |
-| `scope` | `use` (the default), or `admin`, which sees what belongs to others |
-| `sessions_max` | its sessions at once; without it as many as the server takes |
+| `scope` | `use` (the default), or `admin`, which sees those of all |
+| `sessions_max` | its sessions at once; default: as many as the server takes |
 | `sessions_per_hour` | its sessions that may begin within any hour |
-| `modes` | those that it may use; without it all |
-| `record_always` | `true`: its sessions are recorded though they ask not to be |
-
-What else stands there is an error: a limit with a typing error in it would be none. No error shows
-a hash, for it could be a key that somebody put there by mistake.
+| `modes` | its modes; default: all |
+| `record_always` | `true`: its clients cannot opt out of the recording |
 """
 
 from __future__ import annotations
@@ -40,15 +36,15 @@ Scope = Literal["use", "admin"]
 
 SCOPES: Final[tuple[Scope, ...]] = ("use", "admin")
 KEYS_MAX: Final = 1_000
-"""A key that comes is compared with each; more clients want a proxy that knows users."""
+"""A key is compared with each; for more clients use a proxy that knows users."""
 SESSIONS_MAX: Final = 100_000
-"""The times of a key's sessions within an hour are kept: 800 kB at most."""
+"""Start times of a key's sessions are kept for an hour: 800 kB at most."""
 KEY_BYTES: Final = 32
-"""Nobody guesses 256 bits."""
+"""256 bits cannot be guessed."""
 KEY_PREFIX: Final = "antiphon_"
-"""So that people and secret scanners know what they found."""
+"""People and secret scanners recognise it."""
 KEY_CHARS_MAX: Final = 256
-"""A key has 52; what is longer is none, and is not hashed."""
+"""A key has 52; a longer text is not hashed."""
 HASH_PREFIX: Final = "sha256:"
 HEADER: Final = """\
 # API keys of an Antiphon server: hashes, not the keys. `antiphon keys` writes this file anew, and
@@ -60,22 +56,12 @@ _HASH: Final = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}", re.ASCII)
 
 
 class KeysWrongError(ValueError):
-    """The text is no file of keys; it says where and why, and shows no hash."""
+    """The text is no valid key file; the message says where and why, without a hash."""
 
 
 @attrs.frozen(kw_only=True)
 class Key:
-    """What is known of a key.
-
-    Attributes:
-        name: who it is; no two keys have the same.
-        hash: of the key, as in the file.
-        scope: `admin` sees what belongs to others.
-        sessions_max: sessions at once, or None.
-        sessions_per_hour: sessions that may begin within any hour, or None.
-        modes: those that it may use; None is all.
-        record_always: its sessions are recorded, whatever they ask for; None: as the server has it.
-    """
+    """An entry of the key file, as above; None where a field is missing."""
 
     name: str
     hash: str = attrs.field(repr=False)
@@ -87,32 +73,22 @@ class Key:
 
 
 def new_key() -> str:
-    """Draw a key; its characters may stand in a header and in a WebSocket's subprotocol."""
+    """A new random key, valid in a header and as a WebSocket subprotocol."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def hash_key(key: str) -> str:
-    """Hash a key, as its file has it; any text of a client will do."""
+    """Hash a key as in the file; any text is accepted."""
     return HASH_PREFIX + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_name(text: str) -> bool:
-    """Whether a key may be called so: 1 to 64 letters, digits and `_.@-`, the first no sign."""
+    """Whether a text is a valid name: 1 to 64 letters, digits and `_.@-`, letter or digit first."""
     return _NAME.fullmatch(text) is not None
 
 
 def parse_keys(text: str) -> tuple[Key, ...]:
-    """Read a file of keys.
-
-    Args:
-        text: all of it.
-
-    Returns:
-        The keys, in their order; there may be none.
-
-    Raises:
-        KeysWrongError: it is none.
-    """
+    """Parse a key file into its keys, in order; raises `KeysWrongError`."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
@@ -133,7 +109,7 @@ def parse_keys(text: str) -> tuple[Key, ...]:
 
 
 def format_keys(keys: Sequence[Key]) -> str:
-    """Write a file of keys; `parse_keys` gives the same."""
+    """Format a key file; the inverse of `parse_keys`."""
     return HEADER + "".join(f"\n[[key]]\n{''.join(_lines(key))}" for key in keys)
 
 
@@ -141,7 +117,7 @@ def format_keys(keys: Sequence[Key]) -> str:
 
 
 def _key(number: int, table: Mapping[str, object]) -> Key:
-    """Read one table, strictly."""
+    """Parse one table; unknown fields are errors."""
     where = f"key {number}"
     name = table.get("name")
     if not isinstance(name, str) or not is_name(name):
@@ -196,5 +172,5 @@ def _modes(where: str, value: object) -> tuple[Mode, ...] | None:
 def _lines(key: Key) -> Iterator[str]:
     for name, value in attrs.asdict(key).items():
         if value is not None:
-            # JSON's texts, numbers and lists are TOML's, for the values that a key has.
+            # JSON and TOML write the texts, numbers and lists of a key alike.
             yield f"{name} = {json.dumps(value)}\n"

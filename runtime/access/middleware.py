@@ -1,17 +1,13 @@
-"""The gate before everything that is served over HTTP, and the headers that every answer bears.
+"""ASGI middleware: the gate for all HTTP requests, and headers for all answers.
 
-- `/health` and `/ready` are for everybody: an orchestrator has no key and its own idea of the name.
-- What is public (the pages of `--static`) needs no key; pages elsewhere and other names are refused
-  there as they are everywhere.
-- All else goes through the gate first; who was admitted is `scope["principal"]`.
-- Listed origins get what their pages need to read answers (CORS); preflights are answered here, for
-  they bear no key. `OPTIONS` that is no preflight goes on to the application.
-- Where the application itself says `Denied`, `answer_denied` is its handler of that. Either way it
-  is noted with the gate's denials.
-- No answer is sniffed for another type, framed, cached without being asked to, or used by another
-  site's page; what the application sets itself stands.
-
-It is ASGI without a framework: a download passes through untouched.
+- `/health` and `/ready` are open: an orchestrator has no key and uses another name.
+- Public paths (the pages of `--static`) need no key; foreign pages and names are refused.
+- All other requests pass the gate; `scope["principal"]` is the admitted client.
+- Listed origins get CORS headers; preflights are answered here, because they carry no key. Other
+  `OPTIONS` requests go to the application.
+- `answer_denied` handles a `Denied` of the application. All denials are counted in `denials`.
+- By default answers forbid type sniffing, framing, caching, and use by another site's page; the
+  application's own headers win.
 """
 
 from __future__ import annotations
@@ -37,29 +33,22 @@ HEADERS: Final = (
     ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-"""Of every answer that does not set them itself: no browser does more with it than was meant."""
+"""Default headers of every answer."""
 STRICT_TRANSPORT: Final = ("Strict-Transport-Security", "max-age=2592000")
-"""A month: a browser that was here once does not come without TLS, and a change of mind heals."""
+"""A month: a returning browser insists on TLS, and a change back is possible."""
 CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
 CORS_REQUEST_HEADERS: Final = (
     "Authorization, Content-Type, If-None-Match, If-Range, Last-Event-ID, Range"
 )
 CORS_ANSWER_HEADERS: Final = "Accept-Ranges, Content-Disposition, Content-Range, ETag, Retry-After"
 CORS_AGE_S: Final = 600
-"""The longest that every browser keeps a preflight's answer."""
+"""The longest time that every browser caches a preflight's answer."""
 PRINCIPAL: Final = "principal"
 DENIALS: Final = "denials"
 
 
 class AccessMiddleware:
-    """An application behind the gate.
-
-    Args:
-        app: the ASGI application.
-        gate: who may.
-        secure: TLS ends at this server.
-        is_public: whether a path, percent-decoded, is for those without a key too.
-    """
+    """An application behind the gate; `secure`: TLS ends here; `is_public` paths need no key."""
 
     def __init__(
         self,
@@ -76,7 +65,7 @@ class AccessMiddleware:
         self._headers = (*HEADERS, STRICT_TRANSPORT) if secure else HEADERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; anything but HTTP is for the application to refuse."""
+        """Serve one request; the application refuses other scopes than HTTP."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -98,7 +87,7 @@ class AccessMiddleware:
         await app(scope, receive, send_on)
 
     def _admitted(self, scope: Scope, headers: Headers) -> Scope:
-        """Admit a request, and say in its scope who sent it; of a public path that is not asked."""
+        """Admit a request, with its principal in the scope unless the path is public."""
         if self._is_public(scope["path"]):
             self._gate.admit_page(headers, secure=self._secure)
             return scope
@@ -106,7 +95,7 @@ class AccessMiddleware:
         return {**scope, PRINCIPAL: principal}
 
     def _cors(self, headers: Headers) -> tuple[tuple[str, str], ...]:
-        """Say what a listed origin's page needs to read the answer; nothing to all others."""
+        """The CORS headers for a listed origin's page; none for others."""
         found = [value for name, value in headers if name == "origin"]
         if len(found) != 1 or not self._gate.origins.lists(found[0]):
             return ()
@@ -117,12 +106,12 @@ class AccessMiddleware:
 
 
 def principal_of(request: Request) -> Principal:
-    """Tell who sent a request that came through the middleware."""
+    """The principal of a request that came through the middleware."""
     return cast(Principal, request.scope[PRINCIPAL])
 
 
 async def answer_denied(request: Request, error: Exception) -> Response:
-    """Answer what an endpoint raised; for `exception_handlers={Denied: answer_denied}`."""
+    """Answer a `Denied` of an endpoint; for `exception_handlers={Denied: answer_denied}`."""
     assert isinstance(error, Denied)
     return _answer(error, request.scope)
 
@@ -149,10 +138,10 @@ def _preflight() -> Response:
 
 
 def _completed(message: Message, defaults: Headers, cors: Headers) -> list[tuple[bytes, bytes]]:
-    """Add the headers that an answer does not have itself."""
+    """The answer's headers, with the missing defaults."""
     headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
     names = {name.lower() for name, _ in headers}
-    # What a cache keeps must not be shown to another origin.
+    # A cached answer must not be shown to another origin.
     added = (*defaults, *cors, ("Vary", "Origin"))
     for name, value in added:
         key = name.lower().encode("ascii")

@@ -1,20 +1,14 @@
-"""Which web pages may connect, and under which names the server may be addressed.
+"""The web pages that may connect, and the names by which the server may be addressed.
 
-A browser lets any page open a WebSocket to any address, and says in `Origin` which page it is. What
-is no browser sends none. The rules:
-
-- No `Origin` is welcome: no page can leave it out.
-- A page of the server's own host is welcome: host and port are those of `Host`, and its scheme is
-  no weaker than the server's. Where `Host` leaves the port out, it is that of the page's scheme, so
-  that a page over TLS is at home behind a proxy that ends TLS and passes `Host` on.
-- Listed origins are welcome, exactly as they are. `*` welcomes all, and is for servers with keys:
-  there a page that has no key can do nothing.
-- `null` (a sandboxed frame, a file) and what is no origin is refused, whatever is listed.
-
-Against DNS rebinding (a page's own name is made to resolve to 127.0.0.1, so that its origin *is*
-the host it talks to) a server that listens on loopback without keys answers to loopback names, to
-addresses and to the hosts of its listed origins alone. With keys that attack gains nothing; on
-another address without keys the operator has said that whoever comes may use it.
+- A request without `Origin` is allowed: browsers send it with each page's WebSocket.
+- A page of the server's own host is allowed: host and port equal those of `Host`, and its scheme is
+  no weaker than the server's. A missing port in `Host` is that of the page's scheme, for a proxy
+  that ends TLS and passes `Host` on.
+- Listed origins are allowed. `*` allows all, and needs keys: a page without a key can do nothing.
+  `null` (a sandboxed frame, a file) and an invalid origin are always refused.
+- DNS rebinding makes a page's own name resolve to 127.0.0.1, so that its origin equals the host.
+  Against it, a loopback server without keys answers only to loopback names, addresses and the hosts
+  of its listed origins. With keys the attack gains nothing.
 """
 
 from __future__ import annotations
@@ -36,31 +30,19 @@ from .hosts import (
 )
 
 ANY: Final = "*"
-"""Every origin but `null`."""
+"""Every origin except `null`."""
 
 
 @attrs.frozen(kw_only=True)
 class Origins:
-    """The pages and names that are welcome.
-
-    Attributes:
-        listed: origins beside the server's own.
-        any_origin: every origin is welcome.
-        loopback_only: answer to names of this machine alone.
-    """
+    """The allowed pages and names; `listed` is in addition to the server's own origin."""
 
     listed: frozenset[Origin] = frozenset()
     any_origin: bool = False
     loopback_only: bool = False
 
     def welcomes(self, origins: Sequence[str], hosts: Sequence[str], *, secure: bool) -> bool:
-        """Whether a request may come from where it says.
-
-        Args:
-            origins: its `Origin` headers.
-            hosts: its `Host` headers.
-            secure: it came over TLS that ends here.
-        """
+        """Whether a request's `Origin` headers are allowed, by its `Host` headers and its TLS."""
         if not origins:
             return True
         if len(origins) != 1:
@@ -68,16 +50,12 @@ class Origins:
         return self.lists(origins[0]) or _is_own(read_origin(origins[0]), hosts, secure=secure)
 
     def lists(self, text: str) -> bool:
-        """Whether an `Origin` header is one of those that are welcome from elsewhere."""
+        """Whether an `Origin` header is a listed origin."""
         origin = read_origin(text)
         return origin is not None and (self.any_origin or origin in self.listed)
 
     def answers_to(self, hosts: Sequence[str]) -> bool:
-        """Whether the server may be addressed by that name; only browsers are held to it.
-
-        Args:
-            hosts: the `Host` headers of a request; a browser sends exactly one.
-        """
+        """Whether the server may be addressed by these `Host` headers; browsers send just one."""
         if not self.loopback_only or not hosts:
             return True
         authority = read_authority(hosts[0]) if len(hosts) == 1 else None
@@ -92,25 +70,15 @@ class Origins:
 
 
 def flag_for(texts: Sequence[str]) -> str:
-    """Say which flag of `antiphon serve` would welcome a page; nothing where none would.
-
-    Args:
-        texts: the `Origin` headers of a request that was refused for them.
-    """
+    """The flag of `antiphon serve` that would allow refused `Origin` headers, or empty."""
     origin = read_origin(texts[0]) if len(texts) == 1 else None
     return "" if origin is None else f"--origin {write_origin(origin)}"
 
 
 def read_origins(texts: Sequence[str], *, has_keys: bool, host: str) -> Origins:
-    """Make the rules of a server.
+    """Parse the operator's origins; `host` is the server's address.
 
-    Args:
-        texts: origins as an operator lists them, or `*`.
-        has_keys: whether clients need keys.
-        host: the address that is listened on.
-
-    Raises:
-        ValueError: one is no origin, or `*` without keys.
+    `ValueError`: an origin is invalid, or `*` is used without keys.
     """
     listed = set()
     for text in texts:

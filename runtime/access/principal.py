@@ -1,8 +1,4 @@
-"""Who a client is, for all that asks what it may do and see.
-
-A principal is made when a client is admitted, and stays what it was: a key that is changed or
-removed meets the next connection.
-"""
+"""A client's identity and rights, made at admission; a changed key affects new connections."""
 
 from __future__ import annotations
 
@@ -17,16 +13,7 @@ from .keys import Key, Scope
 
 @attrs.frozen(kw_only=True)
 class Principal:
-    """A client that was admitted.
-
-    Attributes:
-        name: of its key; empty where there are no keys.
-        scope: of its key.
-        sessions_max: sessions at once, or None.
-        sessions_per_hour: sessions that may begin within any hour, or None.
-        modes: those that it may use; None is all.
-        record_always: it is recorded, whatever it asks for.
-    """
+    """An admitted client, with the limits of its key (`keys.Key`); no name without keys."""
 
     name: str
     scope: Scope
@@ -37,15 +24,11 @@ class Principal:
 
     @property
     def is_admin(self) -> bool:
-        """Whether it sees and may do what is not its own."""
+        """Whether it may see and change what belongs to others."""
         return self.scope == "admin"
 
     def may_see(self, owner: str) -> bool:
-        """Whether a recording, a ticket or a session is for its eyes.
-
-        Args:
-            owner: the name of the key that it belongs to; empty where it came without one.
-        """
+        """Whether it may see what belongs to the key `owner` (empty: to none)."""
         return self.is_admin or (owner != "" and owner == self.name)
 
     def may_use(self, mode: Mode) -> bool:
@@ -54,11 +37,11 @@ class Principal:
 
 
 ANYONE: Final = Principal(name="", scope="admin")
-"""Whoever comes to a server without keys: everything is everybody's there."""
+"""Any client of a server without keys; all of them share everything."""
 
 
 def principal_of(key: Key) -> Principal:
-    """Make the principal of a key."""
+    """The principal of a key."""
     return Principal(
         name=key.name,
         scope=key.scope,

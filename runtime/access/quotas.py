@@ -1,12 +1,7 @@
-"""How many sessions a key may have: at once, and begun within any hour.
+"""A key's sessions: at once, and started within any hour.
 
-`enter` gives a pass for one session, or none; `leave` gives it back. A session that was refused
-does not count. The hour slides: a session counts for an hour from its beginning, whatever became of
-it. What a key has used goes by its name, so that a key that is changed, or made anew, keeps its
-count.
-
-It belongs to one event loop and takes its clock from outside. A server that starts again starts
-to count again.
+A refused session does not count. The hour slides from each session's start. Counts belong to the
+key's name, so a renewed key keeps them; a restarted server starts at zero.
 """
 
 from __future__ import annotations
@@ -23,34 +18,26 @@ from .principal import Principal
 
 HOUR_S: Final = 3_600.0
 PLACE_WAIT_S: Final = 2.5
-"""What a session that ends takes for its last words, its log and its close."""
+"""The time in which an ending session sends its last frames and closes."""
 PLACE_LOOK_S: Final = 0.1
 
 
 @attrs.define
 class _Used:
-    """What one key has used."""
+    """The sessions of one key."""
 
     now: int = 0
     begun: deque[float] = attrs.field(factory=deque)
 
 
 class Pass:
-    """One session's place in the quota of its key; a context manager that leaves at the end.
-
-    Args:
-        on_leave: called once.
-    """
+    """One session's place in its key's quota; a context manager that leaves at the end."""
 
     def __init__(self, on_leave: Callable[[bool], None]) -> None:
         self._on_leave: Callable[[bool], None] | None = on_leave
 
     def leave(self, *, is_refund: bool = False) -> None:
-        """Give the place back; once is enough, and more do nothing.
-
-        Args:
-            is_refund: the session was refused: it does not count for its hour either.
-        """
+        """Give the place back; a second call does nothing. A refund takes it off the hour too."""
         on_leave, self._on_leave = self._on_leave, None
         if on_leave is not None:
             on_leave(is_refund)
@@ -68,25 +55,14 @@ class Pass:
 
 
 class Quotas:
-    """What all keys have used.
-
-    Args:
-        clock: seconds, of a clock that does not go back.
-    """
+    """The sessions of all keys; `clock` gives seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._used: dict[str, _Used] = {}
 
     def enter(self, principal: Principal) -> Pass | None:
-        """Take a place for one more session.
-
-        Args:
-            principal: whose; the limits are those that it has now.
-
-        Returns:
-            The pass; None where its key has as many as it may.
-        """
+        """Take a place for a session; None where the key has reached a limit."""
         self._forget()
         used = self._used.get(principal.name, _Used())
         if principal.sessions_max is not None and used.now >= principal.sessions_max:
@@ -109,10 +85,7 @@ class Quotas:
         return Pass(leave)
 
     async def enter_soon(self, principal: Principal) -> Pass | None:
-        """Likewise, but wait a moment for a place: a session that has just ended is not gone yet.
-
-        A client that lost its line and comes back finds its old session being cleaned up.
-        """
+        """As `enter`, but wait briefly: after a reconnect the old session may still end."""
         place = self.enter(principal)
         with anyio.move_on_after(PLACE_WAIT_S):
             while place is None:
@@ -121,16 +94,16 @@ class Quotas:
         return place
 
     def sessions(self, name: str) -> int:
-        """Sessions that a key has now."""
+        """The running sessions of a key."""
         used = self._used.get(name)
         return 0 if used is None else used.now
 
     def __len__(self) -> int:
-        """Keys that something is kept of."""
+        """The number of keys that have counts."""
         return len(self._used)
 
     def _forget(self) -> None:
-        """Forget what is older than an hour, and keys of which nothing is left."""
+        """Drop starts older than an hour, and keys without counts."""
         hour_ago = self._clock() - HOUR_S
         for name, used in list(self._used.items()):
             while used.begun and used.begun[0] <= hour_ago:

@@ -1,11 +1,10 @@
-"""The keys that a server knows now, and finding the one that a client holds.
+"""The server's current keys, and the lookup of a client's key.
 
-- Every key is compared with what came, in constant time and without an early exit, so that how
-  long it takes tells neither how much of a key was right nor which one it was.
-- The file is read every few seconds and counts as soon as it changed. A broken or missing one
-  leaves the keys as they are, and is an error in the log: a slip of an editor locks nobody out, and
-  nothing that goes wrong with reading it ends the server.
-- A key that is removed is refused from then on; sessions that it has go on to their end.
+- A key is compared with every entry in constant time: timing tells neither a match's length nor its
+  entry.
+- The file is read every few seconds. An invalid or missing file is logged and leaves the keys as
+  they are; an error never ends the server.
+- A removed key is refused from then on; its running sessions go on.
 """
 
 from __future__ import annotations
@@ -22,20 +21,13 @@ from .keyfile import KeyFile, KeyFileError, parse_key_file, read_bytes, read_key
 from .keys import KEY_CHARS_MAX, Key, hash_key
 
 POLL_S: Final = 2.0
-"""A key that leaked is shut out before anyone could have read about it."""
+"""Short enough to lock out a leaked key quickly."""
 
 _LOG: Final = logging.getLogger("antiphon.access")
 
 
 class KeyRing:
-    """The keys of a file.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        KeyFileError: it cannot be read, or is no file of keys.
-    """
+    """The keys of a file; raises `KeyFileError` if it is unreadable or invalid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,15 +37,11 @@ class KeyRing:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """The keys that are known now."""
+        """The current keys."""
         return self._file.keys
 
     def find(self, key: str) -> Key | None:
-        """Find what is known of a key; None where it is none of ours.
-
-        Args:
-            key: a client's own text.
-        """
+        """Find the entry of a client's key; None for an unknown one."""
         if len(key) > KEY_CHARS_MAX:
             return None
         digest = hash_key(key)
@@ -70,7 +58,7 @@ class KeyRing:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Take the file's keys if it changed; what is wrong with it goes to the log, once."""
+        """Take the file's keys if it changed; log an error once."""
         try:
             # A disk that hangs must not keep the server from ending.
             file = await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True)
@@ -79,7 +67,7 @@ class KeyRing:
             self._failure = None
         except KeyFileError as error:
             self._keep(str(error))
-        except Exception as error:  # no thread to be had, or a bug of ours
+        except Exception as error:  # no thread is available, or a bug of ours
             self._keep(f"{self._path}: cannot be read: {type(error).__name__}: {error}")
 
     def _keep(self, failure: str) -> None:
@@ -88,7 +76,7 @@ class KeyRing:
         self._failure = failure
 
     def _read(self) -> KeyFile | None:
-        """Read the file, in a thread; None where it is as it was."""
+        """Read the file in a thread; None if it did not change."""
         data, mode = read_bytes(self._path)
         if (data, mode) == (self._file.data, self._file.mode):
             return None

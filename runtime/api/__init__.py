@@ -1,1 +1,1 @@
-"""The HTTP side of a server: what it serves beside WebSockets."""
+"""The HTTP side of a server: all requests except WebSockets."""

@@ -1,4 +1,4 @@
-"""A request's body, read as far as it may go; in which time it must come is `transport.bodies`'."""
+"""A request's body, bounded in bytes; `transport.bodies` bounds its time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from starlette.requests import Request
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Read the body.
-
-    Args:
-        request: whose.
-        bytes_max: the most bytes that are taken.
-
-    Raises:
-        HTTPException: it is longer, or says so (413).
-    """
+    """Read the body; raises `HTTPException` (413) if it has more than `bytes_max` bytes."""
     said = request.headers.get("content-length", "")
     body = bytearray()
     if said.isdigit() and int(said[:18]) > bytes_max:

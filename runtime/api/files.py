@@ -1,8 +1,4 @@
-"""An HTTP answer that is a file, or the range of it that was asked for.
-
-The file is read in threads, a piece at a time, as its client takes it. What is answered is decided
-by `ranges`; nothing here knows where a file lies or who may see it.
-"""
+"""An HTTP answer with a file, or the requested range of it, read piece by piece in threads."""
 
 from __future__ import annotations
 
@@ -20,40 +16,26 @@ from .ranges import part_of
 from .streaming import Stream, Write
 
 PIECE_BYTES: Final = 128 * 1024
-"""Of a file, read and sent at once: some tens of microseconds of the event loop."""
+"""Bytes read and sent at once: some tens of microseconds of the event loop."""
 
 
 class File(Protocol):
-    """A file that is open for reading.
-
-    Attributes:
-        size: what may be handed out, in bytes.
-        etag: names these bytes, quotes included.
-    """
+    """A file that is open for reading; `etag` names its `size` bytes, quotes included."""
 
     size: int
     etag: str
 
     def read(self, start: int, count: int) -> bytes:
-        """Read exactly so many bytes; blocks.
-
-        Raises:
-            OSError: they are not there any more.
-        """
+        """Read exactly `count` bytes, blocking; raises `OSError` if they are gone."""
         ...
 
 
 def send_file(
     request: Request, file: File, opening: ExitStack, headers: Mapping[str, str], *, media_type: str
 ) -> Response:
-    """Answer a GET or a HEAD with a file.
+    """Answer a GET or a HEAD with an open file and more headers.
 
-    Args:
-        request: whose `Range` and conditions count.
-        file: open; read until the answer is over.
-        opening: closes the file; taken over where it is read later.
-        headers: more headers of the answer.
-        media_type: of the file.
+    `opening` closes the file, and is taken over if it is read later.
     """
     part = part_of(request.headers, size=file.size, etag=file.etag)
     told = {**part.headers, **headers}

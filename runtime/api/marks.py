@@ -1,12 +1,8 @@
-"""Marks: what somebody says of a session while it runs, written into its log.
+"""Marks: remarks on a running session, written into its log.
 
-`POST /api/sessions/{recording_id}/marks` takes `{"text": "..."}`, from the session's own key and
-from `admin`.
-
-The answer is 201 and says where the mark stands, once it is in the log. A mark is no part of the
-session: neither the client nor the model learns of it, and a replay passes it by. Who may not see
-the session is told what those are who name one that there is not (404); of one that is over there
-is only its recording (409).
+`POST /api/sessions/{recording_id}/marks` takes `{"text": "..."}` from the session's own key and
+from `admin`. The answer is 201 with the mark's place, once it is in the log. A session that the key
+may not see is a 404, like an unknown one; an ended session a 409.
 """
 
 from __future__ import annotations
@@ -34,9 +30,9 @@ from .places import RETRY_S
 from .recordings import Recordings
 
 TEXT_CHARS_MAX: Final = 1000
-"""A remark, no report."""
+"""A remark, not a report."""
 BODY_BYTES_MAX: Final = 16 * 1024
-"""Text of the largest size, each character of it escaped twice, fits."""
+"""The longest text fits, even with each character escaped twice."""
 
 _REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyType(
     {
@@ -55,19 +51,14 @@ _REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyTyp
 
 
 class Marks:
-    """The route of one server's marks.
-
-    Args:
-        server: asked for each request; None while the model loads.
-        recordings: where sessions are that are over.
-    """
+    """The route of one server's marks; `server` returns None while the model loads."""
 
     def __init__(self, server: Callable[[], Server | None], recordings: Recordings) -> None:
         self._server = server
         self._recordings = recordings
 
     def routes(self) -> list[Route]:
-        """List the routes, for `http.make_app`."""
+        """The route, for `http.make_app`."""
         return [Route("/api/sessions/{recording_id}/marks", self._add, methods=["POST"])]
 
     async def _add(self, request: Request) -> Response:
@@ -93,7 +84,7 @@ def _refused(reason: MarkRefusal) -> HTTPException:
 
 
 def _text_of(body: bytes) -> str:
-    """Read what is to be written."""
+    """Parse the body."""
     try:
         fields = Fields(parse_frame(body.decode()))
         text = fields.required("text", lambda value: value.text(TEXT_CHARS_MAX, 1))

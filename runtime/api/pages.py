@@ -1,16 +1,12 @@
-"""A folder of web pages, served to everyone who may address the server (`--static`).
+"""A folder of web pages, served without a key (`--static`); errors are JSON.
 
-- `/a/b.js` is the file `a/b.js` of the folder. What begins with `/static/` is also looked for
-  without it: the pages of MiniCPM-o's demo refer to their files so.
-- A folder shows its `index.html`. An address without a file leads to the page of that name, if
-  there is one: `/omni` to `omni.html` or `omni/omni.html`.
-- What the server has itself at an address comes first. What lies in the folder is public, for a
-  browser opens a page without a key; only at addresses that begin with one of `RESERVED` a key is
-  asked for before it is looked up.
-- Nothing outside the folder is served, nor what a link leads to there; nothing whose name, or a
-  folder's on the way, begins with a dot; and nothing but regular files.
-
-Errors are JSON like all others. It lists no folder and changes no file.
+- `/a/b.js` is the file `a/b.js` of the folder; a path in `/static/` is also looked up without that
+  prefix, as the pages of MiniCPM-o's demo need.
+- A folder shows its `index.html`. A path without a file redirects to the page of that name: `/omni`
+  to `omni.html` or `omni/omni.html`.
+- The server's own routes come first. Pages are public, because browsers open them without a key;
+  only paths in `RESERVED` need one.
+- Only regular files inside the folder are served, after links, and no name that begins with a dot.
 """
 
 from __future__ import annotations
@@ -38,17 +34,17 @@ from starlette.types import Scope
 from .files import send_file
 
 RESERVED: Final = frozenset({"api", "v1", "ws", "health", "ready", "status", "metrics"})
-"""What the server's own addresses begin with, those of later versions too."""
+"""First parts of the server's own paths, now and in later versions."""
 PREFIX: Final = "static/"
 PATH_CHARS_MAX: Final = 1024
-"""No page lies as deep, and looking for one takes a system call for each folder on the way."""
+"""Longer than any page's path; each folder in a path costs a system call."""
 INDEX: Final = "index.html"
 HEADERS: Final = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "frame-ancestors 'self'",
 }
-"""A page is asked for again whenever it is used (304 where it is the same), may do what it likes,
-and is framed by its own site alone: it may have the microphone."""
+"""A browser revalidates a page at each use (304 if it is the same). Only the page's own site may
+frame it: it may use the microphone."""
 TYPES: Final = {
     ".avif": "image/avif",
     ".css": "text/css",
@@ -83,23 +79,19 @@ TYPES: Final = {
     ".woff2": "font/woff2",
     ".xml": "application/xml",
 }
-"""The same on every machine: browsers are told not to guess, and run no script of another type."""
+"""The same on every machine: browsers must not guess, and run scripts of these types only."""
 OTHER_TYPE: Final = "application/octet-stream"
 
 
 class Pages:
-    """The pages of one folder.
-
-    Args:
-        folder: holds them; files may come and go while the server runs.
-    """
+    """The pages of one folder; files may come and go while the server runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files = StaticFiles(directory=folder, check_dir=False)
 
     def route(self) -> Route:
-        """Give the route for `http.make_app`; it must be the last."""
+        """The route for `http.make_app`; it must be the last."""
         return _LastRoute("/{path:path}", self._send)
 
     async def _send(self, request: Request) -> Response:
@@ -118,7 +110,7 @@ class Pages:
     # -- in threads -------------------------------------------------------------------------------
 
     def _find(self, asked: str) -> _File | str | None:
-        """Find what an address shows: a file, or where it leads, seen from that address."""
+        """The file at a path, or the relative address to redirect to."""
         if len(asked) > PATH_CHARS_MAX:
             return None
         for name in dict.fromkeys((asked, asked.removeprefix(PREFIX))):
@@ -152,12 +144,12 @@ class Pages:
         return self._look_up(name) is not None
 
     def _look_up(self, name: str) -> str | None:
-        """Find a regular file within the folder, links followed."""
+        """The path of a regular file in the folder, links followed; None for none."""
         if not _is_plain(name.split("/")):
             return None
         try:
             path, found = self._files.lookup_path(name)
-        except (OSError, ValueError):  # a name that no file can have, or a folder that is shut
+        except (OSError, ValueError):  # an impossible name, or a folder without access
             return None
         if found is None or not stat.S_ISREG(found.st_mode):
             return None
@@ -166,7 +158,7 @@ class Pages:
 
 
 class _LastRoute(Route):
-    """Matches what no other route does; of other methods it knows nothing."""
+    """Matches the paths of no other route, and no other methods."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         matched, child = super().matches(scope)
@@ -175,7 +167,7 @@ class _LastRoute(Route):
 
 @attrs.define(init=False, eq=False)
 class _File:
-    """A page, opened for handing it out."""
+    """An open page."""
 
     size: int
     etag: str
@@ -203,21 +195,17 @@ class _File:
 
 
 def _open_plainly(path: str, flags: int) -> int:
-    """Open a path that was resolved: neither follow a link that took its place, nor wait."""
+    """Open a resolved path: do not follow a new link, and do not wait."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def is_public(path: str) -> bool:
-    """Whether an address is that of a page, which needs no key.
-
-    Args:
-        path: of the request, percent-decoded.
-    """
+    """Whether a percent-decoded path is a page's, which needs no key."""
     return path.isprintable() and path[1:].partition("/")[0] not in RESERVED
 
 
 def _pages_of(name: str) -> Iterator[str]:
-    """Name the pages that an address without a file may stand for."""
+    """The pages for a path without a file."""
     yield f"{name}/{INDEX}"
     yield f"{name}.html"
     yield f"{name}/{name}.html"
@@ -225,5 +213,5 @@ def _pages_of(name: str) -> Iterator[str]:
 
 
 def _is_plain(names: Sequence[str]) -> bool:
-    """Whether no name is empty, hidden, or a way up."""
+    """Whether no name is empty, hidden, or `..`."""
     return all(name and not name.startswith(".") for name in names)

@@ -1,6 +1,6 @@
-"""The parameters of a request's address, read strictly: a filter with a slip in it would be none.
+"""Query parameters, parsed strictly: a misspelt filter would have no effect.
 
-What is wrong is 400, and says what would be right.
+An invalid one is a 400 that says what is valid.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 DIGITS_MAX: Final = 18
-"""Of a number: what fits into 63 bits, whatever its digits."""
+"""Digits of a number that fits into 63 bits."""
 NAME_CHARS_MAX: Final = 32
-"""Of a parameter's own name that is told back."""
+"""Characters of an unknown parameter's name in the answer."""
 
 
 def check_names(request: Request, names: Sequence[str]) -> None:
-    """Refuse parameters that there are not, and those that are given twice.
-
-    Raises:
-        HTTPException: there is one.
-    """
+    """Refuse unknown and repeated parameters with `HTTPException`."""
     seen = set[str]()
     for name, _ in request.query_params.multi_items():
         if name not in names:
@@ -35,11 +31,7 @@ def check_names(request: Request, names: Sequence[str]) -> None:
 
 
 def read_choice(request: Request, name: str, choices: Sequence[str]) -> str | None:
-    """Read a parameter that is one of a few words; None where it is not given.
-
-    Raises:
-        HTTPException: it is none of them.
-    """
+    """Read a parameter with a few choices, or None; raises `HTTPException` for another value."""
     said = request.query_params.get(name)
     if said is not None and said not in choices:
         raise wrong(name, f"one of {', '.join(choices)}")
@@ -47,18 +39,7 @@ def read_choice(request: Request, name: str, choices: Sequence[str]) -> str | No
 
 
 def read_number(request: Request, name: str, default: int, *, low: int, high: int) -> int:
-    """Read a parameter that is a whole number.
-
-    Args:
-        request: whose.
-        name: of the parameter.
-        default: where it is not given.
-        low: the least that is taken.
-        high: the greatest.
-
-    Raises:
-        HTTPException: it is none, or out of range.
-    """
+    """Read a whole number from `low` to `high`; raises `HTTPException` for another value."""
     said = request.query_params.get(name)
     if said is None:
         return default
@@ -69,5 +50,5 @@ def read_number(request: Request, name: str, default: int, *, low: int, high: in
 
 
 def wrong(name: str, wanted: str) -> HTTPException:
-    """Make the answer to a parameter that is not what it should be."""
+    """The answer to an invalid parameter."""
     return HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be {wanted}")

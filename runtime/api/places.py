@@ -1,4 +1,4 @@
-"""Places for what keeps the server busy or holds its memory: a few in all, and fewer a client."""
+"""Places for expensive answers: a few in all, and fewer for a client."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from starlette.requests import Request
 from ..access.middleware import principal_of
 
 RETRY_S: Final = 5
-"""After which a place may be free."""
+"""Seconds until a place may be free."""
 
 
 class Places:
-    """Places for one kind of answer.
-
-    Args:
-        most: at once.
-        most_each: of one key at once, or of one address where there are no keys.
-    """
+    """Places for one kind of answer: in all, and for one key, or address without keys."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
@@ -30,11 +25,7 @@ class Places:
         self._taken: Counter[str] = Counter()
 
     def take(self, request: Request) -> ExitStack:
-        """Take a place; leaving the stack gives it back.
-
-        Raises:
-            HTTPException: there is none (503).
-        """
+        """Take a place, given back on leaving the stack; raises `HTTPException` (503) for none."""
         name = principal_of(request).name or f"@{request.client.host if request.client else ''}"
         if self._taken.total() >= self._most or self._taken[name] >= self._most_each:
             text = "there are too many of these at once"

@@ -1,8 +1,7 @@
-"""What a request for a file asks for: all of it, a part, or nothing if the client has it.
+"""The part of a file that a request asks for: all, a range, or none if the client has it.
 
-As RFC 9110 has it (13.1.2, 13.1.5, 14): one range of bytes. Several at once, other units and what
-is no range at all give the whole file, as a server may; a range that lies outside is 416. It reads
-headers and nothing else.
+As in RFC 9110 (13.1.2, 13.1.5, 14), with one range of bytes. Several ranges, other units and
+invalid ranges give the whole file, as a server may; a range outside is a 416.
 """
 
 from __future__ import annotations
@@ -19,14 +18,7 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """What is answered.
-
-    Attributes:
-        status: 200 for all, 206 for a part, 304 or 416 for nothing.
-        start: of the first byte.
-        end: behind the last one.
-        headers: what the answer says of it.
-    """
+    """The answer: bytes `start` to `end` (exclusive), headers, and 200, 206, 304 or 416."""
 
     status: HTTPStatus
     start: int = 0
@@ -35,13 +27,7 @@ class Part:
 
 
 def part_of(headers: Headers, *, size: int, etag: str) -> Part:
-    """Say what a GET is answered.
-
-    Args:
-        headers: of the request.
-        size: of the file.
-        etag: names the file's bytes, quotes included; it is a strong one.
-    """
+    """Choose the part of a file for a GET; `etag` is a strong one, quotes included."""
     said = {"ETag": etag, "Accept-Ranges": "bytes"}
     if _has_it(headers.get("if-none-match", ""), etag):
         return Part(status=HTTPStatus.NOT_MODIFIED, headers=said)
@@ -61,7 +47,7 @@ def part_of(headers: Headers, *, size: int, etag: str) -> Part:
 
 
 def _bounds(asked: str, size: int) -> tuple[int, int] | None:
-    """Read a range; None where it is none, and nothing between them where it lies outside."""
+    """Parse a range; None for an invalid one, an empty span for one outside."""
     found = _RANGE.fullmatch(asked.replace(" ", ""))
     if found is None or found[1] == found[2] == "":
         return None

@@ -3,20 +3,18 @@
 | path | is |
 |---|---|
 | `GET /api/recordings` | a page of the list, newest first; `?mode=&owner=&state=&reason=&session=&since_ms=&limit=&after=` |
-| `GET /api/recordings/{recording_id}` | what the list says of one |
+| `GET /api/recordings/{recording_id}` | the list's entry |
 | `DELETE /api/recordings/{recording_id}` | remove one that is not being written; for `admin` |
-| `GET /api/recordings/{recording_id}/log` | the log, or a range of it; of one that is being written the blocks that are whole |
+| `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
-| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, where a viewer is there |
-| `GET /api/sessions/{recording_id}/recording`, `/view` | the log and the page, by the session that they are of |
+| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer |
+| `GET /api/sessions/{recording_id}/recording`, `/view` | the log and the page, by session |
 
-A key sees the recordings of its own name, `admin` all. What a key may not see is not there for it
-(404). An id that a client names is checked to be a name before it becomes one of a file, and the
-owner is read from the log itself. Only an operator removes: a key that leaked must not be able to
-take away what was recorded of it.
+A key sees the recordings of its own name, `admin` all; others are a 404. A client's id is checked
+before it is used as a file name; the owner is read from the log. Only an operator removes: a leaked
+key must not destroy its traces.
 
-Nothing here touches the event loop with files: that is done in threads, and a list is not made anew
-before ten times as long has passed as it took.
+Files are read in threads. A list is made again only after ten times as long as it took.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -57,11 +55,11 @@ from .views import LoadViewer, Views
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
-"""Of recordings on a page: 300 kB of JSON."""
+"""Recordings on a page: 300 kB of JSON."""
 LISTING_REST: Final = 10
-"""Making lists takes a tenth of a thread's time at most, whoever asks how often."""
+"""Making lists takes at most a tenth of a thread's time."""
 TAILS_MAX: Final = 16
-"""Each may hold 16 MiB of its log, and takes a part of a thread."""
+"""Each may hold 16 MiB of its log, and takes part of a thread."""
 TAILS_PER_KEY_MAX: Final = 4
 """One client leaves some for the others."""
 NUMBER_MAX: Final = 10**15
@@ -73,12 +71,7 @@ PARAMETERS: Final = (
 
 
 class Recordings:
-    """The routes of one server's recordings.
-
-    Args:
-        directory: of the logs; None where nothing is recorded, and nothing is there then.
-        load_viewer: None where there is none.
-    """
+    """The routes of one server's recordings; `directory` may be `None`: nothing is recorded."""
 
     def __init__(self, directory: Path | None, load_viewer: LoadViewer | None = None) -> None:
         self._store = None if directory is None else Store(directory)
@@ -90,7 +83,7 @@ class Recordings:
         self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
-        """List the routes, for `http.make_app`."""
+        """The routes, for `http.make_app`."""
         if self._store is None:
             return []
         one = "/api/recordings/{recording_id}"
@@ -117,7 +110,7 @@ class Recordings:
             after=request.query_params.get("after"),
         )
         try:
-            return json_response(await in_thread(page))  # looking at thousands takes a while
+            return json_response(await in_thread(page))  # a list of thousands takes a while
         except ValueError:
             raise wrong("after", "the next of another page") from None
 
@@ -135,17 +128,13 @@ class Recordings:
         return json_response(attrs.asdict((await self._found(request))[0]))
 
     async def check(self, request: Request) -> None:
-        """See that there is a recording of the name in the path, for those eyes.
-
-        Raises:
-            HTTPException: there is none (404), or it cannot be read.
-        """
+        """Raise `HTTPException` unless the client may see the recording in the path (404)."""
         if self._store is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
         await self._found(request)
 
     async def _found(self, request: Request) -> tuple[Summary, Path]:
-        """Find the recording that is asked for, if there is one for those eyes."""
+        """The recording in the path, if the client may see it."""
         assert self._listing is not None
         assert self._store is not None
         asked = request.path_params["recording_id"]
@@ -186,7 +175,7 @@ class Recordings:
         return Stream(
             partial(tell, path, telling),
             opened=self._tails.take(request),
-            headers={"X-Accel-Buffering": "no"},  # a proxy would wait until there is more to say
+            headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
             media_type=telling.media_type,
         )
 
@@ -214,12 +203,7 @@ def _page(
 
 
 class _LogFile:
-    """A log, opened for handing it out; what is written to it later is not.
-
-    Attributes:
-        size: what may be handed out, in bytes.
-        etag: names these bytes, for a log only grows.
-    """
+    """The bytes of an open log at this time; `etag` names them, because a log only grows."""
 
     def __init__(self, path: Path, *, is_open: bool) -> None:
         self._source = FileSource(path)

@@ -1,21 +1,17 @@
-"""What a server tells and does over HTTP, beside `/health` and `/ready`.
+"""The server's status and live sessions over HTTP, apart from `/health` and `/ready`.
 
 | path | is | for |
 |---|---|---|
-| `GET /status` | how the server stands: a page, or JSON where that is asked for | `admin` |
-| `GET /metrics` | the same and more as figures, for Prometheus | `admin` |
-| `GET /api/queue` | who waits for a slot | each key its own, `admin` all |
-| `GET /api/queue/{ticket_id}` | one of those who wait | likewise |
-| `DELETE /api/queue/{ticket_id}` | send somebody away who waits | likewise |
-| `GET /api/sessions` | the sessions that run | likewise |
-| `GET /api/sessions/{recording_id}` | one of them | likewise |
+| `GET /status` | the server's status: a page, or JSON on request | `admin` |
+| `GET /metrics` | the metrics, for Prometheus | `admin` |
+| `GET /api/queue` | the waiting tickets | each key its own, `admin` all |
+| `GET /api/queue/{ticket_id}` | one ticket | as above |
+| `DELETE /api/queue/{ticket_id}` | cancel a ticket | as above |
+| `GET /api/sessions` | the running sessions | as above |
+| `GET /api/sessions/{recording_id}` | one session | as above |
 
-Marks on sessions are `marks`', what was recorded of them is `recordings`'.
-
-Without keys all is everybody's. What a key may not see is not there for it (404), so that nobody
-finds out ids by asking. An id that a client names is looked up among those that live, nowhere else.
-
-While the model loads nobody waits and no session runs.
+Without keys every client sees all. An entry that a key may not see is a 404, so that ids cannot be
+probed. While the model loads there are no tickets and no sessions.
 """
 
 from __future__ import annotations
@@ -44,13 +40,7 @@ NO_TICKET: Final = "nobody waits under that ticket"
 
 
 class Api:
-    """The routes of one server.
-
-    Args:
-        server: asked for each request; None while the model loads.
-        status: asked for each request.
-        metrics: what is counted.
-    """
+    """The routes of one server; `server` returns None while the model loads."""
 
     def __init__(
         self,
@@ -63,7 +53,7 @@ class Api:
         self._metrics = metrics
 
     def routes(self) -> list[Route]:
-        """List the routes, for `http.make_app`."""
+        """The routes, for `http.make_app`."""
         return [
             Route("/status", self._show_status),
             Route("/metrics", self._show_metrics),
@@ -89,7 +79,7 @@ class Api:
         body, content_type = self._metrics.text(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
-    # -- for everybody, of their own ------------------------------------------------------------
+    # -- for each key, its own ------------------------------------------------------------------
 
     async def _list_queue(self, request: Request) -> Response:
         tickets = [_ticket_json(ticket) for ticket in self._tickets(principal_of(request))]
@@ -153,5 +143,5 @@ def _ticket_json(status: TicketStatus) -> dict[str, Any]:
 
 
 def _wants_page(request: Request) -> bool:
-    """Whether a browser asks; scripts get JSON, also those that take anything."""
+    """Whether a browser asks; scripts that accept any type get JSON."""
     return "text/html" in request.headers.get("accept", "")

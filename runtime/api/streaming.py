@@ -1,10 +1,9 @@
-"""An HTTP answer whose body is written piece by piece, until it ends or its client leaves.
+"""An HTTP answer that is written piece by piece, until it ends or its client leaves.
 
-Whoever writes waits until the connection has taken a piece, so that a slow client holds up its own
-answer and nothing else; one that takes nothing is dropped by the transport. A writer is cancelled
-where it waits when its client leaves, and what was opened for it is closed in any case. The end of
-the answer is sent when nobody waits for the client to leave any more: sending it, the HTTP server
-says that the client has left, and must not be cancelled amid what it does with the connection then.
+A writer waits until the connection has taken each piece: a slow client delays only its own answer.
+When the client leaves, the writer is cancelled; its resources are always closed. The end of the
+answer is sent after the wait for the client's leaving: Hypercorn then reports a disconnect, and
+must not be cancelled while it handles the connection.
 """
 
 from __future__ import annotations
@@ -23,14 +22,9 @@ WriteBody = Callable[[Write], Awaitable[None]]
 
 
 class Stream(Response):
-    """An answer that is written while it is sent.
+    """An answer that `write_body` writes while it is sent.
 
-    Args:
-        write_body: writes all of the body.
-        opened: what it needs, entered already; left when the answer is over, however that comes.
-        status: of HTTP.
-        headers: of the answer.
-        media_type: of the body.
+    `opened` has its resources, entered before; left when the answer is over, in every case.
     """
 
     def __init__(

@@ -1,14 +1,12 @@
-"""A log told record by record while it is written: as JSON lines, or as server-sent events.
+"""A log's records while they are written: as JSON lines, or as server-sent events.
 
 Each line is an object: `{"type": "record", "seq", "at_ns", "kind", "fields"}`, `{"type": "damage",
-...}`, now and then `{"type": "alive"}`, and at last `{"type": "end", "state"}`, where the state is
-that of a listing. Bytes are told by their length, `{"$bytes": 64000}`, and base64 in a frame is
-replaced by `<64000 bytes>`, unless all of it is asked for: then bytes are `{"$base64": ...}` and
-frames are verbatim.
+...}`, now and then `{"type": "alive"}`, and at last `{"type": "end", "state"}` with a listing's
+state. Bytes are `{"$bytes": 64000}`, and base64 in a frame `<64000 bytes>`; on request bytes are
+`{"$base64": ...}` and frames are verbatim.
 
-What is told comes from the file, and the recorder does not know of it: a client that reads slowly
-is told later, loses nothing, and holds up neither the session nor its log. Memory is bounded: a
-block of the log and what a client has not taken of it. Reading and encoding are done in threads.
+The lines come from the file: a slow client loses nothing and delays neither the session nor its
+log. Memory is bounded by a block of the log and the client's unsent lines. Threads read and encode.
 """
 
 from __future__ import annotations
@@ -35,24 +33,18 @@ from recorder.summary import State
 from .streaming import Write
 
 POLL_S: Final = 0.25
-"""A block is written at most so long after its first record: looking more often finds nothing."""
+"""A block is written at most so long after its first record: more polls find nothing."""
 ALIVE_S: Final = 15.0
-"""A proxy forgets a connection that says nothing for half a minute or more."""
+"""A proxy drops a connection that is silent for half a minute or more."""
 BATCH_BYTES: Final = 256 * 1024
-"""What is told at once, more or less: a record is told whole."""
+"""About the bytes of one write; a record is never split."""
 BATCH_ITEMS: Final = 256
-"""Records looked at in one go, so that nobody waits for a thread that skips thousands."""
+"""Records read in one go, so that skipping thousands does not hold a thread."""
 
 
 @attrs.frozen(kw_only=True)
 class Telling:
-    """How a log is told.
-
-    Attributes:
-        from_seq: the first record that is told.
-        with_blobs: all bytes are.
-        as_events: as server-sent events, each with its `seq` as its id; else as JSON lines.
-    """
+    """How a log is sent: from `from_seq`, as server-sent events with `seq` as id or JSON lines."""
 
     from_seq: int = 0
     with_blobs: bool = False
@@ -60,11 +52,11 @@ class Telling:
 
     @property
     def media_type(self) -> str:
-        """Of the answer."""
+        """The answer's media type."""
         return "text/event-stream" if self.as_events else "application/x-ndjson"
 
     def line(self, told: Mapping[str, object], seq: int | None = None) -> bytes:
-        """Write one object."""
+        """Format one object."""
         text = json.dumps(told)  # in ASCII: a log can hold lone surrogates
         if not self.as_events:
             return f"{text}\n".encode()
@@ -73,16 +65,7 @@ class Telling:
 
 
 async def tell(path: Path, telling: Telling, write: Write) -> None:
-    """Tell a log to its end, or until cancelled.
-
-    Args:
-        path: the log.
-        telling: how.
-        write: takes what is told.
-
-    Raises:
-        OSError: the log cannot be read any more.
-    """
+    """Send a log to its end, or until cancelled; raises `OSError` if it becomes unreadable."""
     in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
     tail = _Tail(path, telling)
     told_s = anyio.current_time()
@@ -102,11 +85,7 @@ async def tell(path: Path, telling: Telling, write: Write) -> None:
 
 
 class _Tail:
-    """A log being told; for one thread at a time.
-
-    Attributes:
-        is_over: nothing more comes.
-    """
+    """A log that is sent; used by one thread at a time."""
 
     def __init__(self, path: Path, telling: Telling) -> None:
         self._path = path
@@ -122,9 +101,10 @@ class _Tail:
             self._reader.close()
 
     def read(self) -> bytes | None:
-        """Tell what follows: empty where it is skipped, None where there is nothing for now."""
+        """The next lines: empty after skipped records, None if nothing is there now."""
         if self._items is None:
-            # Whether somebody writes it is asked before reading: so its last words are not missed.
+            # Ask whether the log is being written before the read, so that its last records are
+            # seen.
             self._was_held = self._is_held()
             self._items = self._begin()
         lines: list[bytes] = []
@@ -143,7 +123,7 @@ class _Tail:
     def _is_held(self) -> bool:
         try:
             return is_held(self._path)
-        except FileNotFoundError:  # it was removed: what we opened can still be read
+        except FileNotFoundError:  # it was removed: the open file can still be read
             return False
 
     def _begin(self) -> Iterator[Record | Damage]:
@@ -157,7 +137,7 @@ class _Tail:
         return iter(self._reader)
 
     def _pause(self) -> bytes | None:
-        """Nothing more is there: for now, or for ever."""
+        """At the end of the file: None if the log is being written, else the last line."""
         if self._was_held:
             return None
         if self._reader is None:
@@ -190,7 +170,7 @@ def _told(record: Record, with_blobs: bool) -> dict[str, object]:
 
 
 def _elided(frame: str) -> str:
-    """Leave the base64 out of a frame; what is left is JSON where the frame was."""
+    """Replace the base64 in a frame by its length; JSON stays JSON."""
     return "".join(
         piece if isinstance(piece, str) else f"<{len(piece)} bytes>" for piece in extract(frame)
     )

@@ -1,4 +1,4 @@
-"""Work with files in a thread, for routes: what cannot be had becomes an answer of HTTP."""
+"""File work in a thread, for routes: errors become HTTP answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do something with the files of recordings.
-
-    Raises:
-        HTTPException: there is no such recording (404), or it cannot be read (422).
-    """
+    """Work on recordings in a thread; `HTTPException` if missing (404) or unreadable (422)."""
     try:
         # A disk that hangs must not keep the server from ending.
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)

@@ -1,8 +1,7 @@
-"""The page of a recording: made whole first, then sent from memory or from a file.
+"""The page of a recording: made whole, then sent from memory or from a file.
 
-So making it takes a place for as long as that takes, and not for as long as its client reads. The
-file has no name, lies where the system keeps temporary files (`TMPDIR`), and is gone with the page,
-also where the server is killed.
+So making holds a place only as long as it lasts. The file has no name, lies in the system's
+temporary folder (`TMPDIR`), and disappears with the page, even if the server is killed.
 """
 
 from __future__ import annotations
@@ -29,44 +28,35 @@ from .places import Places
 from .threads import in_thread
 
 MAKING_MAX: Final = 2
-"""Making a page keeps a thread busy for seconds, in which sessions have less of the processor."""
+"""Making a page keeps a thread busy for seconds, and takes processor time from sessions."""
 MAKING_PER_KEY_MAX: Final = 1
 """One client leaves one for the others."""
 HELD_MAX: Final = 16
-"""That are made or sent: each is kept until its client has it."""
+"""Pages that are made or sent: each is kept until its client has it."""
 HELD_PER_KEY_MAX: Final = 4
-"""One client that reads slowly leaves most of them for the others."""
+"""One slow client leaves most for the others."""
 MEMORY_BYTES_MAX: Final = 2 * MIB
-"""Of a page in memory: a short conversation, and 32 MiB for all that are held."""
+"""Of a page in memory: a short conversation; 32 MiB for all pages."""
 PAGE_BYTES_MAX: Final = 256 * MIB
-"""Of a page: an hour with pictures takes a part of it, and a browser would not show more."""
+"""Of a page: an hour with pictures takes less, and a browser would not show more."""
 _SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
-"""The page is a site of its own: it can do nothing here, whatever a log makes of it."""
+"""The page is an origin of its own: a log's content cannot act on this server."""
 
 
 @attrs.frozen(kw_only=True)
 class Viewer:
-    """Shows a session as one HTML page.
-
-    Attributes:
-        page_of: writes the page of a log, UTF-8, a part at a time.
-        policy: the `Content-Security-Policy` under which the page works.
-    """
+    """Shows a log as one HTML page in parts, UTF-8, under a `Content-Security-Policy`."""
 
     page_of: Callable[[LogReader], Iterator[bytes]]
     policy: str
 
 
 LoadViewer = Callable[[], Viewer]
-"""Loads it, when a page is first asked for; in a thread."""
+"""Loads the viewer in a thread, for the first page."""
 
 
 class Views:
-    """Answers with pages.
-
-    Args:
-        load_viewer: loads what makes them.
-    """
+    """Answers requests with pages; `load_viewer` loads the viewer."""
 
     def __init__(self, load_viewer: LoadViewer) -> None:
         self._load_viewer = load_viewer
@@ -76,9 +66,8 @@ class Views:
     async def answer(self, request: Request, path: Path) -> Response:
         """Make the page of a log, and an answer that sends it.
 
-        Raises:
-            HTTPException: there is no place (503) or no room (507) for it now; or the log cannot be
-                read, or makes too large a page (422).
+        `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
+        its page is too large (422).
         """
         with ExitStack() as opening:
             opening.enter_context(self._held.take(request))
@@ -88,7 +77,7 @@ class Views:
                 viewer = await in_thread(self._load_viewer)
                 with await in_thread(partial(LogReader, path)) as reader:
                     pieces = viewer.page_of(reader)
-                    # A step at a time, so that it can be given up.
+                    # A step at a time, so that it can be cancelled.
                     while await in_thread(partial(page.take_from, pieces)):
                         pass
             headers = {"Content-Security-Policy": f"{viewer.policy}; {_SANDBOX}"}
@@ -96,7 +85,7 @@ class Views:
 
 
 class _Page:
-    """A page, first written, then sent; see `files.File`. The caller closes it."""
+    """A page, first written, then sent as a `files.File`. The caller closes it."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(MEMORY_BYTES_MAX)  # noqa: SIM115 - the caller closes it
@@ -105,7 +94,7 @@ class _Page:
         self.etag = ""
 
     def take_from(self, pieces: Iterator[bytes]) -> bool:
-        """Write the next piece, blocking; False where there is none."""
+        """Write the next piece, blocking; False after the last."""
         piece = next(pieces, b"")
         self._hash.update(piece)
         self.size += len(piece)
@@ -122,10 +111,8 @@ class _Page:
         return bool(piece)
 
     def read(self, start: int, count: int) -> bytes:
-        """Read a part of it."""
         self._file.seek(start)
         return self._file.read(count)
 
     def close(self) -> None:
-        """Give it up; safe to repeat."""
         self._file.close()

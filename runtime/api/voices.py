@@ -1,16 +1,14 @@
-"""The library of voices over HTTP, and the voice that pages begin with.
+"""The library of voices over HTTP, and the default voice of pages.
 
 | path | is | for |
 |---|---|---|
 | `GET /api/voices` | `{"voices": [{"name", "bytes"}], "default"}`, sorted by name | each key |
-| `PUT /api/voices/{name}` | add a voice, a WAV file; with `?replace=1` also over one | `admin` |
+| `PUT /api/voices/{name}` | add a voice, a WAV file; `?replace=1` may replace one | `admin` |
 | `DELETE /api/voices/{name}` | remove a voice | `admin` |
 | `GET /api/default_ref_audio` | the default voice as samples, for pages to send | each key |
 
-A voice is held to what reference audio is held to (`media.sound`), and kept as it came. A name that
-is taken is 409, a full library 507. What is changed meets the next session that names it.
-
-Without a library nothing is listed, and nothing can be added.
+A voice has the limits of reference audio (`media.sound`) and is kept unchanged. A taken name is a
+409, a full library a 507. A change affects the next session that names the voice.
 """
 
 from __future__ import annotations
@@ -58,12 +56,7 @@ T = TypeVar("T")
 
 
 class Voices:
-    """The routes of one server's voices.
-
-    Args:
-        library: None where there is none.
-        default: the name of the default voice, or None.
-    """
+    """The routes of one server's voices; `default` names the default voice."""
 
     def __init__(self, library: VoiceLibrary | None, default: str | None) -> None:
         self._library = library
@@ -73,7 +66,7 @@ class Voices:
         self._decoded: tuple[object, bytes] | None = None
 
     def routes(self) -> list[Route]:
-        """List the routes, for `http.make_app`."""
+        """The routes, for `http.make_app`."""
         one = "/api/voices/{name}"
         return [
             Route("/api/voices", self._list),
@@ -116,7 +109,7 @@ class Voices:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     def _changed_by(self, request: Request) -> VoiceLibrary:
-        """Give the library to those who may change it."""
+        """The library, for a client that may change it."""
         require_admin(principal_of(request))
         if self._library is None:
             raise HTTPException(_NOT_FOUND, "this server has no library of voices (--voices)")
@@ -128,7 +121,7 @@ class Voices:
         if self._library is None or self._default is None:
             raise HTTPException(_NOT_FOUND, "this server has no default voice")
         stamp = await _in_thread(partial(self._library.stamp, self._default), _NOT_FOUND)
-        async with self._is_decoding:  # the same voice once, however many ask
+        async with self._is_decoding:  # the same voice is decoded once
             if self._decoded is None or self._decoded[0] != stamp:
                 read = partial(_decode, self._library, self._default)
                 self._decoded = stamp, await _in_thread(read, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -148,7 +141,7 @@ def _refused(reason: VoiceRefusal) -> HTTPException:
 
 
 async def _in_thread(work: Callable[[], T], wrong: HTTPStatus = HTTPStatus.BAD_REQUEST) -> T:
-    """Do something with voices; what is wrong with one is answered as `wrong`."""
+    """Work on voices in a thread; an invalid voice is answered with `wrong`."""
     try:
         # A disk that hangs must not keep the server from ending.
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
@@ -165,7 +158,7 @@ def _store(library: VoiceLibrary, name: str, data: bytes, *, replace: bool) -> b
 
 
 def _decode(library: VoiceLibrary, name: str) -> bytes:
-    """Write a voice as the pages of MiniCPM-o's demo read it."""
+    """A voice as JSON for the pages of MiniCPM-o's demo."""
     pcm = decode_wav(library.read(name))
     samples = len(pcm) // SAMPLE_BYTES
     return orjson.dumps(

@@ -1,15 +1,13 @@
-"""Chat as the SDK gives it: a question, and its answer as it comes.
+"""Chat in the SDK: a question, and its answer as it comes.
 
     answer = await session.ask("What is in the picture?")
     async for piece in answer:                 # Delta, Delta ... Response
         print(piece.text if isinstance(piece, Delta) else "")
 
-Rules: a server remembers nothing from turn to turn, so each question carries the whole
-conversation. One answer at a time: it is read to its end before the next question. A question that
-the server refuses raises `ReportedError`, and the session lives on. `close`, from another task,
-cuts an answer short: it ends with a `Response` whose reason is `interrupted`.
-
-It keeps no history and decodes no media.
+A server keeps nothing between turns: each question carries the whole conversation. Read an answer
+to its end before the next question. A refused question raises `ReportedError`, and the session goes
+on. `close`, from another task, cuts an answer: it ends with a `Response` whose reason is
+`interrupted`.
 """
 
 from __future__ import annotations
@@ -42,36 +40,21 @@ from .errors import (
 from .session import ClientSession
 
 Question = str | ChatMessage | Sequence[ChatMessage]
-"""What is asked: the user's words, or the conversation that ends with them."""
+"""The user's words, or the conversation that ends with them."""
 
 _ALL_DEFAULTS = ChatConfig()
 
 
 def message(role: Role, *parts: str | Part) -> ChatMessage:
-    """Put a message together.
-
-    Args:
-        role: whose it is.
-        parts: words, and media as `ImagePart`, `AudioPart` and `VideoPart`, in their order.
-
-    Returns:
-        The message.
-    """
+    """Make a message of words and media (`ImagePart`, `AudioPart`, `VideoPart`), in order."""
     content = tuple(TextPart(text=part) if isinstance(part, str) else part for part in parts)
     return ChatMessage(role=role, content=content)
 
 
 class ChatSession:
-    """A chat that is open; made by `antiphon.connect`, which closes it.
+    """An open chat; `antiphon.connect` makes and closes it.
 
-    Args:
-        raw: the session below.
-        created: what the server said of it; None in `legacy-chat`, which says nothing.
-        on_queue: is told a question's place where it must wait.
-
-    Attributes:
-        raw: for what this class has no word for.
-        created: as given.
+    `created` is the server's `session.created`; None in `legacy-chat`. `raw` is the session below.
     """
 
     def __init__(
@@ -100,21 +83,17 @@ class ChatSession:
         thinking: bool = False,
         input_id: str | None = None,
     ) -> Answer:
-        """Ask, and return the answer, which is still to come.
+        """Ask, and return the answer, to be iterated or `finish`ed.
 
         Args:
             question: the user's words, or the whole conversation.
             stream: the answer comes as it is made; else only its `Response`.
             speech: whether and how it is spoken.
-            config: how it is generated.
-            max_slice_nums: most slices a picture may be cut into, 1-9; None takes the model's own.
+            max_slice_nums: most slices of a picture, 1-9; None takes the model's own.
             use_image_id: pictures are numbered, where there are several.
             omni: sound and pictures of a message belong together (004, omni_mode).
             thinking: the model may think aloud before it answers.
             input_id: a name for this turn, where the dialect has a field for it.
-
-        Returns:
-            The answer, to be iterated or `finish`ed.
 
         Raises:
             LocalProtocolError: the answer before is not over, or the dialect cannot ask this.
@@ -143,7 +122,7 @@ class ChatSession:
             await self.raw.ask(ask)
         except SessionClosedError:
             while True:
-                await self._receive()  # what is still to be read says why, by raising in the end
+                await self._receive()  # the last messages end with the error that says why
         self._answer = Answer(self._receive)
         return self._answer
 
@@ -154,40 +133,23 @@ class ChatSession:
         speech: SpeechRequest | bool = False,
         config: ChatConfig = _ALL_DEFAULTS,
     ) -> Response:
-        """Ask, and wait for the whole answer; for more settings, `ask` and `finish`.
-
-        Args:
-            question: see `ask`.
-            speech: likewise.
-            config: likewise.
-
-        Returns:
-            The answer, with all of its speech.
-
-        Raises:
-            ReportedError: the server refused the question, or failed to answer.
-            SessionRefusedError: it has no place for it.
-            SessionClosedError: the session is over.
-            LocalProtocolError: as `ask`.
-            RemoteProtocolError: the server said what it may not.
-        """
+        """Ask and wait for the whole answer; arguments and errors as `ask`, `Answer.finish`."""
         answer = await self.ask(question, stream=False, speech=speech, config=config)
         return await answer.finish()
 
     async def close(self, reason: str | None = None) -> None:
-        """Ask for the session's end; an answer that is under way is cut.
+        """Ask for the session's end; an answer in progress is cut.
 
-        Args:
-            reason: in the caller's own words, 64 characters at most; not in every dialect.
+        The reason has at most 64 characters, in some dialects.
 
         Raises:
-            LocalProtocolError: it was asked for before, or the dialect knows no close.
+            LocalProtocolError: it was asked for before, or the dialect has no close.
             SessionClosedError: the session is over.
         """
         await self.raw.close(reason)
 
     async def leave(self) -> None:
-        """Say that the session is over, where nobody has; `antiphon.connect` does it."""
+        """Ask for the session's end, if it is open; `antiphon.connect` calls it."""
         await say_goodbye(self.raw)
 
     async def _receive(self) -> ServerMessage:
@@ -207,13 +169,7 @@ class ChatSession:
 class Answer:
     """The answer to one question: iterate it for `Delta`s and at last the `Response`.
 
-    Args:
-        receive: waits for the session's next message.
-
-    Attributes:
-        response: the end of the answer; None before it came.
-        prefilled: the conversation is in the model; `legacy-chat` alone says so.
-        is_over: nothing more comes of it.
+    `response` is `None` before the end; only `legacy-chat` sets `prefilled`.
     """
 
     def __init__(self, receive: Callable[[], Awaitable[ServerMessage]]) -> None:
@@ -242,16 +198,13 @@ class Answer:
         raise StopAsyncIteration
 
     async def finish(self) -> Response:
-        """Read on to the end.
-
-        Returns:
-            The response. What came in deltas before it is not in its `pcm`, where it was streamed.
+        """Read to the end; the response of a streamed answer has no `pcm` of its deltas.
 
         Raises:
             ReportedError: the server refused the question, or failed to answer.
             SessionRefusedError: it has no place for it.
             SessionClosedError: the session is over.
-            RemoteProtocolError: the server said what it may not.
+            RemoteProtocolError: the server broke the protocol.
         """
         async for _ in self:
             pass

@@ -1,17 +1,16 @@
-"""What can go wrong between a client and its server, as a tree of exceptions.
+"""Errors between a client and its server, as a tree of exceptions.
 
     ClientError
       AddressError            the address is no ws:// or wss:// URL
-      CannotConnectError      nobody answers there, or it is no WebSocket server
+      CannotConnectError      no answer at the address, or it is no WebSocket server
       HandshakeRejectedError  an HTTP error instead of a WebSocket, with the server's message
       SessionRefusedError     the server has no place: its code and message (`queue_full` ...)
       SessionClosedError      the connection is over: its close code and reason
-      ReportedError           the server answered a request with an `error`; the session lives on
-      LocalProtocolError      the calling code asked for what is not possible now, or never is
+      ReportedError           the server answered a request with an `error`; the session goes on
+      LocalProtocolError      the calling code's request is not possible now, or never is
       RemoteProtocolError     the server broke the protocol
 
-The text of each is one line, fit to be shown to the user of the client. The last two are those of
-`protocol.errors`, as a client raises them: `as_client_errors` makes one of the other.
+Each text is one line for the client's user.
 """
 
 from __future__ import annotations
@@ -24,24 +23,19 @@ from protocol import errors
 from protocol.messages import ErrorReport
 
 ABNORMAL_CLOSURE: Final = 1006
-"""The peer went without a close (RFC 6455, 7.1.5): never sent, only told."""
+"""The peer left without a close (RFC 6455, 7.1.5): never sent, only reported."""
 
 
 class ClientError(Exception):
-    """The root of what goes wrong between a client and its server; the text is one line."""
+    """The root of the errors between a client and its server; the text is one line."""
 
 
 class AddressError(ClientError):
-    """The address cannot be one of a server."""
+    """The address is not a server's."""
 
 
 class CannotConnectError(ClientError):
-    """Nobody answers at the address, or not as a WebSocket server does.
-
-    Args:
-        text: what happened.
-        may_pass: whether another attempt could fare better.
-    """
+    """The address does not answer as a WebSocket server; `may_pass`: a retry could succeed."""
 
     def __init__(self, text: str, *, may_pass: bool = True) -> None:
         super().__init__(text)
@@ -49,12 +43,7 @@ class CannotConnectError(ClientError):
 
 
 class HandshakeRejectedError(ClientError):
-    """The server answered with an HTTP error.
-
-    Args:
-        status: of HTTP.
-        message: what the server says is wrong, cut where it is long.
-    """
+    """The server answered with an HTTP error; `message` is its text, shortened."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the server rejected the connection: {message} (HTTP {status})")
@@ -65,13 +54,7 @@ class HandshakeRejectedError(ClientError):
 class SessionRefusedError(ClientError):
     """The server has no place for the session, or lost its worker.
 
-    Args:
-        report: its `error` event.
-
-    Attributes:
-        code: as in the event.
-        message: likewise.
-        session_id: likewise; by it an operator finds the session. Empty where there is none.
+    The fields are those of the `error` event; operators find a session by its id, if there is one.
     """
 
     def __init__(self, report: ErrorReport) -> None:
@@ -82,12 +65,7 @@ class SessionRefusedError(ClientError):
 
 
 class SessionClosedError(ClientError):
-    """The connection is over.
-
-    Args:
-        code: the close code (RFC 6455, 7.4); 1006 where the peer went without one.
-        reason: what the closing side said, or nothing.
-    """
+    """The connection is over: its close code (RFC 6455, 7.4; 1006 without a close) and reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         said = "connection lost" if code == ABNORMAL_CLOSURE else f"closed with code {code}"
@@ -97,16 +75,7 @@ class SessionClosedError(ClientError):
 
 
 class ReportedError(ClientError):
-    """The server answered a request with an `error`; the session lives on.
-
-    Args:
-        report: its `error` event.
-
-    Attributes:
-        code: as in the event.
-        message: likewise.
-        session_id: likewise; by it an operator finds the session. Empty where there is none.
-    """
+    """The server answered a request with an `error`, with these fields; the session goes on."""
 
     def __init__(self, report: ErrorReport) -> None:
         super().__init__(f"the server reported an error: {report.message} ({report.code})")
@@ -116,16 +85,16 @@ class ReportedError(ClientError):
 
 
 class LocalProtocolError(ClientError, errors.LocalProtocolError):
-    """The calling code asked for what the protocol does not allow; nothing was sent."""
+    """The protocol does not allow the calling code's request; nothing was sent."""
 
 
 class RemoteProtocolError(ClientError, errors.RemoteProtocolError):
-    """The server did what the protocol does not allow."""
+    """The server broke the protocol."""
 
 
 @contextmanager
 def as_client_errors() -> Iterator[None]:
-    """Raise what the protocol raises as a `ClientError`; a value that no message holds likewise."""
+    """Convert errors of the protocol, and of values that no message can hold, to `ClientError`."""
     try:
         yield
     except ClientError:

@@ -1,13 +1,11 @@
 """`antiphon.connect`: a session that is set up, of any mode and dialect; `antiphon.transcribe`.
 
 It connects, waits in the queue, sends the init and yields the session once the server has created
-it. Until then nothing was said that could be lost, so an attempt that failed for a reason that may
-pass (refused with 1013, connection lost, nobody there) is made again, after a wait that doubles
-from `BACKOFF_S` to `BACKOFF_S_MAX` and is cut by up to a half by chance, so that the clients of a
-server that restarts do not come back all at once. After the session was created nothing is tried
-again: its state is gone with it, and what to do then is the caller's to say.
-
-Left in order, the session is closed with a `session.close`; left by an error, the connection is.
+it. Before that nothing can be lost, so a temporary failure (refused with 1013, connection lost, no
+server) is retried, after a wait that doubles from `BACKOFF_S` to `BACKOFF_S_MAX`, less a random
+part of up to a half: the clients of a restarted server must not return all at once. A created
+session is never retried: its state is lost, and the caller decides. Left in order, the session is
+closed with a `session.close`; left by an error, only the connection is.
 """
 
 from __future__ import annotations
@@ -49,13 +47,13 @@ from .session import connect as connect_raw
 from .transcription import TranscriptionSession
 
 RETRIES: Final = 4
-"""With the waits below some five seconds: a server that restarts with a small model is back."""
+"""With the waits below some five seconds: a server with a small model has restarted."""
 RETRIES_MAX: Final = 100
-"""With `BACKOFF_S_MAX` the better part of an hour; more is a service manager's business."""
+"""With `BACKOFF_S_MAX` most of an hour; more is for a service manager."""
 BACKOFF_S: Final = 0.5
 """Longer than a lost packet, shorter than a person notices."""
 BACKOFF_S_MAX: Final = 30.0
-"""A server that is gone for long is asked twice a minute, and not more rarely."""
+"""A server that is gone for long is tried twice a minute."""
 PASSING_CLOSE_CODES: Final = frozenset({1001, 1006, 1011, 1012, 1013, 1014})
 """Going away, lost, failed, restarting, full, and a gateway without its server (RFC 6455, 7.4)."""
 PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
@@ -112,33 +110,29 @@ def connect(
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
 ) -> AbstractAsyncContextManager[DuplexSession] | AbstractAsyncContextManager[ChatSession]:
-    """Open a session and set it up; cancelled or left, it is closed.
+    """Open and set up a session: a context of a `ChatSession` in mode=chat, else a `DuplexSession`.
+
+    Errors are raised on entering it, except `LocalProtocolError`. Cancelled or left, it is closed.
 
     Args:
-        url: of the server, such as `ws://127.0.0.1:8006`; a path is added where it has none.
-        mode: what the session carries.
-        dialect: the protocol that is spoken.
-        instructions: the system prompt, of a duplex session; in chat a message says it.
+        url: such as `ws://127.0.0.1:8006`; a missing path is added.
+        instructions: the system prompt of a duplex session; a chat has a system message.
         init: all that a session can be set up with, instead of `instructions`.
-        on_queue: is called with each place in the queue that the server tells.
-        retries: further attempts, 0-100, where one fails for a reason that may pass.
+        on_queue: called with each place in the queue.
+        retries: 0-100, after temporary failures.
         jitter: gives numbers in [0, 1) that shorten the waits between attempts.
-        tls: for `wss://`; None trusts whom the system trusts.
-        key: the API key, where the server asks for one; send it over `wss://` alone.
-
-    Returns:
-        A context that opens and closes a `ChatSession` in mode=chat, else a `DuplexSession`; what
-        is raised, is raised when it is entered, but for the last.
+        tls: for `wss://`; None trusts the system's authorities.
+        key: the API key, if the server needs one; send it only over `wss://`.
 
     Raises:
-        AddressError: the address cannot be one.
-        CannotConnectError: nobody answers there.
+        AddressError: the address is invalid.
+        CannotConnectError: no server answers there.
         HandshakeRejectedError: the server answered with an HTTP error.
         SessionRefusedError: it has no place for the session.
         SessionClosedError: it closed the connection before there was a session.
         ReportedError: it refused the init.
-        RemoteProtocolError: the server said what it may not.
-        LocalProtocolError: these settings do not go together.
+        RemoteProtocolError: the server broke the protocol.
+        LocalProtocolError: the arguments contradict each other.
     """
     _check_retries(retries)
     opening = _Opening(
@@ -167,21 +161,7 @@ async def transcribe(
 ) -> AsyncIterator[TranscriptionSession]:
     """Open a transcription and choose its model; cancelled or left, it is closed.
 
-    Args:
-        url: of the server, as of `connect`.
-        model: by a name that the server knows it by; that it does not is raised on reading.
-        retries: as of `connect`.
-        jitter: likewise.
-        tls: likewise.
-        key: likewise.
-
-    Yields:
-        The session.
-
-    Raises:
-        ClientError: as `connect` does.
-        RemoteProtocolError: the server said what it may not.
-        LocalProtocolError: the retries are too many, or the key is none.
+    Arguments and `ClientError`s as of `connect`; an unknown model is raised on reading.
     """
     _check_retries(retries)
     opening = _Opening(
@@ -236,7 +216,7 @@ def _choose_init(mode: Mode, instructions: str | None, init: Init | None) -> Ini
 
 
 def may_pass(error: ClientError) -> bool:
-    """Whether an attempt that failed so could fare better a while later."""
+    """Whether an attempt that failed like this could succeed later."""
     match error:
         case CannotConnectError():
             return error.may_pass
@@ -248,21 +228,13 @@ def may_pass(error: ClientError) -> bool:
 
 
 def backoff_s(attempt: int, chance: float) -> float:
-    """Say how long to wait after an attempt.
-
-    Args:
-        attempt: 0, 1, 2... counts those that failed.
-        chance: in [0, 1), shortens the wait by up to a half.
-
-    Returns:
-        Seconds.
-    """
+    """The wait after `attempt` (from 0) in seconds, less up to a half by `chance` in [0, 1)."""
     return float(min(BACKOFF_S * 2**attempt, BACKOFF_S_MAX) * (1 - chance / 2))
 
 
 @attrs.frozen(kw_only=True)
 class _Opening:
-    """What is opened, and how often it is tried."""
+    """The arguments of `connect`."""
 
     url: str
     mode: Mode
@@ -291,13 +263,13 @@ class _Opening:
         raise AssertionError("it opens or raises")
 
     async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
-        """Connect and set up; the stack closes what was opened."""
+        """Connect and set up; the stack closes it."""
         connecting = connect_raw(
             self.url, mode=self.mode, dialect=self.dialect, tls=self.tls, key=self.key
         )
         raw = await stack.enter_async_context(connecting)
         if self.dialect == "legacy-chat":
-            return raw, None  # its one request is all that it sets up
+            return raw, None  # its only request sets it up
         return raw, await self._set_up(raw)
 
     async def _set_up(self, raw: ClientSession) -> Created:
@@ -306,7 +278,7 @@ class _Opening:
                 case Queued(place=place) | QueueUpdate(place=place) if self.on_queue:
                     self.on_queue(place)
                 case QueueDone() if raw.connection.gate is Gate.CONNECTED:
-                    with suppress(SessionClosedError):  # what is still to be read says why
+                    with suppress(SessionClosedError):  # the messages still to be read say why
                         await raw.init(self.init)
                 case ErrorReport() if message.code not in ADMISSION_ERRORS:
                     raise ReportedError(message)

@@ -7,15 +7,10 @@
                 case Created(): await session.append(Append(pcm=one_second))
                 case Listen(): await session.close()
 
-This is what `antiphon.connect` (`sdk`) and the commands stand on: every message is seen,
-those of the queue too, and every request is the caller's. All that can go wrong is a `ClientError`
-(`errors`).
-
-Rules: one task receives and one sends. The messages of a session that ended in order run out;
-any other end raises. Leaving the block closes the connection, but says no `session.close`. It runs
-on asyncio and on trio.
-
-It does not pace, play, cut, retry or reconnect.
+It shows every message, those of the queue too; every request is the caller's, and every error a
+`ClientError`. One task receives and one sends. The messages of a session that ended in order run
+out; any other end raises. Leaving the block closes the connection without a `session.close`. It
+runs on asyncio and on trio.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from .websocket import open_socket
 Asked = ParamSpec("Asked")
 
 REALTIME_PATH: Final = "/v1/realtime"
-"""The endpoint of an address that names none, but in the legacy dialects."""
+"""The default endpoint, except in the legacy dialects."""
 CHAT_PATH: Final = "/ws/chat"
 """That of `legacy-chat` (004)."""
 DUPLEX_PATH: Final = "/ws/duplex"
@@ -54,7 +49,7 @@ DUPLEX_PATH: Final = "/ws/duplex"
 
 
 class FrameSocket(Protocol):
-    """What a session needs of a WebSocket; see `websocket.ClientSocket`."""
+    """The WebSocket of a session; see `websocket.ClientSocket`."""
 
     @property
     def closed(self) -> tuple[int, str] | None:
@@ -68,16 +63,9 @@ class FrameSocket(Protocol):
 
 
 class ClientSession:
-    """One session, from the client's side; made by `connect`, which closes it.
+    """One session, from the client's side; `connect` makes and closes it.
 
-    Args:
-        websocket: open.
-        mode: what the session carries.
-        dialect: see `connect`.
-
-    Attributes:
-        connection: where the session stands; read it for `gate` and `closed_with`.
-        dialect: as given.
+    `connection` holds its state: read `gate` and `closed_with`.
     """
 
     def __init__(self, websocket: FrameSocket, *, mode: Mode, dialect: str) -> None:
@@ -92,66 +80,63 @@ class ClientSession:
         """Whether the server takes input now: the session is set up, and not over."""
         return self.connection.gate is Gate.ACTIVE
 
-    # Each of the requests raises `LocalProtocolError` where it is not the time for it, or the
-    # dialect has no such request, and `SessionClosedError` where it is not sent. Cancelled, it may
-    # leave half a message, and the connection is dropped.
+    # Each request raises `LocalProtocolError` if the state or the dialect does not allow it, and
+    # `SessionClosedError` if it is not sent. A cancelled one may leave half a message, and the
+    # connection is dropped.
 
     async def init(self, init: Init) -> None:
-        """Set the session up, once the server said `QueueDone`; raises as said above."""
+        """Set the session up, after `QueueDone`."""
         await self._request(self.connection.init, init)
 
     async def append(self, append: Append) -> None:
-        """Send audio, once `can_append`; raises as said above."""
+        """Send audio, once `can_append`."""
         await self._request(self.connection.append, append)
 
     async def see(self, see: See) -> None:
-        """Send a frame that goes with the next audio (002); raises as said above."""
+        """Send a frame that goes with the next audio (002)."""
         await self._request(self.connection.see, see)
 
     async def pause(self, timeout_s: float | None = None) -> None:
-        """Ask for a pause, of so many seconds at most (002); raises as said above."""
+        """Ask for a pause, of so many seconds at most (002)."""
         await self._request(self.connection.pause, timeout_s)
 
     async def resume(self) -> None:
-        """Ask to go on after a pause (002); raises as said above."""
+        """Ask to go on after a pause (002)."""
         await self._request(self.connection.resume)
 
     async def interrupt(self) -> None:
-        """Ask the model to stop speaking (002); raises as said above."""
+        """Ask the model to stop speaking (002)."""
         await self._request(self.connection.interrupt)
 
     async def report(self) -> None:
-        """Leave a mark in the session's log (002, client_diagnostic); raises as said above."""
+        """Leave a mark in the session's log (002, client_diagnostic)."""
         await self._request(self.connection.report)
 
     async def ask(self, ask: Ask) -> None:
-        """Ask for a turn of chat; raises as said above."""
+        """Ask for a turn of chat."""
         await self._request(self.connection.ask, ask)
 
     async def choose(self, model: str) -> None:
-        """Choose the model of a transcription; raises as said above."""
+        """Choose the model of a transcription."""
         await self._request(self.connection.choose, model)
 
     async def append_sound(self, pcm16: bytes) -> None:
-        """Send 16-bit sound to be transcribed; raises as said above."""
+        """Send 16-bit sound to be transcribed."""
         await self._request(self.connection.append_sound, pcm16)
 
     async def commit(self, *, final: bool = False) -> None:
-        """Have sound transcribed; final, end its utterance. Raises as said above."""
+        """Have sound transcribed; `final` ends its utterance."""
         await self._request(self.connection.commit, final=final)
 
     async def close(self, reason: str | None = None) -> None:
-        """Ask for the session's end; the last messages are still to be received. Raises as said."""
+        """Ask for the session's end; the last messages are still to be received."""
         await self._request(self.connection.close, reason)
 
     async def receive(self) -> ServerMessage | None:
-        """Wait for the server's next message.
-
-        Returns:
-            The message, or None at the end of a session that ended in order.
+        """Wait for the server's next message; None at the end of a session that ended in order.
 
         Raises:
-            RemoteProtocolError: the server said what it may not.
+            RemoteProtocolError: the server broke the protocol.
             SessionRefusedError: it has no place for the session.
             SessionClosedError: it ended in another way.
         """
@@ -179,10 +164,7 @@ class ClientSession:
 
     @property
     def closed_with(self) -> tuple[int, str]:
-        """Code and reason of the close; 1006 while the WebSocket is open, or where there is none.
-
-        It may be told before the last messages were received.
-        """
+        """Code and reason of the close, maybe before the last messages; 1006 without a close."""
         return self._websocket.closed or (ABNORMAL_CLOSURE, "")
 
     async def _request(
@@ -193,7 +175,7 @@ class ClientSession:
         await self._websocket.send(frame)
 
     def _end(self, closed: SessionClosedError) -> None:
-        in_order = self.connection.closed_with is not None  # told before: nothing new to say
+        in_order = self.connection.closed_with is not None  # reported before: nothing new
         if not in_order:
             in_order = self.connection.connection_closed(closed.code, closed.reason)
         if self._refusal is not None:
@@ -211,46 +193,34 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
 ) -> AsyncIterator[ClientSession]:
-    """Open a session's connection; cancelled or left, it is closed.
+    """Open a session's connection, before its first message; cancelled or left, it is closed.
 
     Args:
         url: of the server; see `endpoint`.
-        mode: what the session carries.
         dialect: a name of `protocol.dialects.DIALECTS`.
-        tls: for `wss://`; None trusts whom the system trusts.
-        key: the API key, where the server asks for one.
-
-    Yields:
-        The session, before its first message is received.
+        tls: for `wss://`; None trusts the system's authorities.
+        key: the API key, if the server needs one.
 
     Raises:
-        AddressError: the address cannot be one.
-        CannotConnectError: nobody answers there.
+        AddressError: the address is invalid.
+        CannotConnectError: no server answers there.
         HandshakeRejectedError: the server answered with an HTTP error.
-        LocalProtocolError: there is no such dialect, it has no such mode, or the key is none.
+        LocalProtocolError: an unknown dialect, a mode that it does not have, or an invalid key.
     """
     with as_client_errors():
-        ClientConnection(dialect, mode)  # raises before anybody is called
+        ClientConnection(dialect, mode)  # raises before the connection is made
     address = endpoint(url, mode, dialect)
-    frame_bytes_max = FRAME_BYTES_MAX_OF.get(mode, FRAME_BYTES_MAX)  # the server says no to others
+    frame_bytes_max = FRAME_BYTES_MAX_OF.get(mode, FRAME_BYTES_MAX)  # the server refuses others
     opening = open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
     async with opening as socket:
         yield ClientSession(socket, mode=mode, dialect=dialect)
 
 
 def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
-    """Complete a server's address.
+    """Complete a server's `ws://` or `wss://` address; raises `AddressError`.
 
-    Args:
-        url: `ws://` or `wss://`, with or without a port, a path and a query.
-        mode: put into the query, or into the label by which 002 tells sound from video.
-        dialect: whose endpoint it is, where there was no path, or that of `realtime`.
-
-    Returns:
-        The address of the WebSocket.
-
-    Raises:
-        AddressError: it is no such URL.
+    The mode goes into the query, or into the label in which 002 carries it. The dialect's endpoint
+    replaces a missing path, or that of `realtime`.
     """
     try:
         parts = urlsplit(url)
@@ -269,5 +239,5 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
 
 
 def _label(mode: Mode) -> str:
-    """Name a session of 002; the name need not be unique, but says what the session carries."""
+    """A label for a session of 002; it names the mode, and need not be unique."""
     return f"{'adx' if mode == 'audio' else 'omni'}_{uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""A transcription as the SDK gives it: sound in, its text out while it comes.
+"""A transcription in the SDK: sound in, its text out while it comes.
 
     async with antiphon.transcribe(url, model="tiny") as session:
         await session.append(pcm)              # any amount of float32, 16 kHz mono
@@ -8,15 +8,12 @@
                 case TranscriptDelta(text=text): print(text, end="", flush=True)
                 case TranscriptDone(): break
 
-Rules: one task sends and one receives, and sound may be sent while text is read. An utterance
-begins with its first sound and ends with `finish`; what is appended next is the next one's. Each is
-answered by one `TranscriptDone`, in order, after the deltas whose joined texts are its text. An
-`ErrorReport` ends no session: `context_full` and `inference_error` come before the end of their
-utterance, which is told as far as there is one; after `buffer_full` what was sent is not kept. A
-model that the server does not have is raised.
-
-003 knows no goodbye: leaving the block closes the connection. It does not pace: a server keeps some
-17 minutes of sound, and an utterance must fit the model's context besides.
+One task sends and one receives. An utterance begins with its first sound and ends with `finish`.
+Its `TranscriptDone` follows the deltas whose joined texts are its text. An `ErrorReport` does not
+end the session: after `context_full` or `inference_error` the utterance ends with its text so far;
+sound refused with `buffer_full` is lost. An unknown model is raised. 003 has no close: leaving the
+block closes the connection. No pacing: a server keeps some 17 minutes of sound, and an utterance
+must fit the model's context.
 """
 
 from __future__ import annotations
@@ -34,24 +31,15 @@ from .units import Samples, to_pcm
 
 PCM16_MAX: Final = 32_767
 APPEND_BYTES_MAX: Final = 320_000
-"""Ten seconds a message: far below what a server takes, and large enough to cost little."""
+"""Ten seconds a message: far below the server's limit, and large enough to cost little."""
 MODEL_ERRORS: Final = frozenset({ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_VALIDATED})
 
 TranscriptEvent = TranscriptDelta | TranscriptDone | ErrorReport
-"""What a transcription tells."""
+"""The events of a transcription."""
 
 
 class TranscriptionSession:
-    """A transcription whose model is chosen; made by `antiphon.transcribe`, which closes it.
-
-    Args:
-        raw: the session below.
-        created: what the server said of it.
-
-    Attributes:
-        raw: for what this class has no word for.
-        created: as given.
-    """
+    """A transcription whose model is chosen; `antiphon.transcribe` makes and closes it."""
 
     def __init__(self, raw: ClientSession, *, created: Created) -> None:
         self.raw = raw
@@ -66,7 +54,7 @@ class TranscriptionSession:
             pcm: any amount; float32, shape (samples,), 16 kHz mono, in [-1, 1], or its bytes (LE).
 
         Raises:
-            LocalProtocolError: it is no such sound.
+            LocalProtocolError: the sound is invalid.
             SessionClosedError: the session is over.
         """
         pcm16 = to_pcm16(pcm)
@@ -77,11 +65,7 @@ class TranscriptionSession:
             await self.raw.append_sound(pcm16[start : start + APPEND_BYTES_MAX])
 
     async def finish(self) -> None:
-        """Say that the utterance is over; its `TranscriptDone` comes once all of it is heard.
-
-        Raises:
-            SessionClosedError: the session is over.
-        """
+        """End the utterance; its `TranscriptDone` follows. Raises `SessionClosedError`."""
         self._is_begun = False
         await self.raw.commit(final=True)
 
@@ -95,7 +79,7 @@ class TranscriptionSession:
             ReportedError: the server does not have the model.
             SessionRefusedError: it has no place for the session.
             SessionClosedError: the session is over.
-            RemoteProtocolError: the server said what it may not.
+            RemoteProtocolError: the server broke the protocol.
         """
         while True:
             message = await self.raw.receive()
@@ -112,17 +96,7 @@ class TranscriptionSession:
 
 
 def to_pcm16(pcm: Samples) -> bytes:
-    """Round samples to 16-bit integers; what is louder than full scale is clipped.
-
-    Args:
-        pcm: see `TranscriptionSession.append`.
-
-    Returns:
-        Signed 16-bit LE samples.
-
-    Raises:
-        LocalProtocolError: it is no such sound.
-    """
+    """Samples as signed 16-bit LE, clipped at full scale; raises `LocalProtocolError`."""
     samples = np.frombuffer(to_pcm(pcm), "<f4")
     pcm16: bytes = np.rint(samples.clip(-1, 1) * PCM16_MAX).astype("<i2").tobytes()
     return pcm16

@@ -1,15 +1,11 @@
-"""Cutting any amounts of sound into appends that end where the server's units end.
+"""Cuts sound of any length into appends that end where the server's units end.
 
-A caller has 20 ms of a microphone, or a file of minutes; the server takes 250 ms to 10 s an append
-and joins them to units of one second. `UnitCutter` sends whole seconds and keeps the rest:
-
-- Appends, joined, are what was added, but for the silence that `rest` puts after it on request.
-- What was seen belongs to the unit in which the last sample of its sound falls, as the server has
-  it. Where more than `FRAMES_MAX` come to one unit, the newest are sent.
-- A rest that is sent early leaves the server amid a unit. The next append ends that unit, so that
-  appends and units end together again.
-
-It has no clock and does no IO.
+- The server takes 250 ms to 10 s an append and joins them to units of one second. `UnitCutter`
+  sends whole seconds and keeps the rest. Joined appends equal the added sound, except for the
+  silence of `rest`.
+- Frames belong to the unit of their sound's last sample, as on the server; the newest `FRAMES_MAX`
+  of a unit are sent.
+- After a rest that was sent early, the next append ends that unit.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ Samples = bytes | bytearray | memoryview | NDArray[np.floating[Any]]
 
 
 class UnitCutter:
-    """Cuts one session's sound; see the rules above."""
+    """Cuts one session's sound."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -39,21 +35,13 @@ class UnitCutter:
 
     @property
     def held_samples(self) -> int:
-        """How many samples wait for more."""
+        """Samples that wait for more."""
         return len(self._rest) // SAMPLE_BYTES
 
     def add(self, pcm: Samples, frames: tuple[bytes, ...] = ()) -> list[Append]:
-        """Take sound, and what was seen with it.
+        """Add sound and its JPEG frames; return the appends that they complete.
 
-        Args:
-            pcm: any amount of it, also none.
-            frames: JPEG files.
-
-        Returns:
-            The appends that it completes.
-
-        Raises:
-            LocalProtocolError: it is no sound; nothing of it was taken.
+        `LocalProtocolError`: the sound is invalid, and nothing was added.
         """
         self._rest += to_pcm(pcm)
         appends = []
@@ -66,14 +54,14 @@ class UnitCutter:
         return appends
 
     def rest(self) -> list[Append]:
-        """Take what is left, with silence up to the end of its unit; nothing where nothing is."""
+        """The rest, with silence up to the end of its unit; empty for no rest."""
         if not self._rest and not self._frames:
             return []
         self._rest += bytes(self._next_bytes() - len(self._rest))
         return [self._cut(len(self._rest))]
 
     def at_once(self) -> Append:
-        """Take what is left as it is, with silence up to 250 ms, to make the model listen."""
+        """The rest, with silence up to 250 ms, to make the model listen."""
         short = APPEND_SAMPLES_MIN * SAMPLE_BYTES - len(self._rest)
         self._rest += bytes(max(short, 0))
         return self._cut(len(self._rest), force_listen=True)
@@ -82,7 +70,7 @@ class UnitCutter:
         self._frames = [*self._frames, *frames][-FRAMES_MAX:]
 
     def _next_bytes(self) -> int:
-        """Say how long the next append is: to the end of a unit, and no shorter than it may be."""
+        """Bytes to the end of a unit, and no fewer than an append may have."""
         samples = UNIT_SAMPLES - self._sent_samples % UNIT_SAMPLES
         return SAMPLE_BYTES * (samples + (UNIT_SAMPLES if samples < APPEND_SAMPLES_MIN else 0))
 
@@ -95,17 +83,7 @@ class UnitCutter:
 
 
 def to_pcm(samples: Samples) -> bytes:
-    """Turn sound into what a message carries.
-
-    Args:
-        samples: see `Samples`.
-
-    Returns:
-        float32 LE.
-
-    Raises:
-        LocalProtocolError: it is of another kind or shape, or not finite.
-    """
+    """Sound as a message carries it, float32 LE; `LocalProtocolError` if invalid or not finite."""
     if isinstance(samples, np.ndarray):
         if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
             kind = f"{samples.dtype} of shape {samples.shape}"
@@ -121,7 +99,7 @@ def to_pcm(samples: Samples) -> bytes:
 
 
 def _bytes_of(samples: bytes | bytearray | memoryview) -> bytes:
-    """The bytes of a buffer; a number is none, though `bytes` makes that many of it."""
+    """The bytes of a buffer; a number is refused, though `bytes` accepts one."""
     try:
         return memoryview(samples).tobytes()
     except TypeError:

@@ -1,17 +1,13 @@
 """A client's WebSocket on AnyIO: the sans-IO protocol of `websockets` over a TCP or TLS stream.
 
-It runs on asyncio and on trio. The rules:
-
-- One task receives and one sends. A task of its own reads: it answers pings and the peer's close
-  also while nobody receives, until `MESSAGES_WAITING_MAX` messages wait; then TCP slows the peer.
-- A message above the limit is not taken (1009) and not sent. A long one is sent in pieces, so that
-  it is not copied as a whole, and pongs pass between the pieces.
-- A send that is cancelled may have left half a message, so the connection is dropped.
-- Leaving the block closes: what still comes is thrown away, and the peer's answer is waited for at
-  most `CLOSE_WAIT_S`; cancelled or interrupted, `HURRY_WAIT_S`.
-
-It offers no compression, which costs ten times what it saves, sends no pings, and knows neither
-sessions nor JSON.
+- One task receives and one sends. A third one reads: it answers pings and the peer's close even
+  without a receiver, until `MESSAGES_WAITING_MAX` messages wait; then TCP slows the peer.
+- A message above the limit is not taken (1009) and not sent. A long one is sent in pieces: it is
+  not copied as a whole, and pongs pass between the pieces.
+- A cancelled send may have left half a message, so the connection is dropped.
+- Leaving the block closes: later messages are discarded, and the peer's answer is awaited for at
+  most `CLOSE_WAIT_S`; after a cancellation or an interrupt `HURRY_WAIT_S`.
+- No compression, which costs ten times what it saves; no pings.
 """
 
 from __future__ import annotations
@@ -43,19 +39,19 @@ from .errors import (
 )
 
 CONNECT_WAIT_S: Final = 10.0
-"""TCP, TLS and the handshake across the world take one; a silent port is not waited for."""
+"""TCP, TLS and the handshake across the world take a second; a silent port is given up."""
 CLOSE_WAIT_S: Final = 2.0
-"""A peer that lives answers a close within a round trip; one that does not is not waited for."""
+"""A live peer answers a close within a round trip; others are given up."""
 HURRY_WAIT_S: Final = 0.2
-"""Whoever pressed Ctrl-C does not wait for a peer that may be gone; a near one has answered."""
+"""After Ctrl-C a near peer has answered; others are given up."""
 READ_BYTES: Final = 262_144
 """A second of speech in one read."""
 PIECE_BYTES: Final = 1_048_576
 """Ten seconds of audio in one piece; a video of a chat in dozens."""
 MESSAGES_WAITING_MAX: Final = 4
-"""A burst of small messages does not stall the reader; four of the largest still fit in memory."""
+"""A burst of small messages does not stall the reader; four of the largest fit in memory."""
 TOKEN: Final = r"[A-Za-z0-9._~+/-]{1,512}=*"
-"""What a bearer token is made of; nothing else may stand in the header."""
+"""The syntax of a bearer token; nothing else is allowed in the header."""
 MESSAGE_CHARS_SHOWN: Final = 200
 """Of an HTTP error's body: enough for a sentence, too little for a page of HTML."""
 
@@ -74,18 +70,15 @@ async def open_socket(
 
     Args:
         address: `ws://` or `wss://`, complete.
-        frame_bytes_max: messages above this are neither taken nor sent.
-        tls: for `wss://`; None trusts whom the system trusts.
-        key: goes with the handshake as a bearer token (RFC 6750, 2.1).
-
-    Yields:
-        The open WebSocket.
+        frame_bytes_max: larger messages are neither taken nor sent.
+        tls: for `wss://`; None trusts the system's authorities.
+        key: sent as a bearer token (RFC 6750, 2.1).
 
     Raises:
-        AddressError: the address cannot be one.
-        CannotConnectError: nobody answers there, or not as a WebSocket server does.
+        AddressError: the address is invalid.
+        CannotConnectError: the address does not answer as a WebSocket server.
         HandshakeRejectedError: the server answered with an HTTP error.
-        LocalProtocolError: the key cannot be one.
+        LocalProtocolError: the key is invalid.
     """
     if key is not None and not re.fullmatch(TOKEN, key):
         raise LocalProtocolError("a key has letters, digits and -._~+/ alone")  # and is not shown
@@ -98,7 +91,7 @@ async def open_socket(
             yield socket
             wait_s = CLOSE_WAIT_S
         except (Exception, KeyboardInterrupt, SystemExit) as error:
-            failure = error  # raised below as it is, and not as a group of one
+            failure = error  # raised below as it is, not in a group
             wait_s = CLOSE_WAIT_S if isinstance(error, Exception) else HURRY_WAIT_S
         finally:
             await socket.aclose(wait_s)
@@ -108,12 +101,9 @@ async def open_socket(
 
 
 class ClientSocket:
-    """An open WebSocket; made by `open_socket`, which closes it.
+    """An open WebSocket; `open_socket` makes and closes it.
 
-    Args:
-        stream: the connection; closed by `aclose`.
-        protocol: its handshake is done.
-        frame_bytes_max: messages above this are not sent.
+    The handshake of `protocol` is done; messages above `frame_bytes_max` are not sent.
     """
 
     def __init__(self, stream: ByteStream, protocol: ClientProtocol, frame_bytes_max: int) -> None:
@@ -136,15 +126,11 @@ class ClientSocket:
             return None
         told = self._protocol.close_rcvd
         if told is None and self._protocol.parser_exc is not None:
-            told = self._protocol.close_sent  # we could not take what came, and said why
+            told = self._protocol.close_sent  # we could not take a message, and said why
         return (ABNORMAL_CLOSURE, "") if told is None else (int(told.code), told.reason)
 
     async def receive(self) -> str | bytes:
-        """Wait for a message; text as `str`.
-
-        Raises:
-            SessionClosedError: there will be none.
-        """
+        """Wait for a message; text as `str`. Raises `SessionClosedError` if there is none."""
         try:
             return await self._inbox.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
@@ -167,7 +153,7 @@ class ClientSocket:
                     await self._flush(piece)
         except (InvalidState, *_LOST):
             with anyio.move_on_after(CLOSE_WAIT_S):
-                await self._ended.wait()  # what the peer said of the end may still be on its way
+                await self._ended.wait()  # the peer's reason may still be on its way
             raise self._closed() from None
 
     async def aclose(self, wait_s: float = CLOSE_WAIT_S) -> None:
@@ -182,9 +168,9 @@ class ClientSocket:
         await anyio.aclose_forcefully(self._stream)
 
     async def read(self) -> None:
-        """Read to the end of the connection; run by `open_socket` in a task of its own."""
+        """Read to the end of the connection; `open_socket` runs it in a task."""
         try:
-            while True:  # first what came with the handshake
+            while True:  # first the bytes that came with the handshake
                 if answers := self._protocol.data_to_send():
                     async with self._sending:
                         await self._flush(answers)
@@ -216,7 +202,7 @@ class ClientSocket:
             return
         data = b"".join(self._pieces)
         self._pieces.clear()
-        # Text that is no UTF-8 goes on as bytes: no dialect takes a binary message, and says so.
+        # Invalid UTF-8 goes on as bytes: every dialect refuses a binary message.
         message: str | bytes = data
         if self._is_text:
             with suppress(UnicodeDecodeError):
@@ -241,7 +227,7 @@ class ClientSocket:
     async def _flush(self, writes: list[bytes]) -> None:
         try:
             for data in writes:
-                if data:  # an empty one asks for a half-close, which TLS has not: `aclose` closes
+                if data:  # an empty one is a half-close, which TLS does not have: `aclose` closes
                     await self._stream.send(data)
         except BaseException:
             self._is_dropped = True
@@ -286,7 +272,7 @@ async def _dial(protocol: ClientProtocol, tls: ssl.SSLContext | None) -> ByteStr
     uri = protocol.uri
     if not uri.secure:
         return await anyio.connect_tcp(uri.host, uri.port)
-    # Many servers leave TLS without its goodbye; the WebSocket's own close is what counts.
+    # Many servers end TLS without a close_notify; the WebSocket's own close counts.
     return await anyio.connect_tcp(
         uri.host, uri.port, tls=True, ssl_context=tls, tls_standard_compatible=False
     )
@@ -315,7 +301,7 @@ async def _shake_hands(stream: ByteStream, protocol: ClientProtocol, key: str | 
 
 
 def _said(body: bytes | bytearray | None) -> str:
-    """Read what an HTTP error says: the `message` of our JSON, else the beginning of the text."""
+    """The text of an HTTP error: the `message` of our JSON, else the start of the body."""
     try:
         said = orjson.loads(body or b"")
     except orjson.JSONDecodeError:
@@ -330,7 +316,7 @@ def _said(body: bytes | bytearray | None) -> str:
 
 
 def _reason_of(error: OSError) -> str:
-    """Say it in the system's own words, which an attempt at each of several addresses wraps."""
+    """The system's message, unwrapped from attempts at several addresses."""
     attempts: BaseException | None = error.__cause__ or error
     while isinstance(attempts, BaseExceptionGroup):
         attempts = attempts.exceptions[0]

@@ -1,1 +1,1 @@
-"""How a setting reaches a server: its one declaration, and where its value may come from."""
+"""A server's settings: their declarations, and the sources of their values."""

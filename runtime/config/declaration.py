@@ -1,15 +1,11 @@
-"""A setting, declared once: what it is called everywhere, what it may be, and what it is for.
+"""A setting, declared once: its name, its values and its help.
 
-`setting` makes a field of an attrs class, with its default, its help and its bounds beside it. From
-that, and from the field's type, `declared` reads all that flags, files, variables, printed
-configurations and documents need; so a setting is added in one place.
-
+- `setting` makes a field of an attrs class. From it and its type `declared` reads all that flags,
+  files, variables, printed configurations and documents need.
 - A field `queue_max` is `queue_max` in a file, `ANTIPHON_QUEUE_MAX` as a variable and `--queue-max`
   as a flag, unless its declaration names another flag.
-- The types are whole numbers, truth values, texts, texts of a few choices, paths and lists of
-  texts. Numbers, texts and paths may have None beside them, which is written as an empty text.
-
-It reads no value and knows no setting.
+- The types are whole numbers, booleans, texts, choices, paths and lists of texts. Numbers, texts
+  and paths may be `None`, written as an empty text.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ T = TypeVar("T")
 Kind = Literal["number", "truth", "text", "path", "texts"]
 
 PREFIX: Final = "ANTIPHON_"
-"""What the variables of all settings begin with."""
+"""Prefix of all variables."""
 KINDS: Final[dict[object, Kind]] = {
     int: "number",
     bool: "truth",
@@ -39,7 +35,7 @@ _DECLARED: Final = "antiphon.setting"
 
 @attrs.frozen(kw_only=True)
 class _Declared:
-    """What `setting` was told beside the default."""
+    """The arguments of `setting` other than the default."""
 
     help: str
     group: str
@@ -53,21 +49,7 @@ class _Declared:
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """One setting.
-
-    Attributes:
-        name: of the attribute, and of the key in a file.
-        kind: what its values are.
-        optional: None is one of them.
-        default: where nothing else is said.
-        help: what it is for, as sentences.
-        group: under which heading it is shown.
-        low: the least number, or None.
-        high: the greatest number, or None.
-        choices: all texts that it may be; empty where any will do.
-        flag: on the command line, with its dashes.
-        unset: what None stands for, for people.
-    """
+    """One setting, as `setting` declared it; `optional`: None is a value."""
 
     name: str
     kind: Kind
@@ -88,7 +70,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """What it may be, in a few words; empty where any value of its kind will do."""
+        """The allowed values in a few words; empty where any value is allowed."""
         if self.choices:
             return ", ".join(self.choices)
         if self.low is not None and self.high is not None:
@@ -111,15 +93,13 @@ def setting(
     """Declare a setting, as the value of a field.
 
     Args:
-        default: of the attribute.
-        help: what it is for, as sentences, with its unit.
-        group: under which heading it is shown.
-        low: the least number that is taken.
-        high: the greatest.
-        choices: the texts that are taken; by default those of the field's `Literal`, if it is one.
-        flag: with its dashes; by default the field's name with dashes.
-        unset: what None stands for, for people.
-        served: the default of the command line, where it is another than that of the class.
+        help: sentences, with the unit.
+        group: the heading in the help.
+        low, high: the bounds of a number, inclusive.
+        choices: by default those of the field's `Literal`; empty allows any text.
+        flag: with its dashes; by default the field's name.
+        unset: the meaning of None, for people.
+        served: the command line's default, if it differs from the class's.
     """
     told = _Declared(
         help=help,
@@ -137,14 +117,7 @@ def setting(
 
 @cache
 def declared(owner: type) -> tuple[Setting, ...]:
-    """Read the settings of a class, in their order.
-
-    Args:
-        owner: an attrs class, each field of it made by `setting`.
-
-    Returns:
-        The settings; the default of each is that of the command line.
-    """
+    """The settings of an attrs class made by `setting`, with the command line's defaults."""
     hints = get_type_hints(owner)
     return tuple(_setting_of(field, hints[field.name]) for field in attrs.fields(owner))
 
@@ -172,7 +145,7 @@ def _setting_of(field: attrs.Attribute[Any], hint: object) -> Setting:
 
 
 def _without_none(hint: object) -> tuple[object, bool]:
-    """Split a type into what it is beside None, and whether None is in it."""
+    """Split None off a type; say whether it was there."""
     if get_origin(hint) not in {Union, types.UnionType}:
         return hint, False
     (one,) = (part for part in get_args(hint) if part is not type(None))

@@ -1,7 +1,7 @@
-"""Settings as flags of a command, with the checks and the help that their declarations hold.
+"""Settings as flags of a command, with the checks and help of their declarations.
 
-A flag that was given counts, also with the value that is its default; one that was not given leaves
-the setting to the other sources. So no flag has a default of its own here.
+A flag that is given counts, even with its default value; otherwise the other sources decide. So no
+flag has a default here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from .values import ValueWrongError, from_text, plain
 
 METAVARS: Final = {"number": "NUMBER", "text": "TEXT", "path": "PATH", "texts": "TEXT"}
 OTHER_OPTIONS: Final = "Configuration and help"
-"""The heading of what is no setting."""
+"""The heading of options that are no settings."""
 
 Command = Callable[..., Any]
 
 
 class SettingType(click.ParamType[object]):
-    """A value of a setting, checked as in a variable.
-
-    Args:
-        setting: whose.
-    """
+    """A value of a setting, checked as in a variable."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -37,7 +33,7 @@ class SettingType(click.ParamType[object]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        """Read a flag's text; of a list it is one item, commas and all."""
+        """Parse a flag's text; for a list it is one item, commas included."""
         if not isinstance(value, str):
             return value
         try:
@@ -50,10 +46,10 @@ class SettingType(click.ParamType[object]):
 
 
 class SettingsCommand(click.Command):
-    """A command whose help shows the settings under their headings."""
+    """A command whose help groups the settings by heading."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, by group."""
+        """Write the options by group."""
         groups = {setting.name: setting.group for setting in declared(Settings)}
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -67,21 +63,14 @@ class SettingsCommand(click.Command):
 
 
 def settings_options(command: Command) -> Command:
-    """Give a command a flag for each setting, passed on by the settings' names."""
+    """Add a flag for each setting to a command, passed by the setting's name."""
     for setting in reversed(declared(Settings)):
         command = _option(setting)(command)
     return command
 
 
 def given(ctx: click.Context) -> dict[str, object]:
-    """Tell what the command line says of the settings.
-
-    Args:
-        ctx: of a command with `settings_options`.
-
-    Returns:
-        The values of the flags that were given, by the settings' names.
-    """
+    """The values of the flags that were given, by setting; for a command of `settings_options`."""
     return {
         setting.name: ctx.params[setting.name]
         for setting in declared(Settings)
@@ -105,7 +94,7 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 
 
 def _told(setting: Setting) -> str:
-    """What stands in brackets after the help: the default, and the range."""
+    """The bracketed default and range after the help."""
     if setting.kind == "texts":
         return "default: none; give it as often as wanted"
     text = setting.unset if setting.default is None else _plain(setting.default)

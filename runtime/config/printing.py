@@ -1,7 +1,6 @@
-"""Settings as TOML that can be read again, each with a comment that says where it came from.
+"""Settings as a TOML file for `--config`, each with a comment that names its source.
 
-Written by hand, for the types that settings have: the standard library reads TOML and writes none.
-What is printed and read again gives the same settings; None is an empty text.
+Reading it gives the same settings; None is an empty text. The standard library has no TOML writer.
 """
 
 from __future__ import annotations
@@ -17,23 +16,12 @@ from .sources import Effective
 
 
 def to_toml(effective: Effective) -> str:
-    """Write the settings that a server runs with.
-
-    Args:
-        effective: the settings, and where they come from.
-
-    Returns:
-        A file for `--config`.
-    """
+    """Format the settings of a server."""
     return "".join(f"{line}\n" for line in _lines(effective))
 
 
 def written(value: object) -> str:
-    """Write one value of a setting as TOML.
-
-    Args:
-        value: of one of the types that settings have.
-    """
+    """Format one value as TOML."""
     if value is None:
         return '""'
     if isinstance(value, bool):
@@ -41,7 +29,7 @@ def written(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str | Path):
-        # A JSON text is a TOML text, but that TOML has DEL escaped too.
+        # A JSON text is a TOML text, except that TOML escapes DEL.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     assert isinstance(value, tuple)
     return f"[{', '.join(written(item) for item in value)}]"

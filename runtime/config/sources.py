@@ -1,14 +1,10 @@
-"""A server's settings out of all that may say something: defaults < file < variables < flags.
+"""A server's settings from all sources: defaults < file < variables < flags.
 
-- A later source overrules an earlier one, setting by setting; lists are replaced, not added to.
-- What no setting is called is an error, in a file and among the variables that begin as ours do,
-  and the nearest name is suggested. A typing error must not be a default.
-- Whatever is wrong is named with its source: file and key, or variable. All of it is told at once.
-- An empty variable or text stands for None where a setting may be that, else it is an error.
-- Paths are as they are written: relative ones count from the folder in which the server runs, in a
-  file too, and `~` is a folder of that name.
-
-It decides nothing about settings together: that is `checks`.
+- A later source replaces an earlier one, setting by setting, lists too.
+- Unknown keys, and unknown variables with our prefix, are errors that suggest the nearest name.
+  Problems name their file and key, or variable, and are reported all at once.
+- An empty variable or text is `None` where a setting allows it, else an error.
+- Relative paths start at the server's working directory, in a file too; `~` is not expanded.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from .values import ValueWrongError, from_text, from_toml, shown
 Source = Literal["default", "file", "variable", "flag"]
 
 CONFIG_VARIABLE: Final = "ANTIPHON_CONFIG"
-"""Names the file where no flag does."""
+"""The file where no flag names one."""
 OTHERS: Final = frozenset(
     {
         CONFIG_VARIABLE,
@@ -40,26 +36,20 @@ OTHERS: Final = frozenset(
         "ANTIPHON_TOKEN2WAV_FLOAT16",
     }
 )
-"""Variables of ours that are no settings: of the file, of clients, and of the vocoder."""
+"""Our variables that are no settings: of the file, of clients, and of the vocoder."""
 FILE_BYTES_MAX: Final = 1 << 20
-"""A configuration of every setting has a few kilobytes."""
+"""A file with every setting has a few kilobytes."""
 PROBLEMS_MAX: Final = 20
-"""Told at once; a file with more is no configuration of ours."""
+"""Reported at once; a file with more is no configuration of ours."""
 
 
 class ConfigError(ValueError):
-    """The configuration is not usable; the text has a line for each thing that is wrong."""
+    """The configuration is invalid; the text has a line for each problem."""
 
 
 @attrs.frozen(kw_only=True)
 class Effective:
-    """What a server runs with.
-
-    Attributes:
-        settings: of all sources together.
-        sources: of each setting's value, by the setting's name.
-        file: the file that was read, or None.
-    """
+    """The settings of a server, the source of each value, and the file that was read, or None."""
 
     settings: Settings
     sources: Mapping[str, Source]
@@ -72,18 +62,10 @@ def read(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> Effective:
-    """Put the settings together.
+    """Merge the checked flags, the environment's `PREFIX` names and the file.
 
-    Args:
-        flags: values that were given on the command line, by the settings' names; checked already.
-        environ: the environment; only what begins with `PREFIX` is looked at.
-        config: the file; None takes the one that the environment names, if any.
-
-    Returns:
-        The settings, and where each comes from.
-
-    Raises:
-        ConfigError: something of it cannot be read, or means nothing.
+    The file is the one that the environment names, if `config` is `None`. `ConfigError`: a source
+    is unreadable or invalid.
     """
     settings = declared(Settings)
     values = {setting.name: setting.default for setting in settings}
@@ -109,11 +91,7 @@ def read(
 
 
 def read_file(path: Path) -> dict[str, object]:
-    """Read a TOML file as a table.
-
-    Raises:
-        ConfigError: there is none that can be read, or it is no TOML.
-    """
+    """Read a TOML file; raises `ConfigError` if it is unreadable or invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -136,7 +114,7 @@ def read_file(path: Path) -> dict[str, object]:
 
 @attrs.frozen(kw_only=True)
 class _Reading:
-    """How the entries of one source are called and read."""
+    """Names and parser of one source's entries."""
 
     where: str
     name_of: Callable[[Setting], str]
@@ -161,7 +139,7 @@ _FROM_VARIABLES: Final = _Reading(
 _INJECTED: Final = re.compile(
     PREFIX + r"(SERVICE_(HOST|PORT.*)=.*|PORT_\d+_(TCP|UDP).*=.*|PORT=(tcp|udp)://.*)", re.DOTALL
 )
-"""What Kubernetes and Docker's links put beside a service that is named as we are."""
+"""Variables of Kubernetes and Docker links for a service named `antiphon`."""
 
 
 def _ours(environ: Mapping[str, str]) -> dict[str, object]:
@@ -180,7 +158,7 @@ def _take(
     reading: _Reading,
     problems: list[str],
 ) -> dict[str, object]:
-    """Read one source's entries; what is wrong is added to `problems`."""
+    """Parse one source's entries; problems are appended to `problems`."""
     known = {reading.name_of(setting): setting for setting in settings}
     taken: dict[str, object] = {}
     for name, value in entries.items():
@@ -196,7 +174,7 @@ def _take(
 
 
 def _nearest(name: str, known: Mapping[str, Setting]) -> str:
-    """Suggest the setting that was meant, also where its flag's name was written."""
+    """Suggest the nearest setting, by its name or its flag's."""
     by_name = {alias: real for real, it in known.items() for alias in (it.name, _bare(it.flag))}
     meant = name.removeprefix(PREFIX).lower().replace("-", "_")
     close = difflib.get_close_matches(meant, by_name, n=1)

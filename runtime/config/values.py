@@ -1,8 +1,7 @@
-"""Reading one value of a setting, from text or from TOML; both are held to the same bounds.
+"""Parsing one value of a setting, from text or from TOML, with the same bounds.
 
-Nothing is coerced: a number in a file is a TOML number, not a text of digits, and `true` is no
-number. Text is what flags and variables have, and is read once for both. What is wrong is said with
-the value and the limit, in one line without control characters; the caller knows where it stood.
+No coercion: a number in a file is a TOML number, not a text of digits, and `true` is no number. An
+error names the value and the limit, in one line without control characters.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Final
 from .declaration import Kind, Setting
 
 TEXT_CHARS_MAX: Final = 4_096
-"""The longest path that a kernel takes."""
+"""The longest path of a kernel."""
 TEXTS_MAX: Final = 64
-"""Origins or workers of one server; more were surely not meant."""
+"""Origins or workers of one server; more are a mistake."""
 SHOWN_CHARS_MAX: Final = 60
-"""Of a wrong value: enough to find it by."""
+"""Enough of a wrong value to find it."""
 TRUE: Final = frozenset({"1", "true", "yes", "on"})
 FALSE: Final = frozenset({"0", "false", "no", "off"})
 
@@ -29,19 +28,11 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 class ValueWrongError(ValueError):
-    """The value is none that the setting may have; the text says which limit it breaks."""
+    """The value is not allowed for this setting; the text says which limit it breaks."""
 
 
 def from_text(setting: Setting, text: str) -> object:
-    """Read a flag's or a variable's text; one with several values has commas between them.
-
-    Args:
-        setting: whose.
-        text: as it was given.
-
-    Raises:
-        ValueWrongError: it is no value of the setting.
-    """
+    """Parse a flag's or a variable's text, lists with commas; raises `ValueWrongError`."""
     if setting.kind == "texts":
         parts = [part.strip() for part in text.split(",")] if text.strip() else []
         return _texts(setting, parts)
@@ -57,23 +48,14 @@ def from_text(setting: Setting, text: str) -> object:
 
 
 def from_toml(setting: Setting, value: object) -> object:
-    """Take a value as `tomllib` read it.
-
-    Args:
-        setting: whose.
-        value: of any type that TOML has.
-
-    Raises:
-        ValueWrongError: it is no value of the setting.
-    """
+    """Check a value that `tomllib` read; raises `ValueWrongError`."""
     return _READERS[setting.kind](setting, value)
 
 
 def plain(value: object) -> str:
-    """Hold a text to what paths, addresses and names consist of.
+    """Check a text for a path, address or name; `ValueWrongError` if it is invalid.
 
-    Raises:
-        ValueWrongError: it is none, or empty, too long, or has characters that none of them has.
+    Empty and too long texts, and control characters, are invalid.
     """
     if not isinstance(value, str):
         raise ValueWrongError(f"{shown(value)} is no text")
@@ -89,14 +71,14 @@ def plain(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Show a wrong value on one line: short, and without control characters."""
+    """A wrong value on one line: short, without control characters."""
     text = repr(value) if isinstance(value, str) else str(value)
     text = "".join(char if char.isprintable() else "?" for char in text)
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str:
-    """Suggest the word that was meant, to end a line with; nothing where none is near."""
+    """The end of a message that suggests the nearest word, or empty."""
     close = difflib.get_close_matches(wrong, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""`antiphon doctor`: what `examination` finds, for people and for scripts."""
+"""`antiphon doctor`: prints the result of `examination` for people or scripts."""
 
 from __future__ import annotations
 

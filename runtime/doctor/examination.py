@@ -1,9 +1,8 @@
-"""What would happen if a model were served here: everything is looked at, nothing is loaded.
+"""Whether a model would be served here; everything is checked, nothing is loaded.
 
-`examine` goes through what `load_backend` would meet, in its order: the folder, its config, the
-headers of its weights, the tokenizer, the vocoder, the device, the memory. It stops at nothing: a
-check that needs what an earlier one did not find is left out. Each finding says how it is and,
-where that keeps the model from being served, what to do.
+`examine` follows `load_backend`: the folder, its config, the headers of its weights, the tokenizer,
+the vocoder, the device, the memory. It goes on after a problem, and skips checks that need an
+earlier result.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 LIBRARIES: Final = ("antiphon", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 NVIDIA: Final = Path("/proc/driver/nvidia/version")
 PROBE_BYTES_MAX: Final = 2_000_000_000
-"""Weights up to which the batch is tried: larger ones would take minutes on a CPU."""
+"""The largest weights for which the batch is tried: larger ones take minutes on a CPU."""
 HALF_BYTES: Final = 2
-"""Of a number in bf16 or fp16, which alone the exact steps of a GPU take."""
+"""Of a number in bf16 or fp16, the only formats of a GPU's exact steps."""
 LAYOUT: Final = "the folder must hold a checkpoint in the published layout, whole and unchanged"
 OPTIONS: Final = "see `antiphon serve --help`"
 
@@ -38,13 +37,9 @@ State = Literal["ok", "note", "problem"]
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check, in one line; `note`: limited, `problem`: not served.
 
-    Attributes:
-        check: what it is.
-        state: `note` where something works less than it might, `problem` where nothing is served.
-        says: how it is, in one line.
-        do: what to do about it; empty where there is nothing to do.
+    `do` is the remedy, or empty.
     """
 
     check: str
@@ -55,13 +50,7 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """One part of the model.
-
-    Attributes:
-        name: its prefix in the checkpoint.
-        parameters: how many.
-        weight_bytes: in the format that it is computed in.
-    """
+    """One part of the model; `weight_bytes` in the format of its computation."""
 
     name: str
     parameters: int
@@ -70,15 +59,7 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class Memory:
-    """What serving takes.
-
-    Attributes:
-        weight_bytes: all weights.
-        session_bytes: of each session, by what it is for.
-        session_bytes_total: of each session, on the device.
-        free_bytes: that can be had on the device now.
-        slots_fit: sessions that fit beside the weights.
-    """
+    """The memory of the model and of each session: in parts, on the device, and free."""
 
     weight_bytes: int
     session_bytes: dict[str, int]
@@ -89,15 +70,9 @@ class Memory:
 
 @attrs.frozen(kw_only=True)
 class Diagnosis:
-    """What was found; as JSON it is `attrs.asdict` of this.
+    """The result, in the order of loading; `attrs.asdict` makes its JSON.
 
-    Attributes:
-        model: as it was asked for.
-        would_serve: no finding is a problem.
-        findings: in the order of loading.
-        parts: of the model; empty where its config cannot be read.
-        memory: None where it cannot be planned.
-        versions: of the libraries that compute.
+    `parts` is empty where the config is unreadable, `memory` None where it cannot be planned.
     """
 
     model: str
@@ -110,15 +85,7 @@ class Diagnosis:
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """What is asked of the doctor, as `antiphon serve` would be.
-
-    Attributes:
-        model: a name or a folder.
-        device: None for the default.
-        dtype: None for the default.
-        slots: None for as many as fit.
-        deterministic: it is not to be served where full replay is not promised.
-    """
+    """The options of `antiphon serve`; None is its default."""
 
     model: str
     device: str | None = None
@@ -128,11 +95,7 @@ class Question:
 
 
 def examine(question: Question) -> Diagnosis:
-    """Look at everything that serving a model would need.
-
-    Args:
-        question: the model, and where it is to run.
-    """
+    """Check everything that serving a model needs."""
     visit = _Visit(question)
     findings = list(visit.findings())
     return Diagnosis(
@@ -160,7 +123,7 @@ def _gb(size: int) -> str:
 
 
 class _Visit:
-    """One examination; what a check found is there for the next."""
+    """One examination; a check's results are kept for the next."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -172,7 +135,7 @@ class _Visit:
         self._dtype: torch.dtype | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Look at one thing after the other."""
+        """Run the checks in order."""
         if self.question.model == "scripted":
             yield Finding(check="model", state="ok", says="a script: needs no files and no device")
             return
@@ -304,7 +267,7 @@ class _Visit:
         return Finding(check="memory", state="ok", says=says)
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
-        """Say whether what a session gets depends on what is computed beside it."""
+        """Whether a session's bytes depend on the other sessions."""
         from ..backends.minicpmo.model import VOCODER
         from ..backends.minicpmo.voices import PIECES, lacking
 

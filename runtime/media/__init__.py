@@ -1,1 +1,1 @@
-"""Decoding of what clients send: `decoder` says who decodes what, and the rest does it."""
+"""Decoding of clients' media: `decoder` decides where, the other modules decode."""

@@ -1,20 +1,15 @@
-"""Whose work comes next: a few places, shared by the processor time that each client has used.
+"""A queue for a few places, fair by the processor time that each client has used.
 
-Clients form a tree: live sessions and turns of chat, in each the owners, of each the sessions.
-Where several want a place, it goes down the tree by fair queueing (Demers, Keshav, Shenker 1989).
-The children of a node have a virtual time: the processor time that each of those that want some
-would have had by now, had it been shared equally at every moment. A child's work begins at that
-time, or where its work before ended. The earliest goes first; of sessions, the one whose work is
-expected to end earliest. So a session that uses little is next whenever it comes, one that uses
-much comes behind, and time that was not used is not saved up.
+Clients form a tree: live sessions and turns of chat; the owners in each; the sessions of each
+owner. A free place goes down the tree by fair queueing (Demers, Keshav, Shenker 1989). The children
+of a node have a virtual time: the processor time of each active child under equal sharing at every
+moment. A child's work starts at that time, or at the end of its work before. The earliest start
+goes first; among sessions, the earliest expected end. So a session that uses little goes next, one
+that uses much waits, and unused time is not saved.
 
-Rules:
-
-- A client has one place at a time, and turns of chat never have all: a live session finds a place
-  beside one adversary, however long that takes.
-- Work that has begun is not stopped: it is charged when it ends.
-- What a client may have waiting is bounded, by sizes that its caller gives.
-- The order depends on who came when and what was charged, not on a clock.
+- A client has one place at a time, and turns of chat never have all places: a live session finds
+  one despite one adversary.
+- Running work is charged when it ends. The order depends on arrivals and charges, not on a clock.
 """
 
 from __future__ import annotations
@@ -30,16 +25,15 @@ import attrs
 
 
 class TooMuchWaitingError(Exception):
-    """A client has as much waiting as it may have."""
+    """The client's waiting work is at its bound."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Client:
-    """A session that wants work done; each is another, whatever its attributes.
+    """A session that wants work done; equal only to itself.
 
-    Attributes:
-        is_live: a second of its input waits for the work; else an answer of chat does.
-        owner: the name of its key; sessions of one owner share its part.
+    `is_live`: a second of its input waits, not an answer of chat. Sessions of one owner share a
+    part.
     """
 
     is_live: bool = True
@@ -51,18 +45,13 @@ class _Share:
     """A node of the tree.
 
     Attributes:
-        parent: whose part it shares; None at the root.
-        places: that all of it may have at once.
         number: decides between equals; the lower goes first.
         path: its ancestors without the root, from the top, and itself.
-        finish_s: up to where it has used its part, in the virtual time that it shares with its
-            siblings.
+        finish_s: the end of its charged work, in the virtual time of its siblings.
         now_s: the virtual time of its own children.
         active: children that have work.
-        work: pieces of work that wait or run.
-        running: of these, those that have a place.
-        waiting: of a client, its work in the order in which it came.
-        size: of what waits.
+        work, running: pieces of work, and those of them that have a place.
+        waiting, size: a client's waiting work in order, and the sum of its sizes.
     """
 
     parent: _Share | None
@@ -78,22 +67,21 @@ class _Share:
     size: int = 0
 
     def __attrs_post_init__(self) -> None:
-        """Find its place in the tree."""
         self.path = () if self.parent is None else (*self.parent.path, self)
 
     @property
     def start_s(self) -> float:
-        """Where its next work begins, in the same time."""
+        """The start of its next work, in the virtual time of its siblings."""
         assert self.parent is not None
         return max(self.parent.now_s, self.finish_s)
 
     @property
     def head(self) -> Place:
-        """The work that came first."""
+        """The first work."""
         return next(iter(self.waiting))
 
     def count(self, difference: int) -> None:
-        """Count work that came or is over, here and up to the root."""
+        """Add to the work here and up to the root."""
         for node in self.path:
             assert node.parent is not None
             node.parent.active -= node.work > 0
@@ -103,16 +91,12 @@ class _Share:
 
 @attrs.define(eq=False)
 class Place:
-    """A piece of work, from the time that it is asked for.
+    """A piece of work; `number` counts all, from 1.
 
     Attributes:
-        share: its client's.
-        number: counts all work, from 1.
-        size: as its caller gave it.
-        expected_s: as its caller gave it.
-        starts_s: where it began in the virtual time of each level.
+        starts_s: its start in the virtual time of each level.
         granted: set when it has its place.
-        used_s: processor seconds that it took; set before it is left.
+        used_s: its processor seconds; set before it is left.
     """
 
     share: _Share
@@ -125,19 +109,14 @@ class Place:
 
 
 class FairQueue:
-    """A queue for a few places.
-
-    Args:
-        places: pieces of work under way at once.
-        size_max: of what one client may have waiting; what has begun does not count.
-    """
+    """A queue for `places` at once; `size_max` bounds a client's waiting work."""
 
     def __init__(self, places: int, size_max: float = math.inf) -> None:
         self._size_max: Final = size_max
         self._root = _Share(None, places)
         self._live = _Share(self._root, places, number=0)
         self._turns = _Share(self._root, max(1, places - 1), number=1)
-        self._owners: dict[tuple[bool, str], _Share] = {}  # As many as an operator made keys.
+        self._owners: dict[tuple[bool, str], _Share] = {}  # As many as an operator's keys.
         self._clients: WeakKeyDictionary[Client, _Share] = WeakKeyDictionary()
         self._waiting: dict[_Share, None] = {}
         self._asked = 0
@@ -148,13 +127,8 @@ class FairQueue:
     ) -> AsyncIterator[Place]:
         """Wait for a place and hold it; the body sets its `used_s`.
 
-        Args:
-            client: who asks.
-            size: of the work, in the unit of `size_max`.
-            expected_s: processor seconds that it may take, roughly.
-
-        Raises:
-            TooMuchWaitingError: this much more may not wait.
+        `size` is in the unit of `size_max`; above it `TooMuchWaitingError`. `expected_s` is rough
+        processor seconds.
         """
         place = self._enter(client, size, expected_s)
         try:
@@ -188,7 +162,7 @@ class FairQueue:
         return share
 
     def _fill(self) -> None:
-        """Give free places to those that are next."""
+        """Give free places to the next clients."""
         while self._root.running < self._root.places:
             able = (share for share in self._waiting if _may_run(share))
             share = min(able, key=_order, default=None)
@@ -206,13 +180,13 @@ class FairQueue:
         place.granted.set()
 
     def _leave(self, place: Place) -> None:
-        """Take back a place and charge for it, or take back what waits for one."""
+        """Take back a place and charge it, or remove waiting work."""
         if place.granted.is_set():
             self._root.running -= 1
             for node, start_s in zip(place.share.path, place.starts_s, strict=True):
                 assert node.parent is not None
                 node.running -= 1
-                # Of several at once the second goes on from where the first came to.
+                # The second of two parallel pieces continues at the first one's end.
                 node.finish_s = max(node.finish_s, start_s) + place.used_s
                 node.parent.now_s += place.used_s / node.parent.active
         else:
@@ -232,10 +206,7 @@ def _may_run(share: _Share) -> bool:
 
 
 def _order(share: _Share) -> tuple[float, ...]:
-    """Say how early a client's next work is, level by level.
-
-    What is under way is not charged yet: between equals those go first that have less of it.
-    """
+    """The order of a client's next work, level by level; less running work goes first."""
     kind, owner, _ = share.path
     return (
         *(kind.start_s, kind.running, kind.number),

@@ -1,18 +1,12 @@
-"""Decoding of images: a JPEG is proven and kept as it came, a PNG or a WebP becomes a JPEG.
+"""Decoding of images: a JPEG is proven and kept unchanged, a PNG or a WebP becomes a JPEG.
 
-Rules:
-
-- A PNG is proven before it is decoded: the checksum of each chunk, the order of those that matter,
-  and that its data unfolds to exactly as many bytes as its header promises. So a file that is cut
-  short or has a bit flipped is refused.
-- A WebP has no checksums: its sizes are held to each other, so that one that is cut short is
-  refused. Where a lossy picture was cut and all sizes mended, what is missing is not noticed.
-- The decoder is given the chunks that make the picture and no other: text and colour profiles are
-  compressed too, and could unfold to gigabytes.
-- What is transparent is shown on white.
-- A PNG or a WebP with a side above `SIDE_MAX` is scaled down to it, as pictures of videos are.
-
-Orientation, gamma and colour profiles are not applied.
+- A PNG is proven before it is decoded: each chunk's checksum, the order of critical chunks, and
+  that its data inflates to exactly the bytes of its header.
+- A WebP has no checksums: its sizes must agree, so a truncated file is refused. A truncated lossy
+  picture with all sizes corrected is not noticed.
+- The decoder gets only the picture's chunks: text and colour profiles could inflate to gigabytes.
+- A PNG or a WebP is shown on white, and scaled down to `SIDE_MAX`, as pictures of videos are.
+  Orientation, gamma and colour profiles are not applied.
 """
 
 from __future__ import annotations
@@ -38,21 +32,21 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 SIDE_MAX: Final = 1_920
-"""Pixels: nine slices of 448 x 448 are all that the model sees of a picture."""
+"""Pixels: the model sees at most nine slices of 448 x 448 of a picture."""
 JPEG_SCANS_MAX: Final = 64
-"""A progressive file has about 10; each of thousands would cost a pass over the whole image."""
+"""A progressive file has about 10; each scan costs a pass over the whole image."""
 CODED_PIXELS_MAX: Final = FRAME_PIXELS_MAX + FRAME_PIXELS_MAX // 8
-"""What a decoder may allocate: it rounds each side up to blocks of 64, and crops afterwards."""
+"""A decoder's allocation: it rounds each side up to blocks of 64, and crops afterwards."""
 JPEG_QUALITY: Final = 95
 """Of the pictures that are made here: the model sees no difference to the source."""
 SMALL_BYTES: Final = 64 * 1024
 SMALL_PIXELS: Final = 640 * 480
 """A picture within both, of one scan, is proven in a quarter of a millisecond."""
 PACKED_BYTES_MAX: Final = 256 * 1024
-"""Of a lossless WebP, or its transparency, that is decoded in this process: tables of codes unfold
-to hundreds of bytes of memory for each of the file's."""
+"""Of a lossless WebP, or its transparency, that this process decodes: code tables inflate to
+hundreds of bytes of memory for each byte of the file."""
 PNG_CHUNKS_MAX: Final = 16_384
-"""At 4 KiB each, the smallest that encoders write, 64 MiB of them."""
+"""64 MiB at 4 KiB each, the smallest that encoders write."""
 
 _START_OF_SCAN: Final = b"\xff\xda"
 _NEEDED: Final = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
@@ -68,14 +62,7 @@ _BAND_ROWS: Final = 64
 
 
 def pixels_of(data: bytes) -> int:
-    """Say how many pixels an image claims to have, by its head.
-
-    Args:
-        data: a JPEG, PNG or WebP file, whose head is checked already.
-
-    Returns:
-        Its pixels; 0 where it is none of these.
-    """
+    """The pixels of a JPEG, PNG or WebP by its head, which was checked before; 0 for others."""
     try:
         width, height = check_image("image", data)
     except FieldError:
@@ -84,17 +71,9 @@ def pixels_of(data: bytes) -> int:
 
 
 def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
-    """Prove that a JPEG decodes without a fault.
+    """Prove that a JPEG of at most 20 megapixels decodes; else `MediaError`.
 
-    Args:
-        data: the file, 20 megapixels at most.
-        bytes_max: the most bytes that it may have.
-
-    Returns:
-        Nothing: the model decodes it again, in its own way.
-
-    Raises:
-        MediaError: it does not.
+    The result is empty: the model decodes the file again in its own way.
     """
     if len(data) > bytes_max:
         raise MediaError(f"the image has more than {bytes_max} bytes")
@@ -107,16 +86,9 @@ def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
 
 
 def prove_small(data: bytes) -> bool:
-    """Prove a JPEG, if that takes less time than to wake a thread for it.
+    """Prove a JPEG if that takes less time than to wake a thread; else False: use `decode_jpeg`.
 
-    Args:
-        data: the file.
-
-    Returns:
-        Whether it is so small; else it is not looked at further, and `decode_jpeg` is to be asked.
-
-    Raises:
-        MediaError: it is, and does not decode without a fault.
+    `MediaError`: it is small, and damaged.
     """
     if len(data) > SMALL_BYTES or data.count(_START_OF_SCAN) != 1:
         return False
@@ -136,7 +108,7 @@ def _jpeg_pixels(data: bytes) -> int:
 
 def _prove_jpeg(data: bytes) -> None:
     try:
-        # At an eighth of its size all of the file is still read, and half of the work is saved.
+        # At an eighth of its size the whole file is still read, with half of the work.
         simplejpeg.decode_jpeg(data, min_height=1, min_width=1, min_factor=8)
     except ValueError:
         raise _damaged_jpeg() from None
@@ -147,30 +119,18 @@ def _damaged_jpeg() -> MediaError:
 
 
 def encode_jpeg(picture: NDArray[np.uint8], colours: Literal["444", "420"] = "444") -> bytes:
-    """Encode a picture for the model.
+    """A picture, uint8, shape (height, width, 3), RGB, as a JPEG file for the model.
 
-    Args:
-        picture: uint8, shape (height, width, 3), RGB.
-        colours: "420" keeps them at half the size, for what was filmed so.
-
-    Returns:
-        A JPEG file.
+    "420" keeps colours at half the size, as filmed.
     """
     rows = np.ascontiguousarray(picture)
     return bytes(simplejpeg.encode_jpeg(rows, quality=JPEG_QUALITY, colorsubsampling=colours))
 
 
 def decode_image(data: bytes) -> bytes:
-    """Make a conversation's image a JPEG.
+    """A JPEG unchanged, or a PNG or WebP as a JPEG with no side above `SIDE_MAX`.
 
-    Args:
-        data: a JPEG, PNG or WebP file, 16 MiB and 20 megapixels at most.
-
-    Returns:
-        A JPEG as it came, or another as a JPEG with no side above `SIDE_MAX`.
-
-    Raises:
-        MediaError: it is none of these, too big, or damaged.
+    `MediaError`: the file is of another kind, damaged, or above 16 MiB or 20 megapixels.
     """
     kind = "PNG" if data.startswith(PNG_SIGNATURE) else "WebP"
     if kind == "WebP" and not is_webp(data):
@@ -185,11 +145,7 @@ def decode_image(data: bytes) -> bytes:
 
 
 def needs_process(data: bytes) -> bool:
-    """Whether an image may unfold to so much that it is decoded in a process of its own.
-
-    Args:
-        data: the file.
-    """
+    """Whether an image may inflate so far that a process of its own decodes it."""
     try:
         return is_webp(data) and read_webp("image", data).packed_bytes > PACKED_BYTES_MAX
     except FieldError:
@@ -200,7 +156,7 @@ def needs_process(data: bytes) -> bool:
 
 
 def _decode_webp(data: bytes) -> NDArray[np.uint8]:
-    """Decode what its header says is there; shape (height, width, 3), RGB."""
+    """Decode only the parts named by its header; shape (height, width, 3), RGB."""
     header = read_webp("image", data)
     body = _padded(data[header.picture])
     if header.alpha.stop:
@@ -230,7 +186,7 @@ def _decode_png(data: bytes, width: int, height: int) -> NDArray[np.uint8]:
 
 
 def _prove_png(data: bytes, width: int, height: int) -> Iterator[tuple[bytes, bytes]]:
-    """Walk the chunks, whose header is known to be sound; give those that are needed, whole."""
+    """Check the chunks after a valid header; yield the needed ones, whole."""
     inflater, inflated = zlib.decompressobj(), 0
     bytes_max = _unfolded_bytes(data, width, height)
     for name, body, chunk in _chunks(data):
@@ -245,7 +201,7 @@ def _prove_png(data: bytes, width: int, height: int) -> Iterator[tuple[bytes, by
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, bytes]]:
-    """Walk the chunks up to the end's, each with the sum that proves it."""
+    """The chunks up to the end's, each with a valid checksum."""
     view, at = memoryview(data), len(PNG_SIGNATURE)
     for _ in range(PNG_CHUNKS_MAX):
         head = data[at : at + 8]
@@ -267,7 +223,7 @@ def _number(data: bytes, at: int) -> int:
 
 
 def _inflate(inflater: zlib._Decompress, body: memoryview, bytes_max: int) -> int:
-    """Unfold a piece of the data, at most a byte more than may follow, and count it."""
+    """Inflate a piece of the data, at most a byte beyond `bytes_max`, and count it."""
     count = 0
     rest: bytes | memoryview = body
     try:
@@ -280,7 +236,7 @@ def _inflate(inflater: zlib._Decompress, body: memoryview, bytes_max: int) -> in
 
 
 def _unfolded_bytes(data: bytes, width: int, height: int) -> int:
-    """Say how many bytes the data must unfold to: a filter's byte and the samples of each row."""
+    """The bytes that the data must inflate to: a filter byte and the samples of each row."""
     pixel_bits = data[24] * _CHANNELS[data[25]]
     passes = _ADAM7 if data[28] else ((0, 0, 1, 1),)
     total = 0
@@ -296,8 +252,8 @@ def _unfolded_bytes(data: bytes, width: int, height: int) -> int:
 
 
 def _decode_still(codec: Literal["png", "webp"], data: bytes, is_clear: bool) -> NDArray[np.uint8]:
-    """Decode a file of sound structure; shape (height, width, 3), RGB, within `SIDE_MAX`."""
-    import av  # It costs 50 ms: only a server that is sent such a file pays them.
+    """Decode a file of valid structure; shape (height, width, 3), RGB, within `SIDE_MAX`."""
+    import av  # It costs 50 ms, for the first such file only.
 
     decoder = av.CodecContext.create(codec, "r")
     decoder.thread_count = 1
@@ -312,35 +268,18 @@ def _decode_still(codec: Literal["png", "webp"], data: bytes, is_clear: bool) ->
     size = fitted(frame.width, frame.height)
     if not is_clear:
         return to_rgb(frame, *size)
-    seen = _on_white(frame)  # at its full size, or the edges would take the hidden colours on
+    seen = _on_white(frame)  # at full size: scaled edges would mix in hidden colours
     return seen if size == (frame.width, frame.height) else scale(seen, *size)
 
 
 def fitted(width: int, height: int) -> tuple[int, int]:
-    """Fit a picture's size into `SIDE_MAX`.
-
-    Args:
-        width: in pixels.
-        height: in pixels.
-
-    Returns:
-        Width and height of the same shape, each 1 or more.
-    """
+    """Fit a picture's size, in pixels, into `SIDE_MAX`: the same shape, each side 1 or more."""
     factor = min(Fraction(1), Fraction(SIDE_MAX, max(width, height)))
     return max(1, round(width * factor)), max(1, round(height * factor))
 
 
 def scale(picture: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
-    """Scale a picture.
-
-    Args:
-        picture: uint8, shape (rows, columns, 3), RGB.
-        width: the width to scale to, in pixels.
-        height: likewise.
-
-    Returns:
-        uint8, shape (height, width, 3), RGB.
-    """
+    """Scale a picture to `width` x `height` pixels; uint8, shape (rows, columns, 3), RGB."""
     from av import VideoFrame
 
     frame = VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
@@ -348,15 +287,9 @@ def scale(picture: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uin
 
 
 def to_rgb(frame: VideoFrame, width: int = 0, height: int = 0) -> NDArray[np.uint8]:
-    """Convert a decoded frame.
+    """Convert a frame to uint8, shape (height, width, 3), RGB, without transparency.
 
-    Args:
-        frame: of any pixel format.
-        width: the width to scale to, in pixels; 0 keeps the frame's.
-        height: likewise.
-
-    Returns:
-        uint8, shape (height, width, 3), RGB; transparency is dropped.
+    It is scaled to `width` and `height` in pixels; 0 keeps the frame's.
     """
     return _convert(frame, "rgb24", width or frame.width, height or frame.height)
 

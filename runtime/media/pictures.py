@@ -1,11 +1,9 @@
-"""Which pictures of a video the model sees: the one shown at each whole second, and those between.
+"""The pictures of a video for the model: the one at each whole second, and those between.
 
-Frames come in the order in which they are shown; what is shown at a time is the last frame that
-began by then. With n pictures a second the first stands by itself and the other n - 1 lie side by
-side in one further picture, as the published model's own tools lay them out: on a grid, divided by
-black lines, each on white where shapes differ.
-
-At most the frame that is shown and one second's small pictures are held, beside the JPEG files.
+Frames come in display order; the picture at a time is the last frame that began by then. Of n
+pictures a second the first is separate and the other n - 1 lie side by side in one further picture,
+as in the published model's tools: on a grid with black lines, each on white where shapes differ.
+Memory holds the current frame, one second's small pictures, and the JPEG files.
 """
 
 from __future__ import annotations
@@ -25,24 +23,19 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 PICTURES_BYTES_MAX: Final = 96 * 1024 * 1024
-"""Of a video, 128 pictures at most: 768 KiB each, which of 1920 x 1080 only noise exceeds. With the
-video's sound they fit a record of a session's log."""
+"""Of a video, 128 pictures at most: 768 KiB each, which only noise at 1920 x 1080 exceeds. With the
+video's sound they fit into a record of a log."""
 LINE_PIXELS: Final = 6
-"""Between pictures that lie side by side."""
+"""Width of the line between pictures."""
 
 Picture = NDArray[np.uint8]
 """Shape (height, width, 3), RGB."""
 
 
 class Pictures:
-    """Collects the pictures of one video.
+    """Collects the pictures of one video, `per_second` (1 or more) each second.
 
-    Args:
-        per_second: how many a second, 1 or more.
-
-    Attributes:
-        first: JPEG files, one a second.
-        stacked: JPEG files, one a second that has other pictures; only the last may have none.
+    JPEG files: `first` has one a second, `stacked` the further ones; its last second may have none.
     """
 
     def __init__(self, per_second: int) -> None:
@@ -56,37 +49,25 @@ class Pictures:
         self._bytes = 0
 
     def show(self, at: Fraction, frame: VideoFrame) -> None:
-        """Show a frame from a time on.
+        """Show a frame from `at` on: seconds from the first frame's, never falling.
 
-        Args:
-            at: seconds from the first frame's; never less than before.
-            frame: the frame, which must not change any more.
-
-        Raises:
-            MediaError: the frame is too large, or the pictures are.
+        The frame must not change. `MediaError`: it, or all pictures, are too large.
         """
         _check_size(frame)
         self._take_until(at)
         self._shown, self._picture = frame, None
 
     def finish(self, end: Fraction) -> int:
-        """End the video.
+        """End the video `end` seconds after the first frame; return the number of seconds begun.
 
-        Args:
-            end: seconds from the first frame, when the last is no longer shown.
-
-        Returns:
-            How many seconds were begun.
-
-        Raises:
-            MediaError: the pictures are too large.
+        `MediaError`: the pictures are too large.
         """
         self._take_until(end)
         self._stack()
         return len(self.first)
 
     def _take_until(self, end: Fraction) -> None:
-        """Take what is to be seen before `end`; it is what is shown now."""
+        """Take the pictures before `end` from the current frame."""
         while self._shown is not None and Fraction(self._taken, self._per_second) < end:
             if self._picture is None:
                 self._picture = _picture_of(self._shown)
@@ -111,13 +92,9 @@ class Pictures:
 
 
 def stack(pictures: list[Picture]) -> Picture:
-    """Lay pictures side by side: four in a square, two or three whichever way is squarer.
+    """Lay one or more pictures side by side, no side of the whole above `SIDE_MAX`.
 
-    Args:
-        pictures: one at least; of one shape, or else each is fitted into the largest.
-
-    Returns:
-        The whole, no side above `SIDE_MAX`.
+    Four make a square, two or three the squarer shape; other shapes are fitted into the largest.
     """
     height = max(len(picture) for picture in pictures)
     width = max(picture.shape[1] for picture in pictures)
@@ -138,7 +115,7 @@ def stack(pictures: list[Picture]) -> Picture:
 
 
 def _grid(count: int, height: int, width: int) -> tuple[int, int]:
-    """Choose rows and columns for cells of that size."""
+    """Rows and columns for cells of that size."""
     if count == 4:
         return 2, 2
     if count > 4:
@@ -150,7 +127,7 @@ def _grid(count: int, height: int, width: int) -> tuple[int, int]:
 
 
 def _fit(picture: Picture, height: int, width: int) -> Picture:
-    """Scale a picture into a cell, in the middle and on white."""
+    """Scale a picture into the middle of a white cell."""
     high, wide = picture.shape[:2]
     if (high, wide) == (height, width):
         return picture
@@ -172,6 +149,6 @@ def _check_size(frame: VideoFrame) -> None:
 
 
 def _picture_of(frame: VideoFrame) -> Picture:
-    """Convert a frame, scale it down where it is large, and turn it as it is to be seen."""
+    """Convert a frame, scaled down if large, and rotated for display."""
     size = fitted(frame.width, frame.height)
     return np.rot90(to_rgb(frame, *size), round(frame.rotation / 90))

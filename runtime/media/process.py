@@ -1,10 +1,9 @@
-"""Decodes a video, or a picture that may unfold, in a process of its own, within bounds.
+"""Decodes a video, or a large picture, in a process of its own, within bounds.
 
-A decoder for every video in the world is the most likely place for a file to break in, to hang or
-to take all memory. In a process of its own that costs the client its file, and the server nothing.
-The process is killed when its client leaves, when it takes too long, and when it answers too much;
-it has its own bounds of memory and processor time (`worker`), so that it ends even
-where the server was killed before it.
+A decoder for every video format is the most likely place for a file to break in, hang or take all
+memory. In a process that costs the client its file, and the server nothing. The process is killed
+when its client leaves, when it takes too long, and when it answers too much; its own bounds
+(`worker`) end it even after the server was killed.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from .pictures import PICTURES_BYTES_MAX
 from .values import IMAGE, Decoded, MediaError
 
 VIDEO_WAIT_S: Final = 90.0
-"""The processor time that it may take, and half as much again for those that run beside it."""
+"""Its processor time, and half as much again for the processes that run at the same time."""
 HEAD_BYTES_MAX: Final = 16 * 1024
 """The line of the answer that counts its pieces, 129 at most."""
 ANSWER_BYTES_MAX: Final = PICTURES_BYTES_MAX + VIDEO_S_MAX * INPUT_RATE_HZ * SAMPLE_BYTES
 """All pictures and all sound."""
 PIECE_BYTES: Final = 1 << 20
-"""What is handed over at once: a transport copies what its pipe does not take."""
+"""Bytes of one write: a transport copies the rest of a full pipe."""
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "runtime.media.worker")
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""All that finding Python takes; a server's keys may stand in the rest."""
+"""All that Python needs to start; other variables may hold a server's keys."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Threads that wait to multiply matrices would take half of the addresses."""
+"""Threads for matrix products would reserve half of the address space."""
 
 _UNREADABLE: Final = (
     *(anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream, anyio.BrokenResourceError),
     *(ValueError, TypeError, KeyError),
 )
-"""What reading an answer raises that is none."""
+"""Exceptions raised when an answer is invalid."""
 
 _log = logging.getLogger("antiphon.media")
 
@@ -57,20 +56,15 @@ async def decode_video(
     command: tuple[str, ...] = _COMMAND,
     wait_s: float = VIDEO_WAIT_S,
 ) -> Decoded:
-    """Decode a video; cancelled, it kills the process that does it.
+    """Decode a video, of `stack_frames` pictures a second; cancelled, it kills the process.
 
     Args:
-        data: the file.
-        stack_frames: pictures a second (see `requests.VideoPart`).
         command: the worker's command line, without its argument.
-        wait_s: seconds that it may take.
-
-    Returns:
-        Its sound and pictures.
+        wait_s: the most that it may take.
 
     Raises:
-        MediaError: it is no video, damaged, too long, too large, or takes too much to decode; or
-            the system has no room for a process.
+        MediaError: it is no video, damaged, too long, too large, or too slow to decode; or the
+            system has no room for a process.
     """
     return await _decode("video", [*command, str(stack_frames)], data, wait_s)
 
@@ -78,19 +72,9 @@ async def decode_video(
 async def decode_picture(
     data: bytes, command: tuple[str, ...] = _COMMAND, wait_s: float = VIDEO_WAIT_S
 ) -> Decoded:
-    """Decode a picture; cancelled, it kills the process that does it.
+    """Decode a picture as `image.decode_image` does; arguments as of `decode_video`.
 
-    Args:
-        data: the file.
-        command: the worker's command line, without its argument.
-        wait_s: seconds that it may take.
-
-    Returns:
-        The picture, as `image.decode_image` makes it.
-
-    Raises:
-        MediaError: it is damaged, or takes too much to decode; or the system has no room for a
-            process.
+    `MediaError`: it is damaged, or too slow to decode; or the system has no room for a process.
     """
     return await _decode("image", [*command, IMAGE], data, wait_s)
 
@@ -110,7 +94,7 @@ async def _start(what: str, command: list[str]) -> Process:
             command,
             stderr=subprocess.DEVNULL,
             env=environment | _ONE_THREAD,
-            start_new_session=True,  # Ctrl-C is for us: sessions end with their media.
+            start_new_session=True,  # Ctrl-C is for the server: sessions end with their media.
         )
     except OSError as error:
         _log.error("no process for a file: %s", error.strerror)
@@ -118,7 +102,7 @@ async def _start(what: str, command: list[str]) -> Process:
 
 
 async def _ask(what: str, process: Process, data: bytes) -> Decoded:
-    """Hand a file over and take the answer; a process that a limit ended gives none, or a part."""
+    """Send a file and read the answer; a process that a limit ended gives none, or a part."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -143,11 +127,11 @@ async def _write(stdin: ByteSendStream, data: bytes) -> None:
             await stdin.send(data[at : at + PIECE_BYTES])
         await stdin.aclose()
     except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return  # It has ended: why is seen by its answer.
+        return  # It has ended: the answer shows why.
 
 
 async def _read(stdout: BufferedByteReceiveStream) -> Decoded | MediaError:
-    """Read the answer piece by piece, each once and no more of them than is allowed."""
+    """Read the answer piece by piece, each once, within the bounds."""
     head = orjson.loads(await stdout.receive_until(b"\n", HEAD_BYTES_MAX))
     if "reason" in head:
         return MediaError(str(head["reason"]))

@@ -1,8 +1,8 @@
-"""Decoding of sound: WAV files and raw samples become what the model hears.
+"""Decoding of sound: WAV files and raw samples in the model's input format.
 
-Reference audio is short and decoded in one go. A conversation's sound may last minutes, at any rate
-and in eight channels, so it goes through in blocks: what is held is the file and what came of it.
-The same bytes give the same samples. Compressed files are not taken: they could unfold to anything.
+A conversation's sound may last minutes, at any rate and with eight channels: it is decoded in
+blocks, and memory holds the file and the result. The same bytes give the same samples. Compressed
+files are refused: their size would be unbounded.
 """
 
 from __future__ import annotations
@@ -27,22 +27,15 @@ from .values import MediaError
 WAV_SUBTYPES: Final = frozenset(
     {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
 )
-"""A byte a sample at least, so that the file's size bounds the memory."""
+"""At least a byte a sample: the file's size bounds the memory."""
 BLOCK_SAMPLES: Final = 65_536
-"""2 MiB of eight channels: a pass costs far more than its call, and is soon over."""
+"""2 MiB of eight channels: a pass costs far more than its call, and ends soon."""
 
 
 def decode_wav(data: bytes) -> bytes:
-    """Decode reference audio.
+    """Decode reference audio to float32 LE, 16 kHz mono, finite.
 
-    Args:
-        data: a WAV file, 0.5 to 30 s, of a common rate, 8 channels at most, uncompressed.
-
-    Returns:
-        float32 LE, 16 kHz mono, finite.
-
-    Raises:
-        MediaError: it is not that.
+    A WAV file, 0.5 to 30 s, of a common rate, 8 channels at most, uncompressed; else `MediaError`.
     """
     if len(data) > WAV_BYTES_MAX:
         raise MediaError(f"the audio has more than {WAV_BYTES_MAX} bytes")
@@ -54,22 +47,15 @@ def decode_wav(data: bytes) -> bytes:
     except soundfile.SoundFileError:
         raise _not_wav() from None
     _check_duration(len(samples), rate_hz, REFERENCE_S_MIN, REFERENCE_S_MAX)
-    with np.errstate(all="ignore"):  # Overflow shows as a value that is not finite.
+    with np.errstate(all="ignore"):  # An overflow shows as a value that is not finite.
         return _finite(to_model_rate(samples, rate_hz))
 
 
 def decode_audio(data: bytes, rate_hz: int) -> bytes:
-    """Decode a conversation's sound.
+    """Decode a conversation's sound to float32 LE, 16 kHz mono, finite.
 
-    Args:
-        data: a WAV file as above, or float32 LE mono; 0.1 to 300 s.
-        rate_hz: of raw samples, 8-192 kHz; a WAV knows its own.
-
-    Returns:
-        float32 LE, 16 kHz mono, finite.
-
-    Raises:
-        MediaError: it is not that.
+    A WAV file as above, or float32 LE mono at `rate_hz`, 8-192 kHz; 0.1 to 300 s; else
+    `MediaError`.
     """
     if len(data) > AUDIO_BYTES_MAX:
         raise MediaError(f"the audio has more than {AUDIO_BYTES_MAX} bytes")
@@ -94,7 +80,7 @@ def _decode_raw(data: bytes, rate_hz: int) -> bytes:
 
 
 def _read_blocks(file: soundfile.SoundFile) -> Iterator[NDArray[np.float32]]:
-    """Read a file block by block, each mixed to mono; as many samples as its header says."""
+    """The file in mono blocks; as many samples as its header says."""
     left = file.frames
     while left:
         block = file.read(min(left, BLOCK_SAMPLES), dtype="float32", always_2d=True)
@@ -106,7 +92,7 @@ def _read_blocks(file: soundfile.SoundFile) -> Iterator[NDArray[np.float32]]:
 
 
 def _resample(blocks: Iterator[NDArray[np.float32]], rate_hz: int) -> bytes:
-    """Bring mono blocks to the model's rate, and join them."""
+    """Resample mono blocks to the model's rate, and join them."""
     if rate_hz == INPUT_RATE_HZ:
         return _finite(np.concatenate(list(blocks)))
     stream = soxr.ResampleStream(rate_hz, INPUT_RATE_HZ, 1, dtype="float32")
@@ -122,7 +108,7 @@ def _finite(pcm: NDArray[np.float32]) -> bytes:
 
 
 def _check_wav(file: soundfile.SoundFile, s_min: float, s_max: float) -> None:
-    """Hold what the header says to the limits, before anything is read by it."""
+    """Check the header's limits, before samples are read."""
     if file.format not in {"WAV", "WAVEX"} or file.subtype not in WAV_SUBTYPES:
         raise MediaError("the audio is not an uncompressed WAV file")
     _check_rate(file.samplerate)

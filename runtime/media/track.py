@@ -1,8 +1,8 @@
-"""The sound of a video: one track, brought to what the model hears and laid along the pictures.
+"""The sound of a video: one track, in the model's input format, aligned with the pictures.
 
-Pieces are put where their time says: a track may begin late or early, and have gaps, which become
-silence. Small errors of a time are not followed, for they would tear the sound. What lies before
-the first picture or after the last second is cut. The memory is that of the result, made at once.
+Pieces are placed by their time: gaps become silence, and sound before the first picture or after
+the last second is cut. Small errors of a time are ignored, because corrections would be heard.
+Memory is that of the result, allocated at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ if TYPE_CHECKING:
     from av import AudioFrame, AudioResampler
 
 GAP_SAMPLES: Final = INPUT_RATE_HZ // 10
-"""100 ms: players of web recordings see jitter of half as much; nobody pauses for less."""
+"""100 ms: web recordings have half as much jitter, and no pause is shorter."""
 
 
 class Track:
-    """Collects the sound of one video.
-
-    Args:
-        seconds: how many of them the model sees.
-    """
+    """Collects the sound of one video, for the `seconds` that the model sees."""
 
     def __init__(self, seconds: int) -> None:
         self._pcm = np.zeros(seconds * INPUT_RATE_HZ, np.float32)
@@ -41,17 +37,9 @@ class Track:
         self._form: tuple[int, str, str] | None = None
 
     def add(self, at: Fraction, frame: AudioFrame) -> bool:
-        """Add a decoded piece.
+        """Add a decoded piece at seconds from the first picture, maybe negative; False: no more.
 
-        Args:
-            at: seconds from the first picture; may be negative.
-            frame: the piece, of any layout and rate.
-
-        Returns:
-            More is wanted.
-
-        Raises:
-            MediaError: it has a strange rate or too many channels.
+        `MediaError`: its rate is unusual, or it has too many channels.
         """
         _check_form(frame)
         begin = round(at * INPUT_RATE_HZ)
@@ -60,28 +48,21 @@ class Track:
             self._begin(begin, form)
         assert self._floats is not None
         assert self._stream is not None
-        frame.pts = None  # Its time is kept here; a converter would make up for what is missing.
+        frame.pts = None  # Its time is kept here; a converter would fill gaps.
         for piece in self._floats.resample(frame):
             mono = piece.to_ndarray().mean(axis=0, dtype=np.float32)
             self._put(self._stream.resample_chunk(mono))
         return self._at < len(self._pcm)
 
     def finish(self) -> bytes:
-        """End the track.
-
-        Returns:
-            float32 LE, 16 kHz mono, of all its seconds.
-
-        Raises:
-            MediaError: it holds values that are not finite.
-        """
+        """End the track: float32 LE, 16 kHz mono, for all seconds; `MediaError` if not finite."""
         self._flush()
         if not np.isfinite(self._pcm).all():
             raise MediaError("the video's sound holds values that are not finite")
         return self._pcm.astype("<f4", copy=False).tobytes()
 
     def _begin(self, at: int, form: tuple[int, str, str]) -> None:
-        """Start again at a time: at first, after a gap, or when the sound changes its form."""
+        """Restart at a time: at first, after a gap, or when the format changes."""
         from av import AudioResampler
 
         self._flush()
@@ -95,7 +76,7 @@ class Track:
             self._put(self._stream.resample_chunk(np.empty(0, np.float32), last=True))
 
     def _put(self, samples: NDArray[np.float32]) -> None:
-        """Write samples where the last ended, as far as they are wanted."""
+        """Write samples after the last ones, within the seconds."""
         begin, self._at = self._at, self._at + len(samples)
         if begin < len(self._pcm) and self._at > 0:
             heard = samples[max(0, -begin) : len(self._pcm) - begin]

@@ -1,4 +1,4 @@
-"""What decoding gives: the sound and the pictures of media, or the error that refuses it."""
+"""Results of decoding: the sound and the pictures of media, or the error that refuses it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Final
 import attrs
 
 IMAGE: Final = "image"
-"""The argument of a process that decodes a picture; of one that decodes a video it is a number."""
+"""The argument of a process that decodes a picture; for a video it is a number."""
 
 
 class MediaError(Exception):
-    """Media is damaged, or not what it said.
+    """Media is damaged, or of another kind.
 
-    Args:
-        reason: short, for the client: what is wrong and the limit, never a library's text.
+    `reason` is for the client: the fault and the limit, never a library's text.
     """
 
     def __init__(self, reason: str) -> None:
@@ -24,13 +23,12 @@ class MediaError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Decoded:
-    """What media became, as `events.MediaDecoded` tells it.
+    """Decoded media, as in `events.MediaDecoded`.
 
     Attributes:
-        pcm: its sound, float32 LE, 16 kHz mono; empty where it has none.
+        pcm: float32 LE, 16 kHz mono; empty for no sound.
         pictures: JPEG files: an image by itself, a video's first of each second.
-        stacked: JPEG files: the other pictures of each second of a video, side by side; the last
-            second may have none.
+        stacked: JPEG files: the others of each second side by side; the last second may have none.
     """
 
     pcm: bytes = b""

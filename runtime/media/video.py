@@ -1,17 +1,11 @@
 """Decoding of videos: pictures and sound of an MP4, QuickTime, Matroska or WebM file.
 
-The file is hostile until it has been decoded, so `process` does this in a process of
-its own, which bounds memory and time whatever a file makes the decoder do. Here it is bounded by
-what is known of it: streams, packets, frames, pixels, seconds.
-
-Rules:
-
-- The demuxer is the one that the head asks for, reading from memory alone; no file or address that
-  the video names is opened, and only decoders in common use are let run.
-- Pictures first, sound after: the file is read twice, so that nothing has to wait in memory for the
-  other. Streams that are not wanted are passed over unread.
-- One thread; the same bytes give the same answer.
-- A broken packet refuses the video: half of one would be answered as if it were whole.
+- The file may be hostile, so `process` bounds memory and time; here streams, packets, frames,
+  pixels and seconds are bounded.
+- The head chooses the demuxer, which reads only memory; no file or address in the video is opened,
+  and only common decoders run, in one thread: the same bytes give the same answer.
+- The file is read twice, first for pictures, then for sound, so that neither waits in memory.
+- A broken packet refuses the video: an answer to half of one would mislead.
 """
 
 from __future__ import annotations
@@ -41,13 +35,13 @@ if TYPE_CHECKING:
 STREAMS_MAX: Final = 32
 """Cameras write five, films of many languages twenty; each takes memory before it is read."""
 PACKETS_MAX: Final = 32_768
-"""Of a stream: 512 a second, twice what a camera of 240 frames or sound of 48 kHz makes."""
+"""Of a stream: 512 a second, twice those of a camera at 240 frames or of sound at 48 kHz."""
 FRAMES_MAX: Final = 32_768
-"""Of a stream, for a packet may hold several."""
+"""Of a stream: a packet may hold several."""
 ROUNDING_S: Final = Fraction(2, 1_000)
-"""Matroska rounds to 1 ms when a frame begins and how long it lasts: no second begins by that."""
+"""Matroska rounds a frame's start and duration to 1 ms: that must not begin a second."""
 GUESS_S_MAX: Final = Fraction(1)
-"""A last frame that does not say how long it is shown is taken to be like the one before it."""
+"""A last frame without a duration is taken to last as long as the one before."""
 
 _DEMUXERS: Final[dict[Container, str]] = {"mp4": "mov", "matroska": "matroska"}
 _DECODERS: Final = (
@@ -55,7 +49,7 @@ _DECODERS: Final = (
     *("aac", "mp3float", "mp3", "opus", "libopus", "vorbis", "flac", "alac", "ac3", "eac3"),
     *("pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_f32le"),
 )
-"""Those in common use, which many look at; the rest of some hundreds are rarely cared for."""
+"""Common decoders, reviewed by many; most of the other hundreds are not maintained."""
 _OPTIONS: Final = {
     "codec_whitelist": ",".join(_DECODERS),
     "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm",
@@ -67,8 +61,8 @@ _OPTIONS: Final = {
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[InputContainer]:
-    """Open a file from memory; whatever a library has against it becomes a `MediaError`."""
-    import av  # It costs 50 ms: only who decodes pays them.
+    """Open a file from memory; a library's errors become `MediaError`."""
+    import av  # It costs 50 ms, only for decoding.
 
     container = container_of(data)
     if container is None:
@@ -89,17 +83,9 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
 
 
 def read_video(data: bytes, stack_frames: int) -> Decoded:
-    """Decode a video; blocking, for seconds.
+    """Decode a video to pictures and whole seconds of sound, if any; blocks for seconds.
 
-    Args:
-        data: the file.
-        stack_frames: pictures a second (see `requests.VideoPart`).
-
-    Returns:
-        Its sound, of whole seconds, or empty where it has no track; and its pictures.
-
-    Raises:
-        MediaError: it is no video, damaged, too long or too large.
+    `stack_frames` pictures a second. `MediaError`: it is no video, damaged, too long or too large.
     """
     if len(data) > VIDEO_BYTES_MAX:
         raise MediaError(f"the video has more than {VIDEO_BYTES_MAX} bytes")
@@ -112,7 +98,7 @@ def read_video(data: bytes, stack_frames: int) -> Decoded:
 
 
 def _video_stream(file: InputContainer) -> VideoStream:
-    """Choose the first stream of pictures that is not a cover."""
+    """The first stream of pictures that is not a cover."""
     import av
 
     if len(file.streams) > STREAMS_MAX:
@@ -125,11 +111,7 @@ def _video_stream(file: InputContainer) -> VideoStream:
 
 
 def _read_pictures(file: InputContainer, pictures: Pictures) -> tuple[Fraction, int]:
-    """Take the pictures.
-
-    Returns:
-        When the first frame is shown, as the file counts time, and how many seconds follow.
-    """
+    """Take the pictures; return the first frame's time in the file, and the seconds after it."""
     start: Fraction | None = None
     at = step = Fraction(0)
     for time, frame in _video_frames(file, _video_stream(file)):
@@ -148,7 +130,7 @@ def _read_pictures(file: InputContainer, pictures: Pictures) -> tuple[Fraction, 
 
 
 def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
-    """Take the first track, as long as the pictures last."""
+    """Decode the first track, as long as the pictures last."""
     if not file.streams.audio:
         return b""
     track = Track(seconds)
@@ -161,7 +143,7 @@ def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
 def _video_frames(
     file: InputContainer, stream: VideoStream
 ) -> Iterator[tuple[Fraction, VideoFrame]]:
-    """Decode a stream; each frame with its time in seconds, in the order of showing."""
+    """Decode a stream: each frame with its time in seconds, in display order."""
     options = {"max_pixels": str(CODED_PIXELS_MAX), "err_detect": "explode"}
     count = 0
     for packet in _packets(file, stream, options):
@@ -173,7 +155,7 @@ def _video_frames(
 def _audio_frames(
     file: InputContainer, stream: AudioStream
 ) -> Iterator[tuple[Fraction, AudioFrame]]:
-    """Decode a stream; each piece with its time in seconds."""
+    """Decode a stream: each piece with its time in seconds."""
     count = 0
     for packet in _packets(file, stream, {}):
         for frame in packet.decode():
@@ -182,7 +164,7 @@ def _audio_frames(
 
 
 def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterator[Packet[S]]:
-    """Read a stream's packets, and no other's, for a decoder with some options."""
+    """Read only one stream's packets, with the decoder's options."""
     from av.stream import Discard
 
     for other in file.streams:
@@ -202,7 +184,7 @@ def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterat
 
 
 def _time(frame: VideoFrame | AudioFrame, count: int) -> Fraction:
-    """Say when a frame begins, in seconds as the file counts them."""
+    """A frame's start in seconds of the file."""
     if count > FRAMES_MAX:
         raise MediaError(f"a stream of the video has more than {FRAMES_MAX} frames")
     if frame.pts is None or frame.is_corrupt:
@@ -211,7 +193,7 @@ def _time(frame: VideoFrame | AudioFrame, count: int) -> Fraction:
 
 
 def _duration(frame: VideoFrame) -> Fraction:
-    """Say how long a frame is shown, in seconds; 0 where the file does not say."""
+    """A frame's duration in seconds; 0 where the file does not say."""
     return max(frame.duration or 0, 0) * _time_base(frame)
 
 

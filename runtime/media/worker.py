@@ -1,11 +1,8 @@
-"""The process that decodes one file: it gives itself limits, reads it, answers and ends.
+"""The process that decodes one file: it limits itself, reads the file, answers and ends.
 
-The file comes on standard input. The answer, on standard output, is a line of JSON and what it
-counts: `{"reason": ...}` where the file is refused, else `{"pcm": bytes, "pictures": [bytes, ...],
-"stacked": [bytes, ...]}` and then those, one after the other.
-
-It is given its memory, its processor time and no way to open anything: all that a hostile file can
-make a decoder do is then to end this process.
+The file comes on standard input. The answer, on standard output, is a line of JSON and then the
+bytes that it counts: `{"reason": ...}` for a refused file, else `{"pcm": bytes, "pictures": [bytes,
+...], "stacked": [bytes, ...]}`. Nothing can be opened: a hostile file can only end the process.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-# All that `av` would load when it needs it: by then nothing can be opened any more.
+# All that `av` would load later: then nothing can be opened any more.
 import av.audio.codeccontext
 import av.audio.stream
 import av.subtitles.codeccontext
@@ -37,14 +34,11 @@ MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 CPU_S_MAX: Final = 60
 """64 s of 1920 x 1080 at 60 frames take half of it on a slow core."""
 NICENESS: Final = 10
-"""A model that answers others matters more."""
+"""The model's answers come first."""
 
 
 def main() -> None:
-    """Decode the file on standard input.
-
-    The argument is `IMAGE`, or how many pictures a second of a video there are to be.
-    """
+    """Decode the file on stdin; the argument is `IMAGE`, or a video's pictures a second."""
     argument = sys.argv[1]
     av.logging.set_level(None)
     limit_itself()
@@ -61,13 +55,13 @@ def main() -> None:
 
 
 def limit_itself() -> None:
-    """Bound what this process may do; a limit that the system does not know is passed over."""
+    """Limit this process; a limit that the system does not know is skipped."""
     limits = {
         resource.RLIMIT_AS: MEMORY_BYTES_MAX,
         resource.RLIMIT_CPU: CPU_S_MAX,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: 3,  # those that are open; no file and no socket can be opened
+        resource.RLIMIT_NOFILE: 3,  # the open ones; no file and no socket can be opened
     }
     for name, most in limits.items():
         with suppress(OSError, ValueError):

@@ -1,1 +1,1 @@
-"""What a server shows of itself: metrics, logs, spans and its status."""
+"""A server's metrics, logs, spans and status."""

@@ -1,7 +1,6 @@
-"""What the meters of one mode count into: each instrument with its labels resolved once.
+"""The instruments of the meters of one mode, with labels resolved once, not for each event.
 
-To look labels up for each event would cost more than the counting. And a series that exists from
-the start, at 0, shows its first rise; one that appears with it shows none.
+A series that exists from the start, at 0, shows its first rise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CHUNK_OUTCOMES: Final = ("heard", "failed", "context_full", "ended")
 TOKEN_KINDS: Final = ("text", "speech", "picture", "prompt")
 LEAVINGS: Final = ("left", "cancelled", "refused")
 BROKEN_OFF: Final = "broken_off"
-"""The end of a session that gave no reason: a bug of ours, or a stop that waits for nobody."""
+"""The end of a session without a reason: a bug of ours, or a hard stop."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,11 +65,7 @@ class ChunkBooks:
 
 @attrs.frozen(kw_only=True)
 class Books:
-    """Of all sessions of one mode; see the metrics of the same names.
-
-    Attributes:
-        work: the part of them that is about units, turns or chunks.
-    """
+    """Of all sessions of one mode, with books of their work; see the metrics of the same names."""
 
     opened: Mapping[str, Count]
     ended: Mapping[str, Count]
@@ -99,12 +94,7 @@ class Books:
 
     @classmethod
     def of(cls, made: Instruments, mode: Mode) -> Self:
-        """Open the books of a mode.
-
-        Args:
-            made: where instruments come from.
-            mode: what all sessions that are written down here carry.
-        """
+        """Make the instruments of a mode."""
         count, spread, kinds = made.count, made.spread, get_args(MediaKind)
         return cls(
             opened={at: count(c.SESSIONS_OPENED, mode, at) for at in get_args(Endpoint)},

@@ -1,10 +1,7 @@
-"""Measures the model calls of one session: what units, turns and chunks share, turns and chunks.
+"""Measures a session's turns or chunks; `unit_meter` measures units, which pass a barrier.
 
-Units, which pass a barrier, are `unit_meter`'s.
-
-A turn and a chunk are measured from their start on the slot. The wait for a turn's slot is the
-queue's (`queue_wait_seconds` of mode `chat`); how long sound waited for the model is the session's
-backlog, and no chunk's.
+They are measured from their start on the slot. The wait for a turn's slot is the queue's
+(`queue_wait_seconds` of mode `chat`); the wait of sound for the model is the session's backlog.
 """
 
 from __future__ import annotations
@@ -26,15 +23,7 @@ Work = TypeVar("Work", bound=UnitBooks | TurnBooks | ChunkBooks)
 
 
 class CallMeter(Generic[Work]):
-    """Counts the calls of one session.
-
-    Args:
-        books: of the session's mode.
-        work: the part of them that is about its calls.
-
-    Attributes:
-        kv_tokens: what the session holds in the model's cache.
-    """
+    """Counts the calls of one session into `work`, and its tokens in the model's cache."""
 
     def __init__(self, books: Books, work: Work) -> None:
         self._books = books
@@ -46,7 +35,7 @@ class CallMeter(Generic[Work]):
         self.kv_tokens = 0
 
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
-        """Count what an event and its effects mean to calls."""
+        """Count an event and its effects."""
         self._now_ns = event.at_ns
         match event:
             case ev.SlotLeased():
@@ -63,7 +52,7 @@ class CallMeter(Generic[Work]):
             self._asked(effect)
 
     def over(self) -> None:
-        """Count a call that nobody waits for any more."""
+        """Count a running call as ended."""
         self._finish("ended")
         self.kv_tokens = 0
 
@@ -91,7 +80,7 @@ class CallMeter(Generic[Work]):
 
 
 class TurnMeter(CallMeter[TurnBooks]):
-    """Counts the turns of a chat, from each one's start to the end of its answer."""
+    """Counts the turns of a chat, from each start to the end of its answer."""
 
     _has_begun_to_answer = False
 
@@ -122,7 +111,7 @@ class TurnMeter(CallMeter[TurnBooks]):
 
 
 class ChunkMeter(CallMeter[ChunkBooks]):
-    """Counts the chunks of a transcription, from each one's start to what was written."""
+    """Counts the chunks of a transcription, from each start to its text."""
 
     def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
         match event:

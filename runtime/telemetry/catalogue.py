@@ -1,12 +1,10 @@
 """Every metric of sessions, as data: its name, its kind, its labels and its buckets.
 
-- Names follow Prometheus: `antiphon_`, base units, `_total` for what only counts up.
-- A label takes its values from a fixed set: modes, codes, reasons, stages. Never an id, never a
-  client's words: the number of series is known before anybody connects.
-- Times are of the session's clock or of the model's own costs. Both stand in the log, so whatever
-  is counted here can be counted again from recordings.
-
-What a server shows of itself as a whole stands in `gauges`. Nothing is counted here: see `meter`.
+- Names follow Prometheus: `antiphon_`, base units, `_total` for counters.
+- A label's values are a fixed set: modes, codes, reasons, stages; never an id or a client's text.
+  So the number of series is known in advance.
+- Times are of the session's clock or the model's own costs. Both are in the log, so recordings give
+  the same figures.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ UNIT_BUCKETS_S: Final = (
     *(0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     *(1.25, 1.5, 2.0, 3.0, 5.0),
 )
-"""A unit has one second: fine below it, and a bound at 1.0 so that misses can be read off."""
+"""A unit has one second: fine below it, and a bound at 1.0 to read misses."""
 STAGE_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 2.0, 5.0),
@@ -30,7 +28,7 @@ WAIT_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 QUEUE_BUCKETS_S: Final = (
     *(0.01, 0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )
-"""From a free slot to half an hour; who waits longer runs into the session's limit."""
+"""From a free slot to half an hour; a longer wait meets the session's limit."""
 SESSION_BUCKETS_S: Final = (
     *(1.0, 5.0, 15.0, 30.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1800.0, 3600.0),
 )
@@ -38,22 +36,14 @@ SESSION_BUCKETS_S: Final = (
 TURN_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 """From the first token of a fast model to a long spoken answer of a slow one."""
 CALL_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Opening, cleaning up and decoding: bounded by the waits for them, 10 s to 30 s."""
+"""Opening, cleaning up and decoding: bounded by their timeouts, 10 s to 30 s."""
 TOKEN_BUCKETS: Final = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 6144.0, 8192.0, 16384.0, 32768.0)
 """Up to the published context of 8192, and two larger ones."""
 
 
 @attrs.frozen(kw_only=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        name: as Prometheus shows it.
-        kind: what it is.
-        meaning: one sentence for whoever reads it.
-        labels: the names of its labels.
-        buckets: upper bounds of a histogram, rising.
-    """
+    """One metric: `meaning` is one sentence, `buckets` the rising upper bounds of a histogram."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -216,4 +206,4 @@ CHUNK_SECONDS: Final = _spread(
 ALL: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order of this file."""
+"""In the order of this file."""

@@ -1,7 +1,4 @@
-"""What a server is at one moment, asked of it when somebody looks: nothing is kept here.
-
-A recorder's counts are its own and only rise, so they are told as counters.
-"""
+"""A server's state as gauges, asked of it at each scrape; a recorder's counts are counters."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from .watching import ServerStatus
 Labels = tuple[str, ...]
 NO_LABELS: Final[Labels] = ()
 READINESS: Final = ("loading", "ready", "full", "draining", "condemned")
-"""What a server says of itself; each is a series, so that its changes can be drawn."""
+"""The server's states; each is a series, so that its changes can be plotted."""
 
 
 def _gauge(name: str, meaning: str, *labels: str) -> Metric:
@@ -102,25 +99,21 @@ RECORDER: Final = {
 ALL: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order of this file."""
+"""In the order of this file."""
 
 
 class ServerGauges(Collector):
-    """Asks a server how it stands, each time that metrics are written.
-
-    Args:
-        status: asks it; called in the caller's thread.
-    """
+    """Asks a server for its status, in the caller's thread, each time that metrics are written."""
 
     def __init__(self, status: Callable[[], ServerStatus]) -> None:
         self._status = status
 
     def describe(self) -> Iterable[Family]:
-        """Name what there is, without asking."""
+        """The families, without a status."""
         return [_family(metric) for metric in ALL]
 
     def collect(self) -> Iterator[Family]:
-        """Ask, and tell."""
+        """The families, with the current status."""
         status = self._status()
         speech = status.speech or "unknown"
         yield _family(BUILD, {(status.version, status.model, speech): 1})

@@ -1,7 +1,6 @@
-"""Several that watch, as one: whoever breaks is left out, and the session goes on.
+"""Several watchers as one: a watcher that raises is logged once and dropped.
 
-A watcher that raises is logged once, with its trace, and sees no more of that session; the others
-do. It is a bug of ours, and costs figures, never a session.
+That is a bug of ours, and costs figures, never a session.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ _logger = logging.getLogger("antiphon.telemetry")
 
 
 class Hub:
-    """Shows every session to several (`Telemetry`).
-
-    Args:
-        watching: whom, in the order in which they are told.
-    """
+    """Shows every session to several watchers, in order (`Telemetry`)."""
 
     def __init__(self, watching: Sequence[Telemetry]) -> None:
         self._watching = tuple(watching)
 
     def watch(self, opened: ConnectionOpened, owner: str) -> Watcher:
-        """Begin to watch a session."""
+        """As `Telemetry`."""
         watchers: list[Watcher] = []
         for telemetry in self._watching:
             try:
@@ -40,17 +35,13 @@ class Hub:
 
 
 class Watchers:
-    """Those who watch one session (`Watcher`).
-
-    Args:
-        watchers: in the order in which they are told.
-    """
+    """The watchers of one session, in order (`Watcher`)."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
 
     def saw(self, event: Event, effects: tuple[Effect, ...], session: Session) -> None:
-        """Tell all who are left."""
+        """As `Watcher`."""
         for watcher in self._watchers:
             try:
                 watcher.saw(event, effects, session)
@@ -58,7 +49,7 @@ class Watchers:
                 self._leave_out(watcher)
 
     def over(self, reason: str | None) -> None:
-        """Tell all who are left."""
+        """As `Watcher`."""
         for watcher in self._watchers:
             try:
                 watcher.over(reason)
@@ -66,6 +57,6 @@ class Watchers:
                 self._leave_out(watcher)
 
     def _leave_out(self, broken: Watcher) -> None:
-        """Log the exception that is being handled, and tell its watcher no more."""
+        """Log the current exception, and drop its watcher."""
         _logger.exception("%s broke, and watches this session no more", type(broken).__name__)
         self._watchers = [watcher for watcher in self._watchers if watcher is not broken]

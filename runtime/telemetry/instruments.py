@@ -1,7 +1,6 @@
-"""Where figures are added up: a number to count in, and a histogram to spread over.
+"""Counters and histograms, formatted by `prometheus_client`.
 
-A unit makes a dozen observations, so each is a bisection and two additions. There is no lock: the
-event loop's thread counts, and it reads too. How they are written is `prometheus_client`'s.
+A unit makes a dozen observations: each is a bisection and two additions, without a lock.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ class Count:
 
 
 class Spread:
-    """A histogram.
-
-    Args:
-        bounds: the upper bounds of its buckets, rising; what is above all of them has one more.
-    """
+    """A histogram; `bounds` are the rising upper bounds of its buckets, with one bucket above."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -49,36 +44,36 @@ class Spread:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Add a value: to the first bucket whose bound it does not pass, and to their sum."""
+        """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 class Instruments(Collector):
-    """The instruments of one server, each made when it is first asked for."""
+    """The instruments of one server, each made on first use."""
 
     def __init__(self) -> None:
         self._counts: Final[dict[Metric, dict[Labels, Count]]] = {}
         self._spreads: Final[dict[Metric, dict[Labels, Spread]]] = {}
 
     def count(self, metric: Metric, *labels: str) -> Count:
-        """Give a counter; the values of its labels in the order of their names."""
+        """A counter; the values of its labels in the order of their names."""
         assert metric.kind == "counter"
         assert len(labels) == len(metric.labels)
         return self._counts.setdefault(metric, {}).setdefault(labels, Count())
 
     def spread(self, metric: Metric, *labels: str) -> Spread:
-        """Give a histogram, likewise."""
+        """A histogram; labels as of `count`."""
         assert metric.kind == "histogram"
         assert len(labels) == len(metric.labels)
         return self._spreads.setdefault(metric, {}).setdefault(labels, Spread(metric.buckets))
 
     def describe(self) -> Iterable[Family]:
-        """Name what there may be (`Collector`)."""
+        """The families, without values (`Collector`)."""
         return [self._family(metric) for metric in ALL]
 
     def collect(self) -> Iterator[Family]:
-        """Give all figures as they are now (`Collector`)."""
+        """The current values (`Collector`)."""
         for metric in ALL:
             yield self._family(metric)
 

@@ -1,17 +1,16 @@
-r"""The server's own log: one line an event, as JSON for machines or as text for people.
-
-All code of ours logs by `logging`; here is decided how that is written. `configure` is called once,
-by the command line. Without it nothing changes: a library that is embedded leaves logging alone.
+r"""The server's own log: one line for each event, as JSON for machines or as text for people.
 
     {"timestamp":"...Z","level":"info","logger":"antiphon.session","event":"session over",...}
 
-- `session` and `unit` come from where a line was logged: they are bound in a task (`bound_session`,
-  `name_unit`), and inherited by the tasks that it starts and the threads that it waits for.
-- One event is one line of JSON. In text an exception's trace follows, each line behind a bar, so
-  that nothing in it can look like a line of ours.
-- Whatever is not printable is escaped and everything is bounded in length, also in exceptions: a
+- All our code uses `logging`; only the command line calls `configure`: an embedded library leaves
+  logging as it is.
+- `session` and `unit` are bound in a task (`bound_session`, `name_unit`), and inherited by its
+  tasks and threads.
+- An event is one line of JSON. In text an exception's trace follows, each line after a bar, so
+  that it cannot look like a log line.
+- Characters that are not printable are escaped and lengths are bounded, in exceptions too: a
   client's `\n` or `\x1b[2J` can neither forge a line nor reach a terminal.
-- The values of local variables are never written; they hold sound, words and keys.
+- Local variables are never written; they hold sound, words and keys.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ Level = Literal["debug", "info", "warning", "error"]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 OURS: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")
-"""The loggers of our code; what libraries tell below a warning is theirs to know."""
+"""The loggers of our code; of libraries only warnings are logged."""
 TEXT_CHARS_MAX: Final = 2048
-"""A line of ours is below 200; whatever is longer was made by somebody else."""
+"""Our lines are below 200; a longer text comes from outside."""
 FIELDS_MAX: Final = 32
 """Fields a line: ours have ten at most."""
 FRAMES_MAX: Final = 40
@@ -53,21 +52,16 @@ FRAMES_MAX: Final = 40
 TRACE_LINES_MAX: Final = 200
 """Lines of a trace in text: groups of exceptions nest."""
 NESTING_MAX: Final = 6
-"""How deep groups of exceptions are followed: task groups nest four deep here."""
+"""Depth of exception groups: task groups nest four deep here."""
 FIRST: Final = ("timestamp", "level", "logger", "event", "session", "session_id", "unit")
 """The fields that come first, in this order."""
 
 
 def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> logging.Handler:  # noqa: A002
-    """Write the log of this process; called again, it replaces what it did before.
+    """Write the log of this process to `stream`, or standard error; replaces an earlier one.
 
-    Args:
-        format: `json`, or `text` for people.
-        level: what our own code tells; of libraries, warnings and errors.
-        stream: where to; standard error by default.
-
-    Returns:
-        The handler, which the caller may remove again.
+    `level` is of our own code; libraries log warnings and errors. The caller may remove the
+    handler.
     """
     as_text = format == "text"
     handler = _Handler(stream or sys.stderr)
@@ -101,12 +95,12 @@ def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> 
 
 
 def bound_session(recording_id: str) -> AbstractContextManager[None]:
-    """Say, within this context, which session is logged of: by its recording's id, and its own."""
+    """Set the session ids on log records within this context."""
     return bound_contextvars(session=recording_id, session_id=session_id_of(recording_id))
 
 
 def name_unit(index: int | None) -> None:
-    """Say which unit this task logs of from now on; None: of no certain one."""
+    """Set the unit id on this task's log records; None clears it."""
     if index is None:
         unbind_contextvars("unit")
     else:
@@ -114,18 +108,14 @@ def name_unit(index: int | None) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """A handler of ours, to be known again."""
+    """Our handlers, recognised by their type."""
 
 
-# -- what is written ------------------------------------------------------------------------------
+# -- the written fields ---------------------------------------------------------------------------
 
 
 def printable(text: str) -> str:
-    """Escape whatever is not printable, and cut what is too long.
-
-    Args:
-        text: of any origin: control characters, direction marks and lone surrogates are escaped.
-    """
+    """Escape characters that are not printable (direction marks, lone surrogates), and shorten."""
     kept = text[:TEXT_CHARS_MAX]
     if not kept.isprintable():
         kept = "".join(
@@ -135,14 +125,14 @@ def printable(text: str) -> str:
 
 
 def _drop_doubles(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
-    """Forget what another formatter left on the record: the event and its time, again."""
+    """Drop another formatter's copies of the event and its time."""
     for name in ("message", "asctime"):
         fields.pop(name, None)
     return fields
 
 
 def _clean(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
-    """Put the fields in order, and make each of them safe to be written."""
+    """Order the fields, and make each safe to write."""
     names = [name for name in FIRST if name in fields]
     names += [name for name in fields if name not in FIRST]
     kept = names[:FIELDS_MAX]
@@ -152,7 +142,7 @@ def _clean(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict
 def _safe(value: object, depth: int = 0) -> Any:
     if isinstance(value, bool | float) or value is None:
         return value
-    if isinstance(value, int) and abs(value) < 1 << 53:  # what every reader of JSON can hold
+    if isinstance(value, int) and abs(value) < 1 << 53:  # every JSON reader can hold it
         return value
     if depth <= 3 * NESTING_MAX:  # a group of exceptions is a list in a mapping in a list
         if isinstance(value, Mapping):
@@ -187,7 +177,7 @@ _TRANSFORM: Final = ExceptionDictTransformer(
 
 
 def _exception_of(fields: EventDict) -> ExcInfo | None:
-    """Take what was logged with a line; None where it was no exception."""
+    """The logged exception; None if there is none."""
     raised = fields.pop("exc_info", None)
     if isinstance(raised, tuple) and isinstance(raised[1], BaseException):
         return (type(raised[1]), raised[1], raised[1].__traceback__)
@@ -202,7 +192,7 @@ def _trace_as_fields(_logger: WrappedLogger, _method: str, fields: EventDict) ->
 
 
 def _told(stacks: list[dict[str, Any]], depth: int = 0) -> list[dict[str, Any]]:
-    """Keep of an exception, and of its causes, what helps to find its bug."""
+    """Keep the parts of an exception, and of its causes, that help to find its bug."""
     told = []
     for stack in stacks:
         frames = [f"{at['filename']}:{at['lineno']} {at['name']}" for at in stack["frames"]]

@@ -1,11 +1,10 @@
-"""Measures one session from its events and effects alone: traffic, queue, slot, media, its end.
+"""Measures one session from its events and effects only: traffic, queue, slot, media, its end.
 
-What concerns units, turns and chunks stands in `call_meter` and `unit_meter`. A meter reads
-no clock: the same log gives the same figures, live or years later.
-
-- What the machine ignores since it is stale, a lease of before, is not measured either.
-- Sent is what was handed to the connection; whether it arrived, a log does not know.
-- An error's code is read from its frame: no other frame is looked into, however large.
+- `call_meter` and `unit_meter` measure units, turns and chunks. A meter reads no clock: the same
+  log gives the same figures, live or later.
+- Events that the machine ignores as stale, such as those of an earlier lease, are not counted.
+- A frame counts as sent when it was handed to the connection.
+- An error's code is read from its frame; no other frame is parsed.
 """
 
 from __future__ import annotations
@@ -26,22 +25,17 @@ from .call_meter import CallMeter, ChunkMeter, TurnMeter
 from .unit_meter import UnitMeter
 
 ERROR_BEGINS: Final = '{"type":"error"'
-"""How every dialect begins an error; a test holds them to it."""
+"""The start of an error in every dialect; a test checks it."""
 METERS: Final[Mapping[type, type[CallMeter[Any]]]] = {
     UnitBooks: UnitMeter,
     TurnBooks: TurnMeter,
     ChunkBooks: ChunkMeter,
 }
-"""What measures the model's work for a session."""
+"""The meter of the model's work for a session."""
 
 
 class Meter:
-    """Counts one session into the books of its mode (`Watcher`).
-
-    Args:
-        books: what it counts into.
-        opened: the session's first event.
-    """
+    """Counts one session into the books of its mode (`Watcher`)."""
 
     def __init__(self, books: Books, opened: ev.ConnectionOpened) -> None:
         self._books = books
@@ -56,7 +50,7 @@ class Meter:
 
     @property
     def kv_tokens(self) -> int:
-        """What the session holds in the model's cache, in tokens; 0 without a slot."""
+        """The session's tokens in the model's cache; 0 without a slot."""
         return self._work.kv_tokens
 
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
@@ -99,7 +93,7 @@ class Meter:
         books.sent_bytes.inc(frame_bytes(frame))
         if frame.startswith(ERROR_BEGINS):
             count = books.errors.get(error_code(frame))
-            if count is not None:  # else 002 tells an end as an error; ends are counted as such
+            if count is not None:  # else 002 reports an end as an error; ends are counted as such
                 count.inc()
 
     def _send_failed(self, _event: ev.SendFailed) -> None:
@@ -171,7 +165,7 @@ class Meter:
 
 
 def error_code(frame: str) -> str:
-    """Read the code of an error that we sent, in whichever dialect."""
+    """Read the code of an error frame of ours, in any dialect."""
     body = orjson.loads(frame)
     code = body["code"] if "code" in body else body["error"]["code"]
     assert isinstance(code, str)

@@ -1,8 +1,6 @@
-"""The metrics of one server: a registry of its own, and what `/metrics` answers.
+"""The metrics of one server: a registry of its own, and the answer of `/metrics`.
 
-There are no globals: two servers in one process count apart. A session's `Meter` counts into what
-`books` gives it, children with their labels resolved once. What is a matter of the moment, slots,
-queue, recorder, is asked of the server when somebody looks (`gauges`).
+A session's `Meter` counts into `books`; `gauges` asks the server for its state.
 """
 
 from __future__ import annotations
@@ -29,11 +27,9 @@ OPEN_MEDIA_TYPE: Final = "application/openmetrics-text"
 
 
 class Metrics:
-    """All that is counted of a server and its sessions.
+    """All metrics of a server and its sessions; without `status` only those of sessions.
 
-    Args:
-        status: asks the server how it stands, when somebody looks; None shows sessions alone.
-        process: show the process's memory, CPU and files, and Python's garbage collector, too.
+    `process` adds the process's memory, CPU and files, and Python's garbage collector.
     """
 
     def __init__(
@@ -51,24 +47,20 @@ class Metrics:
             GCCollector(registry=self.registry)
 
     def watch(self, opened: ConnectionOpened, owner: str) -> Meter:  # noqa: ARG002
-        """Begin to measure a session (`Telemetry.watch`); whose it is, is not counted."""
+        """As `Telemetry`; the owner is not counted."""
         meter = Meter(self._books[opened.mode], opened)
         self._meters[opened.recording_id] = meter
         return meter
 
     def kv_tokens(self, recording_id: str) -> int:
-        """Say what a session holds in the model's cache; 0 for one that does not run."""
+        """A session's tokens in the model's cache; 0 if it does not run."""
         meter = self._meters.get(recording_id)
         return 0 if meter is None else meter.kv_tokens
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """Write all metrics; from the event loop alone, for the server is asked how it stands.
+        """Format all metrics, as OpenMetrics if the `Accept` header asks; and the content type.
 
-        Args:
-            accept: the request's `Accept` header; nothing of it is given back.
-
-        Returns:
-            The body and its content type: OpenMetrics where that was asked for.
+        From the event loop only, because it asks for the server's status.
         """
         wanted = (part.split(";")[0].strip().lower() for part in accept.split(","))
         if OPEN_MEDIA_TYPE in wanted:

@@ -1,8 +1,7 @@
-"""How a server stands, for people: one page that needs nothing but itself.
+"""A server's status for people: one self-contained page, reloaded every `REFRESH_S`.
 
-No script, no font, no picture from elsewhere; the browser reloads it every `REFRESH_S`. All that is
-shown passes `_text`, and `PAGE_CSP` allows its one style sheet, by its hash, and nothing else: a
-name that slipped through could do nothing. It reads in light and dark, and on a phone.
+No script, font or picture. All values pass `_text`, and `PAGE_CSP` allows only its style sheet, by
+its hash.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ..pool import PoolCounts
 from .watching import ServerStatus, SessionStatus
 
 REFRESH_S: Final = 5
-"""A page of 100 sessions costs the server about a millisecond."""
+"""Seconds; a page of 100 sessions costs the server about a millisecond."""
 SESSIONS_SHOWN_MAX: Final = 100
-"""More are not read by people; scripts get all of them as JSON."""
+"""People do not read more; scripts get all of them as JSON."""
 BAR_WIDTH: Final = 1000
-"""Of the drawing, whatever the page's: it is scaled."""
+"""Of the drawing, which is scaled to the page."""
 
 STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1b2026;--soft:#5d6875;--line:#dfe3e8;--paper:#f6f7f9;
@@ -60,7 +59,7 @@ PAGE_CSP: Final = (
 """The `Content-Security-Policy` to send with the page."""
 
 TONES: Final = {"ready": "good", "full": "warn", "loading": "busy", "draining": "warn"}
-"""Of what `/ready` says; anything else is bad."""
+"""By the answer of `/ready`; any other is bad."""
 STATE_TONES: Final = {State.QUEUED: "warn", State.CONNECTED: "busy", State.ACTIVE: "good"}
 COLUMNS: Final = (
     *("recording", "session", "state", "mode", "dialect", "key"),
@@ -70,11 +69,7 @@ NUMBERS_FROM: Final = COLUMNS.index("age")
 
 
 def status_html(status: ServerStatus) -> str:
-    """Write a server's status as a page; send it with `PAGE_CSP`.
-
-    Args:
-        status: the server's.
-    """
+    """A server's status as a page; send it with `PAGE_CSP`."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -116,7 +111,7 @@ def _tiles(status: ServerStatus) -> str:
 
 
 def _slots(slots: PoolCounts | None) -> str:
-    """Draw the slots as a bar; sizes are attributes, for a style would need a hash of its own."""
+    """Draw the slots as a bar; sizes are attributes, because a style would need its own hash."""
     if slots is None or not slots.slots:
         return '<p class="soft">The model is being loaded.</p>'
     leased = BAR_WIDTH * slots.leased // slots.slots
@@ -176,7 +171,7 @@ def _port(status: ServerStatus) -> str:
 
 
 def _figures(figures: Mapping[str, int | float]) -> str:
-    """Write figures by their names, as a table of one row."""
+    """Figures by name, as a table of one row."""
     names = tuple(_text(name.replace("_", " ")) for name in figures)
     values = "".join(f"<td>{value:,}</td>" for value in figures.values())
     return _table(names, f"<tr>{values}</tr>", numbers_from=len(names))
@@ -193,7 +188,7 @@ def _cell(tag: str, at: int, content: str, numbers_from: int = NUMBERS_FROM) -> 
 
 
 def duration(seconds: float) -> str:
-    """Say a duration in its two largest parts: `3 d 4 h`, `2 h 5 min`, `5 min 3 s`, `9 s`."""
+    """A duration in its two largest parts: `3 d 4 h`, `2 h 5 min`, `5 min 3 s`, `9 s`."""
     whole = max(0, int(seconds))
     parts = (("d", whole // 86_400), ("h", whole // 3600 % 24), ("min", whole // 60 % 60))
     named = [*parts, ("s", whole % 60)]

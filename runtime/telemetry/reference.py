@@ -1,6 +1,6 @@
-"""The table of all metrics in `docs/metrics.md`, written by those that make them.
+"""The table of all metrics in `docs/metrics.md`, made from their declarations.
 
-`python -m runtime.telemetry.reference FILE` writes it anew between its two marks; a test compares.
+`python -m runtime.telemetry.reference FILE` writes it between its two marks; a test compares.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ END: Final = "<!-- metrics: end -->"
 
 
 def table() -> str:
-    """Write one table for what is counted of sessions, and one for the server as it stands."""
+    """The tables of the sessions' metrics and of the server's."""
     return "\n".join(
         [
             *("Of sessions and their units, from their own logs:", ""),
@@ -29,14 +29,7 @@ def table() -> str:
 
 
 def insert(text: str) -> str:
-    """Put the table between its marks.
-
-    Args:
-        text: the page.
-
-    Raises:
-        ValueError: it has no marks.
-    """
+    """A page with the table between its marks; raises `ValueError` if it has none."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,8 +1,4 @@
-"""Puts together what a server shows of itself, as its operator decided.
-
-This is the one place that knows all who watch. Spans are optional: what makes them is imported
-only where they are asked for.
-"""
+"""Puts a server's telemetry together, as its operator configured it; traces are optional."""
 
 from __future__ import annotations
 
@@ -21,42 +17,27 @@ if TYPE_CHECKING:
 
 
 class TracesMissingError(Exception):
-    """Spans were asked for, and what makes or sends them is not installed."""
+    """Traces are set, and their package is not installed."""
 
 
 @attrs.frozen(kw_only=True)
 class Sight:
-    """All that watches a server.
-
-    Attributes:
-        metrics: what `/metrics` answers.
-        hub: sees every session; a server's `telemetry`.
-        traces: makes the spans; None where none were asked for.
-    """
+    """A server's telemetry; `hub` sees every session, and `traces` may be `None`."""
 
     metrics: Metrics
     hub: Hub
     traces: Traces | None
 
     def close(self) -> None:
-        """Send the last spans; it blocks for as long as their exporter waits: call it in a thread.
-
-        No session may run any more.
-        """
+        """Send the last spans, after all sessions; blocks for the exporter: call it in a thread."""
         if self.traces is not None:
             self.traces.close()
 
 
 def make_sight(status: Callable[[], ServerStatus], *, version: str, traces: bool) -> Sight:
-    """Make all that watches a server.
+    """Make a server's telemetry; `status` is called when metrics are read, not before.
 
-    Args:
-        status: asks the server how it stands; called when metrics are read, not before.
-        version: of the server.
-        traces: make spans.
-
-    Raises:
-        TracesMissingError: the extra `traces` is not installed.
+    `TracesMissingError`: the extra `traces` is not installed.
     """
     metrics = Metrics(status=status, process=True)
     watching: list[Telemetry] = [metrics, Stories()]

@@ -1,7 +1,6 @@
-"""How a server stands, for scripts: `/status` as JSON. For people it is a page (`page`).
+"""A server's status for scripts: `/status` as JSON; `page` has it for people.
 
-What is told here names sessions and keys: it is for operators, and whoever serves it asks for an
-`admin` key where there are keys.
+It names sessions and keys, so its route asks for an `admin` key where there are keys.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ DUPLEX: Final = frozenset({"video", "audio"})
 
 
 def status_json(status: ServerStatus) -> dict[str, Any]:
-    """Write a server's status as plain values for JSON; times are in seconds.
-
-    Args:
-        status: the server's.
-    """
+    """A server's status as plain values for JSON; times are in seconds."""
     slots, workers = status.slots, status.workers
     return {
         "readiness": status.readiness,
@@ -48,7 +43,7 @@ def status_json(status: ServerStatus) -> dict[str, Any]:
 
 
 def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dict[str, Any]:
-    """Write the slots as the pages of MiniCPM-o's demo read them: a worker there has one slot."""
+    """The slots for the pages of MiniCPM-o's demo, where a worker has one slot."""
     return {
         "total_workers": 0 if slots is None else slots.slots,
         "idle_workers": 0 if slots is None else slots.free,
@@ -72,7 +67,7 @@ def _listener_json(seen: Statistics) -> dict[str, Any]:
 
 
 def session_json(session: SessionStatus) -> dict[str, Any]:
-    """Write one session's status likewise; `/api/sessions` may use it too."""
+    """One session's status as plain values for JSON."""
     return {
         "recording_id": session.recording_id,
         "session_id": session.session_id,

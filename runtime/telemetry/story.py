@@ -1,7 +1,6 @@
-"""Tells the server's log of each session: that it was opened, what went wrong, how it ended.
+"""Logs each session: its start, its end with its counts, and what an operator may act on.
 
-One line at its open and one at its end, with all that was counted; between them only what an
-operator may have to act on. What a client said, its label and its words are never told.
+A client's texts and labels are never logged.
 """
 
 from __future__ import annotations
@@ -18,26 +17,21 @@ from protocol.session import Session
 from .books import BROKEN_OFF
 
 OUR_FAULTS: Final = frozenset({BROKEN_OFF, "backend_error"})
-"""The ends that an operator should hear of, whatever else is told."""
+"""The ends that are warnings."""
 
 _logger = logging.getLogger("antiphon.session")
 
 
 class Stories:
-    """Tells of every session (`Telemetry`)."""
+    """Logs every session (`Telemetry`)."""
 
     def watch(self, opened: ev.ConnectionOpened, owner: str) -> Story:
-        """Begin to tell of a session."""
+        """As `Telemetry`."""
         return Story(opened, owner)
 
 
 class Story:
-    """Tells of one session (`Watcher`).
-
-    Args:
-        opened: its first event.
-        owner: the name of its key; empty where there are no keys.
-    """
+    """Logs one session (`Watcher`); `owner` is the name of its key, or empty."""
 
     def __init__(self, opened: ev.ConnectionOpened, owner: str) -> None:
         self._session: Session | None = None
@@ -52,7 +46,7 @@ class Story:
         self._tell(logging.INFO, "session opened", **self._of)
 
     def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
-        """Tell of what an operator may have to act on."""
+        """Log what an operator may have to act on."""
         self._session, self._at_ns = session, event.at_ns
         match event:
             case ev.RecordingFailed():
@@ -68,7 +62,7 @@ class Story:
             self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")
 
     def over(self, reason: str | None) -> None:
-        """Tell how the session ended, and what was counted of it."""
+        """Log the session's end, with its counts."""
         why = reason or BROKEN_OFF
         level = logging.WARNING if why in OUR_FAULTS else logging.INFO
         told: dict[str, object] = {"reason": why, **self._of}

@@ -3,15 +3,13 @@
     session -> queue, open, unit -> prefill, generate, finalize
                             turn -> prefill, answer
 
-- A session is a trace of its own. Its times are the log's: the wall clock at which it was opened
-  and the session's own clock since. `prefill` begins with its unit and `generate` ends with its
-  result; what the model waited between its steps is the gap between them.
-- Attributes are numbers and words of ours. No text, sound, label or key.
-- A span that is over goes to a bounded queue that a thread of the SDK empties: the event loop waits
-  for no network, and where the collector is away spans are lost, not sessions.
-
-It needs the extra `antiphon[traces]` and is imported only where spans are asked for (`setup`). The
-exporter, the sampler and the service's name are the operator's, by the OTEL_ variables.
+- A session is a trace of its own. Times are the log's: the wall clock of its start plus the
+  session's own clock. `prefill` begins with its unit and `generate` ends with its result; the gap
+  between them is the model's waiting time.
+- Attributes are numbers and fixed words; never text, sound, labels or keys.
+- An ended span goes to a bounded queue that a thread of the SDK empties: the event loop never waits
+  for the network, and without a collector spans are lost, not sessions.
+- It needs the extra `antiphon[traces]`; the OTEL_ variables set exporter, sampler and service name.
 """
 
 from __future__ import annotations
@@ -47,14 +45,7 @@ Values = Mapping[str, int | float | str | bool]
 
 
 def make_provider(version: str) -> TracerProvider:
-    """Make what takes spans to a collector over OTLP, as the OTEL_ variables say.
-
-    Args:
-        version: of the server.
-
-    Raises:
-        ImportError: the exporter is not installed.
-    """
+    """A provider of spans over OTLP, by the OTEL_ variables; `ImportError` without exporter."""
     exporter = import_module(EXPORTER).OTLPSpanExporter()
     named = {} if os.environ.get(OTEL_SERVICE_NAME) else {"service.name": "antiphon"}
     resource = Resource.create({SERVICE_VERSION: version, **named})
@@ -64,32 +55,23 @@ def make_provider(version: str) -> TracerProvider:
 
 
 class Traces:
-    """Makes the spans of every session (`Telemetry`).
-
-    Args:
-        provider: takes them; it is the caller's to make, and this object's to close.
-    """
+    """Makes the spans of every session (`Telemetry`); it closes its `provider`."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("antiphon")
 
     def watch(self, opened: ev.ConnectionOpened, owner: str) -> SessionTrace:  # noqa: ARG002
-        """Begin a session's trace; whose it is, is not told."""
+        """As `Telemetry`; the owner is not shown."""
         return SessionTrace(self._tracer, opened)
 
     def close(self) -> None:
-        """Send what is left; it blocks for as long as the exporter waits: call it in a thread."""
+        """Send the last spans; blocks for the exporter: call it in a thread."""
         self._provider.shutdown()
 
 
 class SessionTrace:
-    """The spans of one session (`Watcher`).
-
-    Args:
-        tracer: begins spans.
-        opened: the session's first event.
-    """
+    """The spans of one session (`Watcher`)."""
 
     def __init__(self, tracer: trace.Tracer, opened: ev.ConnectionOpened) -> None:
         self._tracer = tracer
@@ -106,7 +88,7 @@ class SessionTrace:
         )
 
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
-        """Begin and end what an event and its effects begin and end."""
+        """Begin and end spans with the event and its effects."""
         self._session, self._now_ns = session, event.at_ns
         self._note(event)
         for effect in effects:
@@ -167,7 +149,7 @@ class SessionTrace:
                 self._end_work(failed=True)
 
     def over(self, reason: str | None) -> None:
-        """End the session's span, and with it whatever is open."""
+        """End the session's span, and all that are open."""
         why = reason or BROKEN_OFF
         failed = why in OUR_FAULTS
         self._end_work(failed=failed)
@@ -198,7 +180,7 @@ class SessionTrace:
         self._mark("result")
 
     def _end_work(self, *, failed: bool) -> None:
-        """The model is at nothing of this session any more."""
+        """End the spans of the model's work."""
         for name in ("finalize", "rollback", "unit", "prefill", "answer", "turn", "chunk"):
             self._end(name, failed=failed)
 
@@ -210,14 +192,14 @@ class SessionTrace:
     def _begin(
         self, name: str, values: Values, *, within: str = "", kind: SpanKind = SpanKind.INTERNAL
     ) -> None:
-        """Begin a span; where one of its name is open, that is over."""
+        """Begin a span; an open one of that name ends."""
         self._end(name)
         self._open[name] = self._tracer.start_span(
             name, self._inside(within), kind, dict(values), start_time=self._wall_ns(self._now_ns)
         )
 
     def _past(self, name: str, begin_ns: int, end_ns: int) -> None:
-        """Make a span of a part of the unit that is over."""
+        """Make a span for a past part of the unit."""
         begin_ns = max(begin_ns, self._unit_ns)
         span = self._tracer.start_span(
             name, self._inside("unit"), start_time=self._wall_ns(begin_ns)

@@ -3,9 +3,8 @@
     last sample -> whole -> [pictures, barrier] -> started -> result -> answered -> finalized
 
 A second of input is whole when the append that completes it is taken. It is late when its answer
-comes more than `DEADLINE_NS` after that: then the next second is whole already, and the session
-falls behind. Waiting units pass in the order in which they came (B7), so the moment of each is kept
-in a queue of the same order and the same bound.
+comes more than `DEADLINE_NS` after that: then the next second is whole too, and the session falls
+behind. Waiting units keep their order (B7), and so does the queue of their times.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ US_PER_S: Final = 1_000_000
 
 
 class UnitMeter(CallMeter[UnitBooks]):
-    """Counts the units of one session."""
+    """Counts the units of one session, and its tokens in the model's cache."""
 
     def __init__(self, books: Books, work: UnitBooks) -> None:
         super().__init__(books, work)
@@ -55,7 +54,7 @@ class UnitMeter(CallMeter[UnitBooks]):
             case ef.DropUnit():
                 self._whole_ns.popleft()
                 self._to.dropped.inc()
-            case ef.Interrupt() if not self._ended:  # else it is the end that cuts it
+            case ef.Interrupt() if not self._ended:  # else the session's end cuts it
                 self._interrupted = True
                 self._to.interrupts.inc()
             case ef.StartFinalize() | ef.Rollback():
@@ -63,12 +62,7 @@ class UnitMeter(CallMeter[UnitBooks]):
                 self._barrier_ns = (self._now_ns, self._now_ns)
 
     def _take_in(self, effects: tuple[ef.Effect, ...], waiting: int) -> None:
-        """Note when the units became whole that are new: what waits now and what left, less before.
-
-        Args:
-            effects: in which units leave.
-            waiting: how many wait after them.
-        """
+        """Note the time of new whole units: those waiting and those gone, less those before."""
         left = sum(isinstance(effect, ef.StartUnit | ef.DropUnit) for effect in effects)
         for _ in range(waiting + left - len(self._whole_ns)):
             self._whole_ns.append(self._now_ns)
@@ -150,7 +144,7 @@ class UnitMeter(CallMeter[UnitBooks]):
             self._to.rollbacks["failed"].inc()
 
     def _is_closed(self, index: int) -> bool:
-        """Whether it is the unit that is being closed; from now on it is not."""
+        """Whether it is the unit that is being closed; ends its closing."""
         if self._closing != index:
             return False
         self._closing = None

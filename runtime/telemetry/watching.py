@@ -1,8 +1,6 @@
-"""What a session and a server let others see; nothing here can change either.
+"""What a session and a server show to watchers, which cannot change either.
 
-A session is seen as its log is: each event with the effects it led to, and the machine after it,
-which is a function of these events. So whatever is measured or told of a session could be found
-again in its recording.
+A watcher sees what the log has, so each figure can be found again in a recording.
 """
 
 from __future__ import annotations
@@ -31,21 +29,15 @@ class Watcher(Protocol):
     """Sees one session, from the event loop; it must return at once and raise nothing."""
 
     def saw(self, event: Event, effects: tuple[Effect, ...], session: Session) -> None:
-        """Take note of an event and its effects, after they were performed.
+        """See an event and its effects, in order, after they were performed.
 
-        Args:
-            event: the first is `ConnectionOpened`; `event.at_ns` counts from it.
-            effects: what came of it, in order.
-            session: the machine after the step, to be looked at and never stepped.
+        The first event is `ConnectionOpened`; `event.at_ns` counts from it. The stepped machine is
+        read only.
         """
         ...
 
     def over(self, reason: str | None) -> None:
-        """Take note that nothing more comes.
-
-        Args:
-            reason: why the session ended; None where it was broken off.
-        """
+        """See the session's end; `reason` is `None` where it was broken off."""
         ...
 
 
@@ -53,31 +45,21 @@ class Telemetry(Protocol):
     """Sees all sessions of a server."""
 
     def watch(self, opened: ConnectionOpened, owner: str) -> Watcher:
-        """Begin to watch a session.
-
-        Args:
-            opened: its first event, which `saw` is told of too.
-            owner: the name of the key that it came with; empty where there are no keys.
-        """
+        """Begin to watch a session; `saw` gets `opened` too. `owner`: its key's name, or empty."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class SessionStatus:
-    """One session that runs.
+    """One running session.
 
     Attributes:
-        recording_id: its recording's name.
-        session_id: its own, as its client knows it.
-        owner: the name of its key; empty where there are no keys.
-        mode: what it carries.
+        owner: the name of its key; empty where the server has no keys.
         dialect: its wire protocol; None before the client has chosen.
-        state: where it is.
-        age_s: since its connection was opened.
         units: units that the model began.
-        chunks: seconds that it heard of a transcription.
-        dropped_units: units dropped since they came too fast.
-        kv_tokens: what it holds in the model's cache; 0 without a slot.
+        chunks: seconds of a transcription.
+        dropped_units: units dropped because they came too fast.
+        kv_tokens: its tokens in the model's cache; 0 without a slot.
     """
 
     recording_id: str
@@ -99,22 +81,15 @@ class ServerStatus:
 
     Attributes:
         readiness: as `/ready` says.
-        version: of the software.
-        model: what is served.
-        speech: `on`, or `off` where the model gives text alone; None while that is not known.
-        uptime_s: since the server began.
-        sessions: those that run, oldest first.
-        queue_length: sessions and turns that wait for a slot.
-        max_queue_size: how many may wait.
-        running_tasks: the slots that are held, longest first.
-        slots: where the slots are; None while the model loads.
-        connections: open connections of any kind.
-        tasks: of the event loop: a server that nobody uses comes back to the same number.
-        recorder: what `RecorderStatistics` holds, by name; empty where nothing is recorded.
-        listener: what its port counts; None where that is not known.
-        workers: what became of the workers; None while the model loads.
-        retention: what is recorded, and was removed; None where nothing is recorded.
-        denied: what the gate denied, by reason; what never happened may be left out.
+        speech: `on`, or `off` where the model gives only text; None while unknown.
+        sessions: the running ones, oldest first.
+        queue_length: sessions and turns that wait for a slot; at most `max_queue_size`.
+        running_tasks: the slots in use, longest first.
+        slots, workers: None while the model loads.
+        tasks: of the event loop: an idle server returns to the same number.
+        recorder: the `RecorderStatistics` by name; empty where nothing is recorded.
+        listener: the port's counts; None where unknown.
+        retention: the recordings; None where nothing is recorded.
     """
 
     readiness: str

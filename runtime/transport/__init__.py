@@ -1,1 +1,1 @@
-"""What lies between a socket and a WebSocket or HTTP: bytes, their limits, and who goes too far."""
+"""Between a socket and a WebSocket or HTTP: bytes, their limits, and enforcement."""

@@ -1,11 +1,9 @@
-"""How many new connections an address may open: a bucket each, filled by time.
+"""The rate of new connections from an address: a token bucket for each.
 
-- A connection that is let in costs one; one that is refused costs nothing, so that who is refused
-  is let in again at the rate.
-- So many addresses are remembered, those seen last; one that is forgotten has a full bucket again,
-  as it would have by its own rest soon.
-
-Time comes from the caller, in seconds; nothing here waits.
+- An admitted connection costs one token; a refused one is free, so that a refused client is
+  admitted again at the rate.
+- The addresses seen last are kept; a forgotten one has a full bucket again, as after a short rest.
+- Time comes from the caller, in seconds; nothing here waits.
 """
 
 from __future__ import annotations
@@ -14,17 +12,14 @@ from collections import OrderedDict
 from typing import Final
 
 ADDRESSES_MAX: Final = 16_384
-"""A bucket takes 300 bytes: five megabytes in all. Who has more addresses is bounded by the places
-of all."""
+"""A bucket takes 300 bytes: five megabytes in all. The places of all bound a client with more
+addresses."""
 
 
 class Arrivals:
-    """The buckets of one listener.
+    """The buckets of one listener, for `per_s` new connections on average.
 
-    Args:
-        per_s: new connections, on average.
-        burst: and so many at once; a bucket is full at first.
-        addresses_max: remembered.
+    A bucket is full at first, with `burst`; the last `addresses_max` are kept.
     """
 
     def __init__(self, per_s: float, burst: int, addresses_max: int = ADDRESSES_MAX) -> None:
@@ -35,12 +30,7 @@ class Arrivals:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, origin: str, now_s: float) -> bool:
-        """Pay for a new connection; False where there is not enough for it.
-
-        Args:
-            origin: what its address counts as.
-            now_s: the time, which never goes back.
-        """
+        """Pay for a new connection from `places.origin_of`'s address; False if it cannot."""
         left, at_s = self._buckets.pop(origin, (float(self._burst), now_s))
         left = min(float(self._burst), left + (now_s - at_s) * self._per_s)
         is_enough = left >= 1.0

@@ -1,8 +1,6 @@
-"""The time in which a request's body must come: a client that trickles it holds a handler up.
+"""The time for a request's body: a slow client must not hold a handler up.
 
-`bounded` wraps an ASGI application; a body that is late looks to it like a client that has left,
-and so does one whose client has: neither is an error of ours. How large a body may be is for the
-application to say, which alone knows what it is.
+To the application a late body looks like a client that has left; neither is an error of ours.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ BODY_WAIT_S: Final = 60.0
 
 
 def bounded(app: ASGIApp) -> ASGIApp:
-    """Give each request's body `BODY_WAIT_S` to come, from when it is first asked for."""
+    """Give each request's body `BODY_WAIT_S`, from its first read."""
 
     async def bounded_app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -36,7 +34,7 @@ class _Body:
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """Wait for the next part of the body, or for the client to leave once it is whole."""
+        """Wait for the next part of the body, or for a disconnect once it is whole."""
         if self._is_whole:
             return await self._receive()
         if self._deadline_s is None:

@@ -1,17 +1,12 @@
-"""Room for messages on their way in, shared by all connections of a listener.
+"""Room for incoming messages, shared by all connections of a listener.
 
-A connection holds the bytes of its message in progress here, large or small; where there is no room
-its reading pauses, and TCP slows the sender.
-
-- A message keeps its room until its reader comes for the next one.
-- One that holds no more than its share, the room by the number of messages in progress, always gets
-  room: a second of sound waits for no video. So the room is exceeded by as much again at most.
-- The eldest that has not come in whole always gets room once none is left that has and is unread:
-  so one of them ends, and none waits for ever. That exceeds the room by one message at most.
-- While others wait, the eldest has `LARGE_WAIT_S` to come in whole, and each small one
-  `SMALL_WAIT_S`; then it is to be dropped. While no other waits, it may take as long as it likes.
-
-It knows bytes and no sockets; the times are the event loop's.
+- A connection reserves the bytes of its message in progress; without room its reading pauses, and
+  TCP slows the sender. A message keeps its room until its reader asks for the next one.
+- A message within its share, the room divided by the messages in progress, always gets room: a
+  second of sound waits for no video. So does the oldest incomplete one once no complete one is
+  unread: none waits for ever. That exceeds the room by as much again, and one message, at most.
+- While others wait, the oldest has `LARGE_WAIT_S` to complete, and each small one `SMALL_WAIT_S`;
+  then its connection is dropped.
 """
 
 from __future__ import annotations
@@ -25,18 +20,13 @@ from .counters import Counters
 from .limits import LARGE_MESSAGE_BYTES
 
 LARGE_WAIT_S: Final = 120.0
-"""For the largest message over a home's uplink, 6 Mbit/s."""
+"""The largest message over a home's uplink, 6 Mbit/s."""
 SMALL_WAIT_S: Final = 10.0
-"""For a megabyte over an uplink of 1 Mbit/s; what takes longer is of no use to a call."""
+"""A megabyte over an uplink of 1 Mbit/s; later it is of no use to a call."""
 
 
 class Budget:
-    """The room.
-
-    Args:
-        bytes_max: of it.
-        counters: `receiving_bytes` is kept there.
-    """
+    """The room of `bytes_max`; `counters.receiving_bytes` is kept here."""
 
     def __init__(self, bytes_max: int, counters: Counters) -> None:
         self._bytes_max = bytes_max
@@ -55,7 +45,7 @@ class Budget:
         return self._counters.receiving_bytes > self._bytes_max // 2
 
     def laggards(self, now_s: float) -> tuple[Share, ...]:
-        """Say whose messages keep others waiting and have had their time."""
+        """The shares whose messages keep others waiting and have had their time."""
         if not self._waiting:
             return ()
         eldest = next(iter(self._in_progress))
@@ -92,19 +82,19 @@ class Budget:
         return not self._unread_bytes and next(iter(self._in_progress)) is share
 
     def finish(self, share: Share, size_bytes: int) -> None:
-        """Note that a message of so many bytes has come in whole, and is to be read."""
+        """A message of so many bytes is complete, and is to be read."""
         del self._in_progress[share]
         self._unread_bytes += size_bytes
         self._wake()
 
     def free(self, unread_bytes: int) -> None:
-        """Take back the room of messages that were read, or will not be."""
+        """Free the room of messages that were read, or will not be."""
         self._counters.receiving_bytes -= unread_bytes
         self._unread_bytes -= unread_bytes
         self._wake()
 
     def give_up(self, share: Share, held_bytes: int) -> None:
-        """Take back the room of a message that will not come in whole, if there is one."""
+        """Free the room of an incomplete message, if there is one."""
         self._counters.receiving_bytes -= held_bytes
         self._in_progress.pop(share, None)
         self._wake()
@@ -134,7 +124,7 @@ class Share:
         self.since_s = 0.0
 
     def is_overdue(self, now_s: float, *, is_eldest: bool) -> bool:
-        """Whether its message in progress has had its time; of large ones, the eldest's only."""
+        """Whether its message in progress has had its time; among large ones only the eldest's."""
         if self.held_bytes > LARGE_MESSAGE_BYTES:
             return is_eldest and now_s - self.since_s >= LARGE_WAIT_S
         return now_s - self.since_s >= SMALL_WAIT_S
@@ -147,21 +137,21 @@ class Share:
             self.held_bytes += more
 
     def finish(self, number: int) -> None:
-        """Note that the message in progress, the `number`-th, has come in whole."""
+        """The message in progress, the `number`-th, is complete."""
         if self.held_bytes:
             self._unread[number] = self.held_bytes
             self.budget.finish(self, self.held_bytes)
             self.held_bytes = 0
 
     def release(self, number: int) -> None:
-        """Give back what the `number`-th message held: it was read, and the next is asked for."""
+        """Free the `number`-th message's room: it was read, and the next is asked for."""
         if self._unread:
             unread_bytes = self._unread.pop(number, 0)
             if unread_bytes:
                 self.budget.free(unread_bytes)
 
     def close(self) -> None:
-        """Give everything back: the connection is over, and `hold` is not called any more."""
+        """Free everything: the connection is over, and `hold` is not called any more."""
         self.budget.free(sum(self._unread.values()))
         self.budget.give_up(self, self.held_bytes)
         self._unread.clear()

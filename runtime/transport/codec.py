@@ -1,13 +1,12 @@
-"""What wsproto does slowly, done faster for one connection: unmasking, and text that is not ASCII.
+"""Faster decoders of wsproto for one connection: unmasking, and text that is not ASCII.
 
-`tune` replaces the two decoders of a connection's codec. It uses names that are not public, and a
-test checks them: `Connection._proto`, its `_frame_decoder` and `_message_decoder`, and the
-`_masking_key` of `FrameDecoder.masker`.
-
+- `tune` replaces the two decoders of a connection's codec. A test checks the private names:
+  `Connection._proto`, its `_frame_decoder` and `_message_decoder`, and the `_masking_key` of
+  `FrameDecoder.masker`.
 - Unmasking works on eight bytes at a time.
-- wsproto checks that text is UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one
-  emoji would widen the whole string. So a piece that is not ASCII is passed on with a character
-  for each byte (Latin-1), and `message_of` decodes the joined message.
+- wsproto checks UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one emoji would
+  widen the whole string. So a piece that is not ASCII is passed on with a character for each byte
+  (Latin-1), and `message_of` decodes the joined message.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ def tune(connection: Connection) -> None:
 
 
 class FastMasker:
-    """The mask of RFC 6455, 5.3, eight bytes at a time; a frame's payload may come in pieces.
-
-    Args:
-        masking_key: the frame's four bytes.
-    """
+    """The mask of RFC 6455, 5.3, eight bytes at a time, over a payload in pieces."""
 
     def __init__(self, masking_key: bytes | bytearray) -> None:
         self._key = bytes(masking_key)
@@ -56,7 +51,7 @@ class FastFrameDecoder(FrameDecoder):
     """Unmasks with `FastMasker`."""
 
     def parse_header(self) -> bool:
-        """Read a frame's header, where all of it has come."""
+        """Read a frame's header, once it is complete."""
         is_whole = super().parse_header()
         if is_whole and isinstance(self.masker, XorMaskerSimple):
             self.masker = FastMasker(self.masker._masking_key)  # type: ignore[assignment]
@@ -67,11 +62,7 @@ class BytewiseDecoder(MessageDecoder):
     """Checks text and passes it on with a character for each byte."""
 
     def process_frame(self, frame: Frame) -> Frame:
-        """Check a piece of a message, and say what is to be passed on.
-
-        Raises:
-            ParseFailed: it is not UTF-8, or no piece of a message at all.
-        """
+        """Check a piece of a message; raises `ParseFailed` if it is not UTF-8 or no piece."""
         checked = super().process_frame(frame)
         assert isinstance(frame.payload, bytes)
         if not isinstance(checked.payload, str) or frame.payload.isascii():
@@ -80,14 +71,7 @@ class BytewiseDecoder(MessageDecoder):
 
 
 def message_of(joined: str | bytes) -> str | bytes | Utf8Text:
-    """Make a message of what `BytewiseDecoder` passed on.
-
-    Args:
-        joined: all its pieces.
-
-    Returns:
-        A text as `str`, but as UTF-8 where it is large and not ASCII; a binary message as it is.
-    """
+    """The message of `BytewiseDecoder`'s joined pieces: `str`, UTF-8 if large, or binary."""
     if isinstance(joined, bytes) or joined.isascii():
         return joined
     data = joined.encode("latin-1")

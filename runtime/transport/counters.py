@@ -1,7 +1,6 @@
-"""What a listener counts: connections that are open, and why others were refused or dropped.
+"""A listener's counts: open connections, and refused and dropped ones by cause.
 
-`Counters` is written by the listener's own parts; `statistics` is a copy for whoever shows it.
-Every cause is one of a few words, so that it can be a label of a metric.
+The listener's parts write `Counters`; `statistics` is a copy. Causes are labels of metrics.
 """
 
 from __future__ import annotations
@@ -14,24 +13,18 @@ from typing import Literal
 import attrs
 
 Refusal = Literal["full", "address", "rate", "tls", "silent", "head"]
-"""Why there was no request: no place in all, none for its address, too many of its address lately,
-no TLS, not a word, no HTTP in time."""
+"""No place in all, no place for its address, too many of its address lately, no TLS, no byte in
+time, no HTTP in time."""
 Drop = Literal["stalled", "silent", "slow", "left"]
-"""Why a connection was cut: it took nothing, or too slowly; said nothing; kept others from sending
-large messages by being slow with its own; or left while it was held to its rate."""
+"""It took nothing, or too slowly; sent nothing; delayed others' large messages with a slow one; or
+left while it was held to its rate."""
 
 
 @attrs.frozen(kw_only=True)
 class Statistics:
-    """One look at a listener.
+    """The counts of a listener: open now, and since the start by cause.
 
-    Attributes:
-        connections: that have a place now.
-        websockets: of these, open WebSockets.
-        refused: connections that never came to a request, by cause, since the start.
-        dropped: connections that were cut, by cause, since the start.
-        pauses: how often a WebSocket's reading was paused because it was above its rate.
-        receiving_bytes: of messages on their way in now.
+    `websockets` are part of `connections`; `pauses` of readers above their rate.
     """
 
     connections: int
@@ -54,7 +47,7 @@ class Counters:
     receiving_bytes: int = 0
 
     def statistics(self) -> Statistics:
-        """Copy the counts as they are now."""
+        """Copy the current counts."""
         return Statistics(
             connections=self.connections,
             websockets=self.websockets,

@@ -1,13 +1,10 @@
-"""Where a client's WebSocket frames begin and end, without looking into them.
+"""The boundaries of a client's WebSocket frames, from their headers; pure, and keeps no bytes.
 
-The codec behind us hides how large a message in progress is, and reads a message above the limit
-for as long as it comes. So its bytes are walked over here first (RFC 6455, 5.2), header by header:
-how many messages and fragments there are, how large the one in progress is, and whether it will be
-above the limit, which a header says before the payload comes. The data frames of that message, and
-all after it, are not for the codec; control frames still are, so that the close can be shaken on.
-
-What is no frame is left to the codec, which says so to the peer: from there on all bytes pass.
-Pure: no waiting, no clock, and no bytes are kept.
+The codec hides the size of a message in progress, and reads a message above the limit to its end.
+So its bytes are scanned here first (RFC 6455, 5.2): the messages and fragments, the size of the one
+in progress, and whether it will exceed the limit, by its header. The data frames of that message,
+and all later ones, do not reach the codec; control frames do, for the closing handshake. The codec
+reports invalid frames to the peer: from there on all bytes pass.
 """
 
 from __future__ import annotations
@@ -27,16 +24,13 @@ _TWO_BYTES: Final = 126
 _EIGHT_BYTES: Final = 127
 _MASK_BYTES: Final = 4
 CONTROL_BYTES_MAX: Final = 125
-"""RFC 6455, 5.5: longer ones are no frames."""
+"""RFC 6455, 5.5: longer ones are invalid."""
 
 
 class Run(NamedTuple):
-    """A run of bytes of which all pass or none does.
+    """A run of bytes of which all pass or none does, up to `end`; empty if more bytes are needed.
 
-    Attributes:
-        end: where it ends; where it began if more bytes are needed.
-        passes: it is for the codec.
-        cost: messages that began in it; a fragment is a part of one.
+    `cost` counts the messages that began in it; a fragment is a part of one.
     """
 
     end: int
@@ -45,15 +39,12 @@ class Run(NamedTuple):
 
 
 class FrameScanner:
-    """Walks over what one client sends.
-
-    Args:
-        message_bytes_max: the payload of a message, all its frames together.
+    """Scans the bytes of one client, with messages of at most `message_bytes_max` in all frames.
 
     Attributes:
         finished: messages that have passed whole.
         passed_bytes: of the payload of the message in progress.
-        is_too_big: a message above the limit came, behind all that has passed; no data pass now.
+        is_too_big: a message above the limit came; no data pass now.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
@@ -70,17 +61,11 @@ class FrameScanner:
 
     @property
     def missing_bytes(self) -> int:
-        """At least so many are to come before there is anything new to be done; 1 or more."""
+        """The least bytes until the next action; 1 or more."""
         return max(self._left, 1)
 
     def run(self, data: bytes, at: int, cost_max: float) -> Run:
-        """Walk on from `at`, which is where the last run ended.
-
-        Args:
-            data: what came, with what the last run left of it.
-            at: an index into it.
-            cost_max: stop before more messages than this; at least 1.
-        """
+        """Scan from `at`, where the last run ended, for at most `cost_max` (1 or more) messages."""
         start, end, cost = at, len(data), 0.0
         if self._is_lost:
             return Run(end, True, cost)
@@ -126,7 +111,7 @@ class FrameScanner:
         return self._walk(body, end)
 
     def _walk(self, at: int, end: int) -> int:
-        """Go on within a frame; at its end, note what it ended."""
+        """Go on within a frame, and count a message that ends in it."""
         size = min(self._left, end - at)
         self._left -= size
         if self._is_data and not self._is_dropped:
@@ -139,7 +124,7 @@ class FrameScanner:
 
 
 def _is_frame(first: int, second: int, size: int) -> bool:
-    """Tell a header of a client's frame; `size` counts only where all of it has come."""
+    """Whether it is a valid header of a client's frame; `size` counts only if it has come whole."""
     if first & _RESERVED or first & _OPCODE not in _OPCODES or not second & _MASKED:
         return False
     return not first & _CONTROL or (first & _FIN != 0 and size <= CONTROL_BYTES_MAX)

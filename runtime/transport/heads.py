@@ -1,7 +1,6 @@
-"""The head of a connection's first request, read, checked, and refused where it is none.
+"""The head of a connection's first request: read, checked, and refused if invalid.
 
-A head is bounded in bytes, in headers and in time. `Refused` carries the answer;
-`answer` sends one, of ours or another's. It knows no paths.
+A head is bounded in bytes, in headers and in time. `Refused` carries the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .link import Link
 HEAD_READ_BYTES: Final = 4096
 """A head is read in few pieces, and exceeds its bound by less than one."""
 ANSWER_WAIT_S: Final = 2.0
-"""For a refusal to reach its client before the socket closes under it."""
+"""The time for a refusal to reach its client before the socket closes."""
 QUERY_FIELDS_MAX: Final = 32
 """No source's URL has more than three."""
 
@@ -31,7 +30,7 @@ WEBSOCKET_KEY_BYTES: Final = 16
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
-    """The request is answered here and now, and the connection closed."""
+    """The request is answered at once, and the connection closed."""
 
     def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
         super().__init__(status, code, message)
@@ -42,7 +41,7 @@ class Refused(Exception):  # noqa: N818 - an answer to the peer, not an error of
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """A request's head: as parsed, as it came, and what came after it."""
+    """A request's head: parsed, as it came, and the bytes after it."""
 
     request: h11.Request
     raw: bytes
@@ -50,22 +49,17 @@ class Head:
 
 
 class Target(NamedTuple):
-    """Where a request goes: the path decoded, each name of the query with its values in order."""
+    """A request's decoded path, and each query name's values in order."""
 
     path: str
     query: Mapping[str, tuple[str, ...]]
 
 
 async def read_head(link: Link, *, deadline_s: float, wait_s: float) -> Head | None:
-    """Read the first request's head; None if the peer left, or never said a word.
+    """Read the first request's head; None if the peer left, or sent no byte.
 
-    Args:
-        link: the connection.
-        deadline_s: on the event loop's clock.
-        wait_s: the limit that led to it, for the answer.
-
-    Raises:
-        Refused: it is none that is spoken here, or not in time.
+    `deadline_s` is on the event loop's clock; `wait_s` is the limit behind it, for the answer of
+    `Refused`: the head is invalid, not supported, or late.
     """
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
     raw = bytearray()
@@ -95,11 +89,7 @@ def _check(request: h11.Request) -> None:
 
 
 def parse_target(head: h11.Request) -> Target:
-    """Read a request's target.
-
-    Raises:
-        Refused: it is no path, or has too long a query.
-    """
+    """Parse a request's target; raises `Refused` for an invalid path or a long query."""
     path, _, query = head.target.decode("ascii").partition("?")
     if not path.startswith("/"):
         raise Refused(400, "bad_request", "the request's target is no path")
@@ -116,11 +106,7 @@ def parse_target(head: h11.Request) -> Target:
 
 
 def check_handshake(head: h11.Request) -> str:
-    """Hold a request to RFC 6455, 4.2.1, and return its key.
-
-    Raises:
-        Refused: it is no request for a WebSocket.
-    """
+    """Check a request by RFC 6455, 4.2.1, and return its key; raises `Refused`."""
     names = [name for name, _ in head.headers]
     if head.http_version != b"1.1" or b"content-length" in names or b"transfer-encoding" in names:
         raise Refused(400, "bad_request", "a WebSocket request is HTTP/1.1 without a body")
@@ -140,13 +126,9 @@ def check_handshake(head: h11.Request) -> str:
 async def answer(
     link: Link, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Send a whole response and wait, a bounded time, until the client has taken it.
+    """Send a JSON response and wait, a bounded time, until the client has taken it.
 
-    Args:
-        link: the connection.
-        status: of the response.
-        body: JSON.
-        headers: more headers, beside the type, the length and `Connection: close`.
+    `headers` are in addition to the type, the length and `Connection: close`.
     """
     response = h11.Response(
         status_code=status,

@@ -1,10 +1,8 @@
-"""What one WebSocket's codec reads: the client's bytes, at the rate and in the memory it has.
+"""The bytes that one WebSocket's codec reads, within the client's rate and memory.
 
-The codec pulls; each pull takes at most one read from the connection and passes on as much of it as
-the client's rate allows, frame by frame. Beyond the rate, and where there is no room for a large
-message, the pull waits, and TCP slows the sender.
-
-A message above the limit is not for the codec (see `frames`): `on_too_big` is told in its place.
+Each pull of the codec takes at most one read from the connection and passes on as much as the rate
+allows, frame by frame. Above the rate, or without room for a large message, it waits, and TCP slows
+the sender. `on_too_big` replaces a message above the limit (see `frames`).
 """
 
 from __future__ import annotations
@@ -24,24 +22,21 @@ from .rates import Rate
 from .tcp import RECEIVE_BUFFER_BYTES
 
 MESSAGES_A_READ: Final = 32.0
-"""So many at once are for the codec: it yields to nobody between fragments, a quarter of a
-millisecond for each of these."""
+"""Passed on at once: the codec does not yield between fragments, a quarter of a millisecond for
+each of these."""
 PAUSE_S_MIN: Final = 0.02
-"""Who is above its rate is woken fifty times a second, and not for each message of a flood."""
+"""A client above its rate is woken fifty times a second, not for each message."""
 
 
 class Intake(trio.abc.Stream):
-    """A connection as the codec has it; sending goes straight through.
+    """A connection as the codec reads it; sends go straight through.
 
     Args:
-        link: the connection.
-        head: read first; nothing after it before `open`.
-        limits: the rates.
+        head: read first; later bytes wait for `open`.
         message_bytes_max: larger messages are not passed on.
         share: of the room for large messages.
-        counters: `pauses` is kept there.
-        on_too_big: told once, in the codec's task, that a message above the limit comes next.
-        last_words: asked as the codec closes the connection: what is still to be sent before it.
+        on_too_big: called once, in the codec's task, before a message above the limit.
+        last_words: gives the bytes to send before the codec closes the connection.
     """
 
     def __init__(
@@ -79,15 +74,15 @@ class Intake(trio.abc.Stream):
 
     @property
     def is_too_big(self) -> bool:
-        """A message above the limit came: no other will be passed on."""
+        """Whether a message above the limit came: no other will be passed on."""
         return self._scanner.is_too_big
 
     def open(self) -> None:
-        """Let what comes after `head` be read."""
+        """Let the bytes after `head` be read."""
         self._opened.set()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Read the next bytes that are for the codec; empty at the end."""
+        """Read the next bytes for the codec; empty at the end."""
         if self._head:
             await trio.lowlevel.checkpoint()
             head, self._head = self._head, b""
@@ -112,11 +107,11 @@ class Intake(trio.abc.Stream):
             left = len(self._rest)
             if passed := await self._pass_on():
                 return passed
-            # Nothing was for the codec: it was a part of a header, or what is dropped.
+            # Nothing was for the codec: it was a part of a header, or is dropped.
             needs_more = len(self._rest) == left or not self._rest
 
     async def _pass_on(self) -> bytes:
-        """Take what the rate allows from `_rest`, and return what of that is for the codec."""
+        """Take the bytes that the rate allows from `_rest`; return those for the codec."""
         data, scanner = self._rest, self._scanner
         finished, was_too_big = scanner.finished, scanner.is_too_big
         end, passes, cost = scanner.run(data, 0, min(MESSAGES_A_READ, self._rate.messages))
@@ -132,7 +127,7 @@ class Intake(trio.abc.Stream):
         return data[:end] if passes else b""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send it all, or raise."""
+        """Send all bytes, or raise."""
         await self.link.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -140,7 +135,7 @@ class Intake(trio.abc.Stream):
         await self.link.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Close the connection; a peer that takes no last words is dropped like any other."""
+        """Close the connection; a peer that does not take the last bytes is dropped."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             if last_words := self._last_words():
                 await self.link.send_all(last_words)

@@ -1,20 +1,12 @@
-"""Looks after all connections of a listener: who stands still, who is silent, whom to ping.
+"""Watches all connections of a listener each `LOOK_S`: drops bad ones, and pings.
 
-One task looks at every connection each `LOOK_S`; a connection costs a few microseconds then, and
-nothing between. What it drops:
-
-- `stalled`: there is something for the peer to take, and for `stall_s` it has taken nothing. That
-  is judged by what its machine has acknowledged, not by how long a frame takes: a client that is
-  slow but steady may take its time. An answer of HTTP may not take it for ever, for there what is
-  sent is kept until it is taken: while sending waits, `HTTP_BYTES_PER_S_MIN` must be taken.
-- `silent`: a WebSocket on which we waited `pong_wait_s` for any byte at all, pongs included. While
-  we do not read, it is not silent.
+- `stalled`: bytes wait for the peer, and for `stall_s` it has taken none, by its machine's
+  acknowledgements: a slow but steady client may take its time. An HTTP answer is kept in memory
+  until it is taken: while a send waits, `HTTP_BYTES_PER_S_MIN` must be taken.
+- `silent`: a WebSocket from which no byte, not even a pong, came in `pong_wait_s` while we read.
 - `slow`: a message that keeps others waiting for room for too long (`budget`).
-- `left`: it is held to its rate, and its end has been here for `LEAVE_S` behind what is unread.
-
-When much of what was on its way in has come or is dropped, memory goes back to the system.
-
-A look that comes late judges nobody: the event loop was held up, and what has come is unread yet.
+- `left`: held to its rate, and its end arrived `LEAVE_S` ago after unread bytes.
+- A late look drops none: the loop was held up, and new bytes are unread.
 """
 
 from __future__ import annotations
@@ -33,30 +25,23 @@ from .limits import Limits
 from .link import Link
 
 LOOK_S: Final = 0.5
-"""A client is dropped within its limit, not a second after it; 500 of them cost a millisecond."""
+"""A client is dropped close to its limit; 500 of them cost a millisecond."""
 LATE_S: Final = 1.5
-"""Two looks that were missed: something held the event loop up."""
+"""Two missed looks: the event loop was held up."""
 LATE_LOOKS_MAX: Final = 4
-"""In a row: a loop that is always late would judge nobody ever."""
+"""In a row: a loop that is always late must still drop connections."""
 HTTP_BYTES_PER_S_MIN: Final = 16 * 1024
-"""A mobile network at its worst; what is slower is cut, and can be asked for in ranges."""
+"""A bad mobile network; a slower download is cut, and can be resumed in ranges."""
 LEAVE_S: Final = 10.0
-"""For what a client said before it left, at its rate."""
+"""For a client's messages before it left, at its rate."""
 
 PING: Final = b"\x89\x00"
-"""A ping without a payload (RFC 6455, 5.5.2); its pong is read by the codec, which ignores it."""
+"""A ping without a payload (RFC 6455, 5.5.2); the codec ignores its pong."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Line:
-    """A connection that is looked after.
-
-    Attributes:
-        link: the connection.
-        share: of the room for large messages; None for what is no WebSocket: it is not pinged, and
-            may be silent.
-        pings: it may be pinged: no close was sent.
-    """
+    """A connection under watch; without `share` it is HTTP: not pinged, and may be silent."""
 
     link: Link
     share: Share | None = None
@@ -75,7 +60,7 @@ class Line:
         self._ping_at_s = now_s + limits.ping_s
 
     def look(self, now_s: float, limits: Limits, *, judges: bool) -> None:
-        """See how far it has come since the last look; drop it if that is nowhere."""
+        """Check its progress since the last look; drop it if there is none."""
         self._look_at_sending(now_s, limits.stall_s, judges=judges)
         if self.share is None:
             self._look_at_pace(now_s, limits.stall_s, judges=judges)
@@ -85,7 +70,7 @@ class Line:
 
     def _look_at_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
         is_owed, taken = self.link.tcp.progress()
-        # Less than before: a send is counted by the kernel already, and by us in a moment.
+        # Less than before: the kernel has counted a send, and we have not yet.
         if not is_owed or taken > self._taken:
             self._taken = taken
             self._taken_at_s = now_s
@@ -93,7 +78,7 @@ class Line:
             self.link.drop("stalled")
 
     def _look_at_pace(self, now_s: float, stall_s: float, *, judges: bool) -> None:
-        """Drop a peer that is sent an answer, has held that up for a while and is too slow."""
+        """Drop a peer that takes an HTTP answer below the least rate, after a while."""
         if not self.link.is_sending:
             self._held = None
             return
@@ -121,10 +106,9 @@ class Line:
             self.link.drop("left")
 
     def is_due(self, now_s: float, ping_s: float) -> bool:
-        """Say whether it is to be pinged now; then it is due again in `ping_s`.
+        """Whether to ping it now; then it is due again in `ping_s`.
 
-        While a frame is being sent it is not: who takes that is known to be there, and who does
-        not is dropped as stalled.
+        Not during a send: a peer that takes it is alive, another is dropped as stalled.
         """
         if not ping_s or self.share is None or now_s < self._ping_at_s or self.link.is_sending:
             return False
@@ -132,19 +116,14 @@ class Line:
         return True
 
     async def ping(self) -> None:
-        """Ping, unless a frame or a close came first; a connection that is over does not matter."""
+        """Ping, unless a frame or a close came first; an ended connection is no error."""
         if self.pings and not self.link.is_sending:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.link.send_all(PING)
 
 
 class Keeper:
-    """Looks after the connections of one listener, and holds what they share.
-
-    Args:
-        limits: what is allowed.
-        counters: what is counted.
-    """
+    """Watches the connections of one listener, and holds their shared state."""
 
     def __init__(self, limits: Limits, counters: Counters) -> None:
         self.limits = limits
@@ -154,12 +133,12 @@ class Keeper:
         self._height_bytes = 0
 
     def add(self, line: Line) -> None:
-        """Look after a connection from now on."""
+        """Watch a connection from now on."""
         line.start(trio.current_time(), self.limits)
         self._lines[line] = None
 
     def discard(self, line: Line) -> None:
-        """Look no more; safe to repeat."""
+        """Stop watching; safe to repeat."""
         self._lines.pop(line, None)
 
     async def run(self) -> None:
@@ -182,7 +161,7 @@ class Keeper:
                     pings.start_soon(partial(trio.to_thread.run_sync, give_back, limiter=giving))
 
     def _has_fallen(self) -> bool:
-        """Whether messages took much memory since this was last so, and take little now."""
+        """Whether messages took much memory since the last time, and take little now."""
         bytes_now = self.counters.receiving_bytes
         self._height_bytes = max(self._height_bytes, bytes_now)
         if self._height_bytes < HEAP_SPARE_BYTES or bytes_now > self._height_bytes // 4:

@@ -1,8 +1,4 @@
-"""What an operator allows a connection, as one value; what no operator decides stands beside it.
-
-It holds numbers and enforces none: `places` counts connections, `rates` what comes, `keeper` who
-is silent or stands still, `listener` the time for a handshake.
-"""
+"""The limits of connections: an operator's as one value, and fixed ones."""
 
 from __future__ import annotations
 
@@ -13,28 +9,23 @@ import attrs
 from ..settings import Settings
 
 RECEIVING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Messages on their way in, over all connections: two or three of the largest, or a dozen videos as
-phones make them. What a message costs until it is decoded is three times this."""
+"""Messages on their way in, over all connections: two or three of the largest, or a dozen videos
+from phones. Until it is decoded a message costs three times this."""
 LARGE_MESSAGE_BYTES: Final = 1024 * 1024
-"""A second of sound with pictures is less, and is to come in within seconds."""
+"""A second of sound with pictures is less, and must arrive within seconds."""
 UNCOUNTED_BYTES: Final = 16 * 1024
-"""Of a message in progress: of as many connections as there may be these are 64 MiB."""
+"""Of a message in progress: 64 MiB for the most connections."""
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """The limits of one listener; `Settings` says what each is for.
+    """The limits of one listener; `Settings` describes them.
 
     Attributes:
-        connections_max: at once.
         connections_per_address_max: at once, from one address (IPv6: from one /64).
         connections_per_address_per_s_max: new ones, on average; a burst may take all places.
-        messages_per_s_max: on average, for one WebSocket.
-        bytes_per_s_max: likewise.
-        handshake_s: for TLS and the first request's head together.
-        stall_s: a client that takes nothing of what is sent for so long is dropped.
-        ping_s: how often a WebSocket is pinged; 0 never, and then nobody is dropped as silent.
-        pong_wait_s: a WebSocket from which nothing at all came for so long is dropped.
+        messages_per_s_max, bytes_per_s_max: on average, for one WebSocket.
+        ping_s: 0 sends no pings, and then no connection is dropped as silent.
         receiving_bytes_max: messages on their way in, over all connections.
     """
 
@@ -51,7 +42,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """Take the limits out of an operator's settings."""
+        """The limits of an operator's settings."""
         return cls(
             connections_max=settings.connections_max,
             connections_per_address_max=settings.connections_per_address_max,

@@ -1,12 +1,9 @@
-"""A client's connection as the rest of the server has it, over TLS or not.
+"""A client's connection as the rest of the server uses it, over TLS or not.
 
-- Whole calls of `send_all` go out one after the other, in the order of the calls: a ping never
-  falls into a frame, and nothing follows a close. A call that is cancelled may have sent a part:
-  the caller aborts the connection.
-- What is sent over TLS goes in pieces, so that a large frame is not encrypted, and kept, at once.
-- `drop` cuts it for a cause, which is counted once.
-
-It has no limits of its own: `keeper` looks after time.
+- Calls of `send_all` are sent whole, in order: a ping never falls into a frame, and nothing follows
+  a close. A cancelled call may have sent a part: the caller aborts the connection.
+- Over TLS bytes are sent in pieces, so that a large frame is not encrypted, and kept, at once.
+- `drop` cuts the connection for a cause, which is counted once.
 """
 
 from __future__ import annotations
@@ -24,25 +21,17 @@ from .counters import Counters, Drop
 from .tcp import TcpStream
 
 PIECE_BYTES: Final = 65_536
-"""Four records of TLS: encrypting more at once holds other sessions up and gains nothing."""
+"""Four records of TLS: encrypting more at once delays other sessions and gains nothing."""
 READ_BYTES: Final = 65_536
-"""A read whose bytes are thrown away while a peer is given time to see our last words."""
+"""A read of discarded bytes, while a peer takes our last ones."""
 
 _LOG: Final = logging.getLogger("antiphon.listener")
 
 
 class Link(trio.abc.Stream):
-    """A connection, with bytes put back.
+    """A connection, with bytes put back; closes `tcp`.
 
-    Args:
-        tcp: the connection; this object closes it.
-        counters: `dropped` is kept there.
-        peer: the client's address, for the log.
-        tls: on `tcp`, its handshake done; None for plain TCP.
-
-    Attributes:
-        dropped: why it was dropped, if it was.
-        is_sending: a call of `send_all` is under way.
+    `tls` has its handshake done; None for plain TCP. `dropped` is the cause, or None.
     """
 
     def __init__(
@@ -66,26 +55,22 @@ class Link(trio.abc.Stream):
 
     @property
     def is_tls(self) -> bool:
-        """It is encrypted."""
+        """Whether it is encrypted."""
         return self._tls is not None
 
     @property
     def socket(self) -> trio.socket.SocketType:
-        """Under it; for its addresses."""
+        """The socket below; for its addresses."""
         return self.tcp.socket
 
     @property
     def is_held(self) -> bool:
-        """Its reader waits for its rate or for room, not for the client."""
+        """Whether its reader waits for its rate or for room, not for the client."""
         return self._held is not None
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Hold its reader up while the block waits.
-
-        Raises:
-            trio.ClosedResourceError: the connection was dropped, before or meanwhile.
-        """
+        """Hold the reader while the block waits; `trio.ClosedResourceError` once dropped."""
         if self._is_aborted:
             raise trio.ClosedResourceError("the connection was dropped")
         with trio.CancelScope() as held:
@@ -98,29 +83,25 @@ class Link(trio.abc.Stream):
             raise trio.ClosedResourceError("the connection was dropped")
 
     async def secure(self, context: ssl.SSLContext) -> None:
-        """Shake hands over TLS, as the server; the caller bounds the time.
+        """Do the TLS handshake as the server; the caller bounds the time.
 
-        Raises:
-            trio.BrokenResourceError: the peer left, or speaks no TLS that we do.
+        `trio.BrokenResourceError`: the peer left, or its TLS is not supported.
         """
         tls = trio.SSLStream(self.tcp, context, server_side=True, https_compatible=True)
         await tls.do_handshake()
         self._tls = self._stream = tls
 
     def put_back(self, data: bytes) -> None:
-        """Let `data` be read again, before all else."""
+        """Read `data` again, before all other bytes."""
         self._put_back = data + self._put_back
 
     def expect(self, count: int) -> None:
-        """Wake the reader for no fewer bytes than `count`, where the system can.
-
-        Not over TLS: its records are longer than what they hold.
-        """
+        """Wake the reader for at least `count` bytes if possible; not over TLS, which adds some."""
         if self._tls is None:
             self.tcp.expect(count)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Read what is put back, then what arrives; empty at the end."""
+        """Read the bytes put back, then new ones; empty at the end."""
         if not self._put_back:
             return bytes(await self._stream.receive_some(max_bytes))
         await trio.lowlevel.checkpoint()
@@ -129,8 +110,8 @@ class Link(trio.abc.Stream):
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send it all, after what others send, or raise."""
-        if self.is_sending:  # Not a lock: taking one costs more than a ping is worth.
+        """Send all bytes, after other calls' bytes, or raise."""
+        if self.is_sending:  # Not a lock: it would cost more than a ping.
             await self._wait_for_turn()
         self.is_sending = True
         try:
@@ -156,7 +137,7 @@ class Link(trio.abc.Stream):
             raise
 
     def _pass_turn(self) -> None:
-        """Let whoever has waited longest send next; others find that somebody is sending."""
+        """Let the longest-waiting call send next; `is_sending` stays set."""
         if self._waiting:
             self._waiting.popleft().set()
         else:
@@ -167,22 +148,22 @@ class Link(trio.abc.Stream):
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """Send no more; reading goes on. TLS is not told: what it carries says where it ends."""
+        """End sending; reading goes on. TLS gets no close_notify: the content marks its end."""
         await self.tcp.send_eof()
 
     async def aclose(self) -> None:
-        """Close; what the kernel holds is still delivered."""
+        """Close; the kernel still delivers its buffers."""
         await self._stream.aclose()
 
     def abort(self) -> None:
-        """Drop the connection at once, with a reset and without what is unsent; never waits."""
+        """Drop the connection and unsent bytes at once, with a reset; never waits."""
         self._is_aborted = True
         self.tcp.abort()
         if self._held is not None:
             self._held.cancel()
 
     def drop(self, cause: Drop) -> None:
-        """Drop the connection at once, for a cause; dropped already, do nothing."""
+        """Drop the connection at once, for a cause; no effect once dropped."""
         if self.dropped is None:
             self.dropped = cause
             self._counters.dropped[cause] += 1
@@ -190,10 +171,7 @@ class Link(trio.abc.Stream):
             self.abort()
 
     async def linger(self) -> None:
-        """Say that we are done and read on to the peer's end: a reset would eat our last words.
-
-        The caller bounds the time. A peer that is gone is an end like any other.
-        """
+        """End sending and read to the peer's end, in the caller's time: a reset loses bytes."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
             await self.send_eof()
             while await self.receive_some(READ_BYTES):

@@ -1,7 +1,7 @@
-"""Places for connections: so many in all, so many for one address, so many a second for it.
+"""Places for connections: in all, for one address, and new ones a second for it.
 
-An IPv6 address counts by its /64, which is what one household or machine is given; an IPv4 address
-written as IPv6 counts as what it is. Nothing here waits: there is a place, or there is none.
+An IPv6 address counts by its /64, one household's or machine's; an IPv4 address written as IPv6
+counts as IPv4. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ from .counters import Counters, Refusal
 from .limits import Limits
 
 NETWORK_BITS: Final = 64
-"""Of an IPv6 address: the rest is chosen freely by whoever has the network."""
+"""Of an IPv6 address: the network's owner chooses the rest freely."""
 
 
 class Places:
-    """The places of one listener.
-
-    Args:
-        limits: how many there are.
-        counters: `connections` and `refused` are kept there.
-        has_files: whether another connection leaves the files that are needed elsewhere.
-    """
+    """The places of one listener; `has_files`: descriptors are left for another connection."""
 
     def __init__(
         self, limits: Limits, counters: Counters, has_files: Callable[[], bool] = lambda: True
@@ -39,12 +33,7 @@ class Places:
         )
 
     def enter(self, host: str, now_s: float) -> Refusal | None:
-        """Take a place for a connection from `host`, or say why there is none.
-
-        Args:
-            host: the client's address.
-            now_s: the time, which never goes back.
-        """
+        """Take a place for a connection from `host`, or return the cause of the refusal."""
         origin = origin_of(host)
         taken = self._taken.get(origin, 0)
         refusal: Refusal | None = None
@@ -71,7 +60,7 @@ class Places:
 
 
 def origin_of(host: str) -> str:
-    """Say what a client's address counts as: itself, or the /64 that it is in."""
+    """The address by which a client counts: its own, or its /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,10 +1,8 @@
-"""How much one connection may say: two buckets, filled by time and emptied by what it sends.
+"""The rate limit of one connection: token buckets for messages and bytes.
 
-A bucket holds a few seconds' worth, so that a client that is only uneven is never held up; beyond
-it the reader waits, TCP slows the sender, and nobody is closed for it. What was read is paid after
-it was read: so a bucket may be in debt by one piece, and then the reader waits for longer.
-
-Time comes from the caller, in seconds; nothing here waits.
+A bucket holds a few seconds' worth, so that an uneven client is not slowed; beyond it the reader
+waits, TCP slows the sender, and no connection is closed. Bytes are paid after they were read: a
+bucket may be in debt by one read. Time comes from the caller, in seconds; nothing here waits.
 """
 
 from __future__ import annotations
@@ -12,23 +10,16 @@ from __future__ import annotations
 from typing import Final
 
 BURST_S: Final = 3.0
-"""What a mobile network holds back in a tunnel and then delivers at once."""
+"""A mobile network holds so much back in a tunnel and then delivers it at once."""
 FRAGMENT_COST: Final = 0.125
 """Of a message: a fragment costs a tenth of the work, and large messages may come in many."""
 
 
 class Rate:
-    """What one WebSocket may send: a bucket of messages and one of bytes, both full at first.
+    """The buckets of one WebSocket, of messages and of bytes, both full at first.
 
-    Args:
-        messages_per_s: on average.
-        bytes_per_s: likewise.
-        message_bytes_max: one message of this size may come at once, whatever the rate.
-        now_s: the time.
-
-    Attributes:
-        messages: that may be read, as of the last `wait_s`.
-        size_bytes: likewise; below zero it is in debt.
+    One message of `message_bytes_max` may come at once, at any rate. Below zero a bucket is in
+    debt.
     """
 
     def __init__(
@@ -43,11 +34,7 @@ class Rate:
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Say how long to wait until one more message, of any size, may be read; 0.0: not at all.
-
-        Args:
-            now_s: the time, which never goes back.
-        """
+        """The wait until one more message, of any size, may be read; 0.0 for none."""
         passed_s = now_s - self._at_s
         self._at_s = now_s
         self.messages = min(self._messages_max, self.messages + passed_s * self._messages_per_s)
@@ -58,6 +45,6 @@ class Rate:
         return max(for_messages_s, -self.size_bytes / self._bytes_per_s)
 
     def take(self, messages: float, size_bytes: int) -> None:
-        """Pay for what was read, more than there is if need be."""
+        """Pay for messages and bytes that were read, into debt if needed."""
         self.messages -= messages
         self.size_bytes -= size_bytes

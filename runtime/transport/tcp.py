@@ -1,11 +1,8 @@
-"""A TCP connection that can be dropped at once, and that knows how far its peer has come.
+"""A TCP connection that can be dropped at once, and that measures its peer's progress.
 
-What is counted here costs an addition for each read and send; `keeper` looks at it now and then,
-and drops the connections in which nothing moves. `taken_bytes` is what the peer's machine has
-acknowledged, where the system tells (Linux), for the kernel takes megabytes for a peer that reads
-nothing; elsewhere it is what the kernel has taken.
-
-It knows nothing of what the bytes are.
+`keeper` checks it now and then, and drops stalled connections. The progress is the peer's
+acknowledged bytes where the system reports them (Linux), because the kernel takes megabytes for a
+peer that reads nothing; elsewhere the bytes that the kernel has taken.
 """
 
 from __future__ import annotations
@@ -25,35 +22,26 @@ import trio
 RECEIVE_BUFFER_BYTES: Final = 262_144
 """A second of audio and a frame of video in one read."""
 LOW_WATER_BYTES_MAX: Final = 65_536
-"""Of a message whose end is far off, so much at once: fewer reads would gain little, and the kernel
-must have room for it."""
+"""The wake-up threshold for a message whose end is far off: fewer reads would gain little, and the
+kernel must have room for it."""
 KEEPALIVE_IDLE_S: Final = 15
-"""A client sends every second; after this long in silence it is worth asking TCP."""
+"""A client sends every second; a silence this long is worth a probe."""
 KEEPALIVE_INTERVAL_S: Final = 5
-"""How often a silent peer is probed, so that a pulled cable frees its slot within half a minute."""
+"""Between probes of a silent peer: an unplugged cable frees its slot within half a minute."""
 KEEPALIVE_PROBES: Final = 3
-"""Unanswered probes after which it is gone; one may be lost on the way."""
+"""Unanswered probes after which the peer is gone; one may be lost on the way."""
 UNACKNOWLEDGED_MS_MAX: Final = 30_000
-"""What we sent and TCP could not deliver for so long will not arrive (RFC 5482)."""
+"""Bytes that TCP could not deliver for so long will not arrive (RFC 5482)."""
 
 _UNACKNOWLEDGED: Final = termios.TIOCOUTQ if sys.platform == "linux" else None
 _HAS_LOW_WATER: Final = sys.platform == "linux"
-"""Others have the option, and wake the reader all the same, or do not at the end."""
+"""Other systems have the option, but wake the reader anyway, or not at the end."""
 _LEFT: Final = (getattr(select, "POLLRDHUP", 0)) | select.POLLHUP | select.POLLERR
 _CLOSED: Final = frozenset({errno.EBADF, errno.ENOTSOCK})
 
 
 class TcpStream(trio.abc.HalfCloseableStream):
-    """A TCP connection.
-
-    Args:
-        stream: the connection; this object closes it.
-
-    Attributes:
-        socket: under it.
-        reads: how often something, or the end, has come.
-        is_reading: it waits for the peer to say something.
-    """
+    """A TCP connection; closes `stream`. `reads` counts reads with bytes, or the end."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -65,27 +53,23 @@ class TcpStream(trio.abc.HalfCloseableStream):
         self._low_water = 1
 
     def expect(self, count: int) -> None:
-        """Wake the reader for no fewer bytes than it lacks, or for the end.
+        """Wake the reader for at least `count` bytes (bounded) or the end, where the system can.
 
-        A message that arrives slowly would wake it for each packet otherwise. Where the system
-        knows no such thing, nothing changes.
-
-        Args:
-            count: what is missing; less is waited for if it is much.
+        Otherwise each packet of a slow message would wake it.
         """
         low_water = min(count, LOW_WATER_BYTES_MAX)
         if low_water != self._low_water and _HAS_LOW_WATER:
             self._low_water = low_water
-            with suppress(OSError):  # It is gone already: the next read will say so.
+            with suppress(OSError):  # It is gone: the next read will say so.
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     @property
     def signs_of_life(self) -> tuple[int, int]:
-        """What differs as soon as anything came: reads, and bytes for which none was woken yet."""
+        """A value that changes with any new byte: reads, and bytes that woke no reader."""
         return self.reads, self._told(termios.FIONREAD) if self._low_water > 1 else 0
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Read what arrives; empty at the end."""
+        """Read new bytes; empty at the end."""
         self.is_reading = True
         try:
             data = await self._stream.receive_some(max_bytes or RECEIVE_BUFFER_BYTES)
@@ -95,7 +79,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
         return bytes(data)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send it all, or raise; one task at a time."""
+        """Send all bytes, or raise; one task at a time."""
         assert not self._is_sending, "two tasks send at once"
         self._is_sending = True
         try:
@@ -116,21 +100,21 @@ class TcpStream(trio.abc.HalfCloseableStream):
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """Send no more; reading goes on."""
+        """End sending; reading goes on."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Close; what the kernel holds is still delivered."""
+        """Close; the kernel still delivers its buffers."""
         await self._stream.aclose()
 
     def abort(self) -> None:
-        """Drop the connection at once, with a reset and without what is unsent; never waits."""
-        with suppress(OSError):  # It is closed already, or the peer has reset it.
+        """Drop the connection and unsent bytes at once, with a reset; never waits."""
+        with suppress(OSError):  # It is closed, or the peer has reset it.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
     def progress(self) -> tuple[bool, int]:
-        """Say whether the peer has something to take, and how many bytes it has taken so far."""
+        """Whether bytes wait for the peer, and the bytes that it has taken so far."""
         unacknowledged = 0 if _UNACKNOWLEDGED is None else self._told(_UNACKNOWLEDGED)
         is_owed = self._is_sending or unacknowledged > 0
         return is_owed, self._handed_bytes - unacknowledged
@@ -144,7 +128,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
         return 0
 
     def peer_has_left(self) -> bool:
-        """Say whether the peer's end has arrived, behind what may still be unread."""
+        """Whether the peer's end has arrived, possibly after unread bytes."""
         if self.socket.fileno() < 0:
             return True
         poll = select.poll()
@@ -152,7 +136,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
         return bool(poll.poll(0))
 
     def notice_dead_peer(self) -> None:
-        """Let TCP find out that a peer is gone without a word, where the system can."""
+        """Let TCP notice a dead peer, where the system can."""
         options = (
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
             (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
@@ -163,5 +147,5 @@ class TcpStream(trio.abc.HalfCloseableStream):
         for level, name, value in options:
             option = getattr(socket, name, None)
             if option is not None:
-                with suppress(OSError):  # It is gone already: the first read will say so.
+                with suppress(OSError):  # It is gone: the first read will say so.
                     self.socket.setsockopt(level, option, value)

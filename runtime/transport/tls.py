@@ -1,12 +1,9 @@
 """TLS on the server's port: the certificate, read again when its files change.
 
-- TLS 1.2 and later, HTTP/1.1 by ALPN: what the listener speaks.
-- A connection keeps the certificate that it began with. A new pair of files is taken once it has
-  been the same for two looks (they are written one after the other); a pair that is broken, or does
-  not fit together, is logged and the old one stays.
-- A client that speaks plain HTTP to a TLS port is told so in plain text.
-
-It opens no sockets, and trusts no client certificates.
+- TLS 1.2 and later, HTTP/1.1 by ALPN, no client certificates.
+- A connection keeps its certificate. A new pair of files is taken once two looks found it the same
+  (they are written one after the other); an invalid pair is logged, and the old one stays.
+- A client that speaks plain HTTP to a TLS port gets a plain-text error.
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ import anyio
 import anyio.to_thread
 
 RELOAD_S: Final = 5.0
-"""How often the files are looked at: a renewal comes weeks before the old one ends."""
+"""Between looks at the files: a renewal comes weeks before the old one ends."""
 ALPN: Final = ("http/1.1",)
-"""WebSockets over HTTP/2 are not spoken here; a client that offers it chooses 1.1."""
+"""No WebSockets over HTTP/2: a client that offers it chooses 1.1."""
 TLS_HANDSHAKE: Final = 0x16
 """The first byte of a ClientHello (RFC 8446, 5.1)."""
 NO_TLS_ANSWER: Final = (
@@ -36,18 +33,14 @@ _State = tuple[tuple[int, int, int], ...]
 
 
 class CertificateError(Exception):
-    """The certificate or its key cannot be used; the text says which and why, in one line."""
+    """The certificate or its key is unusable; the text says which and why, in one line."""
 
 
 class Certificate:
-    """A certificate and its key, from two files.
-
-    Args:
-        cert: the chain in PEM, its own certificate first.
-        key: its private key in PEM, without a password.
+    """A PEM chain, its own certificate first, and its key in PEM, without a password.
 
     Raises:
-        CertificateError: they cannot be read, or do not fit together.
+        CertificateError: they are unreadable, or do not fit together.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -69,14 +62,14 @@ class Certificate:
             except CertificateError as error:
                 self._used = seen
                 _LOG.error("the new certificate is not taken, the old one stays: %s", error)
-            except Exception:  # no thread to be had, or a bug of ours: sessions go on
+            except Exception:  # no thread is available, or a bug of ours: sessions go on
                 _LOG.exception("the certificate cannot be looked at, the old one stays")
             else:
                 self._used = seen
                 _LOG.info("a new certificate is used: %s", self._cert)
 
     def _state(self) -> _State:
-        """What tells one version of the files from another; a file that is not there has none."""
+        """A stamp of both files' versions; zeros for a missing file."""
         states = []
         for path in (self._cert, self._key):
             try:
@@ -101,5 +94,5 @@ class Certificate:
 
 
 def _no_password() -> str:
-    """Refuse, where OpenSSL would ask on the terminal and wait there for ever."""
+    """Refuse; otherwise OpenSSL would wait for a password on the terminal."""
     raise ValueError("the key is protected by a password")
