@@ -62,11 +62,11 @@ _CONVERTER: Final = Converter()
 @click.option(
     "--teacher-forced",
     is_flag=True,
-    help="With --full: force what was decided, and tell near-ties from regressions.",
+    help="With --full: force the recorded decisions, and tell near-ties from regressions.",
 )
 @click.option("--model", help="With --full: this model, not the one the log names.")
 @click.option("--anyway", is_flag=True, help="With --full: compare though the environment differs.")
-@click.option("--go-on", is_flag=True, help="Read past damage, and compare what still can be.")
+@click.option("--go-on", is_flag=True, help="Read past damage, and compare the rest.")
 @click.option(
     "--jobs",
     type=click.IntRange(1, JOBS_MAX),

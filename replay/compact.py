@@ -56,7 +56,7 @@ class Done:
 @click.argument(
     "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option("--output", type=click.Path(path_type=Path), help="The new log; of one LOG alone.")
+@click.option("--output", type=click.Path(path_type=Path), help="The new log; only for one LOG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Make finished logs smaller, with nothing lost: the same records, byte for byte.

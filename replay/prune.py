@@ -33,7 +33,7 @@ ROWS_MAX: Final = 20
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
 @click.option("--larger-than", type=SizeType(), help="The oldest, while all take more: 50GB.")
-@click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def prune_command(
     *,

@@ -73,9 +73,9 @@ class Done:
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help=f"The new log, of one LOG alone  [default: beside LOG, with {ENDING} in its name].",
+    help=f"The new log, only for one LOG  [default: next to LOG, with {ENDING} in its name].",
 )
-@click.option("--salvage", is_flag=True, help="Keep what follows lost records too, marked.")
+@click.option("--salvage", is_flag=True, help="Keep the records after lost ones too, with marks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def recover_command(
     *, logs: tuple[Path, ...], output: Path | None, salvage: bool, as_json: bool

@@ -56,7 +56,7 @@ class CouldNotRunError(click.ClickException):
 
 @click.command("fuzz", context_settings=HELP)
 @click.option("--url", help="A server, ws://host:port; without it one in memory is fuzzed.")
-@click.option("--dialect", type=click.Choice(tuple(MODES)), help="This dialect alone.")
+@click.option("--dialect", type=click.Choice(tuple(MODES)), help="Only this dialect.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
 @click.option("--examples", type=click.IntRange(min=1), help="How many cases.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the run; drawn without it.")
@@ -66,7 +66,7 @@ class CouldNotRunError(click.ClickException):
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
     show_default=True,
-    help="The folder for transcripts of what is found.",
+    help="The folder for transcripts of findings.",
 )
 @click.option(
     "--answer-s",

@@ -43,7 +43,7 @@ class CannotRedactError(click.ClickException):
     type=click.Choice(("user", "model", "both")),
     default="both",
     show_default=True,
-    help="Whose.",
+    help="The side whose content is taken out.",
 )
 @click.option(
     "--kind",
@@ -64,7 +64,7 @@ class CannotRedactError(click.ClickException):
     type=click.Choice(("blur", "remove")),
     default="remove",
     show_default=True,
-    help="What becomes of pictures: a few blocks of colour, or grey.",
+    help="Pictures become a few blocks of colour, or grey.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be taken out, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -84,7 +84,7 @@ class Shrunk:
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")
-@click.option("--exit-code", type=click.IntRange(0, 255), help="It fails with this one alone.")
+@click.option("--exit-code", type=click.IntRange(0, 255), help="It fails only with this one.")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
