@@ -41,7 +41,7 @@ def warnings(settings: Settings) -> tuple[str, ...]:
     if is_loopback(settings.host):
         return ()
     if settings.keys is None:
-        return (f"{settings.host}: there are no keys; whoever reaches it may use this server",)
+        return (f"{settings.host}: there are no keys; every client there may use this server",)
     if settings.tls_cert is None:
         text = "keys and sessions cross the network in the clear; use --tls-cert, or a proxy"
         return (f"{settings.host}: {text} with TLS",)
@@ -53,7 +53,7 @@ def _access(settings: Settings) -> Iterator[str]:
         yield (
             f"host: {settings.host} is no loopback address, and there are no keys. Make one with "
             "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
-            "whoever reaches this address may use the server"
+            "every client that reaches this address may use the server"
         )
     if settings.keys is not None:
         try:
@@ -68,9 +68,9 @@ def _access(settings: Settings) -> Iterator[str]:
 
 def _tls(settings: Settings) -> Iterator[str]:
     if settings.tls_cert is not None and settings.tls_key is None:
-        yield "tls_cert: a certificate needs its private key beside it, tls_key"
+        yield "tls_cert: a certificate needs its private key, tls_key"
     if settings.tls_key is not None and settings.tls_cert is None:
-        yield "tls_key: a private key needs its certificate beside it, tls_cert"
+        yield "tls_key: a private key needs its certificate, tls_cert"
     for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
         if path is not None and not _can_be_read(path):
             yield f"{name}: there is no file {path} that can be read"
@@ -105,7 +105,7 @@ def _static(settings: Settings) -> Iterator[str]:
     for name in ("keys", "tls_key", "record_to"):
         path: Path | None = getattr(settings, name)
         if path is not None and path.resolve().is_relative_to(folder.resolve()):
-            yield f"static: {folder} holds {name}, {path}: everyone could read it there"
+            yield f"static: {folder} holds {name}, {path}: every client could read it there"
 
 
 def _notice(settings: Settings) -> Iterator[str]:

@@ -180,7 +180,7 @@ def test_a_file_that_is_written_again_keeps_its_group_s_eyes(
 
 @pytest.mark.parametrize(
     ("mode", "told"),
-    [(0o644, "everybody can read"), (0o660, "can write"), (0o602, "can write"), (0o640, None)],
+    [(0o644, "others can read"), (0o660, "can write"), (0o602, "can write"), (0o640, None)],
 )
 def test_a_file_that_is_open_to_others_is_warned_about(
     path: Path, mode: int, told: str | None, caplog: pytest.LogCaptureFixture
@@ -404,7 +404,7 @@ async def test_an_open_or_empty_file_is_told_once(
     write(path)
     for _ in range(3):
         await ring.refresh()
-    assert "nobody can connect" in caplog.records[-1].getMessage()
+    assert "no client can connect" in caplog.records[-1].getMessage()
     assert len(caplog.records) == 2
     assert ring.find("a") is None
 
@@ -452,7 +452,7 @@ def test_keys_are_listed_without_their_hashes(path: Path) -> None:
     listed = keys(path, "list")
     assert re.search(r"anna +use +7 +any +all", listed.stdout)
     assert hash_key(shown)[7:20] not in listed.output
-    assert "everybody can read it" in listed.stderr
+    assert "others can read it" in listed.stderr
 
 
 @pytest.mark.parametrize(

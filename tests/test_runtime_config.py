@@ -279,8 +279,8 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_left_alone() -> No
         ("host = 1", "host: 1 is no text"),
         ('host = ""', "host: an empty text says nothing here"),
         ('host = "a\\nb"', "host: 'a\\nb' has a control character"),
-        ('durability = "maybe"', "durability: 'maybe' is none of none, interval, unit"),
-        ('default_mode = "speech"', "is none of video, audio, chat, transcription"),
+        ('durability = "maybe"', "durability: 'maybe' is not one of none, interval, unit"),
+        ('default_mode = "speech"', "is not one of video, audio, chat, transcription"),
         ("traces = 1", "traces: 1 is neither true nor false"),
         ('traces = "yes"', "traces: 'yes' is neither true nor false"),
         ('origins = "https://a.example"', "'https://a.example' is no list of texts"),
@@ -349,7 +349,7 @@ def test_a_file_that_is_no_configuration_is_one_line(
 @pytest.mark.parametrize("path", ["missing.toml", ".", "nul\0"])
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, path: str) -> None:
     """A server would start with defaults where its file was moved."""
-    with pytest.raises(ConfigError, match=r"cannot be read|path is none"):
+    with pytest.raises(ConfigError, match=r"cannot be read|path is invalid"):
         read(flags=NO_FLAGS, environ=NO_VARIABLES, config=tmp_path / path)
 
 
@@ -454,7 +454,7 @@ def test_pages_do_not_hold_what_is_secret(tmp_path: Path, name: str) -> None:
     for folder in (pages, link):
         told = together(static=folder, **{name: held}, **others)
         assert any(
-            line == f"static: {folder} holds {name}, {held}: everyone could read it there"
+            line == f"static: {folder} holds {name}, {held}: every client could read it there"
             for line in told
         )
     beside = tmp_path / "beside"

@@ -34,7 +34,7 @@ FAULTS: Final[Mapping[str, str]] = {
     "reset": "the connection is dropped, without a goodbye of TCP",
     "half_close": "the client sends no more, and goes on reading",
     "stall": "the client reads no more",
-    "ping": "a ping, and a pong that nobody asked for",
+    "ping": "a ping, and a pong without a ping",
     "fragments": "messages come in frames of 7 bytes from here on, 64 at most, pings between them",
     "dribble": "bytes come one after the other from here on, until 64 have come",
 }

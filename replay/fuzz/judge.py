@@ -261,7 +261,7 @@ class Judge:
         if cls in _ASKED:
             self._credits[cls] -= 1
             if self._credits[cls] < 0:
-                self._find("answer", f"a {cls.__name__} that nobody asked for")
+                self._find("answer", f"a {cls.__name__} without a request")
         if owed is None or not self.is_sure or cls not in owed.answers:
             return
         answer = cls.__name__

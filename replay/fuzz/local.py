@@ -342,7 +342,7 @@ async def _probe(case: Case, judge: Judge, connect: Callable[..., Any]) -> None:
 
 
 def _nobody_asks() -> ServerStatus:
-    raise AssertionError("nobody reads the metrics of a server in memory")
+    raise AssertionError("a server in memory has no readers of metrics")
 
 
 async def _decode_here(effect: DecodeMedia, _client: Client) -> Decoded:

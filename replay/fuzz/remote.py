@@ -139,7 +139,7 @@ class RemoteTarget:
         except (OSError, http.client.HTTPException) as error:
             if self._has_ready:
                 return 0
-            raise CannotFuzzError(f"nobody answers at {self._address.origin}: {error}") from error
+            raise CannotFuzzError(f"no answer at {self._address.origin}: {error}") from error
         finally:
             connection.close()
 

@@ -17,7 +17,7 @@ KINDS: Final[dict[Kind, str]] = {
     "video": "what a camera saw: frames, and files of videos with their sound",
     "image": "pictures in a conversation",
     "text": "words of a conversation, tokens that spell them, and whatever else a client wrote",
-    "prompt": "what the model was told to be, and the tokens of it",
+    "prompt": "the system prompt, and its tokens",
     "voice": "reference audio, and names of voices",
     "name": "names that clients and operators gave: of sessions, inputs, owners, models",
 }

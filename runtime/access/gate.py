@@ -133,7 +133,7 @@ class Gate:
                 "host",
                 HTTPStatus.FORBIDDEN,
                 "host_not_allowed",
-                "this server answers to names of its own machine alone",
+                "this server answers only to names of its own machine",
             )
         origins = values_of(headers, "origin")
         if not self.origins.welcomes(origins, hosts, secure=secure):

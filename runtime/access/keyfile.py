@@ -45,7 +45,7 @@ class KeyFile:
         if self.mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"others than its owner can write it (mode {self.mode:03o}): chmod 600"
         if self.mode & stat.S_IROTH:
-            return f"everybody can read it (mode {self.mode:03o}): chmod 600"
+            return f"others can read it (mode {self.mode:03o}): chmod 600"
         return None
 
 

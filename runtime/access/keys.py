@@ -47,7 +47,7 @@ KEY_CHARS_MAX: Final = 256
 """A key has 52; a longer text is not hashed."""
 HASH_PREFIX: Final = "sha256:"
 HEADER: Final = """\
-# API keys of an Antiphon server: hashes, not the keys. `antiphon keys` writes this file anew, and
+# API keys of an Antiphon server: hashes, not the keys. `antiphon keys` rewrites this file, and
 # the server reads it when it changes.
 """
 

@@ -92,4 +92,4 @@ class KeyRing:
         if self._file.warning is not None:
             _LOG.warning("%s: %s", self._path, self._file.warning)
         if not self._file.keys:
-            _LOG.warning("%s: it holds no key: nobody can connect", self._path)
+            _LOG.warning("%s: it holds no key: no client can connect", self._path)

@@ -36,7 +36,7 @@ from ..telemetry.page import PAGE_CSP, status_html
 from ..telemetry.status import session_json, status_json
 from ..telemetry.watching import ServerStatus, SessionStatus
 
-NO_TICKET: Final = "nobody waits under that ticket"
+NO_TICKET: Final = "no session waits with that ticket"
 
 
 class Api:

@@ -81,7 +81,7 @@ async def open_socket(
         LocalProtocolError: the key is invalid.
     """
     if key is not None and not re.fullmatch(TOKEN, key):
-        raise LocalProtocolError("a key has letters, digits and -._~+/ alone")  # and is not shown
+        raise LocalProtocolError("a key has only letters, digits and -._~+/")  # and is not shown
     failure: BaseException | None = None
     wait_s = HURRY_WAIT_S
     socket = await _open(address, frame_bytes_max, tls, key)

@@ -98,7 +98,7 @@ def read_file(path: Path) -> dict[str, object]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError("the configuration's path is none") from error
+        raise ConfigError("the configuration's path is invalid") from error
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: more than {FILE_BYTES_MAX} bytes")
     try:

@@ -107,7 +107,7 @@ def _text(setting: Setting, value: object) -> object:
     text = plain(value)
     if setting.choices and text not in setting.choices:
         meant = nearest(text, setting.choices)
-        raise ValueWrongError(f"{shown(text)} is none of {setting.allowed}{meant}")
+        raise ValueWrongError(f"{shown(text)} is not one of {setting.allowed}{meant}")
     return text
 
 

@@ -274,7 +274,7 @@ class _Visit:
         check, assets, varies = "full replay", self._folder / VOCODER, ""
         do = "serve it without --deterministic"
         if not (assets / PIECES).exists() and not lacking(assets):
-            varies = "nobody has proven that its vocoder gives the same sound again"
+            varies = "it is not proven that its vocoder gives the same sound again"
         elif device.type == "cpu":
             if self.memory is None or self.memory.weight_bytes > PROBE_BYTES_MAX:
                 says = "not tried, the model is too large for it; serving it tries"

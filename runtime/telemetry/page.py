@@ -83,7 +83,7 @@ def status_html(status: ServerStatus) -> str:
 
 def _header(status: ServerStatus) -> str:
     tone = TONES.get(status.readiness, "bad")
-    speech = {"on": ", speaks", "off": ", text alone"}.get(status.speech or "", "")
+    speech = {"on": ", speaks", "off": ", text only"}.get(status.speech or "", "")
     return (
         f'<header><h1>Antiphon</h1><p class="pill {tone}">{_text(status.readiness)}</p>'
         f"<p>{_text(status.model)}{speech}</p>"
