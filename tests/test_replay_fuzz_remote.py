@@ -143,7 +143,7 @@ def test_a_port_where_nobody_is_is_one_line_and_no_success() -> None:
         port = taken.getsockname()[1]
     told = CliRunner().invoke(fuzz_command, ["--url", f"ws://127.0.0.1:{port}"])
     assert told.exit_code == 2, told.output
-    assert told.output.startswith("Error: nobody answers")
+    assert told.output.startswith("Error: no answer at ")
     assert len(told.output.strip().splitlines()) == 1
 
 
