@@ -12,7 +12,6 @@ import attrs
 from cattrs import Converter
 
 from protocol.state import State
-from recorder.records import Value
 
 from .story.exchanges import Exchange, Outcome
 
@@ -60,20 +59,22 @@ class UtteranceStory:
 
 @attrs.frozen(kw_only=True)
 class Drop:
-    """A second of input that was lost to newer input (B7)."""
+    """A second of input that was lost to newer input (B7); `seq` is the record that tells so."""
 
     at_ns: int
     ordinal: int
     input_id: str
+    seq: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen(kw_only=True)
 class ErrorSent:
-    """An `error` that the client was sent."""
+    """An `error` that the client was sent, in the record `seq`."""
 
     at_ns: int
     code: str
     message: str
+    seq: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -174,11 +175,11 @@ class Inspection:
     diverged_seq: int | None
 
 
-def to_json(inspection: Inspection) -> dict[str, Value]:
+def to_json(inspection: Inspection) -> dict[str, Any]:
     """Write an inspection as plain values, for JSON."""
     plain: dict[str, Any] = _CONVERTER.unstructure(inspection)
     for kind, names in _TOLD.items():
-        told = [{**one, "cut": one["stopped"]} for one in plain[kind]]
+        told = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
         plain[kind] = [{name: one[name] for name in names} for one in told]
     return plain
 
@@ -192,6 +193,8 @@ _TOLD: Final[Mapping[str, tuple[str, ...]]] = {
         *("index", "started_ns", "prefilled_ns", "done_ns", "outcome", "input_tokens"),
         *("generated_tokens", "text", "audio_ms", "kv_length", "costs"),
     ),
+    "drops": ("at_ns", "ordinal", "input_id"),
+    "errors": ("at_ns", "code", "message"),
 }
-"""What is told of an exchange."""
+"""What is told of each."""
 _CONVERTER: Final = Converter()

@@ -117,7 +117,8 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     if report.recorded.is_newer:
         return [*lines, _verdict(report.recorded)]
     first, span_ns = report.first_divergence, report.recorded.span_ns
-    lines.append(_full_verdict(report, report.recorded))
+    at = None if first is None else f"diverged at record {first.seq}"
+    lines.append(at or _verdict(report.recorded))
     turns = f", {report.turns} turns answered again" if report.turns else ""
     turns += f", {report.turns_changed} of them otherwise" if report.turns_changed else ""
     turns += f", {report.chunks} seconds heard again" if report.chunks else ""
@@ -199,12 +200,6 @@ def _apart(found: Divergence | UnitDifference) -> str:
 
 def _or_nothing(text: str | None) -> str:
     return NOTHING if text is None else label(text)
-
-
-def _full_verdict(report: FullReport, recorded: ReplayReport) -> str:
-    if report.first_divergence is not None:
-        return f"diverged at record {report.first_divergence.seq}"
-    return _verdict(recorded)
 
 
 def divergence_lines(divergence: Divergence) -> list[RenderableType]:
@@ -299,10 +294,11 @@ def _first(name: str, told: Sequence[str]) -> list[RenderableType]:
 
 
 def _end(told: Inspection) -> str:
-    close = "" if told.end.close_code is None else f", close {told.end.close_code}"
-    close += f" {show(told.end.close_reason)}" if told.end.close_reason else ""
-    fin = "" if told.end.finished else ", no fin: still open, or its server was killed"
-    return f"{label(told.end.reason or 'not yet')}{close}{fin}"
+    end = told.end
+    close = "" if end.close_code is None else f", close {end.close_code}"
+    close += f" {show(end.close_reason)}" if end.close_reason else ""
+    fin = "" if end.finished else ", no fin: still open, or its server was killed"
+    return f"{label(end.reason or 'not yet')}{close}{fin}"
 
 
 def _turn_table(turns: Sequence[Exchange]) -> RenderableType:

@@ -14,6 +14,7 @@ from protocol.dialects import LEGACY_CHAT, REALTIME, Dialect
 from protocol.messages import Delta, Metrics, Response, ServerMessage
 from recorder.reader import LogReader
 from recorder.records import Record
+from replay.dictated import Dictated
 from replay.inspection import to_json
 from replay.view.dialogue import Dialogue
 
@@ -74,7 +75,7 @@ def test_an_answer_is_said_once(dialect: Dialect, pieces: tuple[str, ...]) -> No
         recording_id="",
         metrics=Metrics(kv_cache_length=3),
     )
-    dialogue = Dialogue()
+    dialogue = Dialogue(Dictated())
     answered: list[ServerMessage] = [*(Delta(**ids, text=text) for text in pieces), answer]
     for message in answered:
         for frame in dialect.encode(message):

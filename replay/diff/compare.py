@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Final, Literal
 
 import attrs
 
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from recorder.records import Fields, Record, Value
 from recorder.scan import Damage
 
 from ..difference import NOTHING, Difference, show
 from ..environment import model_of
 from ..outputs import compare_openings, output_difference, snr_db
-from ..story.exchanges import Exchange
+from ..story.exchanges import Exchange, audio_ms
 from ..story.reading import Story
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
 
@@ -64,12 +64,11 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
     """
     a, b = _Reading(head_a, items_a), _Reading(head_b, items_b)
     tally = _Tally()
-    for first, second in _aligned(iter(a), iter(b)):
-        if not (tally.compared or tally.only_a or tally.only_b):
-            tally.note(_opening_parting(a.story, b.story))  # both openings were read by now
+    pairs = _aligned(iter(a), iter(b))
+    begun = list(islice(pairs, 1))
+    tally.note(_opening_parting(a.story, b.story))  # both openings were read by now
+    for first, second in chain(begun, pairs):
         tally.take(first, second)
-    if not (tally.compared or tally.only_a or tally.only_b):
-        tally.note(_opening_parting(a.story, b.story))
     tally.note(_end_parting(a.story, b.story))
     return DiffReport(
         a=a.facts(),
@@ -133,16 +132,15 @@ class _Tally:
     partings: list[Parting] = attrs.Factory(list)
 
     def take(self, a: Exchange | None, b: Exchange | None) -> None:
+        parting = _parting(a, b)
+        self.only_a += b is None
+        self.only_b += a is None
         if a is not None and b is not None:
-            parting = _parting(a, b)
             self.compared += 1
-            if self.logits_changed is None and _logits_differ(a, b):
-                self.logits_changed = a.index
             self.same += parting is None
-        else:
-            parting = _lonely(a, b)
-            self.only_a += a is not None
-            self.only_b += b is not None
+            are_answered = a.is_answered and b.is_answered
+            if self.logits_changed is None and are_answered and a.logits_hash != b.logits_hash:
+                self.logits_changed = a.index
         self.note(parting)
 
     def note(self, parting: Parting | None) -> None:
@@ -172,61 +170,49 @@ def _aligned(
 # -- what differs ---------------------------------------------------------------------------------
 
 
-def _parting(a: Exchange, b: Exchange) -> Parting | None:
-    names: tuple[str, ...] = UNANSWERED_FIELDS
-    if a.is_answered and b.is_answered:
-        are_finalized = None not in (a.finalized_ids, b.finalized_ids)
-        names = (*FIELDS, *FINALIZED_FIELDS) if are_finalized else FIELDS
-    fields = tuple(name for name in names if getattr(a, name) != getattr(b, name))
-    if not fields:
-        return None
-    name = fields[0]
-    found = output_difference(getattr(a, name), getattr(b, name), name)
-    assert found is not None, "values of one type that are unequal differ somewhere"
-    snr = snr_db(a.pcm, b.pcm)
-    return _place(a, found, fields, snr=snr, sides=(_side(a), _side(b)))
-
-
-def _logits_differ(a: Exchange, b: Exchange) -> bool:
-    return a.is_answered and b.is_answered and a.logits_hash != b.logits_hash
-
-
-def _lonely(a: Exchange | None, b: Exchange | None) -> Parting:
-    """Tell of an exchange that only one log has."""
+def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
+    """Tell how two exchanges differ; None where they do not."""
     there = a if a is not None else b
     assert there is not None
-    shown = [NOTHING if one is None else f"{one.outcome} {show(one.text)}" for one in (a, b)]
-    found = Difference(path="", recorded=shown[0], came_out=shown[1])
-    sides = tuple(None if one is None else _side(one) for one in (a, b))
-    return _place(there, found, (there.kind,), snr=None, sides=(sides[0], sides[1]))
-
-
-def _place(
-    exchange: Exchange,
-    found: Difference,
-    fields: tuple[str, ...],
-    *,
-    snr: float | None,
-    sides: tuple[Side | None, Side | None],
-) -> Parting:
+    fields: tuple[str, ...] = (there.kind,)
+    snr = None
+    if a is None or b is None:
+        shown = [NOTHING if one is None else f"{one.outcome} {show(one.text)}" for one in (a, b)]
+        found: Difference | None = Difference(path="", recorded=shown[0], came_out=shown[1])
+    else:
+        fields = tuple(it for it in _compared(a, b) if getattr(a, it) != getattr(b, it))
+        if not fields:
+            return None
+        found = output_difference(getattr(a, fields[0]), getattr(b, fields[0]), fields[0])
+        snr = snr_db(a.pcm, b.pcm)
+    assert found is not None, "values of one type that are unequal differ somewhere"
     return Parting(
-        what=exchange.kind,
-        index=exchange.index,
+        what=there.kind,
+        index=there.index,
         fields=fields,
         path=found.path,
         in_a=found.recorded,
         in_b=found.came_out,
         snr_db=snr,
-        a=sides[0],
-        b=sides[1],
+        a=_side(a),
+        b=_side(b),
     )
 
 
-def _side(exchange: Exchange) -> Side:
+def _compared(a: Exchange, b: Exchange) -> tuple[str, ...]:
+    if not (a.is_answered and b.is_answered):
+        return UNANSWERED_FIELDS
+    are_finalized = None not in (a.finalized_ids, b.finalized_ids)
+    return (*FIELDS, *FINALIZED_FIELDS) if are_finalized else FIELDS
+
+
+def _side(exchange: Exchange | None) -> Side | None:
+    if exchange is None:
+        return None
     return Side(
         outcome=exchange.outcome,
         text=exchange.text[:TEXT_CHARS_MAX],
-        audio_ms=len(exchange.pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ,
+        audio_ms=audio_ms(exchange.pcm),
         took_ns=exchange.took_ns,
     )
 
@@ -300,8 +286,7 @@ def _latency(took_ns: list[int]) -> Latency:
         return Latency(p50_ms=None, p95_ms=None, max_ms=None)
     ordered = sorted(took_ns)
     p95 = ordered[min(len(ordered) - 1, len(ordered) * P95 // 100)]
-    return Latency(
-        p50_ms=round(statistics.median(ordered) / 1e6, 1),
-        p95_ms=round(p95 / 1e6, 1),
-        max_ms=round(ordered[-1] / 1e6, 1),
+    p50_ms, p95_ms, max_ms = (
+        round(it / 1e6, 1) for it in (statistics.median(ordered), p95, ordered[-1])
     )
+    return Latency(p50_ms=p50_ms, p95_ms=p95_ms, max_ms=max_ms)

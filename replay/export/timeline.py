@@ -27,36 +27,15 @@ from typing import Final
 import attrs
 
 from protocol import effects as ef
+from protocol import messages as ms
 from protocol import turn
 from protocol.limits import NS_PER_S
-from protocol.messages import (
-    Closed,
-    Created,
-    Delta,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Paused,
-    Pending,
-    Prefilled,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    Response,
-    Resumed,
-    ServerMessage,
-    Speech,
-    TranscriptDelta,
-    TranscriptDone,
-)
 from protocol.model import SAMPLE_BYTES
 from protocol.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.transcription import to_float32
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
-from ..dictated import Dictated
 from ..logic import Replayer
 from ..placing import SETTLED_NS, Voice
 from ..story.reading import Story
@@ -68,20 +47,20 @@ HOLD_NS: Final = NS_PER_S
 """Words of an answer wait so long for their sound: a voice is made a second at a time."""
 
 _NOTES: Final[dict[type, NoteKind]] = {
-    Queued: "queued",
-    QueueUpdate: "queue_update",
-    QueueDone: "queue_done",
-    Created: "created",
-    Listen: "listen",
-    Paused: "paused",
-    Resumed: "resumed",
-    Interrupted: "interrupted",
-    GoingAway: "going_away",
-    Prefilled: "prefilled",
-    Response: "response",
-    TranscriptDone: "response",
-    ErrorReport: "error",
-    Closed: "closed",
+    ms.Queued: "queued",
+    ms.QueueUpdate: "queue_update",
+    ms.QueueDone: "queue_done",
+    ms.Created: "created",
+    ms.Listen: "listen",
+    ms.Paused: "paused",
+    ms.Resumed: "resumed",
+    ms.Interrupted: "interrupted",
+    ms.GoingAway: "going_away",
+    ms.Prefilled: "prefilled",
+    ms.Response: "response",
+    ms.TranscriptDone: "response",
+    ms.ErrorReport: "error",
+    ms.Closed: "closed",
 }
 
 
@@ -111,7 +90,6 @@ class Timeline:
         self._has_deltas = False
         self._asked_ns: int | None = None
         self._utterances = 0
-        self._dictated: Final = Dictated()
 
     def __iter__(self) -> Iterator[Moment]:
         """Yield the moments in the order in which they begin."""
@@ -158,8 +136,10 @@ class Timeline:
                 self._note("shortened", passage.short.told)
             case "rx" if passage.frame:
                 self._take_request(self.story.wire.request(passage.frame))
-            case "effect":
-                self._take_effect(passage.effect, fields)
+            case "effect" if passage.effect == "DropUnit":
+                self._note("dropped", f"second {fields.get('ordinal')} of the input")
+            case "effect" if passage.effect == "Close":
+                self._note("close", f"{fields.get('code')} {fields.get('reason')}")
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
         if passage.step is not None:
@@ -172,7 +152,7 @@ class Timeline:
             case AppendSound():
                 pcm = to_float32(request.pcm16)
                 sound = self._hear(pcm, self._now_ns, is_captured=True)
-                self._dictated.hear(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
+                self.story.dictated.hear(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
             case Append():
                 if request.force_listen:
                     self._note("force_listen")
@@ -216,28 +196,29 @@ class Timeline:
 
     # -- what the server says -------------------------------------------------------------------
 
-    def _take_message(self, message: ServerMessage) -> None:
-        if isinstance(message, TranscriptDelta):
-            words = self._words("model", message.text, f"utterance {self._utterances}")
-            begin_ns = max(self._now_ns, self._dictated.heard_ns)
-            self._holding.add(attrs.evolve(words, begin_ns=begin_ns), begin_ns)
-            return
-        if isinstance(message, Pending):
-            return  # the answer to a chunk that completes no unit: nothing is heard or said
-        self._utterances += isinstance(message, TranscriptDone)
-        if isinstance(message, Speech | Delta):
-            self._has_deltas = True
-            self._is_chat = isinstance(message, Delta)
-            self._is_speaking = isinstance(message, Speech) and not message.end_of_turn
-            self._tell(message.text, message.pcm, message.response_id)
-            return
-        if isinstance(message, Response):
-            text = "" if self._has_deltas else message.text
-            self._tell(text, message.pcm, message.response_id)
+    def _take_message(self, message: ms.ServerMessage) -> None:
+        match message:
+            case ms.Pending():
+                return  # the answer to a chunk that completes no unit: nothing is heard or said
+            case ms.TranscriptDelta(text=text):
+                words = self._words("model", text, f"utterance {self._utterances}")
+                begin_ns = max(self._now_ns, self.story.dictated.heard_ns)
+                self._holding.add(attrs.evolve(words, begin_ns=begin_ns), begin_ns)
+                return
+            case ms.Speech() | ms.Delta():
+                self._has_deltas = True
+                self._is_chat = isinstance(message, ms.Delta)
+                self._is_speaking = isinstance(message, ms.Speech) and not message.end_of_turn
+                self._tell(message.text, message.pcm, message.response_id)
+                return
+            case ms.Response(text=text, pcm=pcm, response_id=response_id):
+                self._tell("" if self._has_deltas else text, pcm, response_id)
+        self._utterances += isinstance(message, ms.TranscriptDone)
         self._flush_texts()
-        if isinstance(message, Interrupted) or (isinstance(message, Listen) and self._is_speaking):
+        is_stop = isinstance(message, ms.Interrupted)
+        if is_stop or (isinstance(message, ms.Listen) and self._is_speaking):
             self._holding.cut(self._now_ns)
-        if isinstance(message, Listen | Interrupted | Response):
+        if is_stop or isinstance(message, ms.Listen | ms.Response):
             self._is_speaking = False
         self._note(_NOTES[type(message)], _told(message))
 
@@ -267,15 +248,6 @@ class Timeline:
 
     # -- all else -------------------------------------------------------------------------------
 
-    def _take_effect(self, name: str, fields: Fields) -> None:
-        match name:
-            case "RunChunk":
-                self._dictated.write(fields.get("chunk"))
-            case "DropUnit":
-                self._note("dropped", f"second {fields.get('ordinal')} of the input")
-            case "Close":
-                self._note("close", f"{fields.get('code')} {fields.get('reason')}")
-
     def _words(self, voice: Voice, text: str, response_id: str = "") -> Words:
         """Make words without sound."""
         return Words(
@@ -291,17 +263,17 @@ class Timeline:
         self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text), self._now_ns)
 
 
-def _told(message: ServerMessage) -> str:
+def _told(message: ms.ServerMessage) -> str:
     """Say what a note tells of a message beside its kind."""
     match message:
-        case ErrorReport(code=code, message=text):
+        case ms.ErrorReport(code=code, message=text):
             return f"{code}: {text}"
-        case Closed(reason=reason, client_reason=client_reason):
+        case ms.Closed(reason=reason, client_reason=client_reason):
             return client_reason or reason
-        case Response(reason=reason):
+        case ms.Response(reason=reason):
             return reason
-        case TranscriptDone():
+        case ms.TranscriptDone():
             return "transcribed"
-        case Queued(place=place) | QueueUpdate(place=place):
+        case ms.Queued(place=place) | ms.QueueUpdate(place=place):
             return f"place {place.position} of {place.queue_length}"
     return ""

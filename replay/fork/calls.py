@@ -23,7 +23,7 @@ import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
-from protocol.model import UnitResult
+from protocol.model import Cut, Unit, UnitResult
 from runtime.backends.base import Backend, BackendError, BackendGone, BackendSession, ContextFull
 from runtime.backends.forcing import Forced, Forces
 
@@ -39,7 +39,26 @@ RELEASE_WAIT_S: Final = 10.0
 """A model that does not release a session in this time is left until the process ends."""
 
 
-class Calls:
+@attrs.frozen(kw_only=True)
+class ForkQuestion:
+    """A call of the model.
+
+    Attributes:
+        effect: the call.
+        at_ns: time of the answer.
+        answer: the recorded answer.
+        recorded: the event of that answer; None without one.
+        is_interrupted: the client interrupted this unit.
+    """
+
+    effect: ef.Effect
+    at_ns: int
+    answer: Answer
+    recorded: ev.Event | None
+    is_interrupted: bool
+
+
+class ForkedModel:
     """One fork's model; `close` it.
 
     Args:
@@ -59,40 +78,25 @@ class Calls:
         self._held: BackendSession | None = None
         self._has_run = False
 
-    async def answer(
-        self,
-        effect: ef.Effect,
-        at_ns: int,
-        answer: Answer,
-        *,
-        recorded: ev.Event | None,
-        interrupted: bool,
-    ) -> ev.Event:
+    async def answer(self, question: ForkQuestion) -> ev.Event:
         """Perform an effect that calls the model, and return the answer.
-
-        Args:
-            effect: the call.
-            at_ns: time of the answer.
-            answer: the recorded answer.
-            recorded: the event of that answer; None without one.
-            interrupted: the client interrupted this unit.
 
         Raises:
             CannotForkError: the model is lost, or does not reach the state of the recording.
         """
-        if answer.event is not None:
+        if question.answer.event is not None:
             self._has_run = False
-            return attrs.evolve(answer.event, at_ns=at_ns)
-        name = type(effect).__name__
+            return attrs.evolve(question.answer.event, at_ns=question.at_ns)
+        name = type(question.effect).__name__
         try:
             with anyio.fail_after(CALL_S_MAX):
-                return await self._ask(effect, at_ns, answer, recorded, interrupted)
+                return await self._ask(question)
         except TimeoutError as error:
             raise CannotForkError(f"the model hangs in {name}, {CALL_S_MAX} s by now") from error
         except BackendGone as error:
             raise CannotForkError(f"the model is lost in {name}: {error}") from error
         except BackendError as error:
-            return _failure(effect, at_ns, error)
+            return _failure(question, error)
         except CannotForkError:
             raise
         except Exception as error:  # a bug of the backend; on a server the session ends
@@ -105,24 +109,27 @@ class Calls:
             with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
                 await held.release()
 
-    async def _ask(
-        self,
-        effect: ef.Effect,
-        at_ns: int,
-        answer: Answer,
-        recorded: ev.Event | None,
-        interrupted: bool,
-    ) -> ev.Event:
-        match effect:
-            case ef.OpenBackend():
-                return await self._open(effect, at_ns, recorded)
-            case ef.StartUnit():
+    async def _ask(self, question: ForkQuestion) -> ev.Event:
+        at_ns, answer, recorded = question.at_ns, question.answer, question.recorded
+        match question.effect:
+            case ef.OpenBackend(lease=lease, opening=opening):
+                self._held = await self._backend.open(opening, slot=0)
+                opened = self._held.opened
+                if self._at and isinstance(recorded, ev.BackendOpened):
+                    self._judge("the opening", compare_openings(recorded.opened, opened))
+                return ev.BackendOpened(at_ns=at_ns, lease=lease, opened=opened)
+            case ef.StartUnit(unit=unit):
                 self._has_run = True
-                cut = answer.cut if interrupted else None
-                made = await self._run(effect, attrs.evolve(answer, cut=cut), recorded)
-                return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(made, costs=answer.costs))
-            case ef.StartFinalize():
-                return await self._finalize(effect, at_ns, answer, recorded)
+                cut = answer.cut if question.is_interrupted else None
+                result = await self._run(unit, cut, recorded)
+                return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(result, costs=answer.costs))
+            case ef.StartFinalize(index=index, interrupted=interrupted):
+                made = await self._session.finalize(index, interrupted=interrupted)
+                if index < self._at and isinstance(recorded, ev.FinalizeDone):
+                    found = compare_finalized(recorded.finalized, made)
+                    self._judge(f"finalizing unit {index}", found)
+                made = attrs.evolve(made, cost_us=answer.cost_us)
+                return ev.FinalizeDone(at_ns=at_ns, finalized=made)
             case ef.Rollback(index=index):
                 if self._has_run:
                     await self._session.rollback(index)
@@ -130,45 +137,23 @@ class Calls:
             case ef.Release(lease=lease):
                 await self.close()
                 return ev.BackendReleased(at_ns=at_ns, lease=lease)
-        raise AssertionError(f"{type(effect).__name__} asks the model for nothing")
+        raise AssertionError(f"{type(question.effect).__name__} asks the model for nothing")
 
     @property
     def _session(self) -> BackendSession:
         assert self._held is not None, "the session asks for units once it is open"
         return self._held
 
-    async def _open(
-        self, effect: ef.OpenBackend, at_ns: int, recorded: ev.Event | None
-    ) -> ev.Event:
-        self._held = await self._backend.open(effect.opening, slot=0)
-        opened = self._held.opened
-        if self._at and isinstance(recorded, ev.BackendOpened):
-            self._judge("the opening", compare_openings(recorded.opened, opened))
-        return ev.BackendOpened(at_ns=at_ns, lease=effect.lease, opened=opened)
-
-    async def _finalize(
-        self, effect: ef.StartFinalize, at_ns: int, answer: Answer, recorded: ev.Event | None
-    ) -> ev.Event:
-        made = await self._session.finalize(effect.index, interrupted=effect.interrupted)
-        if effect.index < self._at and isinstance(recorded, ev.FinalizeDone):
-            found = compare_finalized(recorded.finalized, made)
-            self._judge(f"finalizing unit {effect.index}", found)
-        return ev.FinalizeDone(at_ns=at_ns, finalized=attrs.evolve(made, cost_us=answer.cost_us))
-
-    # -- units ----------------------------------------------------------------------------------
-
-    async def _run(
-        self, effect: ef.StartUnit, answer: Answer, recorded: ev.Event | None
-    ) -> UnitResult:
-        unit, held = effect.unit, self._session
+    async def _run(self, unit: Unit, cut: Cut | None, recorded: ev.Event | None) -> UnitResult:
+        held = self._session
         if unit.index >= self._at or not isinstance(recorded, ev.UnitDone):
-            return await held.run_unit(unit, cut=answer.cut)
+            return await held.run_unit(unit, cut=cut)
         if not isinstance(held, Forces):
-            made = await held.run_unit(unit, cut=answer.cut)
+            made = await held.run_unit(unit, cut=cut)
             self._judge_unit(recorded.result, made, held_back=False)
             return made
         try:
-            forced = await held.run_forced(unit, Forced.of(recorded.result), answer.cut)
+            forced = await held.run_forced(unit, Forced.of(recorded.result), cut)
         except (ContextFull, BackendGone):
             raise
         except BackendError as error:
@@ -198,10 +183,10 @@ class Calls:
             )
 
 
-def _failure(effect: ef.Effect, at_ns: int, error: BackendError) -> ev.Event:
+def _failure(question: ForkQuestion, error: BackendError) -> ev.Event:
     """Return the event that a server posts for a failed call."""
-    is_full = isinstance(error, ContextFull)
-    match effect:
+    at_ns, is_full = question.at_ns, isinstance(error, ContextFull)
+    match question.effect:
         case ef.OpenBackend(lease=lease):
             return ev.BackendOpenFailed(at_ns=at_ns, lease=lease, context_full=is_full)
         case ef.StartUnit(unit=unit):
@@ -212,4 +197,4 @@ def _failure(effect: ef.Effect, at_ns: int, error: BackendError) -> ev.Event:
             return ev.RollbackFailed(at_ns=at_ns, index=index)
         case ef.Release(lease=lease):
             return ev.BackendReleased(at_ns=at_ns, lease=lease)
-    raise AssertionError(f"{type(effect).__name__} cannot fail")
+    raise AssertionError(f"{type(question.effect).__name__} cannot fail")

@@ -32,7 +32,7 @@ from ..difference import label
 from ..environment import Loading, loading_of, mismatches, model_of
 from ..held import FORK, IS_HELD, held_units
 from .run import ForkRun, Watch
-from .timeline import Timeline, survey
+from .timeline import RecordedTimes
 from .values import CannotForkError, Change, Forked
 
 MISMATCHES_SHOWN: Final = 4
@@ -74,14 +74,14 @@ async def make_fork(
         OSError: a file cannot be read or written.
     """
     with LogReader(log) as reader:
-        head, timeline = reader.head.fields, survey(reader, change.at)
-    watch(0, timeline.units)
+        head, times = reader.head.fields, RecordedTimes(reader, change.at)
+    watch(0, times.units)
     name = change.model if change.model is not None else model_of(head)
     backend = _load(head, name, load)
-    is_elsewhere = _check(head, timeline, backend.info, change, anyway=anyway)
-    connected = _connected(timeline, change, identity, backend.info)
+    is_elsewhere = _check(head, times, backend.info, change, anyway=anyway)
+    connected = _connected(times, change, identity, backend.info)
     fields = {
-        **_head(head, timeline, connected),
+        **_head(head, times, connected),
         **_model_fields(head, change, backend.info, name=str(name), is_elsewhere=is_elsewhere),
     }
     path = Store(folder).path(identity.recording_id)
@@ -93,7 +93,7 @@ async def make_fork(
             return logs[0]
 
         journal = Journal(open_log, on_failure=lambda: None)
-        run = ForkRun(timeline, change, backend, journal, anyway=anyway, watch=watch)
+        run = ForkRun(times, change, backend, journal, anyway=anyway, watch=watch)
         session = await run.run(connected, reader)
         if logs[0].failure is not None:
             raise logs[0].failure
@@ -101,12 +101,12 @@ async def make_fork(
             raise CannotForkError(f"the session ended before unit {change.at} began")
     forked = Forked(
         recording_id=connected.recording_id,
-        parent=timeline.connected.recording_id,
-        parent_seq=timeline.begin_seq,
+        parent=times.connected.recording_id,
+        parent_seq=times.begin_seq,
         unit=change.at,
         model=str(name),
         units=session.counts["units"],
-        prefix=run.calls.prefix,
+        prefix=run.model.prefix,
         ended_early=run.ended_early,
     )
     return path, forked
@@ -127,14 +127,14 @@ def _load(head: Fields, name: str | None, load: Load) -> Backend:
 
 
 def _check(
-    head: Fields, timeline: Timeline, info: BackendInfo, change: Change, *, anyway: bool
+    head: Fields, times: RecordedTimes, info: BackendInfo, change: Change, *, anyway: bool
 ) -> bool:
     """Whether the environment differs from the recording's; refuse it unless requested.
 
     Raises:
         CannotForkError: it differs, and this was not requested.
     """
-    mode = timeline.connected.mode
+    mode = times.connected.mode
     if mode not in info.modes:
         raise CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
     found = mismatches(head, info)
@@ -149,10 +149,10 @@ def _check(
 
 
 def _connected(
-    timeline: Timeline, change: Change, identity: Identity, info: BackendInfo
+    times: RecordedTimes, change: Change, identity: Identity, info: BackendInfo
 ) -> ev.ConnectionOpened:
     """The fork's first event: the parent's, with the fork's name."""
-    limits = timeline.connected.limits
+    limits = times.connected.limits
     if change.model is not None:
         limits = attrs.evolve(
             limits,
@@ -161,15 +161,15 @@ def _connected(
             can_rollback=info.can_rollback,
         )
     return attrs.evolve(
-        timeline.connected,
+        times.connected,
         recording_id=identity.recording_id,
         created_ms=identity.created_ms,
-        seed=timeline.connected.seed if change.seed is None else change.seed,
+        seed=times.connected.seed if change.seed is None else change.seed,
         limits=limits,
     )
 
 
-def _head(head: Fields, timeline: Timeline, connected: ev.ConnectionOpened) -> dict[str, Value]:
+def _head(head: Fields, times: RecordedTimes, connected: ev.ConnectionOpened) -> dict[str, Value]:
     """The fields of the fork's `session` record that identify the session."""
     return {
         **head,
@@ -180,9 +180,9 @@ def _head(head: Fields, timeline: Timeline, connected: ev.ConnectionOpened) -> d
         "seed": connected.seed,
         "wall_ms": connected.created_ms,
         "parent": {
-            "recording": timeline.connected.recording_id,
-            "seq": timeline.begin_seq,
-            "unit": timeline.at,
+            "recording": times.connected.recording_id,
+            "seq": times.begin_seq,
+            "unit": times.at,
         },
     }
 

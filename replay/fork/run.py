@@ -33,9 +33,9 @@ from runtime.backends.base import Backend
 from runtime.journal import Journal, fin_fields
 
 from ..story.questions import Call, answered, asked
-from .calls import Calls
+from .calls import ForkedModel, ForkQuestion
 from .client import Client
-from .timeline import LAST_SEQ, Answer, Timeline, numbered
+from .timeline import LAST_SEQ, Answer, RecordedTimes, numbered
 from .values import CannotForkError, Change
 
 Place = tuple[int, int]
@@ -96,22 +96,22 @@ class ForkRun:
     """One fork in progress.
 
     Args:
-        timeline: of the recording.
+        times: of the recording.
         change: the requested changes.
         backend: the model.
         journal: of the fork's log.
-        anyway: see `Calls`.
+        anyway: see `ForkedModel`.
         watch: receives the number of finished units, and of all units.
 
     Attributes:
-        calls: the model's calls.
+        model: the model and its session.
         is_reached: the unit of the fork was started, as required.
         ended_early: the fork was still running at the recording's end, so that its client left.
     """
 
     def __init__(
         self,
-        timeline: Timeline,
+        times: RecordedTimes,
         change: Change,
         backend: Backend,
         journal: Journal,
@@ -119,10 +119,10 @@ class ForkRun:
         anyway: bool = False,
         watch: Watch = lambda _done, _units: None,
     ) -> None:
-        self.calls: Final = Calls(backend, change.at, anyway=anyway)
+        self.model: Final = ForkedModel(backend, change.at, anyway=anyway)
         self.is_reached = False
         self.ended_early = False
-        self._timeline: Final = timeline
+        self._times: Final = times
         self._change: Final = change
         self._journal: Final = journal
         self._watch: Final = watch
@@ -145,7 +145,7 @@ class ForkRun:
             CannotForkError: the model is lost, or does not reach the state of the recording.
         """
         world = _World(items, self._change.at)
-        client = Client(self._change, connected, self._timeline.begin_sample)
+        client = Client(self._change, connected, self._times.begin_sample)
         event: ev.Event = connected
         try:
             self._journal.append_event(connected)
@@ -160,7 +160,7 @@ class ForkRun:
                     self._journal.append_event(each)
                     await self._perform(session, each, session.step(each))
         finally:
-            await self.calls.close()
+            await self.model.close()
         await self._journal.finish(event.at_ns, fin_fields(session, session.end_reason))
         return session
 
@@ -172,9 +172,9 @@ class ForkRun:
         due_place = NEVER if call is None else self._due[call].place
         world_place = NEVER if world.next is None else world.next[0]
         place = min(due_place, world_place)
-        if place[0] > self._timeline.end_ns and session.state is not State.CLOSED:
+        if place[0] > self._times.end_ns and session.state is not State.CLOSED:
             self.ended_early = True
-            return ev.PeerGone(at_ns=self._timeline.end_ns)
+            return ev.PeerGone(at_ns=self._times.end_ns)
         if place == world_place != NEVER:
             return world.take()
         if call is None:
@@ -188,15 +188,16 @@ class ForkRun:
             return ev.TimerFired(at_ns=at_ns, name=timer.name, generation=timer.generation)
         assert due.answer is not None, "only a timer comes without being asked"
         unit = due.effect.unit.index if isinstance(due.effect, ef.StartUnit) else None
-        event = await self.calls.answer(
-            due.effect,
-            at_ns,
-            due.answer,
+        question = ForkQuestion(
+            effect=due.effect,
+            at_ns=at_ns,
+            answer=due.answer,
             recorded=world.answer(seq),
-            interrupted=unit is not None and unit == self._interrupted,
+            is_interrupted=unit is not None and unit == self._interrupted,
         )
+        event = await self.model.answer(question)
         if unit is not None:
-            self._watch(unit + 1, self._timeline.units)
+            self._watch(unit + 1, self._times.units)
         return event
 
     # -- effects --------------------------------------------------------------
@@ -213,7 +214,7 @@ class ForkRun:
         """Keep an effect until its answer; a call that hung in the recording has none."""
         match effect:
             case ef.SetTimer(name=name):
-                at_ns, seq = self._timeline.firing(effect)
+                at_ns, seq = self._times.firing(effect)
                 place = (max(at_ns, now_ns), seq)
                 self._due[name] = _Due(place=place, effect=effect, answer=None)
             case ef.CancelTimer(name=name):
@@ -225,7 +226,7 @@ class ForkRun:
             case ef.StartUnit(unit=unit) if unit.index == self._change.at:
                 self.is_reached = unit.force_listen or not self._change.force_listen
         call = numbered(asked(effect), self._openings)
-        answer = None if call is None else self._timeline.answer(call)
+        answer = None if call is None else self._times.answer(call)
         if call is not None and answer is not None:
             place = (now_ns + answer.after_ns, answer.seq)
             self._due[call] = _Due(place=place, effect=effect, answer=answer)

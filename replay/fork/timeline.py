@@ -58,29 +58,60 @@ class Answer:
     cost_us: int = 0
 
 
-@attrs.frozen(kw_only=True)
-class Timeline:
-    """One recording's times.
+class RecordedTimes:
+    """The times of a recording; it is replayed, which proves that it is sound.
+
+    Args:
+        items: its records in order, and its damage.
+        at: the unit of the fork.
 
     Attributes:
         connected: its first event.
-        at: the unit of the fork.
-        begin_seq: the event by which the unit of the fork began.
+        at: as given.
+        begin_seq: the event by which that unit began.
         begin_sample: start of that unit in the client's sound, in samples.
         end_ns: time of its last record.
         units: units started.
+
+    Raises:
+        LogDamaged: it is damaged.
+        CannotForkError: it does not replay.
+        ForkRefusedError: it has no such unit, or is a chat.
     """
 
-    connected: ev.ConnectionOpened
-    at: int
-    begin_seq: int
-    begin_sample: int
-    end_ns: int
-    units: int
-    _answers: dict[Call, Answer]
-    _asked_ns: dict[Call, int]
-    _fired: dict[tuple[int, int], tuple[int, int]]
-    _is_finished: bool
+    def __init__(self, items: Iterable[Record | Damage], at: int) -> None:
+        self.at: Final = at
+        self.begin_seq = -1
+        self.begin_sample = self._openings = self._dropped = 0
+        self._answers: dict[Call, Answer] = {}
+        self._asked_ns: dict[Call, int] = {}
+        self._timers: dict[int, int] = {}
+        self._fired: dict[tuple[int, int], tuple[int, int]] = {}
+        replayer = Replayer()
+        for item in items:
+            step = replayer.feed(item)
+            if step is not None:
+                self._note_answer(step)
+                for effect in step.effects:
+                    self._note_question(step.record, effect)
+        report = replayer.report()
+        if report.damage_count:
+            raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
+        if report.divergence is not None:
+            text = f"the recording does not replay, from record {report.divergence.seq} on"
+            raise CannotForkError(f"{text} (see `antiphon replay`)")
+        if replayer.session is None:
+            raise CannotForkError("the recording holds no session yet")
+        self.end_ns, self.units = report.span_ns, report.units
+        self._is_finished: Final = replayer.session.is_finished
+        if self.connected.mode == "chat":
+            raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
+        if self.connected.mode == "transcription":
+            text = "a transcription is not forked: transcribe its sound again"
+            raise ForkRefusedError(text)
+        if self.begin_seq < 0:
+            there = f"units 0 to {report.units - 1}" if report.units else "no units"
+            raise ForkRefusedError(f"there is no unit {at}: the recording has {there}")
 
     def answer(self, call: Call) -> Answer | None:
         """Return the answer to a call; None: it never comes."""
@@ -103,96 +134,14 @@ class Timeline:
         """Return the time at which a timer fires, and its record."""
         return self._fired.get((timer.generation, timer.at_ns), (timer.at_ns, LAST_SEQ))
 
-
-def survey(items: Iterable[Record | Damage], at: int) -> Timeline:
-    """Read the times of a recording; it is replayed, which proves that it is sound.
-
-    Args:
-        items: its records in order, and its damage.
-        at: the unit of the fork.
-
-    Raises:
-        LogDamaged: it is damaged.
-        CannotForkError: it does not replay.
-        ForkRefusedError: it has no such unit, or is a chat.
-    """
-    surveyor = Surveyor(at)
-    for item in items:
-        surveyor.feed(item)
-    return surveyor.timeline()
-
-
-class Surveyor:
-    """Reads the times of a recording, record by record."""
-
-    def __init__(self, at: int) -> None:
-        self._at: Final = at
-        self._replayer: Final = Replayer()
-        self._connected: ev.ConnectionOpened | None = None
-        self._begin: tuple[int, int] | None = None
-        self._dropped = 0
-        self._answers: dict[Call, Answer] = {}
-        self._asked_ns: dict[Call, int] = {}
-        self._openings = 0
-        self._timers: dict[int, int] = {}
-        self._fired: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def feed(self, item: Record | Damage) -> None:
-        """Take the next record, or damage."""
-        step = self._replayer.feed(item)
-        if step is None:
-            return
-        if isinstance(step.event, ev.ConnectionOpened):
-            self._connected = step.event
-        self._note_answer(step)
-        for effect in step.effects:
-            self._note_question(step.record, effect)
-
-    def timeline(self) -> Timeline:
-        """Return the times.
-
-        Raises:
-            LogDamaged: the recording is damaged.
-            CannotForkError: it does not replay.
-            ForkRefusedError: it has no such unit, or is a chat.
-        """
-        report, session = self._replayer.report(), self._replayer.session
-        if report.damage_count:
-            raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
-        if report.divergence is not None:
-            text = f"the recording does not replay, from record {report.divergence.seq} on"
-            raise CannotForkError(f"{text} (see `antiphon replay`)")
-        if self._connected is None or session is None:
-            raise CannotForkError("the recording holds no session yet")
-        if self._connected.mode == "chat":
-            raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
-        if self._connected.mode == "transcription":
-            text = "a transcription is not forked: transcribe its sound again"
-            raise ForkRefusedError(text)
-        if self._begin is None:
-            there = f"units 0 to {report.units - 1}" if report.units else "no units"
-            raise ForkRefusedError(f"there is no unit {self._at}: the recording has {there}")
-        return Timeline(
-            connected=self._connected,
-            at=self._at,
-            begin_seq=self._begin[0],
-            begin_sample=self._begin[1],
-            end_ns=report.span_ns,
-            units=report.units,
-            answers=self._answers,
-            asked_ns=self._asked_ns,
-            fired=self._fired,
-            is_finished=session.is_finished,
-        )
-
     # -- requests ------------------------------------------------------------------------------
 
     def _note_question(self, record: Record, effect: ef.Effect) -> None:
         match effect:
-            case ef.StartUnit(unit=unit) if unit.index == self._at:
+            case ef.StartUnit(unit=unit) if unit.index == self.at:
                 # Units start in order of arrival, and dropped units came before.
-                seconds = self._at + self._dropped
-                self._begin = (record.seq, seconds * UNIT_SAMPLES)
+                self.begin_seq = record.seq
+                self.begin_sample = (self.at + self._dropped) * UNIT_SAMPLES
             case ef.DropUnit():
                 self._dropped += 1
             case ef.SetTimer():
@@ -207,6 +156,8 @@ class Surveyor:
         event = step.event
         facts: dict[str, Any] = {}
         match event:
+            case ev.ConnectionOpened():
+                self.connected = event
             case ev.UnitDone(result=result):
                 facts = {"cut": result.cut, "costs": result.costs}
             case ev.FinalizeDone(finalized=made):

@@ -10,12 +10,12 @@ from urllib.parse import quote
 import attrs
 
 from protocol import events as ev
-from recorder.mapping import MappingError, event_of
 from recorder.reader import LogReader
 from recorder.records import Record
 from recorder.scan import Damage
 from runtime.routing import CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
 
+from ..story.reading import event_in
 from ..wire import Wire
 
 
@@ -63,7 +63,7 @@ def read_opening(log: Path) -> ev.ConnectionOpened:
     with LogReader(log) as reader:
         for item in reader:
             if isinstance(item, Record) and item.kind == "event":
-                event = _event(item)
+                event = event_in(item)
                 if isinstance(event, ev.ConnectionOpened):
                     return event
                 break
@@ -114,10 +114,3 @@ def _step(record: Record, wire: Wire) -> Step | None:
         case "event", "SendFailed":
             return Ended(at_ns=at_ns, how="broken")
     return None
-
-
-def _event(record: Record) -> ev.Event | None:
-    try:
-        return event_of(record.fields, record.at_ns)
-    except MappingError:
-        return None

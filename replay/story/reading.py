@@ -27,6 +27,7 @@ from recorder.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.records import Fields, Record
 from recorder.scan import Damage
 
+from ..dictated import Dictated
 from ..inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
 from ..logic import Replayer
 from ..wire import Wire, requests_taken, was_taken
@@ -70,6 +71,8 @@ class Story:
     Attributes:
         exchanges: of which the current one is held.
         wire: the connection's dialect, as far as its frames have told.
+        dictated: the sound of a transcription that is not written down yet, as far as whoever
+            places it on the clock has told.
         opened: the session's first event; None before it, and where it is lost.
         opening: what the model was opened with, as its record tells; empty where it was not.
         prepared: what the model made of that.
@@ -90,6 +93,7 @@ class Story:
     ) -> None:
         self.exchanges: Final = Exchanges(leaves_out)
         self.wire = Wire()
+        self.dictated: Final = Dictated()
         self.opened: ev.ConnectionOpened | None = None
         self.opening: Fields = {}
         self.prepared: Opened | None = None
@@ -190,8 +194,13 @@ class Story:
             told = self.wire.messages(frame)
             error = next((it for it in told if isinstance(it, ErrorReport)), None)
             if error is not None:
-                at_ns, code = passage.record.at_ns, error.code.value
-                self.errors.append(ErrorSent(at_ns=at_ns, code=code, message=error.message))
+                sent = ErrorSent(
+                    at_ns=passage.record.at_ns,
+                    code=error.code.value,
+                    message=error.message,
+                    seq=passage.record.seq,
+                )
+                self.errors.append(sent)
         return attrs.evolve(passage, frame=frame)
 
     def _take_mark(self, record: Record) -> None:
@@ -217,12 +226,16 @@ class Story:
             case "OpenBackend":
                 opening = fields.get("opening")
                 self.opening = opening if isinstance(opening, Mapping) else {}
+            case "RunChunk":
+                self.dictated.write(fields.get("chunk"))
             case "StartFinalize":
                 self.exchanges.withhold(fields)
             case "DropUnit":
                 ordinal, input_id = fields.get("ordinal"), fields.get("input_id")
                 if isinstance(ordinal, int) and isinstance(input_id, str):
-                    drop = Drop(at_ns=record.at_ns, ordinal=ordinal, input_id=input_id)
+                    drop = Drop(
+                        at_ns=record.at_ns, ordinal=ordinal, input_id=input_id, seq=record.seq
+                    )
                     self.drops.append(drop)
             case "Close":
                 self._is_over = True

@@ -21,20 +21,9 @@ from typing import Any, Final
 import attrs
 
 from protocol import events as ev
+from protocol import messages as ms
 from protocol.digest import digest
 from protocol.limits import NS_PER_S
-from protocol.messages import (
-    Delta,
-    Interrupted,
-    Listen,
-    Paused,
-    Response,
-    Resumed,
-    ServerMessage,
-    Speech,
-    TranscriptDelta,
-    TranscriptDone,
-)
 from protocol.model import INPUT_RATE_HZ, SAMPLE16_BYTES
 from protocol.requests import Append, AppendSound, Ask, AudioPart, ClientMessage, See, TextPart
 from protocol.requests import Part as ReceivedPart
@@ -68,20 +57,22 @@ class _Held:
 class Dialogue:
     """Takes a session's frames and media in order.
 
+    Args:
+        dictated: the sound of a transcription that is not written down yet.
+
     Attributes:
         user: the user's voice.
         model: the model's.
         pictures: that were shown to it.
         said: words: voice, when they begin and end, the text, the record.
-        dictated: the sound of a transcription that is not written down yet.
         pauses: of the session; the end is None while it has not come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dictated: Dictated) -> None:
         self.user: Final = Track("user")
         self.model: Final = Track("model")
         self.pictures: Final = Pictures()
-        self.dictated: Final = Dictated()
+        self._dictated: Final = dictated
         self.said: list[Json] = []
         self.pauses: list[list[int | None]] = []
         self._held: _Held | None = None
@@ -98,7 +89,7 @@ class Dialogue:
         match request:
             case AppendSound(pcm16=pcm16):
                 heard, parts = self.user.arrive(record.at_ns, to_float32(pcm16))
-                self.dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
+                self._dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
                 return parts
             case Append(pcm=pcm, frames=frames):
                 _, parts = self.user.arrive(record.at_ns, pcm)
@@ -130,7 +121,7 @@ class Dialogue:
         new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 
-    def send(self, record: Record, messages: Iterable[ServerMessage]) -> list[Part]:
+    def send(self, record: Record, messages: Iterable[ms.ServerMessage]) -> list[Part]:
         """Take what the server said in a frame."""
         return [part for message in messages for part in self._take(record, message)]
 
@@ -139,31 +130,31 @@ class Dialogue:
         self._let_go()
         return [*self.user.end(), *self.model.end()]
 
-    def _take(self, record: Record, message: ServerMessage) -> list[Part]:
+    def _take(self, record: Record, message: ms.ServerMessage) -> list[Part]:
         at_ns = record.at_ns
         match message:
-            case Speech(response_id=turn, text=text, pcm=pcm, end_of_turn=is_end):
+            case ms.Speech(response_id=turn, text=text, pcm=pcm, end_of_turn=is_end):
                 self._amid_turn = not is_end
                 return self._speak(record, turn, text, pcm)
-            case Delta(response_id=turn, text=text, pcm=pcm):
+            case ms.Delta(response_id=turn, text=text, pcm=pcm):
                 told = self._told[1] if self._told[0] == turn else ""
                 self._told = (turn, told + text)
                 return self._speak(record, turn, text, pcm)
-            case TranscriptDelta(text=text):
-                self._hold(max(record.at_ns, self.dictated.heard_ns), record.seq, "", text)
-            case TranscriptDone():
+            case ms.TranscriptDelta(text=text):
+                self._hold(max(record.at_ns, self._dictated.heard_ns), record.seq, "", text)
+            case ms.TranscriptDone():
                 self._let_go()
-            case Response(response_id=turn, text=text, pcm=pcm):
+            case ms.Response(response_id=turn, text=text, pcm=pcm):
                 told = self._told[1] if self._told[0] == turn else ""
                 return self._speak(record, turn, text.removeprefix(told), pcm)
-            case Listen():
+            case ms.Listen():
                 self._let_go()
                 return self.model.stop(at_ns) if self._amid_turn else []
-            case Interrupted():
+            case ms.Interrupted():
                 return self.model.stop(at_ns)
-            case Paused():
+            case ms.Paused():
                 self.pauses.append([at_ns, None])
-            case Resumed() if self.pauses:
+            case ms.Resumed() if self.pauses:
                 self.pauses[-1][1] = at_ns
         return []
 

@@ -39,7 +39,7 @@ class Narrator(Inspector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dialogue: Final = Dialogue()
+        self.dialogue: Final = Dialogue(self.dictated)
         self._rows: list[Json] = []
         self._places: dict[int, dict[str, Json]] = {}
         self._arrived: deque[int] = deque()
@@ -48,8 +48,6 @@ class Narrator(Inspector):
         self._queue: list[Json] = []
         self._kv: list[Json] = []
         self._happenings: list[Json] = []
-        self._error_seqs: list[int] = []
-        self._drop_seqs: list[int] = []
         self._damages: list[Json] = []
 
     def tell(self, item: Record | Damage) -> list[Part]:
@@ -84,18 +82,12 @@ class Narrator(Inspector):
         said = self.opening.get("instructions")
         story: dict[str, Json] = {
             **{name: plain(value) for name, value in told.items() if name not in _RESHAPED},
-            "units": [self._unit(unit) for unit in _mappings(told["units"])],
-            "turns": [plain(turn) for turn in _mappings(told["turns"])],
-            "states": [[span["state"], span["at_ns"]] for span in _mappings(told["states"])],
-            "drops": [
-                {**drop, "seq": seq}
-                for drop, seq in zip(_mappings(told["drops"]), self._drop_seqs, strict=True)
-            ][:POINTS_MAX],
-            "errors": [
-                {**plain_fields(error), "seq": seq}
-                for error, seq in zip(_mappings(told["errors"]), self._error_seqs, strict=True)
-            ][:POINTS_MAX],
-            "shortened": [plain_fields(it) for it in _mappings(told["shortened"])][:POINTS_MAX],
+            "units": [plain_fields(it) | self._places.get(it["index"], {}) for it in told["units"]],
+            "turns": [plain(turn) for turn in told["turns"]],
+            "states": [[span["state"], span["at_ns"]] for span in told["states"]],
+            "drops": [plain(attrs.asdict(drop)) for drop in self.drops[:POINTS_MAX]],
+            "errors": [plain(attrs.asdict(error)) for error in self.errors[:POINTS_MAX]],
+            "shortened": [plain(it) for it in told["shortened"][:POINTS_MAX]],
             "said": self.dialogue.said,
             "pauses": self.dialogue.pauses,
             "waiting": self._waiting,
@@ -125,11 +117,6 @@ class Narrator(Inspector):
         rows, self._rows = self._rows, []
         return [Part("rows", rows)] if rows else []
 
-    def _unit(self, unit: Mapping[str, Value]) -> Json:
-        index = unit["index"]
-        place = self._places.get(index) if isinstance(index, int) else None
-        return {**plain_fields(unit), **(place or {})}
-
     # -- what only stepping tells ---------------------------------------------------------------
 
     def _counts(self) -> Mapping[str, int]:
@@ -158,10 +145,6 @@ class Narrator(Inspector):
 
     def _note(self, passage: Passage) -> list[Part]:
         record, wire = passage.record, self.wire
-        if len(self.errors) > len(self._error_seqs):
-            self._error_seqs.append(record.seq)
-        if len(self.drops) > len(self._drop_seqs):
-            self._drop_seqs.append(record.seq)
         if record.kind == "rx":
             request = wire.request(passage.frame) if passage.frame else None
             return [] if request is None else self.dialogue.receive(record, request, self.session)
@@ -199,8 +182,6 @@ class Narrator(Inspector):
     def _note_effect(self, effect: str, record: Record) -> None:
         fields, current = record.fields, self.exchanges.current
         match effect:
-            case "RunChunk":
-                self.dialogue.dictated.write(fields.get("chunk"))
             case "StartUnit" if current is not None and current.seq == record.seq:
                 self._place(current.index, record.seq)
             case "DecodeMedia":
@@ -232,9 +213,3 @@ _ASKED: Final = frozenset({"image", "audio", "video"})
 def plain_fields(fields: Mapping[str, Value]) -> dict[str, Json]:
     """Shorten the values of some fields."""
     return {name: plain(value) for name, value in fields.items()}
-
-
-def _mappings(value: Value) -> list[Mapping[str, Value]]:
-    """Read a list of objects, of which `to_json` has made every list that is asked for here."""
-    items = value if isinstance(value, list | tuple) else ()
-    return [item for item in items if isinstance(item, Mapping)]
