@@ -21,7 +21,7 @@ from .environment import model_of
 from .inspection import Inspection, StateSpan, UtteranceStory
 from .logic import Replayer
 from .story.exchanges import OUTPUTS, Exchange
-from .story.reading import Passage, Story
+from .story.reading import Passage, SessionStory
 
 
 def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
@@ -37,7 +37,7 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
     return inspector.inspection(head)
 
 
-class Inspector(Story):
+class Inspector(SessionStory):
     """A story that keeps its states and its exchanges, without what these made.
 
     Attributes:

@@ -4,30 +4,25 @@ Rules: frames are given in the order in which they were recorded, for the client
 the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error. A
 transcription's two sets of names are read alike.
 
-It keeps no session: whether a request was welcome when it came is the machine's to say
-(`was_taken`).
+It keeps no session: whether a request was welcome when it came is the machine's to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
-from protocol import effects as ef
 from protocol import events as ev
-from protocol.behaviour import NEWEST
 from protocol.codec import parse_frame
-from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX, TRANSCRIPTION
+from protocol.dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME, TRANSCRIPTION
 from protocol.dialects.base import Context, Dialect, Json
 from protocol.dialects.opening import OPENING, choose
 from protocol.errors import RemoteProtocolError
 from protocol.limits import FRAME_BYTES_MAX_OF
 from protocol.messages import Mode, ServerMessage
 from protocol.requests import ClientMessage
-from protocol.session import Session
 from protocol.utf8 import Frame
-
-from .words import Step
 
 INVALID: Final = "invalid"
 """The kind of a frame that is no JSON object, or was too long."""
@@ -49,6 +44,7 @@ class Wire:
         mode: what the session carries.
         endpoint: where the client connected.
         dialect: the one in use.
+        context: what its requests are read by.
     """
 
     def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:
@@ -57,8 +53,15 @@ class Wire:
         is_transcription = self.mode == "transcription"
         self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
         self._bytes_max: Final = FRAME_BYTES_MAX_OF[self.mode]
-        behaviour = NEWEST if opened is None else opened.behaviour
-        self._context: Final = Context(mode=self.mode, behaviour=behaviour)
+        self.context: Final = (
+            Context(mode=self.mode)
+            if opened is None
+            else Context(
+                mode=self.mode,
+                sliding_windows=opened.limits.sliding_windows,
+                behaviour=opened.behaviour,
+            )
+        )
 
     def kind(self, frame: Frame) -> str:
         """Name the kind of a client's frame: a value of `requests.Request`, or `INVALID`."""
@@ -72,17 +75,21 @@ class Wire:
             return None
         dialect = self._dialect_for(body)
         try:
-            return dialect.parse(dialect.classify(body), body, self._context)
+            return dialect.parse(dialect.classify(body), body, self.context)
         except RemoteProtocolError:
             return None
 
     def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:
-        """Read a server's frame; nothing where it is none of the dialect."""
+        """Read a server's frame; nothing where it is none of the dialect.
+
+        Where the client's first frames are lost, it is read as one of `realtime`.
+        """
         body = self._body(frame)
-        try:
-            return () if body is None else self.dialect.decode(body, self.mode)
-        except RemoteProtocolError:
-            return ()
+        dialects = (OPENING, REALTIME) if self.dialect is OPENING else (self.dialect,)
+        for dialect in dialects:
+            with suppress(RemoteProtocolError):
+                return () if body is None else dialect.decode(body, self.mode)
+        return ()
 
     def _body(self, frame: Frame) -> Json | None:
         try:
@@ -94,23 +101,3 @@ class Wire:
         if self.dialect is OPENING:
             self.dialect = choose(body) or OPENING
         return self.dialect
-
-
-def requests_taken(session: Session | None) -> int:
-    """Count the requests with something to hear or see that a session took so far."""
-    counts = {} if session is None else session.counts
-    return counts.get("appends", 0) + counts.get("turns", 0)
-
-
-def was_taken(step: Step | None, before: int, session: Session | None) -> bool:
-    """Whether a session took a request.
-
-    Args:
-        step: the request's; None where the machine has parted from the log: then it is said to be.
-        before: `requests_taken` before it.
-        session: the machine after it.
-    """
-    if step is None:
-        return True
-    decodes = any(isinstance(effect, ef.DecodeMedia) for effect in step.effects)
-    return decodes or requests_taken(session) > before  # what only shows something is not counted

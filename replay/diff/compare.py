@@ -28,7 +28,7 @@ from ..difference import NOTHING, Difference, show
 from ..environment import model_of
 from ..outputs import compare_openings, output_difference, snr_db
 from ..story.exchanges import Exchange, audio_ms
-from ..story.reading import Story
+from ..story.reading import SessionStory
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
 
 FIELDS: Final = (
@@ -90,7 +90,7 @@ class _Reading:
 
     def __init__(self, head: Fields, items: Items) -> None:
         self.head: Final = head
-        self.story: Final = Story()
+        self.story: Final = SessionStory()
         self._items: Final = items
         self._took_ns: list[int] = []
         self._exchanges = 0
@@ -217,7 +217,7 @@ def _side(exchange: Exchange | None) -> Side | None:
     )
 
 
-def _opening_parting(a: Story, b: Story) -> Parting | None:
+def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
     """Compare what the model made of its prompt."""
     if a.prepared is not None and b.prepared is not None:
         found = compare_openings(a.prepared, b.prepared)
@@ -229,7 +229,7 @@ def _opening_parting(a: Story, b: Story) -> Parting | None:
     return None if found is None else _bare("opening", found)
 
 
-def _end_parting(a: Story, b: Story) -> Parting | None:
+def _end_parting(a: SessionStory, b: SessionStory) -> Parting | None:
     ends = a.end.reason, b.end.reason
     if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
         return None

@@ -38,7 +38,7 @@ from recorder.scan import Damage
 
 from ..logic import Replayer
 from ..placing import SETTLED_NS, Voice
-from ..story.reading import Story
+from ..story.reading import SessionStory
 from ..words import Step
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
@@ -80,7 +80,7 @@ class Timeline:
     def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
         self.head: Final = head
         self._replayer: Final = Replayer(go_on=True)
-        self.story: Final = Story(self._replayer)
+        self.story: Final = SessionStory(self._replayer)
         self.duration_ns = 0
         self._items = items
         self._holding: Final = Holding()

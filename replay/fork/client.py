@@ -23,17 +23,16 @@ import attrs
 
 from protocol import events as ev
 from protocol.codec import parse_frame
-from protocol.dialects import DIALECTS
-from protocol.dialects.base import Context, Dialect
-from protocol.dialects.opening import choose
-from protocol.errors import FieldError, LocalProtocolError, RemoteProtocolError
-from protocol.limits import APPEND_SAMPLES_MIN, FRAME_BYTES_MAX_OF
+from protocol.dialects.base import Dialect
+from protocol.errors import FieldError, LocalProtocolError
+from protocol.limits import APPEND_SAMPLES_MIN
 from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, DuplexConfig
 from protocol.requests import Append, Init, Request
 from protocol.session import Session
 from protocol.unit_loop import Phase
 from runtime.config.values import nearest
 
+from ..wire import Wire
 from .values import Change, ForkRefusedError, Setting
 
 CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(DuplexConfig))
@@ -59,12 +58,7 @@ class Client:
         self._is_changed: Final = (
             change.force_listen or change.pcm is not None or bool(change.settings)
         )
-        self._frame_bytes_max: Final = FRAME_BYTES_MAX_OF[connected.mode]
-        self._context: Final = Context(
-            mode=connected.mode,
-            sliding_windows=connected.limits.sliding_windows,
-            behaviour=connected.behaviour,
-        )
+        self._wire: Final = Wire(connected)
 
     def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
         """Return the client's frames in place of a recorded frame.
@@ -82,31 +76,16 @@ class Client:
         self._note_heard(session)
         if not self._is_changed:
             return (event,)
-        dialect, message = self._read(event, session)
+        message = self._wire.request(event.frame)
         if isinstance(message, Append):
             self._appending = (len(message.pcm) // SAMPLE_BYTES, session.counts["appends"])
             said = self._forced(self._sounding(message), session)
         elif isinstance(message, Init) and self._change.settings:
-            return (attrs.evolve(event, frame=self._set_up(dialect, message)),)
+            return (attrs.evolve(event, frame=self._set_up(self._wire.dialect, message)),)
         if not isinstance(message, Append) or said == (message,):
             return (event,)
-        return tuple(attrs.evolve(event, frame=dialect.encode_request(one)) for one in said)
-
-    def _read(
-        self, event: ev.FrameReceived, session: Session
-    ) -> tuple[Dialect, Append | Init | None]:
-        """Parse a frame that may need a change; None for other frames and invalid ones."""
-        dialect = DIALECTS.get(session.dialect_name) or DIALECTS["realtime"]
-        try:
-            body = parse_frame(event.frame, self._frame_bytes_max)
-            dialect = DIALECTS.get(session.dialect_name) or choose(body) or dialect
-            request = dialect.classify(body)
-            if request not in (Request.APPEND, Request.INIT):
-                return dialect, None
-            message = dialect.parse(request, body, self._context)
-        except (RemoteProtocolError, FieldError):
-            return dialect, None
-        return dialect, message if isinstance(message, Append | Init) else None
+        encode = self._wire.dialect.encode_request
+        return tuple(attrs.evolve(event, frame=encode(one)) for one in said)
 
     # -- sound ----------------------------------------------------------------------------------
 
@@ -168,7 +147,7 @@ class Client:
         names = ", ".join(settings)
         try:
             frame = dialect.encode_request(changed)
-            understood = dialect.parse(Request.INIT, parse_frame(frame), self._context)
+            understood = dialect.parse(Request.INIT, parse_frame(frame), self._wire.context)
         except (LocalProtocolError, FieldError, TypeError) as error:
             raise ForkRefusedError(f"--set {names}: {error}") from error
         if understood != changed:

@@ -1,6 +1,6 @@
 """One log, read once: what each record says, and what was collected so far.
 
-    story = Story()
+    story = SessionStory()
     for item in reader: passage = story.take(item)
 
 Rules: what was recorded is told, not what a replay would make of it. Damage is counted and passed
@@ -18,6 +18,7 @@ from typing import Final
 
 import attrs
 
+from protocol import effects as ef
 from protocol import events as ev
 from protocol.dialects.opening import OPENING
 from protocol.messages import ErrorReport
@@ -30,7 +31,7 @@ from recorder.scan import Damage
 from ..dictated import Dictated
 from ..inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
 from ..logic import Replayer
-from ..wire import Wire, requests_taken, was_taken
+from ..wire import Wire
 from ..words import Step, show_shortened
 from .exchanges import Exchange, Exchanges
 
@@ -61,7 +62,7 @@ class Passage:
     ended: Exchange | None = None
 
 
-class Story:
+class SessionStory:
     """A log under way.
 
     Args:
@@ -112,6 +113,12 @@ class Story:
         """The machine; None before its first event, and where none is stepped."""
         return None if self._replayer is None else self._replayer.session
 
+    @property
+    def _taken(self) -> int:
+        """The requests with something to hear that the session took; what only shows is none."""
+        counts = {} if self.session is None else self.session.counts
+        return counts.get("appends", 0) + counts.get("turns", 0)
+
     def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
         """Read a log to its end.
 
@@ -130,7 +137,7 @@ class Story:
 
     def take(self, item: Record | Damage) -> Passage | None:
         """Take the next record, or damage, of which there is nothing to read."""
-        before = requests_taken(self.session)
+        before = self._taken
         step = None if self._replayer is None else self._replayer.feed(item)
         if isinstance(item, Damage):
             self.damage_count += 1
@@ -146,7 +153,11 @@ class Story:
                 )
                 self._take_effect(passage.effect, item)
             case "rx":
-                return self._take_received(passage, is_taken=was_taken(step, before, self.session))
+                is_shown = step is not None and any(
+                    isinstance(it, ef.DecodeMedia) for it in step.effects
+                )
+                is_taken = step is None or is_shown or self._taken > before
+                return self._take_received(passage, is_taken=is_taken)
             case "tx":
                 return self._take_sent(passage)
             case "mark":
