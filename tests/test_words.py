@@ -39,7 +39,7 @@ WORDS: Final = (
     Word(r"\bwho(so)?(m)?ever\b", PEOPLE, "whoever asks"),
     Word(r"\blikewise\b", "also, in the same way", "likewise, a chat"),
     Word(r"\b(tells?|told|telling) of\b", "report, describe, send", "an alert tells\nof a key"),
-    Word(r"\b(is|are|was|were|be) none\b", "invalid, not allowed", "a setting that is none"),
+    Word(r"\b(is|are|was|were|be) (?-i:none)\b", "invalid, not allowed", "a setting that is none"),
     Word(r"\bthat there (is|are|was|were) not\b", "unknown, missing", "a field that there is not"),
     Word(r"\bbeside\b", "next to, with, in addition to", "a file beside it"),
     Word(r"\balone\b", "only; or by itself", "in text alone"),

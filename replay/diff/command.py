@@ -1,7 +1,7 @@
 """The command `antiphon diff`: two session logs side by side.
 
-What was found is on stdout, as text or as one JSON object, and in the exit code. What cannot be
-read is one line on stderr.
+The result is on stdout, as text or as one JSON object, and in the exit code. A log that cannot be
+read gives one line on stderr.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CONVERTER: Final = Converter()
 @click.argument("log_b", metavar="B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
-    """Compare the sessions in the logs A and B, unit by unit, and tell first where they part.
+    """Compare the sessions in the logs A and B, unit by unit, the first difference first.
 
-    What is compared is what the model took in and what it made: whether it spoke, its tokens and
-    codes, its words and its sound (how loud A's is beside the difference, in dB: 60 and more is
-    rounding). How long it took is shown and is no difference; nor are names, times, logits, and
-    what the sessions were given, such as their seeds. Frames and errors are not compared: what
-    clients sent, and were sent, may differ where the model's part is the same.
+    The command compares the model's input and output: decisions, tokens, codes, words and sound
+    (A's level relative to the difference, in dB: 60 and more is rounding). The time that the model
+    took is shown and does not count; nor do names, times, logits, and the settings of the
+    sessions, such as their seeds. Frames and errors are not compared: the frames of clients and
+    servers may differ while the model's part is equal.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
     Exit codes:
       0  the same
       1  they differ
-      2  a log cannot be read, or is damaged: what can be compared is told all the same
+      2  a log cannot be read, or is damaged: the readable part is compared and reported
     """  # noqa: D301 - click takes a backspace to keep the lines
     report = read_and_compare(log_a, log_b)
     exit_code = EXIT_SAME if report.first is None else EXIT_DIFFER

@@ -1,11 +1,11 @@
 """Two sessions aligned by unit, and where they part.
 
 Rules:
-- Units are aligned by their index, turns of chat likewise: unit 7 is the seventh that the model was
-  asked for, whenever that was. A unit that only one session has is a difference.
-- What is compared is what the model took in and made. Times and costs are shown and never count,
-  nor do names; what the sessions were given (seed, settings, environment) is told apart, and so
-  are logits, which rounding changes where nothing else differs.
+- Units are aligned by their index, and so are turns of chat: unit 7 is the seventh unit of the
+  model, at any time. A unit that only one session has is a difference.
+- The model's input and output are compared. Times, costs and names never count; the settings of the
+  sessions (seed, settings, environment) are reported separately, and so are logits, which rounding
+  changes without another difference.
 - Ends are compared where both logs have one.
 - Both logs are streamed: an exchange of each is held at a time, and a bounded list of differences.
 
@@ -57,7 +57,7 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
         head_a: the fields of the first log's `session` record.
         items_a: its records in order, that one first, and its damage.
         head_b: as of the other log.
-        items_b: likewise.
+        items_b: as of the other log.
 
     Returns:
         Where they part, and what they have in common.
@@ -86,7 +86,7 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
 
 
 class _Reading:
-    """One log while it is read, and what is told of it in the end."""
+    """One log while it is read, and its facts for the report."""
 
     def __init__(self, head: Fields, items: Items) -> None:
         self.head: Final = head
@@ -153,7 +153,7 @@ class _Tally:
 def _aligned(
     a: Iterator[Exchange], b: Iterator[Exchange]
 ) -> Iterator[tuple[Exchange | None, Exchange | None]]:
-    """Pair exchanges by their index; one alone where the other log has none of it."""
+    """Pair exchanges by their index; an exchange of only one log has no partner."""
     first, second = next(a, None), next(b, None)
     while first is not None or second is not None:
         if first is not None and (second is None or first.index < second.index):

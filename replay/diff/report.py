@@ -18,7 +18,7 @@ class Side:
     """One session's part of an exchange that differs.
 
     Attributes:
-        outcome: what became of it.
+        outcome: its outcome.
         text: what was said, shortened.
         audio_ms: how much of it was sound.
         took_ns: from the question to the answer; None where there is none.
@@ -40,11 +40,11 @@ class Parting:
         fields: all that differs there, nearest to the cause first.
         path: where in the first of these.
         in_a: what stands there, shortened.
-        in_b: likewise.
-        snr_db: of sound that differs: how loud that of `a` is beside the difference; None where it
-            is the same or cannot be measured.
+        in_b: the same of `b`.
+        snr_db: of sound that differs: the level of `a` relative to the difference; None if it is
+            equal or cannot be measured.
         a: the exchange in `a`; None where it is not there, or for an opening or an end.
-        b: likewise.
+        b: the exchange in `b`, in the same way.
     """
 
     what: What

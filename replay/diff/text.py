@@ -58,7 +58,7 @@ def _parting_lines(parting: Parting) -> list[RenderableType]:
     lines: list[RenderableType] = [f"  {_name(parting)}: {parting.fields[0]}{more}"]
     if parting.a is not None and parting.b is not None:
         lines += [f"  A         {_said(parting.a)}", f"  B         {_said(parting.b)}"]
-    lines += [f"  {parting.path or 'all of it'}", f"    in A    {parting.in_a}"]
+    lines += [f"  {parting.path or 'the whole'}", f"    in A    {parting.in_a}"]
     lines.append(f"    in B    {parting.in_b}")
     if parting.snr_db is not None:
         lines.append(f"  sound     that of A is {parting.snr_db} dB above the difference")

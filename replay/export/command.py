@@ -36,7 +36,7 @@ from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file; beside LOG by default. - is stdout.",
+    help="The file; next to LOG by default. - is stdout.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -56,7 +56,7 @@ class _Held:
 
 
 class Holding:
-    """The moments that wait; whoever made it closes it.
+    """The moments that wait; its owner closes it.
 
     The user's sounds have a queue of their own: those of a stretch move together, and stay in order
     among themselves, so that only the first need ever know where it is. All else is in a heap.
@@ -191,7 +191,7 @@ def _move_back(held: _Held) -> None:
 
 
 def _shorten(held: _Held, at_ns: int) -> None:
-    """End what the model says amid it."""
+    """Cut off the model's sound and words at this time."""
     moment = held.moment
     if isinstance(moment, Sound):
         held.length = (sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES

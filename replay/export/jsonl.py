@@ -10,7 +10,7 @@ The first line is `session`, the last `end`. Each has its `kind`, and but for th
 | `words` | `voice`, `came_ms`, `until_ms` (null without sound), `text`, `response_id` |
 | `picture` | `bytes` of the JPEG file |
 | `end` | `finished`: the log has its end; `damage_count` |
-| any other | `text`: what there is to say of it; see `moments.NoteKind` |
+| any other | `text`: its details; see `moments.NoteKind` |
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 A message's `log_time` is when it is heard, shown or said, `publish_time` when it arrived or was
 sent; both are Unix time where the log says when the session began. The metadata record `session`
-names the recording. Foxglove knows 16-bit sound alone: the log is what keeps every byte.
+names the recording. Foxglove supports only 16-bit sound: the log keeps every byte.
 
 Messages are JSON, and each file brings the schemas: any reader can decode it. In zstd chunks that
 is a sixth more than raw bytes would be (74 against 63 kB for a second of both voices and a picture
@@ -79,7 +79,7 @@ SCHEMAS: Final[Mapping[str, Mapping[str, object]]] = {
         "line": _COUNT,
     },
 }
-"""The fields of each schema, by Foxglove's name of it; all of them are required."""
+"""The fields of each schema, by Foxglove's name; all are required."""
 TOPICS: Final[Mapping[str, str]] = {
     "/user/audio": RAW_AUDIO,
     "/model/audio": RAW_AUDIO,

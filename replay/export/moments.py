@@ -108,13 +108,13 @@ NoteKind = Literal[
 `force_listen`: the user cuts the model short; `shortened`: a message of the client's was refused,
 and the log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
 `unheard`: words that were sent and, cut short, not heard; `close`: the WebSocket was closed;
-`damage`: some of the log is lost here; `mark`: what somebody said of the session while it ran.
+`damage`: some of the log is lost here; `mark`: an annotation of the running session.
 """
 
 
 @attrs.frozen(kw_only=True)
 class Note:
-    """Something else that is worth telling, with what there is to say of it."""
+    """Another event of the session, with its details."""
 
     begin_ns: int
     kind: NoteKind

@@ -160,7 +160,7 @@ class _Video:
         return self._stream.encode(frame)
 
     def _fit(self, picture: _Rgb) -> _Rgb:
-        """Scale a picture into the video's size, amid black where its shape is another."""
+        """Scale a picture into the video's size, with black bars for another shape."""
         height, width = picture.shape[:2]
         factor = min(self._height / height, self._width / width)
         inner = max(1, round(height * factor)), max(1, round(width * factor))

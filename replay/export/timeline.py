@@ -5,14 +5,14 @@
   and pictures of a chat's question stand where the question arrived; of the conversation that comes
   with it, only the last message is new.
 - **Model sound** begins when its frame was sent, or behind what still plays, as a client would play
-  it. A listen amid a turn cuts short what plays, as the protocol asks of clients, and so does
+  it. A listen during a turn cuts short what plays, as the protocol asks of clients, and so does
   `interrupted`; what is left when a turn has ended plays to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
   follows the words, with the sound that comes within `HOLD_NS`. Words without sound stand where
   they were sent, and so do the words of a user's question. What is written of an utterance stands
   there too, but not before the sound is heard that it is written of.
 
-Rules: what was recorded is told, not what a replay would make of it. Stepping the session only says
+Rules: the recording is shown, not the result of a replay. Stepping the session only says
 which requests it took; where it parts from its log, each that parses counts as taken. Damage is a
 note. Moments come in the order in which they begin; memory is bounded, see `holding`.
 
@@ -264,7 +264,7 @@ class Timeline:
 
 
 def _told(message: ms.ServerMessage) -> str:
-    """Say what a note tells of a message beside its kind."""
+    """Return the details of a message for its note, without its kind."""
     match message:
         case ms.ErrorReport(code=code, message=text):
             return f"{code}: {text}"

@@ -1,6 +1,6 @@
 """A session's log written in one format, or nothing: half a file is never left.
 
-The file is written beside its name, with its log's permissions, and renamed when it is whole.
+The file is written next to its name, with its log's permissions, and renamed when it is whole.
 """
 
 from __future__ import annotations

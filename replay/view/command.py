@@ -59,10 +59,9 @@ def view_command(
     """Write the recorded session LOG as one HTML file, to look at and to listen to.
 
     It shows both voices, video frames, words, states, units, the queue, the KV cache, drops, errors
-    and marks on one time line that plays and seeks, and every record beneath. Where the session no
-    longer replays as recorded is shown in place. The file needs no network and no other file, so
-    it can be sent to somebody: it holds the session's sound, pictures and words. Those may read it
-    who may read LOG.
+    and marks on one time line that plays and seeks, and every record beneath. A place
+    at which the session no longer replays as recorded is marked. The file needs no network and no
+    other file. It holds the session's sound, pictures and words, and has the permissions of LOG.
 
     \b
     Examples:
@@ -111,7 +110,7 @@ def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterat
 
 
 def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Show how much of the log is read, where somebody looks."""
+    """Show the progress of reading the log on a terminal."""
     left_bytes = reader.tail_bytes
     with progress(left_bytes, "view") as watch:
         try:

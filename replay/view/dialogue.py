@@ -3,10 +3,10 @@
 Rules:
 - Frames are read with the dialect's own parsers, the same as the server's and the client's; one
   that is not understood, or that was refused, has no sound, picture or text.
-- A model's words stand where their sound is heard, for text runs ahead of it; words without sound
+- A model's words stand where their sound is heard, since text is sent earlier; words without sound
   stand where they were sent.
 - Of an answer's end, the words that no delta told are taken: all, where it was not streamed.
-- A listen amid a turn stops what plays, as a client does; after the turn's end it is played out.
+- A listen during a turn stops what plays, as a client does; after the turn's end it is played out.
 - Of a question in chat, what is new is taken: each carries the whole conversation again. Its sound
   stands where it was asked.
 

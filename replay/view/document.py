@@ -1,13 +1,13 @@
-"""The page as one file: the plain files of `page/`, and what is told of a session, in one HTML.
+"""The page as one file: the plain files of `page/`, and the session's data, in one HTML.
 
     for chunk in page_of(reader): file.write(chunk)
 
 Rules:
-- The file asks nobody for anything. Its policy (`PAGE_CSP`, in the file as well) allows its own
+- The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own
   script and style by their hashes, and sound and pictures that it makes itself; nothing else.
-- What comes from a log stands in data blocks alone, as JSON in ASCII without `<`, `>` and `&`: no
+- Data from a log stands only in data blocks, as JSON in ASCII without `<`, `>` and `&`: no
   text can end a block, and lone surrogates are escapes. The page's script shows it as text.
-- Chunks come while the log is read; whoever writes them may stop at any time.
+- Chunks come while the log is read; the caller may stop writing at any time.
 
 The scripts are ES modules that a browser or Node takes as they are. Put together they are one
 module: their lines of import are left out, and nothing else is changed.
@@ -125,4 +125,4 @@ def _policy() -> str:
 
 
 PAGE_CSP: Final = _policy()
-"""The `Content-Security-Policy` of the page, for whoever sends it over HTTP."""
+"""The `Content-Security-Policy` of the page, for a server that sends it over HTTP."""

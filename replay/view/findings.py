@@ -1,6 +1,6 @@
 """Places of a session at which something is to be said: where a replay parts, or another differs.
 
-Whoever compares sessions in another way makes `Finding`s of its own, and the page shows them too.
+Another comparison of sessions makes its own `Finding`s, and the page shows them too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Finding:
 
     Attributes:
         title: in a few words.
-        detail: lines of it.
+        detail: its lines.
         seq: the record at which it shows.
         unit: the unit.
         turn: the turn of chat.

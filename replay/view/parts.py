@@ -30,7 +30,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 TEXT_CHARS_MAX: Final = 4_000
 """Of one text: a system prompt, whole; the page folds it."""
 ITEMS_MAX: Final = 64
-"""Of one list or object: the codes of a second of speech, and room beside them."""
+"""Of one list or object: the codes of a second of speech, and some more."""
 DEPTH_MAX: Final = 12
 """The deepest record of ours, a conversation's start, nests seven levels."""
 WHOLE_MAX: Final = 2**53

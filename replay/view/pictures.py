@@ -1,6 +1,6 @@
 """The pictures of a session, small enough for a page.
 
-Rules: a picture is decoded and encoded anew, so nothing of a stranger's file reaches the browser;
+Rules: a picture is decoded and encoded again, so nothing of a stranger's file reaches the browser;
 one that was shown before is named, not repeated; what does not decode, or goes beyond the bounds,
 is told without its picture. Small pictures are enough: the log has the originals.
 """

@@ -142,7 +142,7 @@ class Track:
         return self._voice == "user" or time_of(self._voice, sample) <= now_ns
 
     def _cut_off(self) -> list[Part]:
-        """End the stretch: what follows it begins anew."""
+        """End the stretch: later sound begins a new one."""
         samples = np.concatenate([self._lead[:0], *self._held])
         size = PIECE_S * self._rate_hz
         starts = range(0, len(samples), size)

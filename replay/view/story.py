@@ -192,7 +192,7 @@ class Narrator(Inspector):
                 self._mark("interrupt", record, {"index": fields.get("index")})
 
     def _place(self, unit: int, seq: int, arrived_ns: int | None = None) -> None:
-        """Note where a unit stands in the log, and what only stepping tells of it."""
+        """Note a unit's place in the log, and the facts that only stepping shows."""
         place = self._places.setdefault(unit, {"seq": 0, "arrived_ns": None, "undone_ns": None})
         place |= {"seq": seq} if arrived_ns is None else {"seq": seq, "arrived_ns": arrived_ns}
 
