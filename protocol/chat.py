@@ -2,8 +2,8 @@
 
 asked -> decoded -> queued -> running -> answered
 
-A turn holds a slot from prefill to its end alone; between turns a chat holds none. At most one turn
-is under way. Its answer is told as it is made (streaming) or at once, and always ends: with a
+A turn holds a slot only from prefill to its end; between turns a chat holds none. At most one turn
+is in progress. Its answer is sent as it is made (streaming) or at once, and always ends: with a
 `Response`, with an error, or with the session (`break_off`).
 
 A connection that carries a single request (004) is a chat of one turn, which needs no init: it
@@ -186,7 +186,7 @@ class Chat(Core):
     # -- out ------------------------------------------------------------------------------------
 
     def _running(self, index: int) -> ActiveTurn | None:
-        """The turn that the model tells of; None where it is over, or another's."""
+        """The turn that the model reports; None if it is over, or another turn."""
         turn = self.turn
         is_it = turn is not None and turn.stage is Stage.RUNNING and turn.index == index
         return turn if is_it and not self.is_closed else None
@@ -247,11 +247,11 @@ class Chat(Core):
         )
 
     def turn_failed(self, event: ev.TurnFailed) -> None:
-        """There is no answer, or no more of it."""
+        """There is no answer, or no further part."""
         self.failed(event.index, context_full=event.context_full, refused=event.refused)
 
     def failed(self, index: int, *, context_full: bool = False, refused: str = "") -> None:
-        """There is no answer, or no more of it: the turn ends, the chat goes on."""
+        """There is no answer, or no further part: the turn ends, the chat goes on."""
         if self._settled(index) is None:
             return
         if context_full:
@@ -275,7 +275,7 @@ class Chat(Core):
         return None if self.call.is_idle else ef.CutTurn(index=self.call.index)
 
     def farewell(self) -> None:
-        """The session ends amid a turn: tell what there is of its answer."""
+        """The session ends during a turn: send the answer so far."""
         turn, self.turn = self.turn, None
         if turn is not None:
             self.say(self._response(turn, "interrupted", None))

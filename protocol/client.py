@@ -8,7 +8,7 @@ A chat asks instead of appending, one turn at a time; a `legacy-chat` asks once,
 transcription chooses a model, appends sound and commits it.
 
 It reads the same two tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps
-nothing beside where the session stands and how it was closed. What the server would refuse for its
+only the session's state and how it was closed. What the server would refuse for its
 state is a `LocalProtocolError` here, before anything is sent; what the server may not say is a
 `RemoteProtocolError`. An `error` event is neither: it is returned as a message.
 
@@ -87,7 +87,7 @@ class ClientConnection:
     Args:
         dialect_name: a name of `dialects.DIALECTS`.
         mode: what the connection's address asked for; `audio` sends no video frames. `legacy-chat`
-            has `chat` alone, `realtime` that and sound, the transcriptions their own, the others
+            has only `chat`, `realtime` that and sound, the transcriptions their own, the others
             sound.
 
     Raises:
@@ -148,7 +148,7 @@ class ClientConnection:
         """Send audio, and what is seen with it.
 
         Args:
-            append: 250 ms to 10 s of it.
+            append: 250 ms to 10 s.
 
         Returns:
             The frame to send.

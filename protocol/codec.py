@@ -54,7 +54,7 @@ def parse_frame(frame: Frame, bytes_max: int = FRAME_BYTES_MAX) -> Mapping[str, 
         The object; its values are str, int, float, bool, None, list and dict.
 
     Raises:
-        FrameError: it is none (1003), or too long (1009).
+        FrameError: it is not a JSON object (1003), or too long (1009).
     """
     if frame is None or len(frame) > bytes_max:
         raise FrameError(CLOSE_TOO_BIG, f"frame above {bytes_max} bytes")
@@ -261,7 +261,7 @@ def _is_short(value: object) -> bool:
 
 
 class Fields:
-    """Reads the fields of one JSON object and remembers which of them nobody asked for.
+    """Reads the fields of one JSON object and remembers which of them were not read.
 
     Args:
         body: the object.
@@ -286,7 +286,7 @@ class Fields:
             read: a method of `Value`, or a function over one.
 
         Returns:
-            What `read` made of it.
+            The result of `read`.
 
         Raises:
             FieldError: `missing_field` where it is absent or null, else what `read` raises.

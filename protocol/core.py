@@ -3,7 +3,7 @@
 A course (`duplex`, `chat`, `transcription`) is a `Core` that says what it does at each turn of a
 session: `begin`, `admitted`, `slot_leased`, `timed_out`, `shut_down`, `give_up`, `cut`,
 `slot_returned`; what is said here is what most do. It has a method for each message and each fact
-that concerns it alone (`session.METHODS`).
+that concerns only it (`session.METHODS`).
 
 - Every message to the client passes `say`, which looks its transition up in `state.TRANSITIONS`.
 - `end` says `session.closed` where there was a `session.created`, then closes the socket.
@@ -95,7 +95,7 @@ class Core:
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         dialect: the wire protocol in use.
         early: the opening message that came while queued.
-        wants_notices: the client asked to be told of what is not an answer to it.
+        wants_notices: the client asked for messages that do not answer its own.
         media: the number of the next thing to be decoded.
         effects: what the event being handled asks for, in order.
     """
@@ -227,7 +227,7 @@ class Core:
 
     @property
     def recording_id(self) -> str:
-        """What a client is told of its recording's name; empty where there is none."""
+        """The recording's name that the client receives; empty where there is none."""
         is_told = self.opened.endpoint != "realtime" or self.behaves(SESSION_NAMED)
         return self.opened.recording_id if is_told and self.recording == "on" else ""
 
@@ -324,7 +324,7 @@ class Core:
         Args:
             reason: why, as `session.closed` says it.
             close_code: the WebSocket close code, where it is not the reason's own.
-            words: the WebSocket close reason, likewise.
+            words: the WebSocket close reason, where it is not the reason's own.
             client_reason: the client's own words.
             told: as in `Closed`.
         """
@@ -390,7 +390,7 @@ class Core:
 
 
 def _named(message: ServerMessage, session_id: str) -> ServerMessage:
-    """Have what tells of an error name the session."""
+    """Add the session's id to a message about an error."""
     match message:
         case ErrorReport():
             return attrs.evolve(message, session_id=session_id)

@@ -42,7 +42,7 @@ def is_unsaid(field: attrs.Attribute[Any], value: object) -> bool:
 
 
 def derive_id(prefix: str, recording_id: str, counter: int) -> str:
-    """Make an opaque id, `prefix` and 12 hex digits, from a recording and a counter alone."""
+    """Make an opaque id, `prefix` and 12 hex digits, from a recording and a counter."""
     text = f"{prefix}:{recording_id}:{counter}".encode()
     return f"{prefix}_{hashlib.blake2b(text, digest_size=6).hexdigest()}"
 

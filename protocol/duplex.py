@@ -128,7 +128,7 @@ class Duplex(Beginning):
             self._say_pending(self.lockstep.wait())
 
     def _drop(self, unit: PendingUnit) -> None:
-        """Tell of a unit that is lost, and forget its frames (B7)."""
+        """Report a dropped unit, and forget its frames (B7)."""
         self.units_dropped += 1
         self.do(
             ef.DropUnit(
@@ -281,7 +281,7 @@ class Duplex(Beginning):
             self.say(Pending(is_speaking=self.response_id is not None, metrics=metrics))
 
     def _outcome(self, result: UnitResult) -> Listen | Speech:
-        """Turn a result into what the client is told of it (B9)."""
+        """Turn a result into the message to the client (B9)."""
         metrics = self._metrics(result)
         if result.is_listen or self.call.is_withheld(result):
             return Listen(
@@ -337,7 +337,7 @@ class Duplex(Beginning):
         return self._timed(metrics)
 
     def _timed(self, metrics: Metrics) -> Metrics:
-        """Add what is known beside a unit's costs; only 002 tells when it says something."""
+        """Add the facts other than a unit's costs; only 002 has the time of a message."""
         told_ms = self.now_ns / NS_PER_MS if self.opened.endpoint == "duplex" else 0.0
         return attrs.evolve(
             metrics,

@@ -84,7 +84,7 @@ class DecodeMedia:
 
 @attrs.frozen(kw_only=True)
 class CancelDecode:
-    """Forget media that nobody waits for any more; nothing is told of it after this."""
+    """Forget media that is no longer needed; no event about it follows."""
 
     media: int
 
@@ -125,7 +125,7 @@ class ForgetRecording:
 
 @attrs.frozen(kw_only=True)
 class DropUnit:
-    """A waiting unit is lost to newer input (B7): nobody has to do anything, but it is told.
+    """A waiting unit is dropped for newer input (B7): a record that requires no action.
 
     Attributes:
         ordinal: which second of the session's input it was, from 0.

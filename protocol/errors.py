@@ -3,7 +3,7 @@
 The tree:
 
     ProtocolError
-      LocalProtocolError     you misused us: a bug in the calling code, never sent to anybody
+      LocalProtocolError     you misused us: a bug in the calling code, never sent to a peer
       RemoteProtocolError    the peer did wrong
         FieldError           one message is wrong: an `error` event, the connection stays
         FrameError           a frame is beyond repair: the WebSocket is closed with `close_code`
@@ -24,7 +24,7 @@ from typing import Final, Literal
 class ErrorCode(StrEnum):
     """The codes of an `error` event (000, Error Codes; `invalid_event` is the diagram's).
 
-    Those from `model_not_validated` on are a transcription's alone (003; the wire decisions).
+    Those from `model_not_validated` on belong only to transcriptions (003; the wire decisions).
     """
 
     NOT_READY = "not_ready"
@@ -53,7 +53,7 @@ REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.SERVICE_UNAVAILABLE: "the server takes no sessions now",
     }
 )
-"""What a client is told that is not admitted; nobody is refused for another reason."""
+"""The messages to a client that is not admitted; these are the only reasons."""
 
 CLIENT_ERRORS: Final = frozenset(
     {
@@ -81,7 +81,7 @@ TRANSCRIPTION_ERRORS: Final = frozenset(
         ErrorCode.CONTEXT_FULL,
     }
 )
-"""What a transcription alone is told (003); elsewhere these close the connection, or cannot be."""
+"""Only a transcription receives these (003); elsewhere these close the connection, or cannot be."""
 ADMISSION_ERRORS: Final = frozenset(
     {
         ErrorCode.SERVICE_UNAVAILABLE,
@@ -104,7 +104,7 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         "error's text names its path, what was found and what is allowed.",
         ErrorCode.SERVICE_UNAVAILABLE: "The server is loading its model, or is being shut down.",
         ErrorCode.QUEUE_FULL: "As many sessions wait as may wait.",
-        ErrorCode.WORKER_BUSY: "No slot of the model is free and nobody may wait for one, or the "
+        ErrorCode.WORKER_BUSY: "No slot of the model is free and queueing is off, or the "
         "key has as many sessions as it may have.",
         ErrorCode.WORKER_CONNECT_FAILED: "A slot was assigned, but the model could not be opened "
         "on it.",
@@ -147,7 +147,7 @@ CLOSE_MEANINGS: Final[Mapping[int, str]] = MappingProxyType(
         CLOSE_TRY_LATER: "The server cannot take the session now; an `error` came before.",
     }
 )
-"""What each close code means, likewise."""
+"""What each close code means, in the same words."""
 
 
 def error_type(code: ErrorCode) -> Literal["client_error", "server_error"]:

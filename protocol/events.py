@@ -36,7 +36,7 @@ class ConnectionOpened:
     Attributes:
         at_ns: 0.
         recording_id: names the session on this server; derived ids are made from it.
-        created_ms: wall clock, Unix milliseconds, unique on this server (`rt_` ids are made of it).
+        created_ms: wall clock, Unix milliseconds, unique on this server (`rt_` ids use it).
         mode: what the client asked for.
         seed: keys every random choice of the session.
         limits: the settings that bound it.
@@ -44,7 +44,7 @@ class ConnectionOpened:
         endpoint: where it connected.
         label: the client's own name for the session, 64 characters at most; it may repeat (002).
         behaviour: which server's course it takes (`behaviour`).
-        quiet: nothing is told of the queue where a slot is free (002, the worker's own address).
+        quiet: no queue messages where a slot is free (002, the worker's own address).
         must_record: a client that asks not to be recorded is refused.
         recording_notice: what a client that is recorded is told about it, in the operator's words.
     """
@@ -72,7 +72,7 @@ class FrameReceived:
         at_ns: when.
         frame: verbatim; None where it was longer than the connection allows.
         has_room: whether there is memory to keep it, if it comes early.
-        shortened: what it was, where `frame` is only what was read of it: it is refused.
+        shortened: the original, where `frame` is only an outline: it is refused.
     """
 
     at_ns: int
@@ -273,7 +273,7 @@ class TurnDone:
 
 @attrs.frozen(kw_only=True)
 class TurnFailed:
-    """There is no answer, or no more of it.
+    """There is no answer, or no further part.
 
     Attributes:
         at_ns: when.

@@ -31,7 +31,7 @@ IDLE_S: Final = 60
 """A chat holds no slot between its turns, but a socket and its memory (the wire decisions); a
 transcription holds its slot too."""
 LIMIT_TRANSCRIPTION_S: Final = 3600
-"""Total time of a transcription session: a meeting, whose utterances begin the context afresh."""
+"""Total time of a transcription session: a meeting; each utterance has an empty context."""
 PAUSE_S: Final = 60
 """A paused session holds its slot; a client may ask for less, not for more (002)."""
 ESTIMATE_INTERVAL_S: Final = 3
@@ -42,7 +42,7 @@ ESTIMATE_INTERVAL_S: Final = 3
 FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
 """Ten seconds of audio and four frames of 4 MiB, base64, fit with room to spare; more: 1009."""
 CHAT_FRAME_BYTES_MAX: Final = 96 * 1024 * 1024
-"""A turn of chat carries its media whole: a video of 64 MiB in base64, and room beside it."""
+"""A turn of chat carries its media whole: a video of 64 MiB in base64, and some more."""
 FRAME_BYTES_MAX_OF: Final = MappingProxyType(
     {
         "video": FRAME_BYTES_MAX,

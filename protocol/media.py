@@ -59,7 +59,7 @@ def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]
         Width and height in pixels.
 
     Raises:
-        FieldError: it is none of these, or a bigger one than an image may be.
+        FieldError: it is of another format, or a bigger one than an image may be.
     """
     check_bytes(path, data, IMAGE_BYTES_MAX)
     if data.startswith(PNG_SIGNATURE):
@@ -110,7 +110,7 @@ def _png_size(path: str, data: bytes) -> tuple[int, int]:
 
 _SOI: Final = b"\xff\xd8"
 _NOT_FRAME_HEADERS: Final = frozenset({0xC4, 0xC8, 0xCC})
-"""DHT, JPG and DAC: they stand among the frame headers SOF0 to SOF15, and are none."""
+"""DHT, JPG and DAC: they stand among SOF0 to SOF15, but are not frame headers."""
 _FRAME_HEADERS: Final = frozenset(range(0xC0, 0xD0)) - _NOT_FRAME_HEADERS
 _OUT_OF_PLACE: Final = frozenset({0x00, 0x01, *range(0xD0, 0xDB)})
 """A stuffed byte, TEM, restarts, another SOI, EOI and SOS: not before a frame header."""
@@ -220,7 +220,7 @@ def read_audio(path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ) -> AudioPar
 
 
 def audio_s(part: AudioPart) -> float:
-    """Say how long a conversation's sound lasts, by its header alone.
+    """Say how long a conversation's sound lasts, by its header.
 
     Args:
         part: as `read_audio` gave it.

@@ -306,7 +306,7 @@ class TranscriptDone:
 
     Attributes:
         text: of the whole utterance: that of its deltas, joined.
-        prompt_tokens: tokens and embeddings that the model was fed of it.
+        prompt_tokens: its tokens and embeddings that the model was fed.
         completion_tokens: tokens that the model generated.
     """
 
@@ -352,7 +352,7 @@ EndReason = Literal[
 `answered` and `rejected` are the ends of a connection that carries one request (004): its answer,
 and the client's mistake; `flooded` is that of a client that sends more than can be recorded; `idle`
 is a transcription's, whose client is silent. The last two are never said, but for a chat that is
-refused amid its life.
+refused while it runs.
 """
 
 

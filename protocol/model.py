@@ -135,8 +135,8 @@ class UnitResult:
         index: the unit's.
         is_listen: the model listens; `text` and `pcm` are empty then, unless the unit was cut.
         text: text of this unit.
-        pcm: float32 LE at 24 kHz. Exactly 24000 samples amid a turn, fewer at its start; at its end
-            up to 30720, since a vocoder looks ahead and then lets go of what it held back.
+        pcm: float32 LE at 24 kHz. Exactly 24000 samples inside a turn, fewer at its start; at its
+            end up to 30720, since a vocoder looks ahead and then releases the rest.
         end_of_turn: the turn ends with this unit.
         kv_length: tokens in the KV cache, read after generate and before finalize (B10).
         decided_ids: every token id that was decided, terminators and forced ones included.

@@ -1,7 +1,7 @@
 """A model call that shows no sign of life for too long: it hangs, and its session ends.
 
-One timer looks after all calls of a session. It is not set anew with each call, but where it fires
-too early for the call that is under way then: so it costs an effect in half a minute, and not one a
+One timer looks after all calls of a session. It is not set again with each call, but where it fires
+too early for the call that is in progress: so it costs an effect in half a minute, and not one a
 unit. What hangs is cleaned up as always: waited for a while, then its slot condemned (B4).
 """
 
@@ -46,7 +46,7 @@ def watch(core: Core, event: ev.Event) -> None:
 
 
 def look(core: Core) -> None:
-    """The timer fired: end a session whose call hangs; for one that lives, `watch` sets it anew."""
+    """The timer fired: end a session whose call hangs, else let `watch` set it again."""
     wait_ns = core.opened.limits.call_wait_s * NS_PER_S
     if core.alive_ns is not None and core.now_ns - core.alive_ns >= wait_ns:
         core.give_up("the model could not be opened")

@@ -29,7 +29,7 @@ from .turn import Content, Message, Picture, Role, Sound, SpeechConfig, Text, Tu
 
 SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
 VIDEO_SLICES: Final = 1
-"""Slices a picture of a video, where nobody says: there are many pictures, and each counts."""
+"""Slices a picture of a video, by default: there are many pictures, and each counts."""
 
 Contents = tuple[Content, ...]
 

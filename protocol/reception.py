@@ -36,7 +36,7 @@ from .strict import not_json
 from .utf8 import Frame, Refused, Shortened, Utf8Text
 
 SHORTENED_BYTES_MIN: Final = 4096
-"""Shorter frames are recorded whole, refused or not: what is kept of a longer one is half of it."""
+"""Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
 KEPT_CHARS: Final = 1024
 """Of a refused frame: enough to see what it was."""
 WORD_CHARS_MAX: Final = 64
@@ -225,7 +225,7 @@ class Reception:
         """Read a frame as JSON.
 
         Raises:
-            FrameError: it is none.
+            FrameError: it is not a JSON object.
         """
         if event.shortened is not None and event.shortened.unreadable:
             raise not_json(event.shortened.unreadable)

@@ -211,7 +211,7 @@ class ChatMessage:
 
     Attributes:
         role: who says it; a system message can only be the first, and the last is the user's.
-        content: what it says: words alone, or parts of several kinds.
+        content: what it says: only words, or parts of several kinds.
     """
 
     role: Role
@@ -244,7 +244,7 @@ class Ask:
         messages: the whole conversation: at least one message, the last of them the user's.
         streaming: the answer comes as it is made; else at once.
         config: how it is generated.
-        speech: whether the answer is spoken, and how; without, it is text alone.
+        speech: whether the answer is spoken, and how; without, it is only text.
         max_slice_nums: most slices a picture may be cut into, 1-9; the model's own otherwise.
         use_image_id: pictures are numbered where there are several.
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).

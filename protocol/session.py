@@ -203,7 +203,7 @@ class Session:
     # -- connection and queue -------------------------------------------------------------------
 
     def _ticket_moved(self, event: ev.TicketMoved) -> None:
-        """Tell the client its place at once when it moved, a new estimate alone now and then."""
+        """Send the client its place at once when it moved, only a new estimate now and then."""
         core, told, place = self._core, self._core.place, event.place
         if core.is_closed or not core.waits_for_slot or told == place or not core.hears_queue:
             return

@@ -9,7 +9,7 @@ A session takes one of four courses, by where and for what the client connected:
 
 DUPLEX         a slot is held from the queue to the end; audio in, listens and speech out (000, 001,
                002)
-CHAT           turns, each of which waits for a slot of its own, amid ACTIVE (001, mode=chat)
+CHAT           turns, each of which waits for its own slot while ACTIVE (001, mode=chat)
 REQUEST        one turn a connection: CONNECTED until it is read, QUEUED where it must wait, ACTIVE
                from prefill (004)
 TRANSCRIPTION  a slot is held from the queue to the end; sound in, text out. ACTIVE once a model is

@@ -45,7 +45,7 @@ class ChunkResult:
     Attributes:
         utterance: the chunk's.
         index: the chunk's.
-        text: whole characters alone; may be empty.
+        text: only whole characters; may be empty.
         token_ids: sampled in this chunk, the terminator included.
         reason: why the text ends here.
         prompt_tokens: rows fed as the chunk's prompt, embeddings too; the first chunk's has the

@@ -14,7 +14,7 @@ appended -> committed -> chunk, chunk, ... -> answered
   from then on belongs to the next one, which the next commit begins, final or not.
 - A client that is silent is let go (`idle`), but not while it waits for the model.
 
-What was said is never taken back. Sound is cut here alone: how it was split into appends makes no
+What was said is never taken back. Sound is cut only here: how it was split into appends makes no
 difference to what the model is given.
 """
 
@@ -249,7 +249,7 @@ class Transcription(Core):
         return utterance
 
     def _look_at_idle(self) -> None:
-        """End a silent session; for one that is not, set its timer anew.
+        """End a silent session; for one that is not, set its timer again.
 
         So it is set once in a while, and not with every frame.
         """
@@ -275,7 +275,7 @@ class Transcription(Core):
         return any(not utterance.is_answered for utterance in self.pending)
 
     def _go_on(self) -> None:
-        """Give the model its next chunk, and answer what needs no more of it."""
+        """Give the model its next chunk, and answer the utterances that are complete."""
         while self.pending and self.call.is_idle and not self.is_closed:
             utterance = self.pending[0]
             if utterance.is_begun and utterance.has_chunk:
@@ -311,7 +311,7 @@ class Transcription(Core):
         self._go_on()
 
     def chunk_failed(self, event: ev.ChunkFailed) -> None:
-        """Answer the utterance with what there is of it; the rest of its sound is discarded."""
+        """Answer the utterance with its text so far; the rest of its sound is discarded."""
         number, index = event.utterance, event.index
         utterance = self._settled(number, index)
         if utterance is None:
@@ -332,7 +332,7 @@ class Transcription(Core):
         self._go_on()
 
     def _settled(self, number: int, index: int) -> Utterance | None:
-        """The call under way is over; None where it is another, or nobody waits for it any more."""
+        """The call in progress is over; None for another call, or one that is not awaited."""
         if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
             return None
         self.active_ns = self.now_ns

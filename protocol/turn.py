@@ -121,7 +121,7 @@ class Turn:
         index: 0, 1, 2... counts the session's turns; it keys the RNG.
         messages: the whole conversation, one message at least.
         config: how it is generated.
-        speech: how it is spoken; None: text alone.
+        speech: how it is spoken; None: only text.
         max_slice_nums: most slices a picture may be cut into, 1-9.
         use_image_id: pictures are numbered, where there are several.
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
@@ -168,10 +168,10 @@ class TurnChunk:
     Attributes:
         index: the turn's.
         step: 0, 1, 2... counts the chunks of the turn.
-        text: whole characters alone; may be empty.
+        text: only whole characters; may be empty.
         pcm: float32 LE, 24 kHz mono; may be empty.
         token_ids: the ids that were generated since the last chunk.
-        codec_ids: the speech codes, likewise.
+        codec_ids: the speech codes since the last chunk.
     """
 
     index: int

@@ -29,7 +29,7 @@ class Frame:
 
 @attrs.frozen(kw_only=True)
 class Attachments:
-    """What an append brought beside its audio; `max_slice_nums` is None where it did not say."""
+    """What an append brought with its audio; `max_slice_nums` is None where it did not say."""
 
     input_id: str = ""
     frames: tuple[Frame, ...] = ()

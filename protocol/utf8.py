@@ -4,7 +4,7 @@ Python holds a `str` at the width of its widest character: one emoji makes a mes
 360. So a large message that is not ASCII stays UTF-8 from the socket to the parser and the log. It
 is text all the same, and means what the `str` would; a binary message is `bytes`.
 
-It does not check the bytes: whoever makes one has.
+It does not check the bytes: its maker has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Refused:
 
 @attrs.frozen(kw_only=True)
 class Shortened:
-    """A message that was refused, as its recording holds it: without most of it.
+    """A message that was refused, as its recording holds it: without most of its bytes.
 
     Attributes:
         size_bytes: of the whole message; of text in UTF-8.

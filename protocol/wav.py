@@ -53,8 +53,8 @@ def check_wav(
         path: where it stands in the message, for the error.
         data: the file.
         bytes_max: the most bytes that it may have; by default that of reference audio.
-        s_min: the fewest seconds that are enough; likewise.
-        s_max: the most seconds that are allowed; likewise.
+        s_min: the fewest seconds that are enough; by default as for reference audio.
+        s_max: the most seconds that are allowed; by default as for reference audio.
 
     Returns:
         What the header says.

@@ -62,7 +62,7 @@ class Sense:
 ALLOWED: Final = (
     Sense(r"\b(left|leave|leaves|let) (\w+ )?alone\b", "an idiom: not touched"),
     Sense(r"\bthere (is|are|was|were) none\b", "a thing is missing, and not of another kind"),
-    Sense(r"^sound alone$", "the name of a pattern of `antiphon bench gateway`, which users type"),
+    Sense(r"\bamid a turn\b", "the words of an error on the wire, which recordings hold"),
 )
 
 NOT_HELD: Final[tuple[str, ...]] = ("docs/protocol.md", "protocol/", "runtime/", "replay/")
