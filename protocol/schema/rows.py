@@ -161,7 +161,7 @@ def _meaning(row: Field, cls: type, prefix: str) -> str:
         said = f"{said} {summary(row.kind.cls)}"
     if row.kind.schema.get("maxLength") == 0:
         said = said or "Must be empty here."
-    return f"{said} Not looked at beside `{row.after}`." if row.after else said
+    return f"{said} Ignored if `{row.after}` is present." if row.after else said
 
 
 def _second(schema: Schema, first: str) -> Schema:

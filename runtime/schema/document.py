@@ -41,7 +41,7 @@ GATES: Final[Mapping[Course, tuple[Gate, ...]]] = {
 
 
 def asyncapi() -> Json:
-    """Make the document: JSON values alone, in an order that reads well."""
+    """Make the document: only JSON values, in an order that reads well."""
     described = {name: describe(name) for name in MODES}
     settings = Settings()
     return {

@@ -1,4 +1,4 @@
-"""The protocol reference, for whoever writes a client: `docs/protocol.md` is what this writes.
+"""The protocol reference for authors of clients: it writes `docs/protocol.md`.
 
 Everything but the sentences around it comes from `document` and `protocol.schema`, as the
 AsyncAPI document does; they say what the server's own tables say.
@@ -251,14 +251,14 @@ def _codes() -> Iterator[str]:
     yield _table(("code", "type", "connection", "meaning"), errors)
     yield "## How a session ends\n"
     yield (
-        "A session that was set up is told why it ends, in each dialect in its own words; where "
-        "there are none, that end does not occur there. `legacy-chat` ends without a word. Before "
-        "a session was set up, the close code and its reason say it alone.\n"
+        "A session that was set up gets the reason of its end, in the words of its dialect; an end "
+        "without words does not occur in that dialect. `legacy-chat` ends without a message. "
+        "Before a session is set up, only the close code and its reason say why it ends.\n"
     )
     yield _ends()
     yield "## Close codes\n"
     yield (
-        "The server closes the WebSocket with one of these. The reason that stands beside it is a "
+        "The server closes the WebSocket with one of these. The reason next to it is a "
         "word such as `stopped`, `timeout` or an error code, or says what is wrong with a frame.\n"
     )
     yield _table(("code", "meaning"), [(str(code), text) for code, text in CLOSE_MEANINGS.items()])

@@ -97,8 +97,8 @@ DIALECTS: Final[Mapping[str, str]] = {
     "legacy-chat": "One turn of chat a connection: a request and its answer, which is spoken "
     "unless `tts` says otherwise. Then the connection closes.",
     "transcription": "Sound in, its text out while it comes, utterance by utterance.",
-    "transcription-responses": "The same in other names, for clients that know these: whoever "
-    "chooses a model by `session.create` is answered so. Either may send the types of both.",
+    "transcription-responses": "The same with other names, for clients that know these: a client "
+    "that chooses its model by `session.create` gets them. Either may send the types of both.",
 }
 """What each dialect is for."""
 
@@ -111,8 +111,8 @@ COURSES: Final[Mapping[Course, str]] = {
     f"{LIMIT_VIDEO_S} s with video and {LIMIT_AUDIO_S} s without, queueing included, unless the "
     f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
     Course.CHAT: "The client sets the session up at once, and then asks as often as it likes, each "
-    "time with the whole conversation; the server keeps none of it. A turn waits in the queue by "
-    f"itself. While it runs no other can be asked. {IDLE_S} s without a turn end the session.",
+    "time with the whole conversation; the server keeps no part. Each turn waits in the "
+    f"queue. While it runs no other can be asked. {IDLE_S} s without a turn end the session.",
     Course.REQUEST: "The client sends one message as soon as it is connected. Queue events come "
     f"only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the client "
     f"made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} where the "
@@ -145,7 +145,7 @@ ENDS: Final[Mapping[EndReason, str]] = {
     "flooded": "The client sent large messages faster than the server can record them.",
     "refused": "A turn of chat could not be given to the model; an `error` came before.",
 }
-"""What the ends mean that a client may be told of."""
+"""The meanings of the ends that a client may receive."""
 
 END_CLOSES: Final[Mapping[EndReason, tuple[int, ...]]] = {
     "invalid_frame": (CLOSE_INVALID_FRAME, CLOSE_TOO_BIG),
@@ -157,12 +157,12 @@ RULES: Final[tuple[str, ...]] = (
     "A message is one JSON object in one text frame, in UTF-8, without a key twice, NaN, Infinity "
     f"or lone surrogates. It is at most {FRAME_BYTES_MAX // MIB} MiB long, in chat "
     f"{CHAT_FRAME_BYTES_MAX // MIB} MiB.",
-    "A field has exactly the type that is named: `true` is no integer, and `1.0` is none. An "
+    "A field has exactly the type that is named: neither `true` nor `1.0` is an integer. An "
     "integer is a number, too.",
     "In a client's message an explicit null counts as absent.",
     "A field that is not listed is ignored, and counted; but in an object of settings it is "
-    "refused, so that nobody believes a setting to be in force that is not. Clients should ignore "
-    "fields that they do not know: there may be more of them later.",
+    "refused, so that an ineffective setting is noticed. Clients should ignore fields that they do "
+    "not know: there may be more of them later.",
     "A message that is wrong gets an `error`, and the session goes on. First the session's state "
     "is looked at, then the message's type, then its fields.",
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
