@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 PART_PREFIX: Final = ".antiphon-"
-"""Of the folder, beside a file's own, in which it is written."""
+"""Of the folder next to a file, in which it is written."""
 NOT_EXECUTABLE: Final = 0o666
-"""What of a log's mode a file has that is made of it."""
+"""The bits of a log's mode that a file made from the log keeps."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What a file system says that has no hard links."""
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -49,7 +49,7 @@ def new_file(path: Path, *, like: Path | None = None, replaces: bool = False) ->
 
 
 def _share_as(path: Path, like: Path) -> None:
-    """Let the group of another file read a file, or nobody's group where that cannot be."""
+    """Let the group of another file read a file, or no group if that is not possible."""
     found = like.stat()
     mode = stat.S_IMODE(found.st_mode) & NOT_EXECUTABLE
     if path.stat().st_gid != found.st_gid:
@@ -107,10 +107,10 @@ def _give_name(part: Path, path: Path) -> None:
 
 
 def own_as(path: Path, other: Path) -> None:
-    """Give a file the owner and the mode of another: whoever could read that can read it too.
+    """Give a file the owner and the mode of another: the readers of that one can read it too.
 
     Raises:
-        PermissionError: the owner is somebody else, and we may not give files away.
+        PermissionError: the owner is another user, and we may not give files away.
     """
     status, owned = path.stat(), other.stat()
     if (status.st_uid, status.st_gid) != (owned.st_uid, owned.st_gid):

@@ -65,8 +65,11 @@ ALLOWED: Final = (
     Sense(r"\bamid a turn\b", "the words of an error on the wire, which recordings hold"),
 )
 
-NOT_HELD: Final[tuple[str, ...]] = ("docs/protocol.md", "protocol/", "runtime/", "replay/")
-"""Beginnings of paths whose text is not yet clean. This list only becomes shorter."""
+NOT_HELD: Final = re.compile(
+    r"protocol/(dialects|wire)/|runtime/(backends|bench|client|talk)/"
+    r"|replay/(\w+\.py|story/)"
+)
+"""Files whose text is not yet clean, by the beginning of their path; to be made shorter."""
 
 
 def blanked(match: re.Match[str]) -> str:
@@ -175,7 +178,7 @@ def test_the_words_are_not_used() -> None:
     found = [
         each
         for name in held_files()
-        if not name.startswith(NOT_HELD)
+        if not NOT_HELD.match(name)
         for each in findings(name, (ROOT / name).read_text("utf-8"))
     ]
     assert not found, "\n".join(["words that are not used:", *found])

@@ -41,7 +41,7 @@ _SILENCE: Final = "AAAAAAAAAAAAAAAAAAAAAA=="
 _ATTRIBUTE: Final = re.compile(r"(\w+): (.+)")
 _SECTION: Final = "Attributes:"
 _CLAUSE: Final = re.compile(r" \((?:\d{3}|B\d+|`protocol)[^)]*\)")
-"""Where a rule comes from: of use to whoever changes the code, not to a client's author."""
+"""Where a rule comes from: for readers of the code, not for a client's author."""
 
 
 def attribute_docs(cls: type) -> Mapping[str, str]:
@@ -211,7 +211,7 @@ def answer_schema(tables: Sequence[Table]) -> Schema:
 
 
 def _variant(table: Table) -> dict[str, Schema]:
-    """Describe what tells a server's message from others: by what it is, beside its type."""
+    """Describe what tells a server's message from others: by its kind, in addition to its type."""
     tags = _tags(table)
     for name, tag in tags.items():
         if name != "type":

@@ -3,10 +3,10 @@
 `describe` reads the tables of a dialect (`protocol.wire`) in each course that it has. What is the
 same in several courses is one message.
 
-Beside JSON Schema's own keys there are, all of them for people and tools that want more:
+In addition to JSON Schema's own keys there are these, for people and tools that want more:
 `x-antiphon-media` (what base64 may hold), `x-antiphon-tag` (the field that says which of `oneOf` an
 object is), `x-antiphon-same` (the field of which this is another name), `x-antiphon-after` (the
-field beside which this one is not looked at) and `x-antiphon-ignored-in` (modes in which a field is
+field that, if present, makes this one ignored), `x-antiphon-ignored-in` (modes in which a field is
 known and not looked at).
 """
 

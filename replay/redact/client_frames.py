@@ -39,7 +39,7 @@ from .spans import Span, replaced, spans, unescaped
 from .words import Pseudonyms, fill, fill_json, fill_number, refuse_json
 
 SETTING: Final = None
-"""What a field holds that has nothing of anybody's: a number, a switch, a word, or other fields."""
+"""What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
 TEXT: Final = SAID
 _PART: Final = "data"
 """The one field whose key has several meanings: of a part of a message, told by its `type`."""
@@ -74,7 +74,7 @@ def held(tables: Iterable[Table]) -> Mapping[str, Holds | None]:
 _TABLES: Final = tuple(_tables())
 _FIELDS: Final = _fields(_TABLES)
 HOLDS: Final[Mapping[str, Holds | None]] = {**held(_TABLES), _PART: TEXT}
-"""What each field holds; `data`, where nothing beside it says what it is, may be any text."""
+"""What each field holds; `data`, where no other field says what it is, may be any text."""
 _PARTS: Final[Mapping[str, Holds]] = {
     table.tag["type"]: row.kind.holds
     for table in _TABLES

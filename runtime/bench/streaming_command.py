@@ -82,7 +82,7 @@ def streaming_command(*, as_json: bool, model: str, phrases: int, seconds: int) 
     """Measure live transcription: how late its text is, and what a long stream costs.
 
     Held-out phrases are said to a server; a word's delay runs from its end to the first delta that
-    holds it. Then ten minutes go through the model alone. It takes about two minutes, on a machine
+    holds it. Then ten minutes go only through the model. It takes about two minutes, on a machine
     that does nothing else meanwhile.
     """
     print_found(measured(partial(_run, model, phrases, seconds)), show, as_json=as_json)

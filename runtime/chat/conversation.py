@@ -27,7 +27,7 @@ from ..client.sdk import Dialect, connect
 from ..interrupts import run
 
 RETRIES: Final = 0
-"""Whoever sits before a terminal wants to know at once that nobody is there."""
+"""A user at a terminal wants to know at once that no server is there."""
 
 
 @attrs.frozen(kw_only=True)

@@ -52,7 +52,7 @@ def dialect_option(*dialects: str) -> Callable[[Command], Command]:
 
 
 class UnusableError(click.ClickException):
-    """A file or an option that cannot be used: nothing was sent to anybody."""
+    """A file or an option that cannot be used: nothing was sent to a server."""
 
     exit_code = 2
 

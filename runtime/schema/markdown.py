@@ -42,10 +42,9 @@ TITLES: Final[Mapping[Course, str]] = {
 
 HEAD: Final = """# The wire protocols
 
-This page is for whoever writes a client. It is written by `antiphon schema --format markdown` from
-the tables by which the server reads and writes messages and changes its state, and a test holds it
-to them; do not edit it. For tools there is the same as AsyncAPI 3: `antiphon schema --format json`,
-or `yaml`.
+This page is for authors of clients. `antiphon schema --format markdown` writes it from the tables
+by which the server reads and writes messages and changes its state, and a test compares them; do
+not edit it. For tools, `antiphon schema --format json`, or `yaml`, writes the same as AsyncAPI 3.
 """
 
 
