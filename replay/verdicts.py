@@ -6,13 +6,13 @@ in bounds. What is compared is `outputs`'.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import attrs
 
 from protocol import effects as ef
 from protocol import events as ev
-from runtime.backends.base import Backend
+from runtime.backends.base import Backend, ModelSession
 from runtime.backends.forcing import Choice
 
 from .difference import Difference
@@ -67,11 +67,7 @@ class ModelUnavailableError(Exception):
     """The log does not name its model, or it cannot be had here, or not be forced."""
 
 
-class _Holds(Protocol):
-    async def release(self) -> None: ...
-
-
-Held = TypeVar("Held", bound=_Holds)
+Held = TypeVar("Held", bound=ModelSession)
 ASKED: Final = (ef.OpenBackend, ef.StartUnit, ef.StartFinalize, ef.StartTurn, ef.RunChunk)
 """What the machine asks of a model that is compared."""
 

@@ -33,11 +33,12 @@ from .backends.base import (
     BackendGone,
     BackendRefused,
     Chats,
+    ModelSession,
     Transcribes,
 )
 from .opening import try_to_open
 from .pool import Lease
-from .tenure import Asked, Held, Tenure
+from .tenure import Asked, Tenure
 from .workers import Workers
 
 RELEASE_WAIT_S: Final = 10.0
@@ -293,7 +294,7 @@ class Calls:
             result = await tenure.transcript.run_chunk(chunk)
             self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
 
-    async def _is_late(self, tenure: Tenure, held: Held) -> bool:
+    async def _is_late(self, tenure: Tenure, held: ModelSession) -> bool:
         """Release a session that opened after its lease was condemned."""
         if self._tenure is tenure:
             return False

@@ -22,7 +22,6 @@ from .backends.base import Backend, BackendGone, BackendSession, TranscriptSessi
 from .pool import Lease
 from .telemetry.logs import name_unit
 
-Held = BackendSession | TurnSession | TranscriptSession
 Asked = TypeVar("Asked")
 
 _logger = logging.getLogger("antiphon.session")

@@ -75,7 +75,15 @@ class BackendInfo:
     varies: str = ""
 
 
-class BackendSession(Protocol):
+class ModelSession(Protocol):
+    """What a backend holds on a slot: a session, a chat turn or a transcription."""
+
+    async def release(self) -> None:
+        """Free everything it holds; never raises if it is lost."""
+        ...
+
+
+class BackendSession(ModelSession, Protocol):
     """One session's state on a backend: its caches, carries, RNG counters and history."""
 
     @property
@@ -111,12 +119,8 @@ class BackendSession(Protocol):
         """Restore the state before unit `index` exactly (B3); after `BackendError`, release it."""
         ...
 
-    async def release(self) -> None:
-        """Free everything the session holds; never raises if it is lost."""
-        ...
 
-
-class TurnSession(Protocol):
+class TurnSession(ModelSession, Protocol):
     """One chat turn on a backend: prefilled once, generated once, then released.
 
     If interrupted before the answer, `prefill` raises at its next step. Else the answer ends before
@@ -155,12 +159,8 @@ class TurnSession(Protocol):
         """Cut the turn, also before it begins; never blocks."""
         ...
 
-    async def release(self) -> None:
-        """Free everything the turn holds; never raises if it is lost."""
-        ...
 
-
-class TranscriptSession(Protocol):
+class TranscriptSession(ModelSession, Protocol):
     """One transcription on a backend, by utterance and chunk."""
 
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
@@ -171,10 +171,6 @@ class TranscriptSession(Protocol):
             BackendError: it failed, and the utterance is lost; the next may begin.
             BackendGone: the session is lost.
         """
-        ...
-
-    async def release(self) -> None:
-        """Free everything the session holds; never raises if it is lost."""
         ...
 
 

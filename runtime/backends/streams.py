@@ -20,6 +20,8 @@ from protocol.limits import SLICES_MAX
 from protocol.model import Costs
 from protocol.turn import Picture, Sound, Text
 
+from .base import ModelSession
+
 FinishReason = Literal["stop", "length", "context_full"]
 """Why a chunk's answer ended: a stop token, its `max_tokens`, or a full context."""
 OutputKind = Literal["delta", "final_only"]
@@ -188,7 +190,7 @@ class Extended:
     costs: Costs = Costs()
 
 
-class AnchorSession(Protocol):
+class AnchorSession(ModelSession, Protocol):
     """One anchored request on a backend, from its slot's lease to its release."""
 
     async def extend(
@@ -214,10 +216,6 @@ class AnchorSession(Protocol):
 
     def interrupt(self) -> None:
         """Cut the request for good at its next step, running or not; never blocks."""
-        ...
-
-    async def release(self) -> None:
-        """Free everything the request holds; never raises if it is lost."""
         ...
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import attrs
@@ -44,6 +44,7 @@ from .engine import Engine
 from .pace import Pace
 from .scheduler import BACKGROUND
 from .stepped import (
+    Stepped,
     SteppedAnchor,
     SteppedChats,
     SteppedForces,
@@ -119,12 +120,24 @@ class EngineBackend:
             raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
 
 
-@attrs.define(eq=False)
-class EngineSession:
-    """One session on an engine; `stepped` is its state."""
+Held = TypeVar("Held", bound=Stepped)
 
-    stepped: SteppedSession
+
+@attrs.define(eq=False)
+class _OnEngine(Generic[Held]):
+    """What an engine holds for a session; `stepped` is its state."""
+
+    stepped: Held
     _calls: EngineCalls
+
+    async def release(self) -> None:
+        """Free everything it holds; after a `BackendError` the slot is unsafe to reuse."""
+        await self._calls.at_once("release", self.stepped.release)
+
+
+@attrs.define(eq=False)
+class EngineSession(_OnEngine[SteppedSession]):
+    """One session on an engine; `stepped` is its state."""
 
     @property
     def opened(self) -> Opened:
@@ -164,17 +177,10 @@ class EngineSession:
         """Undo the failed unit."""
         await self._calls.at_once("rollback", lambda: self.stepped.rollback(index))
 
-    async def release(self) -> None:
-        """Free everything the session holds; after a `BackendError` the slot is unsafe to reuse."""
-        await self._calls.at_once("release", self.stepped.release)
-
 
 @attrs.define(eq=False)
-class EngineTurn:
+class EngineTurn(_OnEngine[SteppedTurn]):
     """One chat turn on an engine; `stepped` is its state."""
-
-    stepped: SteppedTurn
-    _calls: EngineCalls
 
     async def prefill(self) -> Prefill:
         """Feed the conversation; pictures are encoded one by one."""
@@ -201,17 +207,10 @@ class EngineTurn:
         """Cut the turn at its next step, running or waiting for the engine; never blocks."""
         self.stepped.interrupt()
 
-    async def release(self) -> None:
-        """Free everything the turn holds; after a `BackendError` the slot is unsafe to reuse."""
-        await self._calls.at_once("release", self.stepped.release)
-
 
 @attrs.define(eq=False)
-class EngineAnchor:
+class EngineAnchor(_OnEngine[SteppedAnchor]):
     """One streaming request on an engine; `stepped` is its state."""
-
-    stepped: SteppedAnchor
-    _calls: EngineCalls
 
     async def extend(
         self,
@@ -234,17 +233,11 @@ class EngineAnchor:
         """Cut the request, running or waiting for the engine; never blocks."""
         self.stepped.interrupt()
 
-    async def release(self) -> None:
-        """Free everything the request holds; after a `BackendError` the slot is unsafe to reuse."""
-        await self._calls.at_once("release", self.stepped.release)
-
 
 @attrs.define(eq=False)
-class EngineTranscript:
+class EngineTranscript(_OnEngine[SteppedTranscript]):
     """One transcription on an engine; `stepped` is its state."""
 
-    stepped: SteppedTranscript
-    _calls: EngineCalls
     _pace: Pace = attrs.field(factory=Pace)
 
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
@@ -254,7 +247,3 @@ class EngineTranscript:
         return await self._calls.call(
             "run_chunk", lambda: self.stepped.chunk(chunk), due_ns=due_s * NS_PER_S
         )
-
-    async def release(self) -> None:
-        """Free the transcription's slot; after a `BackendError` it is unsafe to reuse."""
-        await self._calls.at_once("release", self.stepped.release)

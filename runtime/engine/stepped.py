@@ -20,7 +20,15 @@ from ..backends.forcing import Forced, ForcedResult
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
 
 
-class SteppedSession(Protocol):
+class Stepped(Protocol):
+    """What a model holds for a session, a turn, a request or a transcription."""
+
+    def release(self) -> None:
+        """Free everything it holds."""
+        ...
+
+
+class SteppedSession(Stepped, Protocol):
     """One session's state."""
 
     @property
@@ -50,10 +58,6 @@ class SteppedSession(Protocol):
 
     def rollback(self, index: int) -> None:
         """Restore the state before unit `index`."""
-        ...
-
-    def release(self) -> None:
-        """Free everything the session holds."""
         ...
 
 
@@ -89,7 +93,7 @@ class SteppedModel(Protocol):
         ...
 
 
-class SteppedTurn(Protocol):
+class SteppedTurn(Stepped, Protocol):
     """One chat turn."""
 
     def measure(self) -> int:
@@ -118,10 +122,6 @@ class SteppedTurn(Protocol):
         """Cut the turn, also before it begins; thread-safe. `prefill` then raises."""
         ...
 
-    def release(self) -> None:
-        """Free everything the turn holds."""
-        ...
-
 
 @runtime_checkable
 class SteppedChats(Protocol):
@@ -132,7 +132,7 @@ class SteppedChats(Protocol):
         ...
 
 
-class SteppedAnchor(Protocol):
+class SteppedAnchor(Stepped, Protocol):
     """One streaming request."""
 
     def look(self, prompt: Sequence[Part], params: SamplingParams) -> Any:
@@ -149,10 +149,6 @@ class SteppedAnchor(Protocol):
         """Cut the request for good; thread-safe."""
         ...
 
-    def release(self) -> None:
-        """Free everything the request holds."""
-        ...
-
 
 @runtime_checkable
 class SteppedStreams(Protocol):
@@ -167,15 +163,11 @@ class SteppedStreams(Protocol):
         ...
 
 
-class SteppedTranscript(Protocol):
+class SteppedTranscript(Stepped, Protocol):
     """One transcription."""
 
     def chunk(self, chunk: Chunk) -> Generator[Any, Any, ChunkResult]:
         """Transcribe a second."""
-        ...
-
-    def release(self) -> None:
-        """Free everything the transcription holds."""
         ...
 
 
