@@ -508,7 +508,7 @@ def test_the_command_prints_what_it_would_run_with(tmp_path: Path) -> None:
         (("--port", "8006"), "port = 8006  # flag --port"),
         (
             ("--slots", ""),
-            'slots = ""  # flag --slots: tiny\'s own 8; of a folder as many as fit '
+            'slots = ""  # flag --slots: 8 for tiny; for a folder as many as fit '
             "into memory, at most 64",
         ),
     ],
