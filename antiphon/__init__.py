@@ -32,8 +32,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Final
 
-from protocol.errors import ErrorCode, ProtocolError
-from protocol.messages import (
+from protocol.values.errors import ErrorCode, ProtocolError
+from protocol.values.messages import (
     Closed,
     Created,
     Delta,
@@ -51,8 +51,8 @@ from protocol.messages import (
     TranscriptDelta,
     TranscriptDone,
 )
-from protocol.model import DuplexConfig
-from protocol.requests import (
+from protocol.values.model import DuplexConfig
+from protocol.values.requests import (
     Append,
     AudioPart,
     ChatMessage,
@@ -64,7 +64,7 @@ from protocol.requests import (
     VideoPart,
     VoiceName,
 )
-from protocol.turn import ChatConfig
+from protocol.values.turn import ChatConfig
 from runtime.client.chat import Answer, ChatSession, message
 from runtime.client.duplex import DuplexSession, Event
 from runtime.client.errors import (

@@ -13,15 +13,29 @@ import click
 from cattrs import Converter
 from rich.console import Console, RenderableType
 
-from recorder.errors import RecorderError
-from recorder.format import SUFFIX
-from recorder.reader import LogReader
-from recorder.verify import verify
-from runtime.backends.base import Backend
-from runtime.interrupts import run
+from recorder.format.errors import RecorderError
+from recorder.format.format import SUFFIX
+from recorder.read.reader import LogReader
+from recorder.read.verify import verify
+from runtime.commands.interrupts import run
+from runtime.model.backends.base import Backend
 
-from . import text
-from .commands import (
+from .library import text
+from .library.summary import summary_lines
+from .rerun.environment import Loading
+from .rerun.folder import (
+    JOBS_MAX,
+    JobLostError,
+    RunFully,
+    find_logs,
+    replay_logs,
+    replay_logs_fully,
+)
+from .rerun.full import replay_fully
+from .rerun.outcome import Outcome, exit_code_of
+from .rerun.outcome import to_json as outcome_json
+from .rerun.report import FullReport
+from .shared.commands import (
     HELP,
     LogUnusableError,
     NotComparableError,
@@ -30,23 +44,9 @@ from .commands import (
     print_json,
     records_of,
 )
-from .environment import Loading
-from .folder import (
-    JOBS_MAX,
-    JobLostError,
-    RunFully,
-    find_logs,
-    replay_logs,
-    replay_logs_fully,
-)
-from .full import replay_fully
-from .inspect import inspect
-from .inspection import to_json
-from .outcome import Outcome, exit_code_of
-from .outcome import to_json as outcome_json
-from .progress import Watch, calls_of, progress, size_of
-from .report import FullReport
-from .summary import summary_lines
+from .shared.progress import Watch, calls_of, progress, size_of
+from .story.inspect import inspect
+from .story.inspection import to_json
 
 _LOG: Final = click.argument("log", type=click.Path(path_type=Path))
 _LOGS: Final = click.argument(

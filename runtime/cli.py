@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, cast
 import click
 from click.shell_completion import CompletionItem
 
-from .interrupts import is_interrupt
+from .commands.interrupts import is_interrupt
 
 if TYPE_CHECKING:
     from .api.views import Viewer
@@ -30,30 +30,36 @@ if TYPE_CHECKING:
 GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
     {
         "Serve": {
-            "serve": ("runtime.serve_command:serve_command", "Serve a model over WebSockets."),
+            "serve": (
+                "runtime.serve.serve_command:serve_command",
+                "Serve a model over WebSockets.",
+            ),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
-                "runtime.doctor.command:doctor_command",
+                "runtime.commands.doctor.command:doctor_command",
                 "Say whether a model would be served.",
             ),
-            "demo": ("runtime.demo:demo_command", "Serve, talk, record and replay, in one go."),
+            "demo": (
+                "runtime.commands.demo:demo_command",
+                "Serve, talk, record and replay, in one go.",
+            ),
         },
         "Talk to a server": {
             "talk": (
-                "runtime.talk.command:talk_command",
+                "runtime.commands.talk.command:talk_command",
                 "Stream a WAV file to a server, hear its reply.",
             ),
             "chat": (
-                "runtime.chat.command:chat_command",
+                "runtime.commands.chat.command:chat_command",
                 "Ask a server in words, read its answer.",
             ),
             "transcribe": (
-                "runtime.transcribe:transcribe_command",
+                "runtime.commands.transcribe:transcribe_command",
                 "Have a server write down a WAV file.",
             ),
         },
         "Look at recordings": {
-            "sessions": ("replay.sessions:sessions_command", "List recorded sessions."),
+            "sessions": ("replay.library.sessions:sessions_command", "List recorded sessions."),
             "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
             "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
             "export": (
@@ -73,21 +79,27 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         },
         "Keep recordings": {
             "verify": ("replay.cli:verify_command", "Check a log's integrity."),
-            "recover": ("replay.recover:recover_command", "Make a damaged log sound again."),
+            "recover": (
+                "replay.library.recover:recover_command",
+                "Make a damaged log sound again.",
+            ),
             "compact": (
-                "replay.compact:compact_command",
+                "replay.library.compact:compact_command",
                 "Make finished logs smaller, to keep them.",
             ),
             "redact": ("replay.redact.command:redact_command", "Take out what was said and shown."),
-            "prune": ("replay.prune:prune_command", "Remove old recordings."),
+            "prune": ("replay.library.prune:prune_command", "Remove old recordings."),
         },
         "Test and measure": {
             "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
             "bench": (
-                "runtime.bench.command:bench_command",
+                "runtime.commands.bench.command:bench_command",
                 "Measure units, replay and recording.",
             ),
-            "schema": ("runtime.schema.command:schema_command", "Describe the wire protocols."),
+            "schema": (
+                "runtime.commands.schema.command:schema_command",
+                "Describe the wire protocols.",
+            ),
             "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
         },
     }
@@ -133,7 +145,7 @@ class Choice(click.Choice[str]):
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
         """The error message."""
-        from .config.values import nearest
+        from .settings.values import nearest
 
         text = super().get_invalid_choice_message(value, ctx)
         return text.removesuffix(".") + nearest(str(value), self.choices)
@@ -279,7 +291,7 @@ def load_viewer() -> Viewer:
 @click.command("states")
 def states_command() -> None:
     """Draw the state diagrams (Mermaid), one for each course, from the transition table."""
-    from protocol.state import Course, diagram
+    from protocol.values.state import Course, diagram
 
     for course in Course:
         click.echo(f"%% {course}\n{diagram(course)}", nl=False)

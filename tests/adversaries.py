@@ -21,10 +21,9 @@ import anyio
 import anyio.abc
 import pybase64
 
-from runtime.transport.keeper import PING
-
-from .heavy_pictures import heavy_jpeg
-from .soak_server import INIT, LOST, SECOND, frame_of, handshake
+from runtime.net.keeper import PING
+from tests.heavy_pictures import heavy_jpeg
+from tests.soak_server import INIT, LOST, SECOND, frame_of, handshake
 
 FLOODERS: Final = 24
 """Chats that flood: what one address could have is twenty times as much."""

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.limits import NS_PER_MS, NS_PER_S
-from protocol.model import Finalized, Opened, UnitResult
-from protocol.turn import Prefill, TurnChunk, TurnResult
-from replay.remake import Remaker, remake
-
-from .test_replay_logs import HEAD, OPENED
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import NS_PER_MS, NS_PER_S
+from protocol.values.model import Finalized, Opened, UnitResult
+from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from replay.rerun.remake import Remaker, remake
+from tests.replay.test_logs import HEAD, OPENED
 
 Frame = str | bytes | None
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pybase64 import b64encode_as_string as base64
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.behaviour import NEWEST
-from protocol.session import Session
-from protocol.turn import Prefill, TurnChunk, TurnResult
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
+from protocol.values.turn import Prefill, TurnChunk, TurnResult
 
 LIMITS = ev.SessionLimits(session_s=0, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 PCM, SOUND = bytes(4 * 2_400), base64(bytes(4 * 16_000))

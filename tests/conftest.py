@@ -120,7 +120,7 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with random weights; not to be changed."""
-    from .random_model import SMALL, write_checkpoint  # torch takes seconds: only where needed
+    from tests.random_model import SMALL, write_checkpoint  # torch takes seconds: only where needed
 
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SMALL)
 

@@ -12,15 +12,14 @@ import numpy as np
 import simplejpeg
 import soundfile
 
-from protocol import events as ev
-from recorder.reader import LogReader
-from recorder.records import Record
+from protocol.values import events as ev
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
 from replay.export.moments import Moment
 from replay.export.timeline import Timeline
 from replay.export.writing import Format, export
-
-from .helpers import base64
-from .test_replay_logs import HEAD, Scene
+from tests.helpers import base64
+from tests.replay.test_logs import HEAD, Scene
 
 GOLDEN: Final = Path(__file__).parents[1] / "fixtures" / "logs"
 LOGS: Final = sorted(GOLDEN.glob("*.session.zst"))

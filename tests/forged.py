@@ -16,15 +16,9 @@ from typing import Any, Final
 import attrs
 import zstandard
 
-from recorder.format import (
-    CHAIN_START,
-    BlockHeader,
-    chain_of,
-    frame_record,
-    pack_header,
-)
-from recorder.scan import Block, BytesSource, Scanner
-from recorder.seektable import BlockSizes
+from recorder.format.format import CHAIN_START, BlockHeader, chain_of, frame_record, pack_header
+from recorder.format.seektable import BlockSizes
+from recorder.read.scan import Block, BytesSource, Scanner
 
 Json = Any
 

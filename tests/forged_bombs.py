@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from recorder.flac import encode_flac
-from recorder.format import (
+from recorder.format.flac import encode_flac
+from recorder.format.format import (
     HEADER_BYTES_MAX,
     HEADER_VALUES_MAX,
     MARK,
@@ -26,9 +26,8 @@ from recorder.format import (
     BlockHeader,
     pack_header,
 )
-from recorder.seektable import BlockSizes
-
-from .forged import Part, framed, head, record, seal, second
+from recorder.format.seektable import BlockSizes
+from tests.forged import Part, framed, head, record, seal, second
 
 Bomb = Callable[[int, int], list[Part]]
 """Makes parts from a `seq` on, of a scale from 1 to 64."""

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 import attrs
 
-from recorder.errors import FormatError
-from recorder.format import MARK, split_records
-from recorder.scan import Block, BytesSource, Scanner
-
-from .forged import Part, framed, head, seal, second, table_for
-from .forged_bombs import BOMBS
+from recorder.format.errors import FormatError
+from recorder.format.format import MARK, split_records
+from recorder.read.scan import Block, BytesSource, Scanner
+from tests.forged import Part, framed, head, seal, second, table_for
+from tests.forged_bombs import BOMBS
 
 FOLDER: Final = Path(__file__).parent.parent / "fixtures" / "logs"
 BASE_BYTES_MAX: Final = 24 << 10

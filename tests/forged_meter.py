@@ -24,17 +24,17 @@ from typing import Any, Final
 
 import attrs
 
-from recorder.compact import NotCompactable, compact
-from recorder.errors import RecorderError
-from recorder.listing import Listing
-from recorder.reader import LogReader
-from recorder.recover import recover, survey
-from recorder.scan import FileSource, Scanner
-from recorder.store import Store
-from recorder.summary import whole_bytes
-from recorder.verify import verify
-from replay.inspect import inspect
-from replay.logic import replay
+from recorder.format.errors import RecorderError
+from recorder.keep.listing import Listing
+from recorder.keep.store import Store
+from recorder.keep.summary import whole_bytes
+from recorder.mend.compact import NotCompactable, compact
+from recorder.mend.recover import recover, survey
+from recorder.read.reader import LogReader
+from recorder.read.scan import FileSource, Scanner
+from recorder.read.verify import verify
+from replay.rerun.logic import replay
+from replay.story.inspect import inspect
 from replay.view.document import page_of
 
 LIMIT_CPU_S: Final = 60
@@ -163,7 +163,7 @@ WAYS: Final[MappingProxyType[str, Callable[[Path], object]]] = MappingProxyType(
 CHEAP: Final = Budget(cpu_s=0.5, cpu_s_per_mb=0, mb=128, mb_per_mb=0, mb_max=128)
 """Of the list: it looks at the two ends, whatever is between them."""
 LINEAR: Final = Budget(cpu_s=3, cpu_s_per_mb=60, mb=400, mb_per_mb=4096, mb_max=1000)
-"""Of all others: `recorder.expansion` with a machine that is busy."""
+"""Of all others: `recorder.format.expansion` with a machine that is busy."""
 BUDGETS: Final = {way: CHEAP if way == "list" else LINEAR for way in WAYS}
 
 

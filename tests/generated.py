@@ -26,19 +26,18 @@ import numpy as np
 import simplejpeg
 from hypothesis import strategies as st
 
-from protocol.digest import digest
-from protocol.messages import Mode
-from protocol.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, UnitResult
-from runtime.audio import read_wav
-from runtime.backends.base import BackendError
-from runtime.backends.scripted import Call, ScriptedBackend
-from runtime.backends.scripted_random import random_script
-
-from .helpers import Peer, World, base64, init_frame, on_virtual_time, world
-from .strategies import jpeg_header, wav
+from protocol.values.digest import digest
+from protocol.values.messages import Mode
+from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, UnitResult
+from runtime.media.audio import read_wav
+from runtime.model.backends.base import BackendError
+from runtime.model.backends.scripted import Call, ScriptedBackend
+from runtime.model.backends.scripted_random import random_script
+from tests.helpers import Peer, World, base64, init_frame, on_virtual_time, world
+from tests.strategies import jpeg_header, wav
 
 if TYPE_CHECKING:
-    from runtime.backends.minicpmo.model import BlockingSession, DuplexModel
+    from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 
 ROOT: Final = Path(__file__).parents[1]
 HELDOUT: Final = ROOT / "fixtures" / "speech" / "heldout"

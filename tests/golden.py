@@ -24,12 +24,12 @@ from typing import Any
 
 import attrs
 
-from protocol.digest import digest
-from recorder.format import SUFFIX
-from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.scan import Damage
-from runtime.backends.scripted import ScriptedBackend
+from protocol.values.digest import digest
+from recorder.format.format import SUFFIX
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
+from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS

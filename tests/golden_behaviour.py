@@ -1,4 +1,4 @@
-"""Scenes of golden logs that show what behaviours 1 and 2 changed (`protocol.behaviour`)."""
+"""Scenes of golden logs that show what behaviours 1 and 2 changed (`protocol.values.behaviour`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from protocol.events import Endpoint
-from protocol.messages import Mode
+from protocol.values.events import Endpoint
+from protocol.values.messages import Mode
 from tests.golden_scenes import chunk
 from tests.golden_stage import ONE_SLOT, Scene, brief, part, picture
 from tests.helpers import Peer, World, append_frame, init_frame

@@ -7,8 +7,8 @@ from typing import Any
 
 import anyio
 
-from protocol.turn import Turn
-from runtime.backends.scripted_chat import Answer
+from protocol.values.turn import Turn
+from runtime.model.backends.scripted_chat import Answer
 from tests.golden_stage import ONE_SLOT, Scene, picture
 from tests.helpers import World, base64, close_frame, pcm
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recorder.format import HEADER_BYTES, MARK
+from recorder.format.format import HEADER_BYTES, MARK
 
 Harm = Callable[[bytes], bytes]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from runtime.backends.scripted import Call, Step
+from runtime.model.backends.scripted import Call, Step
 from tests.golden_stage import ONE_SLOT, Play, Scene, brief, only, part, picture, talk
 from tests.helpers import Peer, World, append_frame, base64, close_frame, init_frame, pcm
 from tests.strategies import wav

@@ -14,9 +14,9 @@ import attrs
 import numpy as np
 import simplejpeg
 
-from protocol.model import Unit
-from runtime.backends.scripted import Speaks, Step
-from runtime.backends.scripted_tone import tone
+from protocol.values.model import Unit
+from runtime.model.backends.scripted import Speaks, Step
+from runtime.model.backends.scripted_tone import tone
 from tests.helpers import Peer, World, append_frame, base64, close_frame
 
 Play = Callable[[World], Awaitable[None]]

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.model import Opened
-from protocol.session import Session
-from recorder.mapping import EVENT_KINDS, event_of
-from recorder.reader import LogReader
-from recorder.records import Record
-from replay.logic import advance
-from replay.remake import remake
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Opened
+from recorder.format.mapping import EVENT_KINDS, event_of
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from replay.rerun.logic import advance
+from replay.rerun.remake import remake
 
 Change = Callable[[Iterable[ev.Event]], Iterator[ev.Event]]
 OTHER: int = 1000

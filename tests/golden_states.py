@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from runtime.backends.scripted import Call
+from runtime.model.backends.scripted import Call
 from tests.golden_chat import ask, failing
 from tests.golden_stage import Scene, only, part, picture
 from tests.golden_transcription import done, said

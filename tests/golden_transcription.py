@@ -7,8 +7,8 @@ import json
 import anyio
 import numpy as np
 
-from protocol.transcript import Chunk
-from runtime.backends.scripted_hearing import Heard, default_hearing
+from protocol.values.transcript import Chunk
+from runtime.model.backends.scripted_hearing import Heard, default_hearing
 from tests.golden_stage import ONE_SLOT, Scene
 from tests.helpers import Peer, World, append_sound, close_frame
 

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 import anyio
 import numpy as np
 
-from recorder.compact import compact
-from recorder.format import SUFFIX
-from runtime.audio import read_wav
+from recorder.format.format import SUFFIX
+from recorder.mend.compact import compact
+from runtime.media.audio import read_wav
 from tests.golden import FOLDER, items, record, twin, twin_path
 from tests.golden_stage import Scene, part
 from tests.helpers import World, append_frame, base64

@@ -17,12 +17,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from runtime.backends.minicpmo.audio import Hearing
-from runtime.backends.minicpmo.config import load_config
-from runtime.backends.minicpmo.decoder import Decoder, Means
-from runtime.backends.minicpmo.full import full_config, random_model
-from runtime.backends.minicpmo.machine import Machine
-from runtime.backends.minicpmo.work import Feed, Hear, See, Speak
+from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.decoder import Decoder, Means
+from runtime.model.backends.minicpmo.full import full_config, random_model
+from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.work import Feed, Hear, See, Speak
 
 TINY: Final = Path(__file__).parents[1] / "fixtures" / "tiny"
 SESSIONS: Final = (1, 3, 16, 33, 48, 64)

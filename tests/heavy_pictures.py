@@ -15,15 +15,14 @@ from typing import Final
 
 import anyio
 
-from protocol.errors import ProtocolError
-from protocol.limits import FRAMES_MAX
-from protocol.requests import ImagePart
+from protocol.values.errors import ProtocolError
+from protocol.values.limits import FRAMES_MAX
+from protocol.values.requests import ImagePart
 from runtime.client.chat import message
 from runtime.client.duplex import DuplexSession
 from runtime.client.errors import ClientError
 from runtime.client.sdk import connect
-
-from .helpers import pcm
+from tests.helpers import pcm
 
 WIDTH, HEIGHT = 5_000, 4_000
 COMPONENTS: Final = (1, 2, 3)

@@ -2,7 +2,7 @@
 
 `World` is a server without sockets: the real driver, connection, queue, recorder and machine around
 a scripted backend. `Peer` is both ends of one in-memory WebSocket: the server's side of it is what
-`runtime.websocket.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
+`runtime.net.websocket.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import pybase64
 import trio
 from trio.testing import MockClock
 
-from protocol.effects import DecodeMedia
-from protocol.events import Endpoint
-from protocol.messages import Mode
-from recorder.disk import Disk
-from recorder.writer import Recorder
-from runtime.backends.scripted import ScriptedBackend
-from runtime.identity import CountedIdentities
+from protocol.values.effects import DecodeMedia
+from protocol.values.events import Endpoint
+from protocol.values.messages import Mode
+from recorder.write.disk import Disk
+from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
 from runtime.media.fair import Client
 from runtime.media.values import Decoded
-from runtime.server import Server
-from runtime.settings import Settings
-from runtime.websocket import WebSocketClosed
-from runtime.workers import Load, Workers
+from runtime.model.backends.scripted import ScriptedBackend
+from runtime.net.websocket import WebSocketClosed
+from runtime.session.identity import CountedIdentities
+from runtime.session.server import Server
+from runtime.settings.settings import Settings
+from runtime.slots.workers import Load, Workers
 
 Body = dict[str, Any]
 
@@ -207,7 +207,7 @@ class Peer:
 
 
 class _ServerEnd:
-    """The server's side of a `Peer`, as a `runtime.websocket.WebSocket`."""
+    """The server's side of a `Peer`, as a `runtime.net.websocket.WebSocket`."""
 
     def __init__(self, peer: Peer) -> None:
         self.receive = peer.receive
@@ -279,7 +279,7 @@ async def world(
         disk: where logs go, where it is not the real one.
         threaded: record in a thread, as a server does; only on real time.
         load: loads a backend in place of one that is condemned; None: there comes no other.
-        settings: of `runtime.settings.Settings`.
+        settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
     recorder = None

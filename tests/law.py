@@ -34,16 +34,15 @@ import zstandard
 from anyio.streams.text import TextReceiveStream
 
 import antiphon
-from recorder.chain import Chain
-from recorder.compression import Frame
-from recorder.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_record
-from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.verify import verify
-from runtime.server_process import ServerProcessError, served
-
-from .adversaries import ADDRESSES, IDLE, KINDS
-from .soak_server import JPEG, SECOND, errors_in
+from recorder.format.chain import Chain
+from recorder.format.compression import Frame
+from recorder.format.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_record
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from recorder.read.verify import verify
+from runtime.commands.server_process import ServerProcessError, served
+from tests.adversaries import ADDRESSES, IDLE, KINDS
+from tests.soak_server import JPEG, SECOND, errors_in
 
 ALONE: Final = "alone"
 HONEST: Final = 3

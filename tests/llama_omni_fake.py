@@ -28,12 +28,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import events as ws
 from wsproto.connection import ConnectionState
 
-from protocol.model import DuplexConfig, Opening, Unit, UnitResult, Voice
-from protocol.turn import ChatConfig, Content, Message, Text, Turn, TurnChunk, TurnResult
-from runtime.backends.base import BackendError, TurnSession
-from runtime.backends.llama_omni import LlamaOmniBackend, LlamaOmniSession
-
-from .helpers import pcm
+from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
+from protocol.values.turn import ChatConfig, Content, Message, Text, Turn, TurnChunk, TurnResult
+from runtime.model.backends.base import BackendError, TurnSession
+from runtime.model.backends.llama_omni import LlamaOmniBackend, LlamaOmniSession
+from tests.helpers import pcm
 
 Body = dict[str, Any]
 HANG: Final = "hang"

@@ -23,12 +23,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from protocol.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
-from runtime.backends.minicpmo.checkpoint import WEIGHTS
-from runtime.backends.minicpmo.config import load_config
-from runtime.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
-from runtime.backends.minicpmo.parts import Parts
-from runtime.backends.minicpmo.tokens import NAMES, Tokens
+from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
+from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
+from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
+from runtime.model.backends.minicpmo.parts import Parts
+from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
 
 Config = dict[str, Any]
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 import attrs
 import pybase64
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.errors import ADMISSION_ERRORS, ErrorCode
-from protocol.limits import UNIT_FAILURES_MAX, UNITS_PENDING_MAX
-from protocol.model import UNIT_BYTES, Unit
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.errors import ADMISSION_ERRORS, ErrorCode
+from protocol.values.limits import UNIT_FAILURES_MAX, UNITS_PENDING_MAX
+from protocol.values.model import UNIT_BYTES, Unit
 
 Body = dict[str, Any]
 OUTCOMES: Final = {"listen", "text", "audio", "response.listen", "response.output_audio.delta"}

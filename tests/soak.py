@@ -31,15 +31,14 @@ from typing import Final
 import anyio
 import attrs
 
-from recorder.reader import LogReader
-from replay.full import replay_fully
-from replay.report import FullReport
-from runtime.backends.minicpmo.model import DuplexModel
-from runtime.engine.backend import EngineBackend
-from runtime.models import tiny_path
-
-from .generated import ClientScript, draw_and_record, record_model
-from .test_replay_generated import judge
+from recorder.read.reader import LogReader
+from replay.rerun.full import replay_fully
+from replay.rerun.report import FullReport
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.engine.backend import EngineBackend
+from runtime.model.models import tiny_path
+from tests.generated import ClientScript, draw_and_record, record_model
+from tests.replay.test_generated import judge
 
 SESSIONS: Final = 200
 """Sessions in which the model ran; some clients never get so far."""

@@ -40,18 +40,17 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from protocol.digest import derive_id
-from recorder.errors import Unreadable
-from recorder.format import recording_id_of
-from recorder.lock import is_held
-from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.verify import verify
-from replay.logic import replay
-from runtime.server_process import RUN
-
-from .helpers import base64, init_frame
-from .live import LiveServer, live_server
+from protocol.values.digest import derive_id
+from recorder.format.errors import Unreadable
+from recorder.format.format import recording_id_of
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from recorder.read.verify import verify
+from recorder.write.lock import is_held
+from replay.rerun.logic import replay
+from runtime.commands.server_process import RUN
+from tests.helpers import base64, init_frame
+from tests.live.servers import LiveServer, live_server
 
 KILLS: Final = 50
 CLIENTS: Final = (8, 20)

@@ -26,11 +26,10 @@ from typing import Final
 
 import attrs
 
-from recorder.index import INDEX_NAME
-
-from .forged_bombs import BOMBS, bomb
-from .forged_drawn import draw
-from .forged_meter import BUDGETS, Cost, Meter, metering
+from recorder.keep.index import INDEX_NAME
+from tests.forged_bombs import BOMBS, bomb
+from tests.forged_drawn import draw
+from tests.forged_meter import BUDGETS, Cost, Meter, metering
 
 MINUTES: Final = 10.0
 SCALES: Final = (8,)

@@ -41,7 +41,7 @@ import pybase64
 import simplejpeg
 
 import antiphon
-from runtime.server_process import served
+from runtime.commands.server_process import served
 
 SLOTS: Final = 32
 """Fewer than clients, so that the queue is used too."""

@@ -14,9 +14,9 @@ import attrs
 import numpy as np
 from hypothesis import strategies as st
 
-from protocol.errors import TRANSCRIPTION_ERRORS, ErrorCode
-from protocol.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX
-from protocol.messages import (
+from protocol.values.errors import TRANSCRIPTION_ERRORS, ErrorCode
+from protocol.values.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX
+from protocol.values.messages import (
     Closed,
     Created,
     Delta,
@@ -39,8 +39,8 @@ from protocol.messages import (
     TranscriptDelta,
     TranscriptDone,
 )
-from protocol.model import DuplexConfig
-from protocol.requests import (
+from protocol.values.model import DuplexConfig
+from protocol.values.requests import (
     Append,
     AppendSound,
     Ask,
@@ -63,7 +63,7 @@ from protocol.requests import (
     VideoPart,
     VoiceName,
 )
-from protocol.turn import ChatConfig
+from protocol.values.turn import ChatConfig
 
 SERVER_WORDS = (
     "client_closed",

@@ -11,8 +11,8 @@ import anyio
 import attrs
 import pytest
 
-from runtime.backends.minicpmo.machine import Machine
-from runtime.backends.minicpmo.work import Feed, Work
+from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.streaming import SamplingParams, StreamingInput, StreamingOutput
 
 WAIT_S: Final = 30

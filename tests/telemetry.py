@@ -9,18 +9,17 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.effects import Effect
-from protocol.events import ConnectionOpened
-from protocol.session import Session
-from recorder.mapping import EFFECT_KINDS, EVENT_KINDS, effect_record, event_of
-from recorder.reader import LogReader, read
-from recorder.records import Record
-from recorder.scan import Damage
-from runtime.backends.scripted import ScriptedBackend
+from protocol.machine.session import Session
+from protocol.values.effects import Effect
+from protocol.values.events import ConnectionOpened
+from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, effect_record, event_of
+from recorder.format.records import Record
+from recorder.read.reader import LogReader, read
+from recorder.read.scan import Damage
+from runtime.model.backends.scripted import ScriptedBackend
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.watching import Telemetry
-
-from .helpers import World, world
+from tests.helpers import World, world
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 import pytest
 
-from protocol.state import Course, diagram
+from protocol.values.state import Course, diagram
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -49,11 +49,11 @@ MUTABLE_CALLS: Final = frozenset({
 # fmt: on
 
 TRIO_ALLOWED: Final = frozenset(
-    {"runtime/listener.py", "runtime/websocket.py"}
-    | {f"runtime/transport/{name}.py" for name in ("heads", "intake", "keeper", "link", "tcp")}
+    {"runtime/net/listener.py", "runtime/net/websocket.py"}
+    | {f"runtime/net/{name}.py" for name in ("heads", "intake", "keeper", "link", "tcp")}
 )
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
-TORCH_ALLOWED: Final = ("runtime/backends/minicpmo/",)
+TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/",)
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
 HEAVY: Final = frozenset({"torch", "transformers"})
 
@@ -311,19 +311,27 @@ PATH: Final = "/" + "root" + "/x"
 LONG: Final = "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX
 
 BAD: Final[dict[str, tuple[Detector, str, str]]] = {
-    "upward": (upward_imports, "protocol/a.py", "from recorder.log import SessionLog"),
+    "upward": (upward_imports, "protocol/a.py", "from recorder.write.log import SessionLog"),
     "upward, skipping": (upward_imports, "protocol/a/b.py", "import replay"),
-    "upward, late": (upward_imports, "recorder/a.py", "def f():\n    import runtime.driver"),
-    "upward, typed": (upward_imports, "runtime/a.py", "if TYPE_CHECKING:\n    import replay.logic"),
+    "upward, late": (
+        upward_imports,
+        "recorder/a.py",
+        "def f():\n    import runtime.session.driver",
+    ),
+    "upward, typed": (
+        upward_imports,
+        "runtime/a.py",
+        "if TYPE_CHECKING:\n    import replay.rerun.logic",
+    ),
     "upward, as text": (upward_imports, "runtime/a.py", "COMMAND = 'replay.cli:verify'"),
     "upward, root": (upward_imports, COMPOSITION_ROOT, "from replay.cli import verify"),
-    "own, absolute": (wrong_kind_of_import, "runtime/a.py", "from runtime.pool import Pool"),
-    "own, below": (wrong_kind_of_import, "runtime/backends/a.py", "import runtime.pool"),
+    "own, absolute": (wrong_kind_of_import, "runtime/a.py", "from runtime.slots.pool import Pool"),
+    "own, below": (wrong_kind_of_import, "runtime/backends/a.py", "import runtime.slots.pool"),
     "relative, out": (wrong_kind_of_import, "runtime/a.py", "from ..protocol import state"),
-    "trio": (trio_imports, "runtime/driver.py", "import trio"),
+    "trio": (trio_imports, "runtime/session/driver.py", "import trio"),
     "trio, late": (trio_imports, "recorder/a.py", "def f():\n    from trio.lowlevel import x"),
-    "asyncio": (trio_imports, "runtime/driver.py", "import asyncio"),
-    "trio's WebSockets": (trio_imports, "runtime/http.py", "import trio_websocket"),
+    "asyncio": (trio_imports, "runtime/session/driver.py", "import asyncio"),
+    "trio's WebSockets": (trio_imports, "runtime/net/http.py", "import trio_websocket"),
     "torch": (heavy_imports, "runtime/cli.py", "import torch.nn as nn"),
     "torch, guarded": (
         heavy_imports,
@@ -331,7 +339,7 @@ BAD: Final[dict[str, tuple[Detector, str, str]]] = {
         "try:\n    import torch\nexcept E:\n    x = 1",
     ),
     "torch, in a class": (heavy_imports, "replay/a.py", "class A:\n    from torch import Tensor"),
-    "transformers": (heavy_imports, "replay/full.py", "from transformers import AutoModel"),
+    "transformers": (heavy_imports, "replay/rerun/full.py", "from transformers import AutoModel"),
     "a clock": (impurities, "protocol/a.py", "import time"),
     "a late clock": (impurities, "protocol/a.py", "def f():\n    from datetime import date"),
     "chance": (impurities, "protocol/a.py", "from secrets import token_hex"),
@@ -357,11 +365,11 @@ BAD: Final[dict[str, tuple[Detector, str, str]]] = {
     "long method": (too_long, "recorder/a.py", "class A:\n" + re.sub("(?m)^", "  ", LONG)),
     "long file": (too_long, "replay/a.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
     "long test": (too_long, "tests/a.py", "x = 1\n" * (SCRIPT_LINES_MAX + 1)),
-    "limit": (limits_without_reason, "protocol/limits.py", "FRAMES_MAX: Final = 4"),
+    "limit": (limits_without_reason, "protocol/values/limits.py", "FRAMES_MAX: Final = 4"),
     "limit, plain": (limits_without_reason, "runtime/limits.py", "FRAMES_MAX = 4\n\n# reason"),
     "limit of two": (
         limits_without_reason,
-        "protocol/limits.py",
+        "protocol/values/limits.py",
         "A: Final = 4\nB: Final = 5\n'x'",
     ),
     "path": (machine_paths, "README.md", f"run {PATH} now"),
@@ -377,14 +385,17 @@ GOOD: Final[dict[str, tuple[str, str]]] = {
     ),
     "server": (
         "runtime/backends/a.py",
-        f"{DOC}import anyio\nfrom protocol.state import State\nfrom ..pool import Pool\n"
+        f"{DOC}import anyio\nfrom protocol.values.state import State\nfrom ..pool import Pool\n"
         f"if TYPE_CHECKING:\n    import torch\nasync def f():\n    {DOC}    import torch\n",
     ),
     "root": (COMPOSITION_ROOT, f"{DOC}COMMANDS = {{'verify': 'replay.cli:verify'}}\n"),
-    "listener": ("runtime/listener.py", f"{DOC}import trio\n"),
-    "model": ("runtime/backends/minicpmo/a.py", f"{DOC}import torch\nfrom ..base import Backend\n"),
+    "listener": ("runtime/net/listener.py", f"{DOC}import trio\n"),
+    "model": (
+        "runtime/model/backends/minicpmo/a.py",
+        f"{DOC}import torch\nfrom ..base import Backend\n",
+    ),
     "limits": (
-        "protocol/limits.py",
+        "protocol/values/limits.py",
         f'{DOC}NS_PER_S: Final = 10\nA: Final = 4\n"""Why."""\nB: Final = 5\n# Why, too.\n',
     ),
     "a test": ("tests/test_a.py", f"{DOC}import time, trio, torch, replay\n{LONG}"),
@@ -468,8 +479,8 @@ def test_only_the_model_loads_torch() -> None:
 
 
 ENTRANCES: Final = (
-    *("antiphon", "protocol.session", "recorder.writer"),
-    *("runtime.cli", "runtime.serve_command"),
+    *("antiphon", "protocol.machine.session", "recorder.write.writer"),
+    *("runtime.cli", "runtime.serve.serve_command"),
 )
 
 

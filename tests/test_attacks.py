@@ -17,13 +17,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.limits import FRAME_BYTES_MAX
-from runtime.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.http import HEADERS_MAX
-from runtime.listener import Address, WebSocketRequest
-from runtime.settings import HANDSHAKE_S
-from runtime.transport.counters import Counters
-from runtime.transport.limits import Limits
+from protocol.values.limits import FRAME_BYTES_MAX
+from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
+from runtime.net.counters import Counters
+from runtime.net.http import HEADERS_MAX
+from runtime.net.limits import Limits
+from runtime.net.listener import Address, WebSocketRequest
+from runtime.settings.settings import HANDSHAKE_S
 from tests.helpers import World, append_frame, init_frame, pcm, world
 from tests.transport import (
     CLOSE,

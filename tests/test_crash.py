@@ -19,14 +19,14 @@ from click.testing import CliRunner
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from recorder.reader import LogReader, read
-from recorder.records import Record
-from recorder.verify import verify
-from recorder.writer import Durability
-from replay.logic import replay
+from recorder.format.records import Record
+from recorder.read.reader import LogReader, read
+from recorder.read.verify import verify
+from recorder.write.writer import Durability
+from replay.rerun.logic import replay
 from runtime.cli import main
 from tests.helpers import append_frame, init_frame
-from tests.live import LiveServer, live_server
+from tests.live.servers import LiveServer, live_server
 from tests.soak_crash import Found, Plan, kill_once
 
 SEED: Final = 3
@@ -121,17 +121,19 @@ def test_servers_killed_under_load_have_logged_all_that_was_heard(tmp_path: Path
 
 TELLS_FIRST: Final = """
 import itertools, threading
-import recorder.disk, runtime.journal
+import recorder.write.disk, runtime.session.journal
 
 async def written(self, log, seq):
     pass
 
-def write(self, descriptor, data, write=recorder.disk.LocalDisk.write, calls=itertools.count()):
+disk = recorder.write.disk
+
+def write(self, descriptor, data, write=disk.LocalDisk.write, calls=itertools.count()):
     if next(calls) >= 100:
         threading.Event().wait()
     return write(self, descriptor, data)
 
-recorder.disk.LocalDisk.write, runtime.journal.Journal._written = write, written
+recorder.write.disk.LocalDisk.write, runtime.session.journal.Journal._written = write, written
 from runtime.cli import main
 main()
 """

@@ -18,13 +18,13 @@ import yaml
 
 from runtime.access.command import keys_command
 from runtime.access.middleware import OPEN_PATHS
-from runtime.checks import check
 from runtime.cli import COMMANDS
-from runtime.config.declaration import PREFIX, Setting, declared
-from runtime.config.sources import OTHERS, ConfigError, Effective, read
-from runtime.serve_command import EXIT_WAIT_S, serve_command
-from runtime.settings import Settings
-from runtime.stopping import shutdown_wait_s
+from runtime.serve.checks import check
+from runtime.serve.serve_command import EXIT_WAIT_S, serve_command
+from runtime.serve.stopping import shutdown_wait_s
+from runtime.settings.declaration import PREFIX, Setting, declared
+from runtime.settings.settings import Settings
+from runtime.settings.sources import OTHERS, ConfigError, Effective, read
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recorder.index import INDEX_NAME
-from recorder.verify import verify
-
-from .forged_bombs import BOMBS, bomb
-from .forged_drawn import draw
-from .forged_meter import CHEAP, LINEAR, Cost, Meter, metering
-from .live import LiveServer, live_server
-from .soak_forged import problem_of
-from .test_recorder_listing import write_log
+from recorder.keep.index import INDEX_NAME
+from recorder.read.verify import verify
+from tests.forged_bombs import BOMBS, bomb
+from tests.forged_drawn import draw
+from tests.forged_meter import CHEAP, LINEAR, Cost, Meter, metering
+from tests.live.servers import LiveServer, live_server
+from tests.recorder.test_listing import write_log
+from tests.soak_forged import problem_of
 
 WAYS = ("list", "verify", "replay")
 """Those that a server and a bug report meet; `make soak` reads in all."""

@@ -7,14 +7,14 @@ from typing import Final, get_args
 
 import pytest
 
-from protocol import effects as ef
-from protocol import events as ev
-from recorder.format import SUFFIX
-from recorder.mapping import EVENT_KINDS, event_of
-from recorder.records import Record
-from recorder.scan import Damage
-from recorder.verify import State, verify
-from replay.folder import replay_log
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from recorder.format.format import SUFFIX
+from recorder.format.mapping import EVENT_KINDS, event_of
+from recorder.format.records import Record
+from recorder.read.scan import Damage
+from recorder.read.verify import State, verify
+from replay.rerun.folder import replay_log
 from tests.golden import (
     CHANGES,
     FOLDER,

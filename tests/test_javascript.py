@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
-from protocol.codec import encode_base64
+from protocol.wire.codec import encode_base64
 from runtime.client.transcription import to_pcm16
 from runtime.client.units import UnitCutter
-
-from .live import live_server
-from .peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
+from tests.live.servers import live_server
+from tests.peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
 
 NODE: Final = shutil.which("node")
 SCRIPTS: Final = Path(__file__).parent / "javascript"

@@ -20,9 +20,9 @@ import pytest
 import trustme
 
 import antiphon as antiphon_package
-from runtime.server_process import RUN
+from runtime.commands.server_process import RUN
 from tests.helpers import pcm as make_pcm
-from tests.live import live_server
+from tests.live.servers import live_server
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

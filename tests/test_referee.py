@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.model import Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Finalized, Opened, Opening, Unit, UnitResult
 from tests.helpers import base64
 from tests.referee import RULES, Referee
 

@@ -13,8 +13,6 @@ import pytest
 
 from tests.rooms import ORDER, ROOT, Graph, judge, read
 
-MOVED: Final[frozenset[str]] = frozenset()
-"""Packages all of whose modules lie in the rooms of `ORDER`; to be all of them."""
 SOURCES: Final = {
     "__init__.py": '"""A package."""\n',
     "cellar/__init__.py": '"""A room."""\n',
@@ -82,6 +80,5 @@ def test_the_rooms_stand_on_floors(package: str) -> None:
     found = judge(package, read(ROOT, package, {}))
     assert found.upward == []
     assert found.module_circles == []
-    if package in MOVED:
-        assert found.circles == []
-        assert found.unplanned == []
+    assert found.circles == []
+    assert found.unplanned == []

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from protocol.dialects import DIALECTS
+from protocol.wire.dialects import DIALECTS
 from tests.helpers import base64, pcm
-from tests.live import LiveServer, live_server
+from tests.live.servers import LiveServer, live_server
 from tests.wire_schema import problems
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -1,9 +1,10 @@
 """What the protocols have, and no transcript shows: the list must be empty.
 
-What they have is taken from the protocol's own description (`protocol.schema`), which is
+What they have is taken from the protocol's own description (`protocol.wire.schema`), which is
 made of the tables: every message, every field, every optional field left out, every word that a
-field may be, every error code. Close codes are those of `protocol.errors`. That the description
-leaves out nothing of the sources is held by `SOURCES`, which was read out of them by hand.
+field may be, every error code. Close codes are those of `protocol.values.errors`. That the
+description leaves out nothing of the sources is held by `SOURCES`, which was read out of them by
+hand.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any, Final, get_args
 import pytest
 from jsonschema import Draft7Validator
 
-from protocol import core, reception, state
-from protocol.errors import CLOSE_MEANINGS
-from protocol.messages import EndReason
-from protocol.requests import Request
-from protocol.schema.rows import Schema
-from protocol.schema.wire import MODES, Message, describe
-from protocol.state import RECEPTION, TRANSITIONS, Course, Gate
+from protocol.machine import core, reception
+from protocol.values import state
+from protocol.values.errors import CLOSE_MEANINGS
+from protocol.values.messages import EndReason
+from protocol.values.requests import Request
+from protocol.values.state import RECEPTION, TRANSITIONS, Course, Gate
+from protocol.wire.schema.rows import Schema
+from protocol.wire.schema.wire import MODES, Message, describe
 from tests.transcript_pure import PurePlayer
 from tests.transcripts import Step, Transcript, example, fill, load_all
 

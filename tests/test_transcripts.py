@@ -10,9 +10,9 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from protocol.client import ClientConnection
-from protocol.messages import Mode
-from protocol.state import Gate, State
+from protocol.machine.client import ClientConnection
+from protocol.values.messages import Mode
+from protocol.values.state import Gate, State
 from tests.transcript_pure import PurePlayer
 from tests.transcript_texts import renew
 from tests.transcripts import ROOT, Mismatch, Transcript, check, example, load, load_all

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.behaviour import NEWEST
-from protocol.client import ClientConnection
-from protocol.limits import NS_PER_S
-from protocol.messages import ServerMessage
-from protocol.session import Session
-from protocol.state import State
-from protocol.transcript import ChunkResult
+from protocol.machine.client import ClientConnection
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
+from protocol.values.limits import NS_PER_S
+from protocol.values.messages import ServerMessage
+from protocol.values.state import State
+from protocol.values.transcript import ChunkResult
 from tests.helpers import base64
 
 SECOND: Final = np.arange(16_000).astype("<i2").tobytes()

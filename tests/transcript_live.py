@@ -1,8 +1,8 @@
 """Plays transcripts over real sockets: the `websockets` library talks to a server of our own.
 
 Each transcript has a server of its own, on a free port and with the scripted model, so that none
-sees another; they are played many at once on one event loop. What `runtime.serving` puts together
-for an operator is put together here without its signals.
+sees another; they are played many at once on one event loop. What `runtime.serve.serving` puts
+together for an operator is put together here without its signals.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ import trio
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.trio.client import ClientConnection, connect
 
-from protocol import events as ev
-from recorder.disk import LocalDisk
-from recorder.writer import Recorder
-from runtime import listener
-from runtime.backends.scripted import ScriptedBackend
-from runtime.gateway import Gateway
-from runtime.http import make_app
-from runtime.identity import SystemIdentities
+from protocol.values import events as ev
+from recorder.write.disk import LocalDisk
+from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
-from runtime.server import Server
-from runtime.settings import Settings
-from runtime.voices import VoiceLibrary
-
-from .transcript_media import make_voices
-from .transcript_scripts import make_backend
-from .transcripts import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of
+from runtime.media.voices import VoiceLibrary
+from runtime.model.backends.scripted import ScriptedBackend
+from runtime.net import listener
+from runtime.net.http import make_app
+from runtime.serve.gateway import Gateway
+from runtime.session.identity import SystemIdentities
+from runtime.session.server import Server
+from runtime.settings.settings import Settings
+from tests.transcript_media import make_voices
+from tests.transcript_scripts import make_backend
+from tests.transcripts import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of
 
 PATIENCE_S: Final = 30.0
 """What takes longer than this has been lost; no limit in a transcript is above 1 s."""

@@ -16,7 +16,7 @@ import pybase64
 import simplejpeg
 import soundfile
 
-from .helpers import pcm
+from tests.helpers import pcm
 
 VIDEO_FPS = 10
 SOUND_RATE_HZ = 16_000

@@ -1,8 +1,8 @@
 """The scripted model without waiting: the same script, its calls ended by a virtual clock.
 
-`runtime.backends.scripted` decides what a unit or a turn becomes and what is told of it, down to
-the helpers that it keeps to itself, so that none of it is written twice; here is only when. Nobody
-is held to the rules of a backend: the live player does that, with the real one.
+`runtime.model.backends.scripted` decides what a unit or a turn becomes and what is told of it, down
+to the helpers that it keeps to itself, so that none of it is written twice; here is only when.
+Nobody is held to the rules of a backend: the live player does that, with the real one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.model import Cut, Finalized, Opened, Opening, Unit
-from protocol.turn import Prefill, Turn
-from runtime.backends.base import ContextFull
-from runtime.backends.scripted import (
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Cut, Finalized, Opened, Opening, Unit
+from protocol.values.turn import Prefill, Turn
+from runtime.media.decoder import MediaDecoder
+from runtime.media.values import Decoded, MediaError
+from runtime.media.video import read_video
+from runtime.model.backends.base import ContextFull
+from runtime.model.backends.scripted import (
     FINALIZE_TOKENS,
     PROMPT_TOKENS_MIN,
     TOKEN_CHARS,
@@ -28,16 +31,12 @@ from runtime.backends.scripted import (
     Step,
     _result,
 )
-from runtime.backends.scripted_chat import ScriptedTurn
-from runtime.backends.scripted_hearing import ScriptedTranscript
-from runtime.media.decoder import MediaDecoder
-from runtime.media.values import Decoded, MediaError
-from runtime.media.video import read_video
-
-from .transcript_scripts import make_backend
+from runtime.model.backends.scripted_chat import ScriptedTurn
+from runtime.model.backends.scripted_hearing import ScriptedTranscript
+from tests.transcript_scripts import make_backend
 
 if TYPE_CHECKING:
-    from .transcript_pure import Clock
+    from tests.transcript_pure import Clock
 
 DECODING_S: Final = 0.001
 

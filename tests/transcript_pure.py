@@ -18,24 +18,23 @@ from urllib.parse import parse_qs, urlsplit
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.behaviour import NEWEST
-from protocol.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
-from protocol.limits import FRAME_BYTES_MAX_OF, NS_PER_S
-from protocol.messages import ErrorReport
-from protocol.session import Session
-from runtime.admission import Admission, Refused, Ticket
-from runtime.identity import CountedIdentities
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
+from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
+from protocol.values.limits import FRAME_BYTES_MAX_OF, NS_PER_S
+from protocol.values.messages import ErrorReport
 from runtime.media.decoder import MediaDecoder
-from runtime.pool import Lease, Pool
-from runtime.routing import NotServedError, Route, route
-from runtime.settings import MIB, MODES, Settings
-from runtime.voices import VoiceLibrary
-
-from .transcript_media import make_voices
-from .transcript_model import PureModel
-from .transcripts import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of
+from runtime.media.voices import VoiceLibrary
+from runtime.serve.routing import NotServedError, Route, route
+from runtime.session.identity import CountedIdentities
+from runtime.settings.settings import MIB, MODES, Settings
+from runtime.slots.admission import Admission, Refused, Ticket
+from runtime.slots.pool import Lease, Pool
+from tests.transcript_media import make_voices
+from tests.transcript_model import PureModel
+from tests.transcripts import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of
 
 PATIENCE_S: Final = 1_000
 """Longer than any limit of a session: what has not come by then never comes."""

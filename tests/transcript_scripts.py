@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import attrs
 
-from protocol.model import Unit
-from protocol.transcript import Chunk
-from protocol.turn import Turn
-from runtime.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
-from runtime.backends.scripted_chat import Answer, default_answer
-from runtime.backends.scripted_hearing import Heard, default_hearing
-from runtime.backends.scripted_tone import tone
+from protocol.values.model import Unit
+from protocol.values.transcript import Chunk
+from protocol.values.turn import Turn
+from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted_chat import Answer, default_answer
+from runtime.model.backends.scripted_hearing import Heard, default_hearing
+from runtime.model.backends.scripted_tone import tone
 
 LONG_S: Final = 30.0
 """No client of a transcript waits that long: it cuts in."""

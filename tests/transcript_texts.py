@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .transcript_pure import PurePlayer
-from .transcripts import ROOT, Mismatch, check, load
+from tests.transcript_pure import PurePlayer
+from tests.transcripts import ROOT, Mismatch, check, load
 
 
 class TextLearner(PurePlayer):

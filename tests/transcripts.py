@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pybase64
 
-from .transcript_media import make_media
+from tests.transcript_media import make_media
 
 WARNED_S: Final = 30
 """What a transcript's `warn` tells clients; its `drain` comes when the transcript says so."""

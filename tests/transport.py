@@ -19,13 +19,13 @@ import trio
 from starlette.applications import Starlette
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.http import error_body, make_app
-from runtime.listener import Address, WebSocketRequest, bind, serve
-from runtime.settings import Settings
-from runtime.transport.counters import Counters
-from runtime.transport.keeper import LOOK_S
-from runtime.transport.limits import Limits
-from runtime.transport.tls import Certificate
+from runtime.net.counters import Counters
+from runtime.net.http import error_body, make_app
+from runtime.net.keeper import LOOK_S
+from runtime.net.limits import Limits
+from runtime.net.listener import Address, WebSocketRequest, bind, serve
+from runtime.net.tls import Certificate
+from runtime.settings.settings import Settings
 
 SETTLE_S = 0.01
 """For the kernel's loopback, which is not part of trio's idea of everybody waiting."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from recorder.reader import LogReader
-from recorder.records import Fields, Record
-from recorder.scan import Damage
+from recorder.format.records import Fields, Record
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
 from replay.view.document import page_of
 from replay.view.parts import Part
 from replay.view.story import Narrator

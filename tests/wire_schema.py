@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from jsonschema import Draft7Validator
 
-from protocol.schema.wire import MODES, Message, describe
-from protocol.state import Course
+from protocol.values.state import Course
+from protocol.wire.schema.wire import MODES, Message, describe
 
 Sender = Literal["client", "server"]
 Body = Mapping[str, Any]

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import attrs
 
-from ..behaviour import NEWEST
-from ..codec import Value
-from ..errors import ErrorCode, FieldError
-from ..messages import Mode
+from ..values.behaviour import NEWEST
+from ..values.errors import ErrorCode, FieldError
+from ..values.messages import Mode
+from .codec import Value
 from .kinds import Holds, Kind
 from .reading import Json, Reading, missing
 

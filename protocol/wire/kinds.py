@@ -13,18 +13,18 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from ..behaviour import LINE_BREAKS, SHORT_APPENDS, WEBP
-from ..codec import Value, encode_base64, invalid
-from ..errors import FieldError, LocalProtocolError
-from ..limits import (
+from ..values.behaviour import LINE_BREAKS, SHORT_APPENDS, WEBP
+from ..values.errors import FieldError, LocalProtocolError
+from ..values.limits import (
     APPEND_SAMPLES_MAX,
     APPEND_SAMPLES_MIN,
     FRAME_BYTES_MAX,
     VOICE_NAME_CHARS_MAX,
 )
-from ..media import check_image, check_jpeg, check_video, read_reference_audio
-from ..model import SAMPLE16_BYTES, SAMPLE_BYTES
-from ..requests import ReferenceAudio, Voice, VoiceName
+from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
+from ..values.requests import ReferenceAudio, Voice, VoiceName
+from .codec import Value, encode_base64, invalid
+from .media import check_image, check_jpeg, check_video, read_reference_audio
 from .reading import Reading, as_object
 
 Schema = dict[str, Any]

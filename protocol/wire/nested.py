@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ..codec import Value
+from .codec import Value
 from .field import Field
 from .kinds import Kind
 from .reading import Reading, as_object, missing

@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 
-from ..behaviour import NEWEST
-from ..codec import invalid, kind_of
-from ..errors import ErrorCode, FieldError
-from ..messages import Mode
-from ..model import SlidingWindow
+from ..values.behaviour import NEWEST
+from ..values.errors import ErrorCode, FieldError
+from ..values.messages import Mode
+from ..values.model import SlidingWindow
+from .codec import invalid, kind_of
 
 Json = Mapping[str, object]
 
@@ -23,7 +23,7 @@ class Context:
     Attributes:
         mode: of the session.
         sliding_windows: the window policies that the backend honours.
-        behaviour: of the session (`protocol.behaviour`).
+        behaviour: of the session (`protocol.values.behaviour`).
         must_record: a client that asks not to be recorded is refused.
     """
 

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Final, get_type_hints
 
 import attrs
 
-from ..behaviour import NEWEST
-from ..codec import KEY_SHOWN, Value, dump_frame, invalid
-from ..errors import LocalProtocolError
+from ..values.behaviour import NEWEST
+from ..values.errors import LocalProtocolError
+from .codec import KEY_SHOWN, Value, dump_frame, invalid
 from .field import Columns, Field, Put, as_it_is
 from .reading import Context, Json, Reading, as_object, missing
 

@@ -14,8 +14,8 @@ import click
 from cattrs import Converter
 from rich.console import Console
 
-from .. import text as shared_text
-from ..commands import HELP, opened_log, print_json, records_of
+from ..library import text as shared_text
+from ..shared.commands import HELP, opened_log, print_json, records_of
 from .compare import compare
 from .report import DiffReport
 from .text import diff_lines

@@ -21,12 +21,12 @@ from typing import Final, Literal
 
 import attrs
 
-from recorder.records import Fields, Record, Value
-from recorder.scan import Damage
+from recorder.format.records import Fields, Record, Value
+from recorder.read.scan import Damage
 
-from ..difference import NOTHING, Difference, show
-from ..environment import model_of
-from ..outputs import compare_openings, output_difference, snr_db
+from ..rerun.difference import NOTHING, Difference, show
+from ..rerun.environment import model_of
+from ..rerun.outputs import compare_openings, output_difference, snr_db
 from ..story.exchanges import Exchange, audio_ms
 from ..story.reading import SessionStory
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side

@@ -10,9 +10,9 @@ from typing import Final
 
 from rich.console import RenderableType
 
-from ..difference import label, show
-from ..recordings import show_bytes, show_seconds
-from ..text import table
+from ..library.text import table
+from ..rerun.difference import label, show
+from ..shared.recordings import show_bytes, show_seconds
 from .report import DiffReport, Parting, SessionFacts, Side
 
 ROWS_MAX: Final = 40

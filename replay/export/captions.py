@@ -13,9 +13,9 @@ from typing import BinaryIO, Final
 
 import attrs
 
-from protocol.limits import NS_PER_MS, NS_PER_S
+from protocol.values.limits import NS_PER_MS, NS_PER_S
 
-from ..placing import Voice
+from ..story.placing import Voice
 from .moments import Moment, Note, Words
 from .timeline import Timeline
 

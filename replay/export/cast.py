@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import BinaryIO, Final
 
-from protocol.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S
 
 from .captions import NAMES, plain
 from .moments import Note, NoteKind, Picture, Words

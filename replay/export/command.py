@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from protocol.limits import NS_PER_MS
-from recorder.format import SUFFIX
+from protocol.values.limits import NS_PER_MS
+from recorder.format.format import SUFFIX
 
-from ..commands import (
+from ..shared.commands import (
     HELP,
     opened_log,
     print_json,
@@ -23,8 +23,8 @@ from ..commands import (
     refuse_log_as_output,
     unwritable,
 )
-from ..progress import progress
-from ..recordings import show_bytes, show_seconds
+from ..shared.progress import progress
+from ..shared.recordings import show_bytes, show_seconds
 from .moments import TooLongError
 from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
 

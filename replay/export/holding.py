@@ -1,6 +1,7 @@
 """Moments that wait until nothing can change them, and come out in the order of their time.
 
-- Each voice is a line, on which its sounds are placed one behind the other (`replay.placing`).
+- Each voice is a line, on which its sounds are placed one behind the other
+  (`replay.story.placing`).
 - What the model says can be cut short while it plays, so it is held until it has been heard.
 - Whatever comes out begins no earlier than what came out before.
 
@@ -18,9 +19,9 @@ from typing import Final
 
 import attrs
 
-from protocol.model import SAMPLE_BYTES
+from protocol.values.model import SAMPLE_BYTES
 
-from ..placing import VOICES, Line, Voice, sample_at, time_of
+from ..story.placing import VOICES, Line, Voice, sample_at, time_of
 from .moments import Moment, Note, Sound, Words
 
 HELD_BYTES_MAX: Final = 8 << 20

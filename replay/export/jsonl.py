@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 from typing import Any, BinaryIO
 
-from protocol.limits import NS_PER_MS
+from protocol.values.limits import NS_PER_MS
 
-from ..environment import model_of
-from ..placing import RATE_HZ
+from ..rerun.environment import model_of
+from ..story.placing import RATE_HZ
 from .moments import Moment, Note, Picture, Sound, Words
 from .timeline import Timeline
 

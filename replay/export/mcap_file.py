@@ -28,10 +28,10 @@ import pybase64
 from mcap.well_known import MessageEncoding, SchemaEncoding
 from mcap.writer import Writer
 
-from protocol.limits import NS_PER_MS, NS_PER_S
-from protocol.model import SAMPLE_BYTES
+from protocol.values.limits import NS_PER_MS, NS_PER_S
+from protocol.values.model import SAMPLE_BYTES
 
-from ..placing import RATE_HZ
+from ..story.placing import RATE_HZ
 from .captions import plain
 from .mixer import to_pcm16
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words

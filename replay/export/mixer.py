@@ -18,10 +18,10 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from protocol.limits import NS_PER_S
-from protocol.model import SAMPLE_BYTES
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import SAMPLE_BYTES
 
-from ..placing import RATE_HZ, VOICES, Voice, sample_at
+from ..story.placing import RATE_HZ, VOICES, Voice, sample_at
 from .moments import Sound, TooLongError
 
 STEREO_HZ: Final = 48_000

@@ -1,7 +1,7 @@
 """What happens on the time line of a session: plain values, the same for every format.
 
 Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the grid of its own rate
-(`replay.placing`). PCM is float32 LE, mono.
+(`replay.story.placing`). PCM is float32 LE, mono.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Literal
 
 import attrs
 
-from protocol.model import SAMPLE_BYTES
+from protocol.values.model import SAMPLE_BYTES
 
-from ..placing import Voice, time_of
+from ..story.placing import Voice, time_of
 
 
 class TooLongError(ValueError):
@@ -103,7 +103,7 @@ NoteKind = Literal[
     "damage",
     "mark",
 ]
-"""Those up to `closed` are what the server said; see `protocol.messages`.
+"""Those up to `closed` are what the server said; see `protocol.values.messages`.
 
 `force_listen`: the user cuts the model short; `shortened`: a message of the client's was refused,
 and the log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;

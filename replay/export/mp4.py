@@ -25,7 +25,7 @@ from av.packet import Packet
 from av.video import VideoStream
 from numpy.typing import NDArray
 
-from protocol.limits import NS_PER_MS
+from protocol.values.limits import NS_PER_MS
 from runtime.media.image import scale
 
 from .mixer import CHANNELS, STEREO_HZ, Mixer, Stereo

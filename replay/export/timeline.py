@@ -1,9 +1,9 @@
 """The time line of a recorded session: what is heard, shown and said, and when.
 
 - **User sound** ends when its message arrived, for it was heard before, or follows what arrived
-  before it (`replay.placing`). A second that the server dropped is heard like any other. The sound
-  and pictures of a chat's question stand where the question arrived; of the conversation that comes
-  with it, only the last message is new.
+  before it (`replay.story.placing`). A second that the server dropped is heard like any other. The
+  sound and pictures of a chat's question stand where the question arrived; of the conversation that
+  comes with it, only the last message is new.
 - **Model sound** begins when its frame was sent, or behind what still plays, as a client would play
   it. A listen during a turn cuts short what plays, as the protocol asks of clients, and so does
   `interrupted`; what is left when a turn has ended plays to its end.
@@ -26,20 +26,20 @@ from typing import Final
 
 import attrs
 
-from protocol import effects as ef
-from protocol import messages as ms
-from protocol import turn
-from protocol.limits import NS_PER_S
-from protocol.model import SAMPLE_BYTES
-from protocol.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
-from protocol.transcription import to_float32
-from recorder.records import Fields, Record
-from recorder.scan import Damage
+from protocol.machine.transcription import to_float32
+from protocol.values import effects as ef
+from protocol.values import messages as ms
+from protocol.values import turn
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import SAMPLE_BYTES
+from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
 
-from ..logic import Replayer
-from ..placing import SETTLED_NS, Voice
+from ..rerun.logic import Replayer
+from ..rerun.words import Step
+from ..story.placing import SETTLED_NS, Voice
 from ..story.reading import SessionStory
-from ..words import Step
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 

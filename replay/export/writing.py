@@ -14,9 +14,9 @@ from typing import BinaryIO, Final, Literal, get_args
 
 import attrs
 
-from recorder.files import new_file
-from recorder.records import Fields, Record
-from recorder.scan import Damage
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
+from recorder.write.files import new_file
 
 from .timeline import Timeline
 

@@ -2,9 +2,9 @@
 
 Rules:
 - Before the fork's unit the model must reach the state of the recording. It gets the recorded
-  inputs, with forced decoding if it supports it (`runtime.backends.forcing`): differences from its
-  own decisions are noted, and the recorded decisions are used. Without forced decoding it decides
-  itself, and must produce the recorded results.
+  inputs, with forced decoding if it supports it (`runtime.model.backends.forcing`): differences
+  from its own decisions are noted, and the recorded decisions are used. Without forced decoding it
+  decides itself, and must produce the recorded results.
 - An interrupted unit is cut where the recording cut it. A new interruption comes after the unit's
   last step: the unit is complete, and its result is not sent (B6).
 - Costs are the recording's; nothing is measured here.
@@ -21,15 +21,21 @@ from typing import Final
 import anyio
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.model import Cut, Unit, UnitResult
-from runtime.backends.base import Backend, BackendError, BackendGone, BackendSession, ContextFull
-from runtime.backends.forcing import Forced, Forces
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Cut, Unit, UnitResult
+from runtime.model.backends.base import (
+    Backend,
+    BackendError,
+    BackendGone,
+    BackendSession,
+    ContextFull,
+)
+from runtime.model.backends.forcing import Forced, Forces
 
-from ..difference import Difference
-from ..held import hold
-from ..outputs import compare_finalized, compare_openings, compare_units
+from ..rerun.difference import Difference
+from ..rerun.held import hold
+from ..rerun.outputs import compare_finalized, compare_openings, compare_units
 from .timeline import Answer
 from .values import CannotForkError, Prefix
 

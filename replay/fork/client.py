@@ -21,18 +21,18 @@ from typing import Any, Final
 
 import attrs
 
-from protocol import events as ev
-from protocol.codec import parse_frame
-from protocol.dialects.base import Dialect
-from protocol.errors import FieldError, LocalProtocolError
-from protocol.limits import APPEND_SAMPLES_MIN
-from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, DuplexConfig
-from protocol.requests import Append, Init, Request
-from protocol.session import Session
-from protocol.unit_loop import Phase
-from runtime.config.values import nearest
+from protocol.machine.session import Session
+from protocol.machine.unit_loop import Phase
+from protocol.values import events as ev
+from protocol.values.errors import FieldError, LocalProtocolError
+from protocol.values.limits import APPEND_SAMPLES_MIN
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, DuplexConfig
+from protocol.values.requests import Append, Init, Request
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects.base import Dialect
+from runtime.settings.values import nearest
 
-from ..wire import Wire
+from ..story.wire import Wire
 from .values import Change, ForkRefusedError, Setting
 
 CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(DuplexConfig))

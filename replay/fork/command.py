@@ -15,19 +15,19 @@ import click
 from cattrs import Converter
 from rich.console import Console, RenderableType
 
-from recorder.errors import RecorderError
-from runtime.audio import AudioFileError, read_wav
-from runtime.identity import SystemIdentities
-from runtime.interrupts import run
+from recorder.format.errors import RecorderError
+from runtime.commands.interrupts import run
+from runtime.media.audio import AudioFileError, read_wav
+from runtime.session.identity import SystemIdentities
 
-from .. import text as shared_text
-from ..commands import HELP, LogUnusableError, NotComparableError, complaint, print_json
 from ..diff.command import read_and_compare
 from ..diff.report import DiffReport
 from ..diff.text import diff_lines
-from ..difference import label
-from ..environment import Loading
-from ..progress import count
+from ..library import text as shared_text
+from ..rerun.difference import label
+from ..rerun.environment import Loading
+from ..shared.commands import HELP, LogUnusableError, NotComparableError, complaint, print_json
+from ..shared.progress import count
 from .client import SETTING_NAMES, read_setting
 from .make import make_fork
 from .values import Change, Forked, ForkError, ForkRefusedError

@@ -14,23 +14,23 @@ from typing import Final
 
 import attrs
 
-from protocol import events as ev
-from protocol.digest import digest, session_id_of
-from protocol.model import SAMPLE_BYTES
-from recorder.files import new_file
-from recorder.log import OnFailure, SessionLog
-from recorder.mapping import SCHEMA
-from recorder.reader import LogReader
-from recorder.records import Fields, Value
-from recorder.store import Store
-from recorder.writer import Recorder, RecorderPolicy
-from runtime.backends.base import Backend, BackendInfo
-from runtime.identity import Identity
-from runtime.journal import Journal
+from protocol.values import events as ev
+from protocol.values.digest import digest, session_id_of
+from protocol.values.model import SAMPLE_BYTES
+from recorder.format.mapping import SCHEMA
+from recorder.format.records import Fields, Value
+from recorder.keep.store import Store
+from recorder.read.reader import LogReader
+from recorder.write.files import new_file
+from recorder.write.log import OnFailure, SessionLog
+from recorder.write.writer import Recorder, RecorderPolicy
+from runtime.model.backends.base import Backend, BackendInfo
+from runtime.session.identity import Identity
+from runtime.session.journal import Journal
 
-from ..difference import label
-from ..environment import Loading, loading_of, mismatches, model_of
-from ..held import FORK, IS_HELD, held_units
+from ..rerun.difference import label
+from ..rerun.environment import Loading, loading_of, mismatches, model_of
+from ..rerun.held import FORK, IS_HELD, held_units
 from .run import ForkRun, Watch
 from .timeline import RecordedTimes
 from .values import CannotForkError, Change, Forked

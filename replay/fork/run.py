@@ -22,15 +22,15 @@ from typing import Final
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.session import Session
-from protocol.state import State
-from recorder.mapping import EVENT_KINDS, event_of
-from recorder.records import Record
-from recorder.scan import Damage
-from runtime.backends.base import Backend
-from runtime.journal import Journal, fin_fields
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.state import State
+from recorder.format.mapping import EVENT_KINDS, event_of
+from recorder.format.records import Record
+from recorder.read.scan import Damage
+from runtime.model.backends.base import Backend
+from runtime.session.journal import Journal, fin_fields
 
 from ..story.questions import Call, answered, asked
 from .calls import ForkedModel, ForkQuestion

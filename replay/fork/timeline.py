@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.model import UNIT_SAMPLES, Costs, Cut
-from recorder.errors import LogDamaged
-from recorder.records import Record
-from recorder.scan import Damage
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import UNIT_SAMPLES, Costs, Cut
+from recorder.format.errors import LogDamaged
+from recorder.format.records import Record
+from recorder.read.scan import Damage
 
-from ..logic import Replayer
+from ..rerun.logic import Replayer
+from ..rerun.words import Step
 from ..story.questions import Call, answered, asked
-from ..words import Step
 from .values import CannotForkError, ForkRefusedError
 
 LAST_SEQ: Final = 1 << 63

@@ -65,7 +65,7 @@ class Prefix:
     Attributes:
         units: their number.
         held: units whose own answer would have differed, and which forced decoding answered as
-            recorded (`runtime.backends.forcing`).
+            recorded (`runtime.model.backends.forcing`).
         otherwise: units whose results differ nevertheless.
         first: the first difference, in words; None without one.
     """

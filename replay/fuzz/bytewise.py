@@ -21,18 +21,18 @@ from typing import Any, Final
 
 import attrs
 
-from protocol.codec import parse_frame
-from protocol.dialects import DIALECTS
-from protocol.dialects.base import Context
-from protocol.dialects.opening import OPENING
-from protocol.errors import FieldError, FrameError, RemoteProtocolError
-from protocol.schema.wire import MODES
-from recorder.compression import Compressor
-from recorder.errors import RecorderError
-from recorder.format import CHAIN_START, chain_of, pack_header
-from recorder.reader import LogReader
-from recorder.scan import Block, BytesSource, Scanner
-from recorder.verify import verify
+from protocol.values.errors import FieldError, FrameError, RemoteProtocolError
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects.base import Context
+from protocol.wire.dialects.opening import OPENING
+from protocol.wire.schema.wire import MODES
+from recorder.format.compression import Compressor
+from recorder.format.errors import RecorderError
+from recorder.format.format import CHAIN_START, chain_of, pack_header
+from recorder.read.reader import LogReader
+from recorder.read.scan import Block, BytesSource, Scanner
+from recorder.read.verify import verify
 
 from .campaign import Budget
 from .case import Case

@@ -20,11 +20,11 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from protocol.dialects import DIALECTS
-from protocol.messages import Mode
-from protocol.schema.wire import MODES, REQUEST_DIALECT
-from protocol.state import Course, course_of
-from runtime.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+from protocol.values.messages import Mode
+from protocol.values.state import Course, course_of
+from protocol.wire.dialects import DIALECTS
+from protocol.wire.schema.wire import MODES, REQUEST_DIALECT
+from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
 
 from .media import MATERIAL_BYTES_MAX, size_of
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import attrs
 
-from protocol.core import CLOSE_CODES
-from protocol.errors import (
+from protocol.machine.core import CLOSE_CODES
+from protocol.values.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_INVALID_FRAME,
     CLOSE_MEANINGS,
@@ -16,9 +16,9 @@ from protocol.errors import (
     CLOSE_TOO_BIG,
     CLOSE_TRY_LATER,
 )
-from protocol.messages import Closed
-from protocol.state import Course, State
-from runtime.schema.notes import END_CLOSES
+from protocol.values.messages import Closed
+from protocol.values.state import Course, State
+from runtime.commands.schema.notes import END_CLOSES
 
 from .case import Finding
 from .internals import sign_of

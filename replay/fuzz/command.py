@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protocol.schema.wire import MODES
+from protocol.wire.schema.wire import MODES
 from runtime.client.terminal import key_option
 
-from ..commands import HELP, print_json
+from ..shared.commands import HELP, print_json
 from .bytewise import KINDS, fuzz_bytes
 from .campaign import Budget, Campaign, play_again, save
 from .case import Case, TranscriptError, read_case

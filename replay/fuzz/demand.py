@@ -11,14 +11,9 @@ from typing import Final, get_args
 
 import attrs
 
-from protocol.codec import parse_frame
-from protocol.dialects import DIALECTS
-from protocol.dialects.base import Context, Dialect
-from protocol.dialects.opening import OPENING, choose
-from protocol.dialects.shared import is_openai_update
-from protocol.errors import CLOSE_NORMAL, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from protocol.limits import FRAME_BYTES_MAX_OF
-from protocol.messages import (
+from protocol.values.errors import CLOSE_NORMAL, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
+from protocol.values.limits import FRAME_BYTES_MAX_OF
+from protocol.values.messages import (
     Created,
     ErrorReport,
     Interrupted,
@@ -30,8 +25,8 @@ from protocol.messages import (
     Speech,
     TranscriptDone,
 )
-from protocol.model import SAMPLE_BYTES, SlidingWindow
-from protocol.requests import (
+from protocol.values.model import SAMPLE_BYTES, SlidingWindow
+from protocol.values.requests import (
     Append,
     Ask,
     ChooseModel,
@@ -45,8 +40,13 @@ from protocol.requests import (
     Resume,
     See,
 )
-from protocol.state import ACCEPT, IGNORE, KEEP, OPENAI_GATES, Course, Gate, judge
-from protocol.utf8 import frame_bytes
+from protocol.values.state import ACCEPT, IGNORE, KEEP, OPENAI_GATES, Course, Gate, judge
+from protocol.values.utf8 import frame_bytes
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects.base import Context, Dialect
+from protocol.wire.dialects.opening import OPENING, choose
+from protocol.wire.dialects.shared import is_openai_update
 
 from .schema import described
 

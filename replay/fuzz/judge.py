@@ -1,8 +1,8 @@
 """The judge of one connection: checks the server's messages against the protocol.
 
-- A message may be undocumented, or not allowed in the state (`protocol.client`, with the table of
-  transitions). On `/v1/realtime` the client's init picks the dialect, so all messages must fit one
-  dialect.
+- A message may be undocumented, or not allowed in the state (`protocol.machine.client`, with the
+  table of transitions). On `/v1/realtime` the client's init picks the dialect, so all messages must
+  fit one dialect.
 - An answer may be wrong (`demand`), one too many, or missing. After messages that were sent without
   waiting, the gate is unsure, and answers are only counted.
 - A close may have an undocumented code, or one that does not fit; a text may have internals.
@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import anyio
 
-from protocol.client import ClientConnection
-from protocol.errors import (
+from protocol.machine.client import ClientConnection
+from protocol.values.errors import (
     ADMISSION_ERRORS,
     CLIENT_ERRORS,
     CLOSE_INVALID_FRAME,
@@ -28,7 +28,7 @@ from protocol.errors import (
     ErrorCode,
     RemoteProtocolError,
 )
-from protocol.messages import (
+from protocol.values.messages import (
     Closed,
     Created,
     ErrorReport,
@@ -43,9 +43,9 @@ from protocol.messages import (
     Speech,
     TranscriptDone,
 )
-from protocol.model import UNIT_SAMPLES
-from protocol.requests import ChooseModel
-from protocol.state import Course, Gate, State, gate_of
+from protocol.values.model import UNIT_SAMPLES
+from protocol.values.requests import ChooseModel
+from protocol.values.state import Course, Gate, State, gate_of
 
 from .case import Case, Finding, Step
 from .closes import Before, wrong_with

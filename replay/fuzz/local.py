@@ -22,25 +22,25 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import anyio.lowlevel
 
-from protocol.effects import DecodeMedia
-from protocol.limits import FRAME_BYTES_MAX_OF
-from protocol.messages import Mode
-from protocol.model import Unit
-from protocol.utf8 import frame_bytes
-from recorder.writer import Recorder
-from runtime.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
-from runtime.backends.scripted import Step as ModelStep
-from runtime.backends.scripted_tone import tone
-from runtime.identity import CountedIdentities
+from protocol.values.effects import DecodeMedia
+from protocol.values.limits import FRAME_BYTES_MAX_OF
+from protocol.values.messages import Mode
+from protocol.values.model import Unit
+from protocol.values.utf8 import frame_bytes
+from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
 from runtime.media.fair import Client
 from runtime.media.values import Decoded
-from runtime.routing import Route, route
-from runtime.server import Server
-from runtime.settings import MODES, Settings
+from runtime.model.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
+from runtime.model.backends.scripted import Step as ModelStep
+from runtime.model.backends.scripted_tone import tone
+from runtime.net.websocket import WebSocket, WebSocketClosed
+from runtime.serve.routing import Route, route
+from runtime.session.identity import CountedIdentities
+from runtime.session.server import Server
+from runtime.settings.settings import MODES, Settings
 from runtime.telemetry.setup import make_sight
 from runtime.telemetry.watching import ServerStatus
-from runtime.websocket import WebSocket, WebSocketClosed
 
 from .case import Case, Finding
 from .closes import ABNORMAL
@@ -142,7 +142,8 @@ class MemoryWire:
         self._is_gone = True
         self._notify()
 
-    # -- the server's end: see `runtime.websocket.WebSocket` -------------------------------------
+    # -- the server's end: see `runtime.net.websocket.WebSocket`
+    # -------------------------------------
 
     async def receive(self) -> str | bytes | None:
         """The server's next message."""

@@ -20,8 +20,8 @@ import pybase64
 import simplejpeg
 import soundfile
 
-from protocol.model import INPUT_RATE_HZ
-from protocol.schema.material import MEDIA
+from protocol.values.model import INPUT_RATE_HZ
+from protocol.wire.schema.material import MEDIA
 
 MATERIAL_BYTES_MAX: Final = 8 * 1024 * 1024
 """A case's size with its markers replaced: parsers fail by form, and size has its own step."""

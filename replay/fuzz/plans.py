@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from protocol.messages import Mode
-from protocol.requests import Request
-from protocol.schema.wire import MODES, Message
-from protocol.state import ACCEPT, Course, Gate, State, course_of, gate_of, judge
+from protocol.values.messages import Mode
+from protocol.values.requests import Request
+from protocol.values.state import ACCEPT, Course, Gate, State, course_of, gate_of, judge
+from protocol.wire.schema.wire import MODES, Message
 
 from .case import FAULTS, LOCAL_FAULTS, Case, Step
 from .local import SCRIPTS

@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 import anyio
 import attrs
 
-from protocol.limits import FRAME_BYTES_MAX_OF
-from protocol.model import UNIT_SAMPLES
-from protocol.state import Course, State
-from protocol.utf8 import frame_bytes
+from protocol.values.limits import FRAME_BYTES_MAX_OF
+from protocol.values.model import UNIT_SAMPLES
+from protocol.values.state import Course, State
+from protocol.values.utf8 import frame_bytes
 
 from .case import SENDS, TOLD, Case, Step
 from .judge import Judge

@@ -23,7 +23,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from runtime.routing import REALTIME_PATH
+from runtime.serve.routing import REALTIME_PATH
 
 from .case import Case
 from .judge import Judge

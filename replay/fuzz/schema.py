@@ -1,9 +1,9 @@
 """Whether a server's message is one that the wire protocols describe.
 
-The description is `protocol.schema`, which reads the dialects' own tables. Here it is closed: a
-message has the fields that are described and no others, so that nothing is sent that no reader can
-know of. Only what the server's schemas use of JSON Schema is looked at; a test holds this to a full
-validator.
+The description is `protocol.wire.schema`, which reads the dialects' own tables. Here it is closed:
+a message has the fields that are described and no others, so that nothing is sent that no reader
+can know of. Only what the server's schemas use of JSON Schema is looked at; a test holds this to a
+full validator.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
-from protocol.schema.wire import Message, describe
-from protocol.state import Course
+from protocol.values.state import Course
+from protocol.wire.schema.wire import Message, describe
 
 Json = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def problem(dialect: str, course: Course, body: Json) -> str:
 
 
 def violations(schema: Json, value: Any, path: str) -> Iterator[str]:
-    """The differences of a value at `path` from a schema of `protocol.schema`."""
+    """The differences of a value at `path` from a schema of `protocol.wire.schema`."""
     if "oneOf" in schema:
         found = [list(violations(below, value, path)) for below in schema["oneOf"]]
         if all(found):

@@ -17,8 +17,8 @@ from anyio.abc import ByteStream, SocketAttribute
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 
-from protocol.errors import CLOSE_NORMAL
-from protocol.limits import CHAT_FRAME_BYTES_MAX
+from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 
 from .closes import ABNORMAL
 from .judge import Judge

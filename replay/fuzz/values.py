@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from protocol.dialects import DIALECTS
-from protocol.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
-from protocol.schema.wire import Message
-from protocol.state import Course
+from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
+from protocol.values.state import Course
+from protocol.wire.dialects import DIALECTS
+from protocol.wire.schema.wire import Message
 
 from .internals import CANARY
 from .media import is_marker, size_of

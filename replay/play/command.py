@@ -11,15 +11,15 @@ import anyio
 import click
 import orjson
 
-from protocol.events import ConnectionOpened
-from recorder.errors import RecorderError
-from recorder.reader import LogReader
+from protocol.values.events import ConnectionOpened
+from recorder.format.errors import RecorderError
+from recorder.read.reader import LogReader
 from runtime.access.gate import open_gate
-from runtime.listener import Address
-from runtime.settings import Settings
+from runtime.net.listener import Address
+from runtime.settings.settings import Settings
 
-from ..commands import HELP, LogUnusableError, complaint
-from ..wire import Wire
+from ..shared.commands import HELP, LogUnusableError, complaint
+from ..story.wire import Wire
 from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
 

@@ -20,11 +20,11 @@ import anyio
 import attrs
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from protocol.limits import NS_PER_S
-from protocol.utf8 import Frame
-from runtime.websocket import WebSocketClosed
+from protocol.values.limits import NS_PER_S
+from protocol.values.utf8 import Frame
+from runtime.net.websocket import WebSocketClosed
 
-from ..wire import Wire
+from ..story.wire import Wire
 from .script import Ended, Heard, Said, Step
 
 KINDS_WAITING_MAX: Final = 64
@@ -36,7 +36,7 @@ POLICY_VIOLATION: Final = 1008
 
 
 class Socket(Protocol):
-    """The WebSocket of a client; see `runtime.websocket.WebSocket`."""
+    """The WebSocket of a client; see `runtime.net.websocket.WebSocket`."""
 
     async def receive(self) -> Frame:
         """Wait for a message. Raises `WebSocketClosed`."""

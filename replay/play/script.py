@@ -9,14 +9,14 @@ from urllib.parse import quote
 
 import attrs
 
-from protocol import events as ev
-from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.scan import Damage
-from runtime.routing import CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+from protocol.values import events as ev
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
+from runtime.serve.routing import CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
 
 from ..story.reading import event_in
-from ..wire import Wire
+from ..story.wire import Wire
 
 
 class ScriptError(Exception):

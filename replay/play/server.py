@@ -16,21 +16,21 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
-from protocol import events as ev
-from protocol.errors import CLOSE_INTERNAL_ERROR
-from protocol.limits import FRAME_BYTES_MAX_OF
-from recorder.errors import RecorderError
-from recorder.reader import LogReader
-from runtime import listener
+from protocol.values import events as ev
+from protocol.values.errors import CLOSE_INTERNAL_ERROR
+from protocol.values.limits import FRAME_BYTES_MAX_OF
+from recorder.format.errors import RecorderError
+from recorder.read.reader import LogReader
 from runtime.access.gate import Denied, Gate
-from runtime.http import error_body, make_app
-from runtime.listener import Address, WebSocketRequest
-from runtime.routing import NotServedError, route
-from runtime.settings import Settings
-from runtime.transport.limits import Limits
-from runtime.websocket import WebSocket
+from runtime.net import listener
+from runtime.net.http import error_body, make_app
+from runtime.net.limits import Limits
+from runtime.net.listener import Address, WebSocketRequest
+from runtime.net.websocket import WebSocket
+from runtime.serve.routing import NotServedError, route
+from runtime.settings.settings import Settings
 
-from ..wire import Wire
+from ..story.wire import Wire
 from .player import Outcome, Player
 from .script import Heard, Said, ScriptError, Step, steps
 

@@ -20,14 +20,14 @@ import attrs
 import orjson
 import pybase64
 
-from protocol.codec import parse_frame
-from protocol.dialects import DIALECTS
-from protocol.dialects.realtime import FULL_DUPLEX
-from protocol.dialects.realtime_chat import TURN_BASED
-from protocol.dialects.shared import OPENAI_SESSIONS
-from protocol.errors import FrameError
-from protocol.limits import CHAT_FRAME_BYTES_MAX
-from protocol.utf8 import Frame, Utf8Text
+from protocol.values.errors import FrameError
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX
+from protocol.values.utf8 import Frame, Utf8Text
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects.realtime import FULL_DUPLEX
+from protocol.wire.dialects.realtime_chat import TURN_BASED
+from protocol.wire.dialects.shared import OPENAI_SESSIONS
 from protocol.wire.field import Field
 from protocol.wire.kinds import OBJECT, PROMPTED, SAID, VOICE_NAME, VOICE_NAMED, Holds
 from protocol.wire.nested import tables_in, walk

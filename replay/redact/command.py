@@ -14,16 +14,16 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protocol.limits import NS_PER_S
-from recorder.errors import RecorderError
-from recorder.files import new_file
-from recorder.reader import LogReader
-from recorder.records import Record
-from recorder.scan import Damage
+from protocol.values.limits import NS_PER_S
+from recorder.format.errors import RecorderError
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
+from recorder.write.files import new_file
 
-from ..commands import HELP, complaint, print_json
-from ..progress import progress, watched
-from ..remake import head_record, write
+from ..rerun.remake import head_record, write
+from ..shared.commands import HELP, complaint, print_json
+from ..shared.progress import progress, watched
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json

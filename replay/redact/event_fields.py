@@ -15,13 +15,13 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from protocol import events as ev
-from protocol.behaviour import LINE_BREAKS
-from protocol.messages import QueuePlace
-from protocol.model import Costs, Cut, Finalized, Opened, UnitResult
-from protocol.transcript import ChunkResult
-from protocol.turn import Prefill, TurnChunk, TurnResult
-from protocol.utf8 import Refused, Shortened
+from protocol.values import events as ev
+from protocol.values.behaviour import LINE_BREAKS
+from protocol.values.messages import QueuePlace
+from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
+from protocol.values.transcript import ChunkResult
+from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from protocol.values.utf8 import Refused, Shortened
 
 from .client_frames import FrameEditor
 from .media import mute

@@ -19,11 +19,11 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from protocol.errors import FieldError
-from protocol.media import PNG_SIGNATURE, check_image, container_of
-from protocol.model import SAMPLE_BYTES
-from protocol.wav import read_wav
-from protocol.webp import is_webp
+from protocol.values.errors import FieldError
+from protocol.values.model import SAMPLE_BYTES
+from protocol.wire.media import PNG_SIGNATURE, check_image, container_of
+from protocol.wire.wav import read_wav
+from protocol.wire.webp import is_webp
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 

@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import attrs
 
-from protocol import events as ev
-from protocol.limits import NS_PER_S
-from recorder.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
-from recorder.records import Fields, Record, Value
-from recorder.scan import Damage
-from runtime.models import MODELS
+from protocol.values import events as ev
+from protocol.values.limits import NS_PER_S
+from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
+from recorder.format.records import Fields, Record, Value
+from recorder.read.scan import Damage
+from runtime.model.models import MODELS
 
-from ..remake import RemakeError, Remaker
-from ..words import describe
+from ..rerun.remake import RemakeError, Remaker
+from ..rerun.words import describe
 from .client_frames import FrameEditor
 from .event_fields import EventEditor
 from .policy import TRACES, Kind, Policy, Tally

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 import orjson
 
-from protocol.limits import JSON_DEPTH_MAX
+from protocol.values.limits import JSON_DEPTH_MAX
 
 SpanKind = Literal["key", "text", "number", "word"]
 Path: TypeAlias = "tuple[str | int, ...]"

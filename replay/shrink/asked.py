@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
+from protocol.values import effects as ef
+from protocol.values import events as ev
 
 from ..story.questions import CallName, answered, asked, renumbered
 

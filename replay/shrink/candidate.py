@@ -15,13 +15,13 @@ from typing import Final
 
 import attrs
 
-from protocol import events as ev
-from recorder.mapping import EVENT_KINDS, MappingError, event_of
-from recorder.reader import LogReader
-from recorder.records import Fields, Record
-from recorder.scan import Damage
+from protocol.values import events as ev
+from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
+from recorder.format.records import Fields, Record
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
 
-from ..remake import RemakeError, Remaker, head_record, write
+from ..rerun.remake import RemakeError, Remaker, head_record, write
 from .asked import OUTSIDE, Asked
 
 Change = Callable[[int, ev.Event], ev.Event | None]

@@ -22,14 +22,14 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from recorder.errors import RecorderError
-from recorder.files import check_new_file, new_file
-from recorder.mapping import EVENT_KINDS
-from recorder.reader import read
+from recorder.format.errors import RecorderError
+from recorder.format.mapping import EVENT_KINDS
+from recorder.read.reader import read
+from recorder.write.files import check_new_file, new_file
 
-from ..commands import HELP, complaint, print_json
-from ..remake import RemakeError
-from ..words import describe
+from ..rerun.remake import RemakeError
+from ..rerun.words import describe
+from ..shared.commands import HELP, complaint, print_json
 from .candidate import Shape, shape_of
 from .shrinker import NoFailureError, Progress, Shrinker
 from .trial import CannotRunError, Trial

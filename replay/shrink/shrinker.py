@@ -18,10 +18,10 @@ from typing import Final
 
 import attrs
 
-from protocol import events as ev
-from recorder.records import Fields
+from protocol.values import events as ev
+from recorder.format.records import Fields
 
-from ..remake import RemakeError
+from ..rerun.remake import RemakeError
 from .candidate import Change, Shape, build, origin_of, shape_of
 from .simpler import STEPS, Step
 

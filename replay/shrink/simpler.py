@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from protocol import events as ev
+from protocol.values import events as ev
 
 from ..redact.client_frames import FrameEditor
 from ..redact.media import hide_picture, mute

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from protocol import events as ev
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Costs, Cut, UnitResult
-from protocol.transcript import ChunkResult
-from protocol.turn import StopReason, TurnChunk, TurnResult
-from recorder.records import Fields, Record, Value
+from protocol.values import events as ev
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Costs, Cut, UnitResult
+from protocol.values.transcript import ChunkResult
+from protocol.values.turn import StopReason, TurnChunk, TurnResult
+from recorder.format.records import Fields, Record, Value
 
 ExchangeKind = Literal["unit", "turn", "chunk"]
 Failure = Literal["failed", "context_full"]

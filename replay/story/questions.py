@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
+from protocol.values import effects as ef
+from protocol.values import events as ev
 
 CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "release"]
 Call = tuple[CallName, int]

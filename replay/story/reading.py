@@ -18,22 +18,22 @@ from typing import Final
 
 import attrs
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.dialects.opening import OPENING
-from protocol.messages import ErrorReport
-from protocol.model import Opened
-from protocol.session import Session
-from recorder.mapping import EVENT_KINDS, MappingError, event_of
-from recorder.records import Fields, Record
-from recorder.scan import Damage
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.messages import ErrorReport
+from protocol.values.model import Opened
+from protocol.wire.dialects.opening import OPENING
+from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
 
-from ..dictated import Dictated
-from ..inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
-from ..logic import Replayer
-from ..wire import Wire
-from ..words import Step, show_shortened
+from ..rerun.logic import Replayer
+from ..rerun.words import Step, show_shortened
+from .dictated import Dictated
 from .exchanges import Exchange, Exchanges
+from .inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
+from .wire import Wire
 
 ERROR_CHARS_MAX: Final = 4096
 """A longer frame is audio, and no `error`: it is not parsed to find that out."""

@@ -16,12 +16,13 @@ from typing import IO, Final
 
 import click
 
-from recorder.errors import RecorderError
-from recorder.files import new_file
-from recorder.format import SUFFIX
-from recorder.reader import LogReader
+from recorder.format.errors import RecorderError
+from recorder.format.format import SUFFIX
+from recorder.read.reader import LogReader
+from recorder.write.files import new_file
 
-from ..commands import (
+from ..diff.command import read_and_compare
+from ..shared.commands import (
     HELP,
     LogUnusableError,
     complaint,
@@ -29,9 +30,8 @@ from ..commands import (
     refuse_log_as_output,
     unwritable,
 )
-from ..diff.command import read_and_compare
-from ..progress import progress
-from ..recordings import show_bytes
+from ..shared.progress import progress
+from ..shared.recordings import show_bytes
 from .document import page_of
 from .findings import Comparison, comparison_of
 

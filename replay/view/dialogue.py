@@ -20,19 +20,27 @@ from typing import Any, Final
 
 import attrs
 
-from protocol import events as ev
-from protocol import messages as ms
-from protocol.digest import digest
-from protocol.limits import NS_PER_S
-from protocol.model import INPUT_RATE_HZ, SAMPLE16_BYTES
-from protocol.requests import Append, AppendSound, Ask, AudioPart, ClientMessage, See, TextPart
-from protocol.requests import Part as ReceivedPart
-from protocol.session import Session
-from protocol.transcription import to_float32
-from recorder.records import Record
+from protocol.machine.session import Session
+from protocol.machine.transcription import to_float32
+from protocol.values import events as ev
+from protocol.values import messages as ms
+from protocol.values.digest import digest
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
+from protocol.values.requests import (
+    Append,
+    AppendSound,
+    Ask,
+    AudioPart,
+    ClientMessage,
+    See,
+    TextPart,
+)
+from protocol.values.requests import Part as ReceivedPart
+from recorder.format.records import Record
 
-from ..dictated import Dictated
-from ..placing import Voice
+from ..story.dictated import Dictated
+from ..story.placing import Voice
 from .parts import Json, Part, plain
 from .pictures import Pictures
 from .sound import Heard, Track

@@ -25,7 +25,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from recorder.reader import LogReader
+from recorder.read.reader import LogReader
 
 from .findings import Comparison
 from .parts import Part

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import attrs
 
 from ..diff.report import DiffReport, Parting
-from ..report import Divergence
+from ..rerun.report import Divergence
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pybase64
 import simplejpeg
 
-from protocol.digest import digest
+from protocol.values.digest import digest
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError
 

@@ -1,8 +1,8 @@
 """A voice on the session's clock: where it is heard, as compressed sound and as peaks to draw.
 
 Rules:
-- Where sound stands is `replay.placing`'s to say; it is shown there and nowhere else. A gap that
-  the jitter of a network made is silence.
+- Where sound stands is `replay.story.placing`'s to say; it is shown there and nowhere else. A gap
+  that the jitter of a network made is silence.
 - A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page decodes
   only what it plays. Each begins with a little of what was before it, `lead` samples which are
   decoded and not played, for a decoder needs that long to settle (RFC 7845, 4.6).
@@ -23,9 +23,9 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
-from protocol.model import SAMPLE_BYTES
+from protocol.values.model import SAMPLE_BYTES
 
-from ..placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
+from ..story.placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
 from .parts import Part
 
 PIECE_S: Final = 30

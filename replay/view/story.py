@@ -1,4 +1,4 @@
-"""A session's story for the page: what `replay.inspect` tells, and where on the clock it stands.
+"""A session's story for the page: as `replay.story.inspect`, with the times on the clock.
 
     narrator = Narrator()
     for item in reader: parts = narrator.tell(item)
@@ -19,12 +19,12 @@ from typing import Final
 
 import attrs
 
-from protocol import events as ev
-from recorder.records import Fields, Record, Value
-from recorder.scan import Damage
+from protocol.values import events as ev
+from recorder.format.records import Fields, Record, Value
+from recorder.read.scan import Damage
 
-from ..inspect import Inspector
-from ..inspection import to_json
+from ..story.inspect import Inspector
+from ..story.inspection import to_json
 from ..story.reading import Passage
 from .dialogue import Dialogue
 from .findings import Comparison, finding_of

@@ -15,10 +15,10 @@ from http import HTTPStatus
 import anyio
 import attrs
 
-from protocol.messages import Mode
+from protocol.values.messages import Mode
 
-from ..http import error_body
-from ..settings import Settings
+from ..net.http import error_body
+from ..settings.settings import Settings
 from .credentials import (
     ASK_PROGRAM,
     KEY_SUBPROTOCOL,

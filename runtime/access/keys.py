@@ -28,9 +28,9 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from protocol.messages import Mode
+from protocol.values.messages import Mode
 
-from ..settings import MODES
+from ..settings.settings import MODES
 
 Scope = Literal["use", "admin"]
 

@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.codec import Fields, parse_frame
-from protocol.errors import FieldError, FrameError
-from protocol.limits import NS_PER_MS
+from protocol.values.errors import FieldError, FrameError
+from protocol.values.limits import NS_PER_MS
+from protocol.wire.codec import Fields, parse_frame
 
 from ..access.middleware import principal_of
-from ..http import json_response
-from ..journal import MARKS_MAX, MarkRefusal, MarkRefused
-from ..server import Server
+from ..net.http import json_response
+from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
+from ..session.server import Server
 from .bodies import read_body
 from .places import RETRY_S
 from .recordings import Recordings

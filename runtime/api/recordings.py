@@ -34,17 +34,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recorder.listing import Listing, Wanted, page_of
-from recorder.lock import is_held
-from recorder.scan import FileSource
-from recorder.store import Store
-from recorder.summary import State, Summary, whole_bytes
+from recorder.keep.listing import Listing, Wanted, page_of
+from recorder.keep.store import Store
+from recorder.keep.summary import State, Summary, whole_bytes
+from recorder.read.scan import FileSource
+from recorder.write.lock import is_held
 
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
 from ..access.principal import Principal
-from ..http import json_response
-from ..settings import MODES
+from ..net.http import json_response
+from ..settings.settings import MODES
 from .files import send_file
 from .parameters import check_names, read_choice, read_number, wrong
 from .places import Places

@@ -28,9 +28,9 @@ from starlette.routing import Route
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
 from ..access.principal import Principal
-from ..admission import TicketStatus
-from ..http import json_response
-from ..server import Server
+from ..net.http import json_response
+from ..session.server import Server
+from ..slots.admission import TicketStatus
 from ..telemetry.metrics import Metrics
 from ..telemetry.page import PAGE_CSP, status_html
 from ..telemetry.status import session_json, status_json

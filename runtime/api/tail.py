@@ -22,13 +22,13 @@ import anyio.to_thread
 import attrs
 import pybase64
 
-from recorder.errors import Unreadable
-from recorder.lock import is_held
-from recorder.reader import LogReader
-from recorder.records import FRAME_KINDS, Record, Value
-from recorder.scan import Damage
-from recorder.spans import extract
-from recorder.summary import State
+from recorder.format.errors import Unreadable
+from recorder.format.records import FRAME_KINDS, Record, Value
+from recorder.format.spans import extract
+from recorder.keep.summary import State
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
+from recorder.write.lock import is_held
 
 from .streaming import Write
 

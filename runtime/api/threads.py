@@ -9,7 +9,7 @@ from typing import TypeVar
 import anyio.to_thread
 from starlette.exceptions import HTTPException
 
-from recorder.errors import RecorderError
+from recorder.format.errors import RecorderError
 
 T = TypeVar("T")
 

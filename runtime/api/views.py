@@ -20,9 +20,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from recorder.reader import LogReader
+from recorder.read.reader import LogReader
 
-from ..settings import MIB
+from ..settings.settings import MIB
 from .files import send_file
 from .places import Places
 from .threads import in_thread

@@ -28,15 +28,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.limits import WAV_BYTES_MAX
-from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.limits import WAV_BYTES_MAX
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
-from ..http import json_response
 from ..media.sound import decode_wav
 from ..media.values import MediaError
-from ..voices import NAME_RULE, VoiceLibrary, VoiceRefusal, VoiceRefused, is_voice_name
+from ..media.voices import NAME_RULE, VoiceLibrary, VoiceRefusal, VoiceRefused, is_voice_name
+from ..net.http import json_response
 from .bodies import read_body
 from .parameters import check_names, read_number
 from .places import RETRY_S

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from protocol.errors import ADMISSION_ERRORS
-from protocol.messages import (
+from protocol.values.errors import ADMISSION_ERRORS
+from protocol.values.messages import (
     Closed,
     Created,
     Delta,
@@ -27,8 +27,8 @@ from protocol.messages import (
     Response,
     ServerMessage,
 )
-from protocol.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
-from protocol.turn import ChatConfig, Role
+from protocol.values.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
+from protocol.values.turn import ChatConfig, Role
 
 from .duplex import say_goodbye
 from .errors import (

@@ -1,7 +1,7 @@
 """A duplex session in the SDK: sound in, typed events out, until it is closed.
 
 One task sends and one receives. Sound is cut into units (`units`); a rest waits for more, for
-`flush`, or for `interrupt`. Events are the canonical messages (`protocol.messages`) after
+`flush`, or for `interrupt`. Events are the canonical messages (`protocol.values.messages`) after
 `session.created`: `Listen`, `Speech`, `GoingAway`, `ErrorReport`, `Closed`, and in `legacy-duplex`
 `Paused`, `Resumed` and `Interrupted`. Only `Closed` ends a session; any other end raises. No
 pacing: send a second of a file each second.
@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import anyio
 
-from protocol.errors import CLOSE_NORMAL
-from protocol.messages import (
+from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.messages import (
     Closed,
     Created,
     ErrorReport,
@@ -26,8 +26,8 @@ from protocol.messages import (
     Resumed,
     Speech,
 )
-from protocol.requests import Append
-from protocol.state import Gate
+from protocol.values.requests import Append
+from protocol.values.state import Gate
 
 from .errors import ClientError, LocalProtocolError, SessionClosedError
 from .session import ClientSession

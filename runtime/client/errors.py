@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from protocol import errors
-from protocol.messages import ErrorReport
+from protocol.values import errors
+from protocol.values.messages import ErrorReport
 
 ABNORMAL_CLOSURE: Final = 1006
 """The peer left without a close (RFC 6455, 7.1.5): never sent, only reported."""

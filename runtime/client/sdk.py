@@ -26,10 +26,18 @@ from typing import Final, Literal, overload
 import anyio
 import attrs
 
-from protocol.errors import ADMISSION_ERRORS
-from protocol.messages import Created, ErrorReport, Mode, Queued, QueueDone, QueuePlace, QueueUpdate
-from protocol.requests import Init
-from protocol.state import Gate
+from protocol.values.errors import ADMISSION_ERRORS
+from protocol.values.messages import (
+    Created,
+    ErrorReport,
+    Mode,
+    Queued,
+    QueueDone,
+    QueuePlace,
+    QueueUpdate,
+)
+from protocol.values.requests import Init
+from protocol.values.state import Gate
 
 from .chat import ChatSession
 from .duplex import DuplexSession

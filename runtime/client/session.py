@@ -1,4 +1,4 @@
-"""A client's session over a WebSocket, message by message: `protocol.client` on AnyIO.
+"""A client's session over a WebSocket, message by message: `protocol.machine.client` on AnyIO.
 
     async with connect("ws://127.0.0.1:8006", mode="audio") as session:
         async for message in session:
@@ -22,12 +22,12 @@ from typing import Final, ParamSpec, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
-from protocol.client import ClientConnection
-from protocol.errors import ADMISSION_ERRORS
-from protocol.limits import FRAME_BYTES_MAX, FRAME_BYTES_MAX_OF
-from protocol.messages import ErrorReport, Mode, ServerMessage
-from protocol.requests import Append, Ask, Init, See
-from protocol.state import Gate
+from protocol.machine.client import ClientConnection
+from protocol.values.errors import ADMISSION_ERRORS
+from protocol.values.limits import FRAME_BYTES_MAX, FRAME_BYTES_MAX_OF
+from protocol.values.messages import ErrorReport, Mode, ServerMessage
+from protocol.values.requests import Append, Ask, Init, See
+from protocol.values.state import Gate
 
 from .errors import (
     ABNORMAL_CLOSURE,
@@ -197,7 +197,7 @@ async def connect(
 
     Args:
         url: of the server; see `endpoint`.
-        dialect: a name of `protocol.dialects.DIALECTS`.
+        dialect: a name of `protocol.wire.dialects.DIALECTS`.
         tls: for `wss://`; None trusts the system's authorities.
         key: the API key, if the server needs one.
 

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 import click
 import orjson
 
-from protocol.errors import FieldError
-from protocol.messages import Mode, QueuePlace
+from protocol.values.errors import FieldError
+from protocol.values.messages import Mode, QueuePlace
 
-from ..audio import AudioFileError
-from ..settings import DEFAULT_PORT
+from ..media.audio import AudioFileError
+from ..settings.settings import DEFAULT_PORT
 from .errors import AddressError
 from .session import endpoint
 

@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from protocol.errors import ErrorCode
-from protocol.messages import Closed, Created, ErrorReport, TranscriptDelta, TranscriptDone
+from protocol.values.errors import ErrorCode
+from protocol.values.messages import Closed, Created, ErrorReport, TranscriptDelta, TranscriptDone
 
 from .errors import ReportedError, SessionClosedError
 from .session import ClientSession

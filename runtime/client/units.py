@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.limits import APPEND_SAMPLES_MIN, FRAMES_MAX
-from protocol.model import SAMPLE_BYTES, UNIT_SAMPLES
-from protocol.requests import Append
+from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX
+from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES
+from protocol.values.requests import Append
 
 from .errors import LocalProtocolError
 

@@ -21,10 +21,9 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import RunVar
 
-from protocol.effects import DecodeMedia, MediaKind
-from protocol.limits import FRAME_PIXELS_MAX, FRAMES_MAX, UNITS_PENDING_MAX
+from protocol.values.effects import DecodeMedia, MediaKind
+from protocol.values.limits import FRAME_PIXELS_MAX, FRAMES_MAX, UNITS_PENDING_MAX
 
-from ..voices import VoiceLibrary, no_such_voice
 from .fair import Client, FairQueue, Place, TooMuchWaitingError
 from .image import (
     SMALL_PIXELS,
@@ -38,6 +37,7 @@ from .process import decode_picture, decode_video
 from .sound import decode_audio, decode_wav
 from .values import Decoded, MediaError
 from .video import read_video
+from .voices import VoiceLibrary, no_such_voice
 
 __all__ = ["Decoded", "MediaDecoder", "MediaError", "decode_at_once", "decode_jpeg", "decode_wav"]
 

@@ -21,10 +21,10 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from protocol.errors import FieldError
-from protocol.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX, IMAGE_BYTES_MAX
-from protocol.media import PNG_SIGNATURE, check_image
-from protocol.webp import is_webp, read_webp
+from protocol.values.errors import FieldError
+from protocol.values.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX, IMAGE_BYTES_MAX
+from protocol.wire.media import PNG_SIGNATURE, check_image
+from protocol.wire.webp import is_webp, read_webp
 
 from .values import MediaError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX
+from protocol.values.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX
 
 from .image import SIDE_MAX, encode_jpeg, fitted, scale, to_rgb
 from .values import MediaError

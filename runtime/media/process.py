@@ -20,8 +20,8 @@ import orjson
 from anyio.abc import ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from protocol.limits import VIDEO_S_MAX
-from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.limits import VIDEO_S_MAX
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 
 from .pictures import PICTURES_BYTES_MAX
 from .values import IMAGE, Decoded, MediaError

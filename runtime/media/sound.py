@@ -16,12 +16,12 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from protocol.limits import AUDIO_S_MAX, REFERENCE_S_MAX, REFERENCE_S_MIN, WAV_BYTES_MAX
-from protocol.media import AUDIO_BYTES_MAX, AUDIO_S_MIN
-from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+from protocol.values.limits import AUDIO_S_MAX, REFERENCE_S_MAX, REFERENCE_S_MIN, WAV_BYTES_MAX
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.wire.media import AUDIO_BYTES_MAX, AUDIO_S_MIN
+from protocol.wire.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
 
-from ..audio import to_model_rate
+from .audio import to_model_rate
 from .values import MediaError
 
 WAV_SUBTYPES: Final = frozenset(

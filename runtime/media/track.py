@@ -14,8 +14,8 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from protocol.model import INPUT_RATE_HZ
-from protocol.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+from protocol.values.model import INPUT_RATE_HZ
+from protocol.wire.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
 
 from .values import MediaError
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from protocol.limits import VIDEO_BYTES_MAX, VIDEO_S_MAX
-from protocol.media import Container, container_of
+from protocol.values.limits import VIDEO_BYTES_MAX, VIDEO_S_MAX
+from protocol.wire.media import Container, container_of
 
 from .image import CODED_PIXELS_MAX
 from .pictures import Pictures

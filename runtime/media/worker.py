@@ -23,7 +23,7 @@ import av.video.reformatter
 import av.video.stream
 import orjson
 
-from protocol.limits import VIDEO_BYTES_MAX
+from protocol.values.limits import VIDEO_BYTES_MAX
 
 from .image import decode_image
 from .values import IMAGE, Decoded, MediaError

@@ -11,12 +11,12 @@ runs on asyncio and on trio, and shares the model's slots, batches and deadlines
 
 from __future__ import annotations
 
-from protocol.errors import LocalProtocolError
-from protocol.turn import Picture, Sound, Text
+from protocol.values.errors import LocalProtocolError
+from protocol.values.turn import Picture, Sound, Text
 
-from ..admission import Refused
-from ..backends.base import BackendError, BackendGone, BackendRefused
-from ..backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds
+from ..model.backends.base import BackendError, BackendGone, BackendRefused
+from ..model.backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds
+from ..slots.admission import Refused
 from .outputs import StreamingRequest
 from .service import Streaming
 from .values import Prompt, StreamingInput, StreamingOutput

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import AsyncIterator
 from typing import Self
 
-from ..backends.streams import Anchoring
+from ..model.backends.streams import Anchoring
 from .request import Request
 from .values import StreamingOutput
 

@@ -26,12 +26,12 @@ import anyio.lowlevel
 import attrs
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from protocol.errors import LocalProtocolError
+from protocol.values.errors import LocalProtocolError
 
-from ..backends.base import BackendError, BackendGone, BackendRefused, ContextFull
-from ..backends.streams import Anchoring, AnchorSession, Sampled, SamplingParams, Streams
-from ..engine.pace import Pace
-from ..pool import Lease
+from ..model.backends.base import BackendError, BackendGone, BackendRefused, ContextFull
+from ..model.backends.streams import Anchoring, AnchorSession, Sampled, SamplingParams, Streams
+from ..model.engine.pace import Pace
+from ..slots.pool import Lease
 from .slots import Slots
 from .sound import Recut
 from .values import StreamingInput, StreamingOutput

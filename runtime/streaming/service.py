@@ -9,13 +9,13 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
-from protocol.errors import LocalProtocolError
-from protocol.messages import Mode
+from protocol.values.errors import LocalProtocolError
+from protocol.values.messages import Mode
 
-from ..admission import Admission
-from ..backends.base import Backend, BackendError
-from ..backends.streams import Anchoring, SamplingParams, Streams
-from ..workers import Workers
+from ..model.backends.base import Backend, BackendError
+from ..model.backends.streams import Anchoring, SamplingParams, Streams
+from ..slots.admission import Admission
+from ..slots.workers import Workers
 from .outputs import StreamingRequest
 from .request import Request
 from .slots import Slots

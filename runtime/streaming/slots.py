@@ -9,14 +9,14 @@ from itertools import count
 
 import anyio
 
-from protocol.errors import ErrorCode
-from protocol.limits import NS_PER_S
-from protocol.messages import Mode
+from protocol.values.errors import ErrorCode
+from protocol.values.limits import NS_PER_S
+from protocol.values.messages import Mode
 
-from ..admission import Admission, Refused
-from ..backends.base import Backend, BackendRefused
-from ..pool import Lease
-from ..workers import Workers
+from ..model.backends.base import Backend, BackendRefused
+from ..slots.admission import Admission, Refused
+from ..slots.pool import Lease
+from ..slots.workers import Workers
 
 
 def _now_ns() -> int:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
-from protocol.model import SAMPLE_BYTES, UNIT_BYTES
-from protocol.turn import Sound
+from protocol.values.model import SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.turn import Sound
 
-from ..backends.base import BackendRefused
-from ..backends.streams import Part
+from ..model.backends.base import BackendRefused
+from ..model.backends.streams import Part
 
 
 @attrs.define

@@ -7,10 +7,10 @@ from typing import Final, Literal, SupportsIndex
 
 import attrs
 
-from protocol.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.turn import Picture, Sound, Text
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.turn import Picture, Sound, Text
 
-from ..backends.streams import FinishReason, Part, SamplingParams, TokenIds
+from ..model.backends.streams import FinishReason, Part, SamplingParams, TokenIds
 
 BYTES: Final = bytes | bytearray | memoryview
 """Sequences of integers, but never meant as token ids."""

@@ -10,10 +10,10 @@ from typing import Final, Self, get_args
 
 import attrs
 
-from protocol.effects import MediaKind
-from protocol.errors import ErrorCode
-from protocol.events import Endpoint
-from protocol.messages import EndReason, Mode
+from protocol.values.effects import MediaKind
+from protocol.values.errors import ErrorCode
+from protocol.values.events import Endpoint
+from protocol.values.messages import EndReason, Mode
 
 from . import catalogue as c
 from .instruments import Count, Instruments, Spread

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.limits import NS_PER_S
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.session import Session
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 
 from .books import Books, ChunkBooks, TurnBooks, UnitBooks
 

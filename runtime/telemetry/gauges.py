@@ -10,13 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from protocol.messages import Mode
-from protocol.state import State
-from recorder.retention import Cause, RetentionStatistics
+from protocol.values.messages import Mode
+from protocol.values.state import State
+from recorder.keep.retention import Cause, RetentionStatistics
 
 from ..access.denials import Reason
-from ..transport.counters import Drop, Refusal, Statistics
-from ..workers import WorkersStatistics
+from ..net.counters import Drop, Refusal, Statistics
+from ..slots.workers import WorkersStatistics
 from .catalogue import Metric
 from .watching import ServerStatus
 

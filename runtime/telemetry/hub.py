@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from protocol.effects import Effect
-from protocol.events import ConnectionOpened, Event
-from protocol.session import Session
+from protocol.machine.session import Session
+from protocol.values.effects import Effect
+from protocol.values.events import ConnectionOpened, Event
 
 from .watching import Telemetry, Watcher
 

@@ -35,7 +35,7 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
 
-from protocol.digest import session_id_of
+from protocol.values.digest import session_id_of
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import orjson
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.limits import NS_PER_S
-from protocol.session import Session
-from protocol.utf8 import frame_bytes
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import NS_PER_S
+from protocol.values.utf8 import frame_bytes
 
 from .books import BROKEN_OFF, Books, ChunkBooks, TurnBooks, UnitBooks
 from .call_meter import CallMeter, ChunkMeter, TurnMeter

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, 
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_CONTENT_TYPE
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 
-from protocol.events import ConnectionOpened
-from protocol.messages import Mode
+from protocol.values.events import ConnectionOpened
+from protocol.values.messages import Mode
 
 from .books import Books
 from .gauges import ServerGauges

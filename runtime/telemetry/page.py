@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Final
 
-from protocol.state import State
+from protocol.values.state import State
 
-from ..pool import PoolCounts
+from ..slots.pool import PoolCounts
 from .watching import ServerStatus, SessionStatus
 
 REFRESH_S: Final = 5

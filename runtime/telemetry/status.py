@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import attrs
 
-from ..admission import RunningTask
-from ..pool import PoolCounts
-from ..transport.counters import Statistics
+from ..net.counters import Statistics
+from ..slots.admission import RunningTask
+from ..slots.pool import PoolCounts
 from .watching import ServerStatus, SessionStatus
 
 DUPLEX: Final = frozenset({"video", "audio"})

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from protocol import events as ev
-from protocol.digest import session_id_of
-from protocol.effects import DropUnit, Effect, ForgetRecording
-from protocol.limits import NS_PER_S
-from protocol.session import Session
+from protocol.machine.session import Session
+from protocol.values import events as ev
+from protocol.values.digest import session_id_of
+from protocol.values.effects import DropUnit, Effect, ForgetRecording
+from protocol.values.limits import NS_PER_S
 
 from .books import BROKEN_OFF
 

@@ -27,11 +27,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.limits import NS_PER_MS
-from protocol.model import UnitResult
-from protocol.session import Session
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import NS_PER_MS
+from protocol.values.model import UnitResult
 
 from .books import BROKEN_OFF
 from .story import OUR_FAULTS

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from protocol import effects as ef
-from protocol import events as ev
-from protocol.limits import NS_PER_S
-from protocol.model import UnitResult
-from protocol.session import Session
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import UnitResult
 
 from .books import Books, UnitBooks
 from .call_meter import CallMeter

@@ -11,18 +11,18 @@ from typing import Protocol
 
 import attrs
 
-from protocol.effects import Effect
-from protocol.events import ConnectionOpened, Event
-from protocol.messages import Mode
-from protocol.session import Session
-from protocol.state import State
-from recorder.retention import RetentionStatistics
+from protocol.machine.session import Session
+from protocol.values.effects import Effect
+from protocol.values.events import ConnectionOpened, Event
+from protocol.values.messages import Mode
+from protocol.values.state import State
+from recorder.keep.retention import RetentionStatistics
 
 from ..access.denials import Reason
-from ..admission import RunningTask
-from ..pool import PoolCounts
-from ..transport.counters import Statistics
-from ..workers import WorkersStatistics
+from ..net.counters import Statistics
+from ..slots.admission import RunningTask
+from ..slots.pool import PoolCounts
+from ..slots.workers import WorkersStatistics
 
 
 class Watcher(Protocol):

@@ -24,13 +24,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import encode_base64, parse_frame
-from protocol.dialects.base import Context
-from protocol.dialects.realtime import REALTIME
-from protocol.messages import Speech
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
-from protocol.requests import Append, Request
-from runtime.bench.material import Times
+from protocol.values.messages import Speech
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.requests import Append, Request
+from protocol.wire.codec import encode_base64, parse_frame
+from protocol.wire.dialects.base import Context
+from protocol.wire.dialects.realtime import REALTIME
+from runtime.commands.bench.material import Times
 from tests.bench.gateway import __main__ as command
 from tests.bench.gateway import measure as gateway
 from tests.bench.gateway.child import GatewayBenchError, child
@@ -150,7 +150,7 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     """A traceback of a child says nothing to whoever ran the bench."""
 
     async def run() -> None:
-        async with child("wrong", tmp_path, (), "runtime.bench.no_such_module"):
+        async with child("wrong", tmp_path, (), "runtime.commands.bench.no_such_module"):
             pass
 
     with pytest.raises(GatewayBenchError, match=r"^wrong gave no answer: .*no_such_module"):

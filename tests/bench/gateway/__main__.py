@@ -13,12 +13,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from runtime.bench.material import machine_facts
-from runtime.bench.output import measured, print_found, tell
-
-from .child import GatewayBenchError
-from .material import PATTERNS, Plan, make_plan
-from .measure import GatewayResult, Run, measure_gateway
+from runtime.commands.bench.material import machine_facts
+from runtime.commands.bench.output import measured, print_found, tell
+from tests.bench.gateway.child import GatewayBenchError
+from tests.bench.gateway.material import PATTERNS, Plan, make_plan
+from tests.bench.gateway.measure import GatewayResult, Run, measure_gateway
 
 ROUNDS: Final = 7
 ROUNDS_MAX: Final = 101

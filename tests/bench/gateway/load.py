@@ -30,9 +30,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-
-from .material import Pace, make_exchanges
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from tests.bench.gateway.material import Pace, make_exchanges
 
 WINDOW: Final = 2
 """Units of a session under way when it goes flat out: one is answered while the next is read."""

@@ -13,8 +13,8 @@ from typing import Final, Literal
 import attrs
 import orjson
 
-from protocol.codec import encode_base64
-from runtime.bench.material import Speech, camera_frame, load_speech, output_second
+from protocol.wire.codec import encode_base64
+from runtime.commands.bench.material import Speech, camera_frame, load_speech, output_second
 
 Contender = Literal["antiphon", "recorded", "echo", "websockets"]
 """Our server without and with recording, the echo on its transport, and the other library."""

@@ -22,10 +22,9 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from runtime.bench.material import Times, sum_up
-
-from .child import Child, child
-from .material import CONTENDERS, Contender, Pattern, Plan
+from runtime.commands.bench.material import Times, sum_up
+from tests.bench.gateway.child import Child, child
+from tests.bench.gateway.material import CONTENDERS, Contender, Pattern, Plan
 
 CAPACITY_OF: Final[tuple[Contender, ...]] = ("recorded", "websockets")
 NS_PER_US: Final = 1000

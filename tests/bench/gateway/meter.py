@@ -26,12 +26,12 @@ RECORDER_THREAD: Final = "antiphon-recorder"
 STATM: Final = Path("/proc/self/statm")
 
 STAGES: Final[tuple[tuple[str, str, str], ...]] = (
-    ("parse", "protocol.reception", "parse_frame"),
-    ("fields", "protocol.dialects.realtime", "Realtime.parse"),
-    ("encode", "protocol.dialects.realtime", "Realtime.encode"),
-    ("step", "protocol.session", "Session.step"),
-    ("log", "runtime.journal", "Journal.append_event"),
-    ("log", "runtime.journal", "Journal.append_effects"),
+    ("parse", "protocol.machine.reception", "parse_frame"),
+    ("fields", "protocol.wire.dialects.realtime", "Realtime.parse"),
+    ("encode", "protocol.wire.dialects.realtime", "Realtime.encode"),
+    ("step", "protocol.machine.session", "Session.step"),
+    ("log", "runtime.session.journal", "Journal.append_event"),
+    ("log", "runtime.session.journal", "Journal.append_effects"),
 )
 """A stage, and the function that is its work; several may share one."""
 

@@ -25,8 +25,8 @@ import orjson
 import pybase64
 from anyio.lowlevel import checkpoint
 
-from protocol.limits import FRAME_BYTES_MAX
-from protocol.model import (
+from protocol.values.limits import FRAME_BYTES_MAX
+from protocol.values.model import (
     UNIT_SAMPLES,
     Costs,
     Cut,
@@ -36,18 +36,24 @@ from protocol.model import (
     Unit,
     UnitResult,
 )
-from runtime import listener
-from runtime.backends.base import Backend, BackendInfo
-from runtime.http import make_app
-from runtime.listener import Address, WebSocketRequest
 from runtime.media.image import decode_jpeg
-from runtime.serving import run
-from runtime.settings import Settings
-from runtime.transport.limits import Limits
-from runtime.websocket import WebSocketClosed
-
-from .material import CREATED, QUEUE_DONE, TEXT, Contender, deltas, make_exchanges
-from .meter import Meter
+from runtime.model.backends.base import Backend, BackendInfo
+from runtime.net import listener
+from runtime.net.http import make_app
+from runtime.net.limits import Limits
+from runtime.net.listener import Address, WebSocketRequest
+from runtime.net.websocket import WebSocketClosed
+from runtime.serve.serving import run
+from runtime.settings.settings import Settings
+from tests.bench.gateway.material import (
+    CREATED,
+    QUEUE_DONE,
+    TEXT,
+    Contender,
+    deltas,
+    make_exchanges,
+)
+from tests.bench.gateway.meter import Meter
 
 HOST: Final = "127.0.0.1"
 SLOTS: Final = 2048

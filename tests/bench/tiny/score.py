@@ -17,18 +17,17 @@ from typing import Final
 import attrs
 import numpy as np
 
-from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
-from runtime.backends.minicpmo.model import DuplexModel
-
-from .score_chat import (
+from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
+from runtime.model.backends.minicpmo.model import DuplexModel
+from tests.bench.tiny.score_chat import (
     colour_pictures,
     score_chat_aloud,
     score_chat_colour,
     score_chat_spoken,
     score_chat_typed,
 )
-from .score_transcripts import score_transcripts
-from .staging import (
+from tests.bench.tiny.score_transcripts import score_transcripts
+from tests.bench.tiny.staging import (
     AFTER,
     SEEING,
     Course,

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from protocol.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.turn import (
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.turn import (
     ChatConfig,
     Content,
     Message,
@@ -26,10 +26,17 @@ from protocol.turn import (
     TurnChunk,
     TurnResult,
 )
-from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.work import Steps
-
-from .staging import SEEING, Course, Heldout, picture, read_manifest, read_speech, together
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.work import Steps
+from tests.bench.tiny.staging import (
+    SEEING,
+    Course,
+    Heldout,
+    picture,
+    read_manifest,
+    read_speech,
+    together,
+)
 
 Answer = tuple[list[TurnChunk], TurnResult]
 

@@ -14,12 +14,11 @@ from typing import Final
 import attrs
 import numpy as np
 
-from protocol.model import INPUT_RATE_HZ, UNIT_SAMPLES
-from protocol.transcript import Chunk, ChunkResult
-from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.work import Steps
-
-from .staging import (
+from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES
+from protocol.values.transcript import Chunk, ChunkResult
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.work import Steps
+from tests.bench.tiny.staging import (
     Course,
     Heldout,
     Pcm,

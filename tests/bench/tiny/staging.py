@@ -14,7 +14,7 @@ import soundfile
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.model import (
+from protocol.values.model import (
     INPUT_RATE_HZ,
     UNIT_SAMPLES,
     DuplexConfig,
@@ -23,9 +23,9 @@ from protocol.model import (
     UnitResult,
     Voice,
 )
-from runtime.backends.minicpmo.model import DuplexModel
-from runtime.backends.minicpmo.unit import Pictures
-from runtime.backends.minicpmo.work import See, Steps, Work
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.unit import Pictures
+from runtime.model.backends.minicpmo.work import See, Steps, Work
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,1 @@
+"""The session: its states, its courses, the unit loop and its barrier."""

@@ -1,0 +1,395 @@
+"""The client's end of a session, without any IO: frames to send come out, frames received go in.
+
+    connection = ClientConnection("realtime", "video")
+    for message in connection.receive(frame): ...           # until `state` is CONNECTED
+    await socket.send(connection.init(Init(instructions="be brief")))
+
+A chat asks instead of appending, one turn at a time; a `legacy-chat` asks once, before anything. A
+transcription chooses a model, appends sound and commits it.
+
+It reads the same two tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps
+only the session's state and how it was closed. What the server would refuse for its
+state is a `LocalProtocolError` here, before anything is sent; what the server may not say is a
+`RemoteProtocolError`. An `error` event is neither: it is returned as a message.
+
+A pause holds from the server's word to the server's word, a turn from its question to its answer
+or its error.
+
+It checks no field of what it sends (a test client may send bad ones), plays no audio, measures no
+time and does not reconnect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
+from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX_OF
+from ..values.messages import Closed, ErrorReport, Mode, Paused, Response, Resumed, ServerMessage
+from ..values.model import SAMPLE_BYTES, UNIT_SAMPLES
+from ..values.requests import (
+    Append,
+    AppendSound,
+    Ask,
+    ChooseModel,
+    ClientMessage,
+    CloseRequest,
+    Commit,
+    Init,
+    Interrupt,
+    Pause,
+    Report,
+    Request,
+    Resume,
+    See,
+)
+from ..values.state import (
+    ACCEPT,
+    BEGINNINGS,
+    ConnectionEnded,
+    Course,
+    Gate,
+    ModelChosen,
+    Role,
+    State,
+    course_of,
+    gate_of,
+    judge,
+    next_state,
+)
+from ..wire.codec import parse_frame
+from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX
+
+CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
+"""`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
+
+
+_DUPLEX_MODES: Final[tuple[Mode, ...]] = ("video", "audio")
+_MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
+    "realtime": (*_DUPLEX_MODES, "chat"),
+    "legacy-chat": ("chat",),
+    "transcription": ("transcription",),
+    "transcription-responses": ("transcription",),
+}
+"""What a dialect's sessions carry; the others' are duplex."""
+
+
+class ClientConnection:
+    """One client's view of one session.
+
+    Args:
+        dialect_name: a name of `dialects.DIALECTS`.
+        mode: what the connection's address asked for; `audio` sends no video frames. `legacy-chat`
+            has only `chat`, `realtime` that and sound, the transcriptions their own, the others
+            sound.
+
+    Raises:
+        LocalProtocolError: there is no such dialect, or it does not have this mode.
+    """
+
+    def __init__(self, dialect_name: str, mode: Mode) -> None:
+        if dialect_name not in DIALECTS:
+            names = ", ".join(DIALECTS)
+            raise LocalProtocolError(f"no dialect {dialect_name!r}, there are {names}")
+        if mode not in _MODES.get(dialect_name, _DUPLEX_MODES):
+            raise LocalProtocolError(f"no mode={mode} in {dialect_name}")
+        self._dialect = DIALECTS[dialect_name]
+        self._mode = mode
+        self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
+        self._state = BEGINNINGS[self._course]
+        self._gate = gate_of(self._course, self._state)
+        self._close_sent = False
+        self._is_answered = False
+        self._is_streamed: bool | None = None
+        self._closed_with: tuple[int, str] | None = None
+
+    @property
+    def state(self) -> State:
+        """Where the session stands, as far as the server has told."""
+        return self._state
+
+    @property
+    def gate(self) -> Gate:
+        """What may be sent now: nothing in CLOSED, which `close` leads to at once (001)."""
+        return self._gate
+
+    @property
+    def closed_with(self) -> tuple[int, str] | None:
+        """Code and reason of the WebSocket's close; None while it is open."""
+        return self._closed_with
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def init(self, init: Init) -> str:
+        """Set the session up.
+
+        Args:
+            init: prompt, voices and settings.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: there was no `queue_done` yet, an init is under way or accepted, or
+                the dialect has no field for something in it.
+        """
+        frame = self._frame(Request.INIT, init)
+        self._gate = Gate.OPENING
+        return frame
+
+    def append(self, append: Append) -> str:
+        """Send audio, and what is seen with it.
+
+        Args:
+            append: 250 ms to 10 s.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: the session is not ACTIVE, frames were given in mode=audio, or
+                the dialect has no field for something in it.
+        """
+        if self._mode == "chat":
+            raise LocalProtocolError("no audio flows in mode=chat: it is asked with a turn")
+        if append.frames and self._mode == "audio":
+            raise LocalProtocolError(f"{len(append.frames)} video frames in mode=audio")
+        return self._frame(Request.APPEND, append)
+
+    def ask(self, ask: Ask) -> str:
+        """Ask for a turn of chat; the next may be asked once this one is answered.
+
+        Args:
+            ask: the whole conversation, and how it is to be answered.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: it is no chat, a turn is under way, the session is not ACTIVE (in
+                `legacy-chat`: it was asked before), or the dialect has no field for something.
+        """
+        if self._mode != "chat":
+            raise LocalProtocolError(f"no turns in mode={self._mode}: audio is appended")
+        is_first = self._course is Course.REQUEST
+        frame = self._frame(Request.INIT if is_first else Request.APPEND, ask)
+        self._gate = Gate.TURN
+        self._is_streamed = ask.streaming
+        return frame
+
+    def choose(self, model: str) -> str:
+        """Choose the model of a transcription; the server says nothing, or `model_not_found`.
+
+        So the session counts as ACTIVE from here on, whatever the server may say to it.
+
+        Args:
+            model: its name.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: the server has not greeted yet, or it is no transcription.
+        """
+        frame = self._frame(Request.INIT, ChooseModel(model=model))
+        self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
+        self._move_gate()
+        return frame
+
+    def append_sound(self, pcm16: bytes) -> str:
+        """Send sound to be transcribed, in pieces of any size.
+
+        Args:
+            pcm16: signed 16-bit LE samples, 16 kHz mono.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: as of `choose`.
+        """
+        return self._frame(Request.APPEND, AppendSound(pcm16=pcm16))
+
+    def commit(self, *, final: bool = False) -> str:
+        """Have sound transcribed from here on; `final`: all of the utterance's is sent.
+
+        Raises:
+            LocalProtocolError: as of `choose`, and where no model is chosen.
+        """
+        return self._frame(Request.COMMIT, Commit(final=final))
+
+    def see(self, see: See) -> str:
+        """Send a frame that goes with the next audio (002).
+
+        Raises:
+            LocalProtocolError: as of `append`, and where the dialect has no such event.
+        """
+        if self._mode == "audio":
+            raise LocalProtocolError("1 video frames in mode=audio")
+        return self._frame(Request.SEE, see)
+
+    def pause(self, timeout_s: float | None = None) -> str:
+        """Ask for a pause, of `timeout_s` seconds at most; it begins with `Paused` (002).
+
+        Raises:
+            LocalProtocolError: the session is not ACTIVE, or the dialect has no such event.
+        """
+        return self._frame(Request.PAUSE, Pause(timeout_s=timeout_s))
+
+    def resume(self) -> str:
+        """Ask for the pause's end, which comes with `Resumed` (002).
+
+        Raises:
+            LocalProtocolError: the session is not paused, or the dialect has no such event.
+        """
+        return self._frame(Request.RESUME, Resume())
+
+    def interrupt(self) -> str:
+        """Ask the model to stop speaking (002).
+
+        Raises:
+            LocalProtocolError: the session is not ACTIVE, or the dialect has no such event.
+        """
+        return self._frame(Request.INTERRUPT, Interrupt())
+
+    def report(self) -> str:
+        """Send diagnostics, which are kept in the session's log (002).
+
+        Raises:
+            LocalProtocolError: the session waits or is over, or the dialect has no such event.
+        """
+        return self._frame(Request.REPORT, Report())
+
+    def close(self, reason: str | None = None) -> str:
+        """End the session; nothing may be sent after it.
+
+        Args:
+            reason: in the client's own words; the server keeps 64 characters.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            LocalProtocolError: the session is over, or `close` was called before.
+        """
+        frame = self._frame(Request.CLOSE, CloseRequest(reason=reason))
+        self._gate = Gate.CLOSED
+        self._close_sent = True
+        return frame
+
+    def _frame(self, request: Request, message: ClientMessage) -> str:
+        verdict = judge(self._gate, request)
+        if verdict != ACCEPT:
+            raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
+        frame = self._dialect.encode_request(message)
+        bytes_max = FRAME_BYTES_MAX_OF[self._mode]
+        if len(frame) > bytes_max:
+            text = f"a message of {len(frame)} bytes, at most {bytes_max} are taken"
+            raise LocalProtocolError(text)
+        return frame
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    def receive(self, frame: str | bytes) -> tuple[ServerMessage, ...]:
+        """Take a WebSocket message of the server's.
+
+        Args:
+            frame: the message; bytes for a binary one.
+
+        Returns:
+            What the server said.
+
+        Raises:
+            RemoteProtocolError: it is no JSON object, no event of the dialect, or one that has no
+                place in this state.
+        """
+        messages = self._dialect.decode(
+            parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode]), self._mode
+        )
+        return tuple(self._as_asked(message) for message in messages if self._take(message))
+
+    def _as_asked(self, message: ServerMessage) -> ServerMessage:
+        """Fill in of an answer what only its question says."""
+        if isinstance(message, Response):
+            return attrs.evolve(message, streaming=self._is_streamed)
+        return message
+
+    def _take(self, message: ServerMessage) -> bool:
+        """Follow a message; False for the `stopped` after the `error` that ended it (002)."""
+        before = self._state
+        is_over = before is State.CLOSED and self._dialect is LEGACY_DUPLEX
+        if is_over and isinstance(message, Closed):
+            return False
+        self._state = next_state(Role.CLIENT, self._course, before, type(message))
+        if self._gate is Gate.TURN:
+            self._follow_turn(message)
+        elif isinstance(message, Paused) and not self._close_sent:
+            self._gate = Gate.PAUSED
+        elif self._state is not before or self._reopens(message):
+            self._move_gate()
+        return True
+
+    def _reopens(self, message: ServerMessage) -> bool:
+        """Whether more may be said now: a pause is over, or an init is refused."""
+        refused = isinstance(message, ErrorReport) and message.code in CLIENT_ERRORS
+        # In OPENING nothing but the init can have been wrong: a better one may be sent.
+        return isinstance(message, Resumed) or (refused and self._gate is Gate.OPENING)
+
+    def _follow_turn(self, message: ServerMessage) -> None:
+        """Leave the turn with its answer or its error; a single request is over with it."""
+        if isinstance(message, Response | ErrorReport) and self._course is Course.REQUEST:
+            self._is_answered = True
+            self._gate = Gate.CLOSED
+        elif isinstance(message, Response | ErrorReport | Closed):
+            self._move_gate()
+
+    def connection_closed(self, code: int, reason: str) -> bool:
+        """Take note that the WebSocket is closed; nothing can be sent or received any more.
+
+        Args:
+            code: its close code; 1006 where there was none.
+            reason: its close reason.
+
+        Returns:
+            Whether the session ended in order: the server said `session.closed`, or there was no
+            session yet, or a single request had its answer, or it is a transcription, and the
+            code is 1000.
+        """
+        self._closed_with = (code, reason)
+        is_due = self._state is not State.ACTIVE or self._is_answered
+        is_due = is_due or self._course is Course.TRANSCRIPTION  # whose idle end has no message
+        ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
+        if self._state is not State.CLOSED:
+            self._state = next_state(Role.CLIENT, self._course, self._state, ConnectionEnded)
+        self._move_gate()
+        return ordered
+
+    def _move_gate(self) -> None:
+        self._gate = Gate.CLOSED if self._close_sent else gate_of(self._course, self._state)
+
+
+def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:
+    """Cut audio into pieces that an append may carry; the server joins them to exact units.
+
+    Args:
+        pcm: float32 LE, 16 kHz mono, 250 ms at least.
+        chunk_samples: the samples of each piece; the last one has up to 250 ms more.
+
+    Returns:
+        The pieces; joined, they are `pcm`.
+
+    Raises:
+        LocalProtocolError: the audio is too short, or no append may have so many samples.
+    """
+    if not APPEND_SAMPLES_MIN <= chunk_samples <= CHUNK_SAMPLES_MAX:
+        allowed = f"{APPEND_SAMPLES_MIN} to {CHUNK_SAMPLES_MAX}"
+        raise LocalProtocolError(f"chunks of {chunk_samples} samples, allowed is {allowed}")
+    size, size_min = chunk_samples * SAMPLE_BYTES, APPEND_SAMPLES_MIN * SAMPLE_BYTES
+    if len(pcm) < size_min or len(pcm) % SAMPLE_BYTES:
+        raise LocalProtocolError(f"{len(pcm)} bytes of audio, whole samples of 250 ms are needed")
+    starts = range(0, len(pcm) - size_min + 1, size)
+    ends = [*starts[1:], len(pcm)]
+    return tuple(pcm[start:end] for start, end in zip(starts, ends, strict=True))

@@ -1,0 +1,399 @@
+"""What every session has, whatever its course: a state, a voice, timers, a slot, and an end.
+
+A course (`duplex`, `chat`, `transcription`) is a `Core` that says what it does at each turn of a
+session: `begin`, `admitted`, `slot_leased`, `timed_out`, `shut_down`, `give_up`, `cut`,
+`slot_returned`; what is said here is what most do. It has a method for each message and each fact
+that concerns only it (`session.METHODS`).
+
+- Every message to the client passes `say`, which looks its transition up in `state.TRANSITIONS`.
+- `end` says `session.closed` where there was a `session.created`, then closes the socket.
+- Once CLOSED nothing more is said, and the slot is given back as soon as the model call that was
+  under way is over (B4, B5); one that hangs condemns its worker.
+
+It does not know what clients say or what units and turns are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import attrs
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.behaviour import EARLY_INIT, SESSION_NAMED
+from ..values.digest import derive_id, session_id_of
+from ..values.errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_NORMAL,
+    CLOSE_POLICY,
+    CLOSE_RESTART,
+    CLOSE_TRY_LATER,
+    REFUSALS,
+    ErrorCode,
+    FrameError,
+)
+from ..values.limits import MS_PER_S, NS_PER_S
+from ..values.messages import (
+    Closed,
+    Created,
+    EndReason,
+    ErrorReport,
+    QueueDone,
+    QueuePlace,
+    RecordingState,
+    ServerMessage,
+)
+from ..values.requests import ClientMessage
+from ..values.state import ConnectionEnded, Course, Gate, Role, State, Trigger, gate_of, next_state
+from ..values.utf8 import Frame, Refused
+from ..wire.dialects.base import Dialect
+from .timers import Timers
+from .unit_loop import Call
+
+CLOSE_CODES: Final[Mapping[EndReason, int]] = {
+    "backend_error": CLOSE_INTERNAL_ERROR,
+    "server_shutdown": CLOSE_RESTART,
+    "flooded": CLOSE_POLICY,
+}
+"""The WebSocket close code of each end; the others close normally (the wire decisions)."""
+
+CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
+    "client": "stopped",
+    "pause_timeout": "timeout",
+    "flooded": "more was sent than can be recorded",
+}
+"""The reason of the WebSocket close, where it is not the end's own name."""
+
+LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
+"""They bound a session's life, and end with it."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Core:
+    """State, effects and slot of one session; each course adds its own.
+
+    Attributes:
+        course: what the session is for.
+        has_opening: an init sets it up, which may come early and ask for notices.
+        hears_queue: the client is told its place in the queue.
+        goodbye_in: the states in which an end is a message of its own.
+        opened: the session's first event: its ids, seed and limits.
+        state: where it stands.
+        now_ns: the time of the event being handled.
+        recording: what clients are told about the recording.
+        end_reason: why it ended; None while it has not.
+        lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
+        waits_for_slot: a place in the queue is held, or its answer is on the way.
+        place, told_ns: in the queue as it was told last for this slot, and when; None before.
+        releasing: `Release` is under way.
+        call: the model call under way, be it wanted or not.
+        alive_ns: when that call last showed that it goes on; None where none is.
+        is_draining: the server will shut down; no turn begins any more.
+        frames_sent: the ordinal of the next `Send`.
+        fields_ignored: unknown or unused fields that clients sent (the wire decisions).
+        dialect: the wire protocol in use.
+        early: the opening message that came while queued.
+        wants_notices: the client asked for messages that do not answer its own.
+        media: the number of the next thing to be decoded.
+        effects: what the event being handled asks for, in order.
+    """
+
+    course: ClassVar[Course]
+    has_opening: ClassVar[bool] = True
+    hears_queue: ClassVar[bool] = True
+    goodbye_in: ClassVar[frozenset[State]] = frozenset({State.ACTIVE})
+
+    opened: ev.ConnectionOpened
+    dialect: Dialect
+    state: State = State.QUEUED
+    now_ns: int = 0
+    recording: RecordingState = "off"
+    end_reason: EndReason | None = None
+    lease: int | None = None
+    waits_for_slot: bool = False
+    place: QueuePlace | None = None
+    told_ns: int = 0
+    releasing: bool = False
+    call: Call = attrs.Factory(Call)
+    timers: Timers = attrs.Factory(Timers)
+    frames_sent: int = 0
+    media: int = 0
+    fields_ignored: int = 0
+    effects: list[ef.Effect] = attrs.Factory(list)
+    alive_ns: int | None = None
+    is_draining: bool = False
+    early: Frame = None
+    wants_notices: bool = False
+
+    # -- what a course says of itself -----------------------------------------------------------
+
+    def begin(self) -> None:
+        """Wait for the slot that is held to the session's end."""
+        self.waits_for_slot = True
+        self.set_timer("session", self.opened.limits.session_s)
+        self.do(ef.EnterQueue(mode=self.opened.mode))
+
+    def admitted(self) -> None:
+        """There is room for a session that holds no slot."""
+
+    def admission_refused(self, code: ErrorCode) -> None:
+        """There is no room for it, or no place in the queue."""
+        self.refuse(code, REFUSALS[code])
+
+    def slot_leased(self) -> None:
+        """A slot is there."""
+        raise NotImplementedError
+
+    def slot_returned(self) -> None:
+        """The slot is clean and given back."""
+
+    @property
+    def gate(self) -> Gate:
+        """What the client's messages are judged by."""
+        if self.early_bytes is not None:
+            return Gate.KEPT if self.early_bytes else Gate.WAITING
+        return gate_of(self.course, self.state)
+
+    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
+        """Answer a frame that is beyond repair."""
+        self.end("invalid_frame", close_code=error.close_code, words=error.reason)
+
+    def refused(self, _message: ClientMessage) -> Refused | None:
+        """Say how a message is refused that is right by itself, without a change; None: not."""
+        return None
+
+    def heard(self) -> None:
+        """The client said something, whatever it was."""
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """A timer fired that bounds the session."""
+        self.end("pause_timeout" if name == "pause" else "timeout")
+
+    @property
+    def is_busy(self) -> bool:
+        """The model is at work for the client, who is warned before the server goes away."""
+        return self.state is State.ACTIVE
+
+    def shut_down(self) -> None:
+        """The server goes away."""
+        self.end("server_shutdown")
+
+    def backend_lost(self) -> None:
+        """The model is gone, and the session with it."""
+        if self.settle():
+            self.give_up("the model was lost")
+
+    def give_up(self, _text: str) -> None:
+        """The model does not answer any more."""
+        self.end("backend_error")
+
+    def cut(self) -> ef.Effect | None:
+        """Say how the model call under way is cut short; None where it cannot be, or is."""
+        return None
+
+    def farewell(self) -> None:
+        """Say what is still to be said before the end."""
+
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+        return 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the course counts."""
+        return {"units": 0, "units_dropped": 0, "appends": 0}
+
+    def behaves(self, change: int) -> bool:
+        """Whether the session's course has a change (`behaviour`)."""
+        return self.opened.behaviour >= change
+
+    @property
+    def early_bytes(self) -> int | None:
+        """Of the opening message that is kept; 0 where one may come, None where it may not."""
+        is_kept = self.has_opening and self.behaves(EARLY_INIT) and self.state is State.QUEUED
+        return len(self.early or b"") if is_kept else None
+
+    @property
+    def session_id(self) -> str:
+        """What the client knows the session by; it depends on the dialect."""
+        if self.opened.endpoint == "duplex":
+            return self.opened.label or derive_id("duplex", self.opened.recording_id, 0)
+        if self.dialect.name == "duplex-v1":
+            return f"rt_{self.opened.created_ms}"
+        return session_id_of(self.opened.recording_id)
+
+    @property
+    def recording_id(self) -> str:
+        """The recording's name that the client receives; empty where there is none."""
+        is_told = self.opened.endpoint != "realtime" or self.behaves(SESSION_NAMED)
+        return self.opened.recording_id if is_told and self.recording == "on" else ""
+
+    def forget_recording(self) -> None:
+        """Record no more, and keep nothing of what was: the client asked for it."""
+        if self.recording != "off":
+            self.recording = "off"
+            self.do(ef.ForgetRecording())
+
+    def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
+        """Have media decoded (`DecodeMedia`); gives the number that it comes back by."""
+        number, self.media = self.media, self.media + 1
+        self.do(ef.DecodeMedia(media=number, kind=kind, data=data, **how))
+        return number
+
+    # -- saying ---------------------------------------------------------------------------------
+
+    def do(self, effect: ef.Effect) -> None:
+        """Ask for an effect."""
+        self.effects.append(effect)
+
+    def say(self, message: ServerMessage) -> None:
+        """Send a message; the table says whether it may be sent and where it leads."""
+        self.state = next_state(Role.SERVER, self.course, self.state, type(message))
+        if self.behaves(SESSION_NAMED):
+            message = _named(message, session_id_of(self.opened.recording_id))
+        for frame in self.dialect.encode(message):
+            self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
+            self.frames_sent += 1
+
+    def move(self, trigger: Trigger) -> None:
+        """Take a transition that no message makes."""
+        self.state = next_state(Role.SERVER, self.course, self.state, trigger)
+
+    def queue_done(self) -> None:
+        """The client's turn has come: it may say how it wants the session, for so long."""
+        if self.opened.quiet and self.place is None:
+            self.move(QueueDone)
+        else:
+            self.say(QueueDone())
+        self.set_timer("init", self.opened.limits.init_wait_s)
+
+    def create(self, *, prompt_length: int = 0, is_chat: bool = False) -> None:
+        """Tell the client that the session is set up."""
+        self.say(
+            Created(
+                session_id=self.session_id,
+                prompt_length=prompt_length,
+                recording=self.recording,
+                recording_id=self.recording_id,
+                recording_notice=self.opened.recording_notice if self.recording == "on" else "",
+                is_chat=is_chat,
+                created_s=self.opened.created_ms // MS_PER_S,
+            )
+        )
+
+    def complain(self, code: ErrorCode, message: str) -> None:
+        """Send an `error`; the connection stays."""
+        self.say(ErrorReport(code=code, message=message))
+
+    def turn_down(self, refused: Refused) -> None:
+        """Refuse a message that is right by itself, or was refused so when it was recorded."""
+        self.fields_ignored += refused.ignored
+        self.complain(refused.code, refused.message)
+
+    def set_timer(self, name: ev.TimerName, seconds: float) -> None:
+        """Set a timer, in seconds from now."""
+        self.do(self.timers.set(name, self.now_ns + int(seconds * NS_PER_S)))
+
+    def cancel_timer(self, name: ev.TimerName) -> None:
+        """Forget a timer, if it is set."""
+        cancel = self.timers.cancel(name)
+        if cancel is not None:
+            self.do(cancel)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing more is said."""
+        return self.state is State.CLOSED
+
+    def end(
+        self,
+        reason: EndReason,
+        *,
+        close_code: int | None = None,
+        words: str | None = None,
+        client_reason: str | None = None,
+        told: str | None = None,
+    ) -> None:
+        """End the session from our side; without effect once it is CLOSED.
+
+        Args:
+            reason: why, as `session.closed` says it.
+            close_code: the WebSocket close code, where it is not the reason's own.
+            words: the WebSocket close reason, where it is not the reason's own.
+            client_reason: the client's own words.
+            told: as in `Closed`.
+        """
+        if self.is_closed:
+            return
+        if self.state in self.goodbye_in:
+            self.farewell()
+            said = Closed(session_id=self.session_id, reason=reason, client_reason=client_reason)
+            self.say(attrs.evolve(said, told=told))
+        else:
+            self.move(ConnectionEnded)
+        code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
+        self.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
+        self._clean_up(reason)
+
+    def lose_peer(self) -> None:
+        """The peer is gone: nothing can be said any more."""
+        if not self.is_closed:
+            self.move(ConnectionEnded)
+            self._clean_up("peer_gone")
+
+    def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:
+        """Turn the session away for a reason of ours: an error, then 1013 (000, Server Errors)."""
+        if not self.is_closed:
+            self.say(ErrorReport(code=code, message=message))
+            self.end("refused", close_code=close_code, words=code)
+
+    def _clean_up(self, reason: EndReason) -> None:
+        """Leave the queue, cut what runs, and see that the slot goes back."""
+        self.end_reason = reason
+        self.early = None
+        for timer in LIFE_TIMERS:
+            self.cancel_timer(timer)
+        if self.waits_for_slot:
+            self.do(ef.LeaveQueue())
+        if self.lease is None:
+            return
+        cut = self.cut()
+        if cut is not None:
+            self.do(cut)
+        if self.call.is_idle:
+            self.release()
+        else:
+            self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
+
+    def settle(self) -> bool:
+        """The model call is over: the slot goes back where the session is; gives whether not."""
+        self.call.settle()
+        if self.is_closed:
+            self.release()
+        return not self.is_closed
+
+    def release(self, *, condemn: bool = False) -> None:
+        """Give the slot back; once (B5).
+
+        Args:
+            condemn: a model call hangs: the worker is not to be used again (B4), ends it or not.
+        """
+        if self.lease is not None and not self.releasing:
+            self.releasing = True
+            self.cancel_timer("cleanup")
+            self.do(ef.Release(lease=self.lease, condemn=condemn))
+
+
+def _named(message: ServerMessage, session_id: str) -> ServerMessage:
+    """Add the session's id to a message about an error."""
+    match message:
+        case ErrorReport():
+            return attrs.evolve(message, session_id=session_id)
+        case Closed():
+            return attrs.evolve(message, named=session_id)
+    return message

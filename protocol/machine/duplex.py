@@ -1,0 +1,397 @@
+"""The full-duplex conversation: appends in, units through the model, listens and speech out.
+
+Each append becomes units (`units`), each unit passes the barrier (`unit_loop`), and each started
+unit has exactly one outcome: listen, speech, `inference_error`, or the session's end (B9).
+
+How its model is opened is `beginning`'s, what the client's frames say the `session`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.behaviour import DROPPED_MEDIA, LISTEN_TURN, LOCKSTEP, SHORT_APPENDS
+from ..values.digest import derive_id
+from ..values.errors import ErrorCode
+from ..values.limits import FRAMES_MAX, NS_PER_MS, UNIT_FAILURES_MAX, UNIT_FRAMES_MAX
+from ..values.messages import Interrupted, Listen, Metrics, Paused, Pending, Resumed, Speech
+from ..values.model import UnitResult
+from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See
+from ..values.state import Course, Gate
+from ..values.utf8 import Refused
+from .beginning import Beginning
+from .lockstep import Lockstep
+from .unit_loop import Phase, UnitLoop
+from .units import Assembler, Attachments, Frame, PendingUnit, WaitingUnits
+
+_EARLY: Final = f"a frame before any audio, {FRAMES_MAX} of them wait already"
+_TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAMES_MAX} at most"
+
+
+@attrs.define(kw_only=True, eq=False)
+class Duplex(Beginning):
+    """What a duplex session remembers between events.
+
+    Attributes:
+        call: the unit loop, which knows the model call under way.
+        undecided_media: frames whose decoding is under way.
+        held: an outcome that waits for its finalize, where that is not deferred (B2).
+        response_id: the turn being spoken; None while none is.
+        ended_id: a turn that came to its end, and that no listen has followed.
+        responses: turns spoken so far.
+        appends: appends taken so far.
+        units_dropped: waiting units lost to newer input (B7).
+        seen: frames that came by themselves and go with the next audio (002).
+        is_paused: no unit starts until the client goes on (002).
+        lockstep: the results that chunks are owed, where each is owed one (002).
+    """
+
+    course = Course.DUPLEX
+
+    call: UnitLoop = attrs.Factory(UnitLoop)
+    undecided_media: set[int] = attrs.Factory(set)
+    assembler: Assembler = attrs.Factory(Assembler)
+    waiting: WaitingUnits = attrs.Factory(WaitingUnits)
+    held: Listen | Speech | None = None
+    response_id: str | None = None
+    responses: int = 0
+    appends: int = 0
+    units_dropped: int = 0
+    max_slice_nums: int = 1
+    deferred_finalize: bool = True
+    seen: tuple[Frame, ...] = ()
+    is_paused: bool = False
+    ended_id: str | None = None
+    lockstep: Lockstep | None = None
+
+    @property
+    def gate(self) -> Gate:
+        """What the client's messages are judged by."""
+        return Gate.PAUSED if self.is_paused else super().gate
+
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+        return len(self.waiting)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Units started and dropped, and appends."""
+        started, dropped = self.call.index + 1, self.units_dropped
+        return {"units": started, "units_dropped": dropped, "appends": self.appends}
+
+    def configure(self, init: Init) -> None:
+        """Take the settings of an init."""
+        self.max_slice_nums = init.max_slice_nums
+        self.deferred_finalize = init.config.deferred_finalize
+
+    def ready(self, prompt_length: int) -> None:
+        """The model holds the prompt."""
+        if self.opened.endpoint == "duplex" and self.behaves(LOCKSTEP):
+            self.lockstep = Lockstep(kv_length=prompt_length)
+        super().ready(prompt_length)
+
+    def cut(self) -> ef.Interrupt | None:
+        """Cut the unit that is running."""
+        return self.call.interrupt()
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def append(self, message: Append) -> None:
+        """Take an append: force first, then cut it into units, and start what may start."""
+        input_id = message.input_id or derive_id("input", self.opened.recording_id, self.appends)
+        self.appends += 1
+        if message.force_listen:
+            self._force_listen()
+        attached = Attachments(
+            input_id=input_id,
+            frames=self.seen + self._decode_all(message),
+            force_listen=message.force_listen,
+            max_slice_nums=message.max_slice_nums,
+        )
+        self.seen = ()
+        units = self.assembler.add(message.pcm, attached)
+        for unit in units:
+            dropped = self.waiting.push(unit)
+            if self.lockstep is not None:
+                self.lockstep.owe(unit.ordinal, self.appends)
+            if dropped is not None:
+                self._drop(dropped)
+                if self.lockstep is not None:
+                    self._say_pending(self.lockstep.drop(dropped.ordinal))
+            self._start_if_due()
+        if self.lockstep is not None and not units:
+            self._say_pending(self.lockstep.wait())
+
+    def _drop(self, unit: PendingUnit) -> None:
+        """Report a dropped unit, and forget its frames (B7)."""
+        self.units_dropped += 1
+        self.do(
+            ef.DropUnit(
+                ordinal=unit.ordinal,
+                input_id=unit.attached.input_id,
+                force_listen_passed=unit.attached.force_listen,
+            )
+        )
+        for frame in unit.attached.frames if self.behaves(DROPPED_MEDIA) else ():
+            if frame.media in self.undecided_media:
+                self.undecided_media.discard(frame.media)
+                self.do(ef.CancelDecode(media=frame.media))
+
+    def see(self, message: See) -> None:
+        """Keep a frame for the next audio (002, video_frame)."""
+        if self.opened.mode != "audio":  # nothing is seen there, and the dialect has counted it
+            self.seen += (self._decode(message.jpeg),)
+
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Say how a frame is refused; None: there is room for it."""
+        is_early = len(self.seen) >= FRAMES_MAX
+        if not isinstance(message, See) or self.opened.mode == "audio":
+            return None
+        if not (is_early or self._is_seen_out):
+            return None
+        text, ignored = _EARLY if is_early else _TOO_MANY_FRAMES, len(message.ignored)
+        return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
+
+    @property
+    def _is_seen_out(self) -> bool:
+        """The second of input under way has as many frames as it may."""
+        frames = len(self.seen) + len(self.assembler.attached.frames)
+        return self.behaves(SHORT_APPENDS) and frames >= UNIT_FRAMES_MAX
+
+    def interrupt(self, _message: Interrupt) -> None:
+        """Have the unit in flight listen, else the next one (002, interrupt)."""
+        if self.call.phase is Phase.RUNNING or isinstance(self.held, Speech):
+            self._withhold()
+        elif not self.waiting.force_next():
+            self.assembler.force_listen()
+        self.say(Interrupted())
+
+    def pause(self, message: Pause) -> None:
+        """Start no unit until the client goes on; what waits is kept (002, pause)."""
+        most_s = float(self.opened.limits.pause_s)
+        timeout_s = most_s if message.timeout_s is None else min(message.timeout_s, most_s)
+        self.is_paused = True
+        self.set_timer("pause", timeout_s)
+        self.say(Paused(timeout_s=timeout_s))
+
+    def resume(self, _message: Resume) -> None:
+        """Go on (002, resume)."""
+        self.is_paused = False
+        self.cancel_timer("pause")
+        self.say(Resumed())
+        self._start_if_due()
+
+    def _force_listen(self) -> None:
+        """Force what is in flight and all that waits (B6)."""
+        self._withhold()
+        self.waiting.force_listen()
+
+    def _withhold(self) -> None:
+        """Cut the unit in flight; where it is done already, do not say what it said."""
+        interrupt = self.call.interrupt()
+        if interrupt is not None:
+            self.do(interrupt)
+        if isinstance(self.held, Speech):  # not said yet, so it is not said at all
+            self.response_id = None
+            self.held = Listen(
+                session_id=self.held.session_id,
+                input_id=self.held.input_id,
+                metrics=self.held.metrics,
+                response_id=self.held.response_id if self.behaves(LISTEN_TURN) else "",
+            )
+
+    def _decode_all(self, message: Append) -> tuple[Frame, ...]:
+        """Have an append's frames decoded, as many as its second may still have."""
+        frames, before = message.frames, len(self.seen) + self.assembler.frames_before(message.pcm)
+        if self.behaves(SHORT_APPENDS) and before + len(frames) > UNIT_FRAMES_MAX:
+            self.complain(ErrorCode.INVALID_PAYLOAD, _TOO_MANY_FRAMES)
+            frames = frames[: max(UNIT_FRAMES_MAX - before, 0)]
+        return tuple(self._decode(jpeg) for jpeg in frames)
+
+    def _decode(self, jpeg: bytes) -> Frame:
+        frame = Frame(media=self.decode("jpeg", jpeg), jpeg=jpeg)
+        self.undecided_media.add(frame.media)
+        return frame
+
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """A frame is sound, and its unit may start; or a voice is."""
+        super().media_decoded(event)
+        self.undecided_media.discard(event.media)
+        self._start_if_due()
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """A frame is damaged: the client is told, and the unit runs without it; or a voice is."""
+        super().media_rejected(event)
+        media = event.media
+        if self.is_closed or media not in self.undecided_media:
+            return
+        self.undecided_media.discard(media)
+        self.seen = tuple(frame for frame in self.seen if frame.media != media)
+        self.assembler.discard_frame(media)
+        self.waiting.discard_frame(media)
+        self.complain(ErrorCode.INVALID_PAYLOAD, f"a video frame was left out: {event.reason}")
+        self._start_if_due()
+
+    def _start_if_due(self) -> None:
+        """Start the oldest waiting unit if the barrier is open (B1) and its media is decoded."""
+        if not self.is_closed and self.call.is_idle and not self.is_paused:
+            unit = self.waiting.pop_ready(self.undecided_media)
+            if unit is not None:
+                self.do(self.call.start(unit, self.max_slice_nums))
+
+    # -- out ------------------------------------------------------------------------------------
+
+    def unit_done(self, event: ev.UnitDone) -> None:
+        """Tell the client of a unit, then finalize it; not deferred, the other way round (B2)."""
+        result = event.result
+        if not self.call.awaits(Phase.RUNNING, result.index):
+            return
+        if self.is_closed:
+            self.go_on()
+            return
+        outcome = self._outcome(result)
+        if result.kv_length >= self.opened.limits.context_tokens:
+            self.say(outcome)
+            self.call.settle()
+            self.end("context_full")
+            return
+        if self.deferred_finalize:
+            self._say_outcome(outcome)
+        else:
+            self.held = outcome
+        self.do(self.call.finalize(result))
+
+    def _say_outcome(self, outcome: Listen | Speech) -> None:
+        """Tell a unit's outcome, and what chunks after it are owed."""
+        self.say(outcome)
+        if self.lockstep is not None:
+            self.lockstep.kv_length = outcome.metrics.kv_cache_length
+            self._say_pending(self.lockstep.answer())
+
+    def _say_pending(self, count: int) -> None:
+        """Tell that the sound of so many chunks waits for more."""
+        for _ in range(count):
+            assert self.lockstep is not None
+            metrics = self._timed(Metrics(kv_cache_length=self.lockstep.kv_length))
+            self.say(Pending(is_speaking=self.response_id is not None, metrics=metrics))
+
+    def _outcome(self, result: UnitResult) -> Listen | Speech:
+        """Turn a result into the message to the client (B9)."""
+        metrics = self._metrics(result)
+        if result.is_listen or self.call.is_withheld(result):
+            return Listen(
+                session_id=self.session_id,
+                input_id=self.call.input_id,
+                metrics=metrics,
+                response_id=self._listened(),
+            )
+        if self.response_id is None:
+            self.response_id = self._next_response_id
+            self.responses += 1
+        speech = Speech(
+            session_id=self.session_id,
+            response_id=self.response_id,
+            input_id=self.call.input_id,
+            text=result.text,
+            pcm=result.pcm,
+            end_of_turn=result.end_of_turn,
+            metrics=metrics,
+        )
+        self.ended_id = None
+        if result.end_of_turn:
+            self.ended_id = self.response_id if self.behaves(LISTEN_TURN) else None
+            self.response_id = None
+        return speech
+
+    @property
+    def _next_response_id(self) -> str:
+        return derive_id("resp", self.opened.recording_id, self.responses)
+
+    def _listened(self) -> str:
+        """End the turn that is spoken; say which turn the listen ends, else which it precedes."""
+        ended = self.response_id or self.ended_id or self._next_response_id
+        self.response_id = self.ended_id = None
+        return ended if self.behaves(LISTEN_TURN) else ""
+
+    def _metrics(self, result: UnitResult) -> Metrics:
+        costs = result.costs
+        metrics = Metrics(
+            kv_cache_length=result.kv_length,
+            prefill_ms=costs.prefill_us / 1000,
+            generate_ms=costs.generate_us / 1000,
+            wall_clock_ms=costs.wall_us / 1000,
+            cost_llm_ms=costs.llm_us / 1000,
+            cost_tts_ms=costs.tts_us / 1000,
+            cost_token2wav_ms=costs.token2wav_us / 1000,
+            n_tokens=len(result.decided_ids),
+            n_tts_tokens=len(result.codec_ids),
+            vision_slices=result.vision_slices,
+            vision_tokens=result.vision_tokens,
+            recording="off",
+        )
+        return self._timed(metrics)
+
+    def _timed(self, metrics: Metrics) -> Metrics:
+        """Add the facts other than a unit's costs; only 002 has the time of a message."""
+        told_ms = self.now_ns / NS_PER_MS if self.opened.endpoint == "duplex" else 0.0
+        return attrs.evolve(
+            metrics,
+            dropped_units=self.units_dropped,
+            recording=self.recording,
+            session_ms=told_ms,
+            wall_ms=self.opened.created_ms + told_ms if told_ms else 0.0,
+        )
+
+    def finalize_done(self, event: ev.FinalizeDone) -> None:
+        """The barrier opens (B1)."""
+        if self.call.awaits(Phase.FINALIZING, event.finalized.index):
+            if self.held is not None and not self.is_closed:
+                self._say_outcome(self.held)
+            self.held = None
+            self.go_on()
+
+    def rollback_done(self, event: ev.RollbackDone) -> None:
+        """The unit that failed is undone, and the loop goes on (B3)."""
+        if self.call.awaits(Phase.ROLLING_BACK, event.index):
+            self.go_on()
+
+    def unit_failed(self, event: ev.UnitFailed) -> None:
+        """Undo a unit that failed, or end the session where that is no use (B3, B10)."""
+        index = event.index
+        if not self.call.awaits(Phase.RUNNING, index):
+            return
+        self.call.failures += 1
+        if self.is_closed:
+            self.go_on()
+        elif event.context_full:
+            self.call.settle()
+            self.end("context_full")
+        elif not self.opened.limits.can_rollback or self.call.failures >= UNIT_FAILURES_MAX:
+            self.call.settle()
+            self.end("backend_error")
+        else:
+            self.response_id = None
+            self.complain(ErrorCode.INFERENCE_ERROR, f"unit {index} failed and was undone")
+            if self.lockstep is not None:
+                self._say_pending(self.lockstep.answer())
+            self.do(self.call.rollback())
+
+    def finalize_failed(self, event: ev.FinalizeFailed) -> None:
+        """No unit may run on what it left (B3)."""
+        if self.call.awaits(Phase.FINALIZING, event.index):
+            self.backend_lost()
+
+    def rollback_failed(self, event: ev.RollbackFailed) -> None:
+        """No unit may run on what it left (B3)."""
+        if self.call.awaits(Phase.ROLLING_BACK, event.index):
+            self.backend_lost()
+
+    def go_on(self) -> None:
+        """A model call is over: go on to the next unit, or give the slot back."""
+        if self.settle():
+            self._start_if_due()

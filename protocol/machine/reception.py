@@ -1,0 +1,342 @@
+"""How a client's frame is judged, in the order of the wire: JSON, close, state, type, fields.
+
+A frame that is refused is answered here; what is left is a message whose every field is within its
+bounds and which has its place. What becomes of it is the `session`'s.
+
+What a frame that cannot be read does to a session is the course's (`Core.frame_refused`).
+
+A large frame that is refused is not worth its recording: the log of a client that sends one after
+the other would fill the disk. `Reception.shortened` says, before it is recorded, what is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+import attrs
+
+from ..values.behaviour import OPENAI_ENDS, OWN_WORDS, RECORD_ASKED, SHORT_REFUSALS
+from ..values.digest import DIGEST_BYTES
+from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
+from ..values.events import FrameReceived
+from ..values.limits import FRAME_BYTES_MAX_OF
+from ..values.requests import ClientMessage, Request
+from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
+from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
+from ..wire.codec import dump_frame, parse_frame
+from ..wire.dialects import LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
+from ..wire.dialects.base import Context, Dialect, Json
+from ..wire.dialects.opening import OPENING, choose
+from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
+from ..wire.dialects.transcription import begins_with_create
+from ..wire.strict import not_json
+from .core import Core
+
+SHORTENED_BYTES_MIN: Final = 4096
+"""Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
+KEPT_CHARS: Final = 1024
+"""Of a refused frame: enough to see what it was."""
+WORD_CHARS_MAX: Final = 64
+"""The longest type of a message has 26 characters."""
+OUTLINE_FIELDS_MAX: Final = 32
+"""Fields of a message that its outline has: no source's message has as many."""
+
+_GATE_WORDS: Final[Mapping[Gate, str]] = {
+    Gate.QUEUED: "while queued",
+    Gate.WAITING: "while queued",
+    Gate.KEPT: "while queued",
+    Gate.CONNECTED: "before the session is set up",
+    Gate.OPENING: "while the session is being set up",
+    Gate.ACTIVE: "in a session that is set up",
+    Gate.PAUSED: "while paused",
+    Gate.TURN: "amid a turn",
+    Gate.UNCHOSEN: "before a model is chosen",
+    Gate.TRANSCRIBING: "in a transcription",
+}
+"""When a client's event was refused, as its error says."""
+
+
+_AFTERWARDS: Final[Mapping[tuple[Gate, Request], str]] = {
+    (
+        Gate.WAITING,
+        Request.INIT,
+    ): ": no room to keep it now, send it again after the queue",
+    (Gate.KEPT, Request.INIT): ": the first one is kept, and is taken after the queue",
+}
+"""What becomes of an opening message that is refused while queued."""
+
+_SETTING_UP: Final = frozenset(
+    {Gate.QUEUED, Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.UNCHOSEN}
+)
+_NESTED: Final = ("payload", "session")
+"""Where a message that sets a session up has its settings, if they do not stand in it."""
+
+_OPENAI_WORDS: Final = (
+    "$.session.type: OpenAI's Realtime API is not spoken here; begin with session.init (realtime), "
+    "with session.update and session.instructions but no session.type (duplex-v1), or at "
+    "mode=transcription with session.update and model (transcription)"
+)
+"""What a client of OpenAI is told before its connection ends: it can never be right here."""
+
+
+_WITHOUT_CONTENT: Final = (
+    ErrorCode.INVALID_PAYLOAD,
+    "this message was recorded without its content",
+)
+
+
+@attrs.define
+class _Ahead:
+    """A frame that was read before its step.
+
+    Attributes:
+        frame: as it came.
+        body: what it holds.
+        dialect: in which it was read.
+        message: what it says; None where that was not looked at.
+    """
+
+    frame: Frame
+    body: Json
+    dialect: Dialect
+    message: ClientMessage | None = None
+
+
+class Reception:
+    """Reads the frames of one session.
+
+    Args:
+        core: the session's.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core: Final = core
+        self._ahead: _Ahead | None = None
+
+    def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
+        """Read a frame and judge it; None where it was refused and answered, or is kept.
+
+        Args:
+            gate: what the client may say now; the session is not CLOSED.
+            event: the WebSocket message.
+        """
+        core, frame = self._core, event.frame
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.frame is not frame:
+            ahead = None
+        try:
+            body = self._body_of(event) if ahead is None else ahead.body
+        except FrameError as error:
+            is_binary = isinstance(frame, bytes)
+            code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
+            core.frame_refused(error, code)
+            return None
+        if _is_openai(core, gate, body):
+            core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
+            core.end("rejected", words=ErrorCode.INVALID_EVENT)
+            return None
+        request = core.dialect.classify(body)
+        if request is Request.INIT and gate in _SETTING_UP and _is_unrecorded(core, body):
+            core.forget_recording()  # also where the message is refused, or has to wait
+        if event.shortened is not None:
+            self._refuse_again(gate, request, body, event.shortened.refused)
+            return None
+        if event.has_room and judge(gate, request) == KEEP:
+            core.early = frame
+            return None
+        refusal = _refusal(core, gate, request, body)
+        if refusal is not None:
+            core.complain(*refusal)
+            return None
+        core.dialect = _dialect_after(core.dialect, gate, request, body)
+        if ahead is not None and ahead.dialect is core.dialect and ahead.message is not None:
+            return ahead.message
+        try:
+            return core.dialect.parse(request, body, _context(core))
+        except FieldError as error:
+            core.complain(error.code, error.message)
+            return None
+
+    def _refuse_again(
+        self, gate: Gate, request: Request, body: Json, refused: Refused | None
+    ) -> None:
+        """Answer a message that was recorded without its content, as it was answered then."""
+        core = self._core
+        if refused is None:
+            refusal = _refusal(core, gate, request, body)
+            core.complain(*(refusal or _WITHOUT_CONTENT))  # the latter in a fork, elsewhere now
+            return
+        if judge(gate, request) == ACCEPT:
+            core.dialect = _dialect_after(core.dialect, gate, request, body)
+        core.turn_down(refused)
+
+    def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
+        """Give a frame without most of it, if it is large and refused.
+
+        What was read of it goes on as its outline, which is refused in the same words: JSON and of
+        which type, or why it is not. Where the outline does not say why it is refused, the answer
+        goes along. Only an opening message that is kept while queued stays whole, for it is read
+        later.
+
+        Args:
+            gate: what the client may say now; the session is not CLOSED.
+            event: the WebSocket message.
+        """
+        core, frame = self._core, event.frame
+        if frame is None or len(frame) < SHORTENED_BYTES_MIN or not core.behaves(SHORT_REFUSALS):
+            return event
+        try:
+            body = self._body_of(event)
+        except FrameError as error:
+            if error.close_code == CLOSE_TOO_BIG:
+                return shorten(event, None)
+            return shorten(event, _start_of(frame), unreadable=error.reason)
+        self._ahead = _Ahead(frame, body, core.dialect)
+        request, outline = core.dialect.classify(body), _outline(body)
+        if core.dialect.classify(outline) is not request:
+            return event
+        if _is_openai(core, gate, body):
+            return shorten(event, dump_frame(outline))
+        if event.has_room and judge(gate, request) == KEEP:
+            return event
+        refusal = _refusal(core, gate, request, body)
+        if refusal is not None and _refusal(core, gate, request, outline) == refusal:
+            return shorten(event, dump_frame(outline))
+        if refusal is not None:
+            refused: Refused | None = Refused(code=refusal[0], message=refusal[1])
+        else:
+            refused = self._refused(gate, request, self._ahead)
+        return event if refused is None else shorten(event, dump_frame(outline), refused=refused)
+
+    def _refused(self, gate: Gate, request: Request, ahead: _Ahead) -> Refused | None:
+        """Say how a message is refused that has its place: for its fields, or by the session."""
+        core = self._core
+        ahead.dialect = _dialect_after(core.dialect, gate, request, ahead.body)
+        try:
+            ahead.message = ahead.dialect.parse(request, ahead.body, _context(core))
+        except FieldError as error:
+            return Refused(code=error.code, message=error.message)
+        return core.refused(ahead.message)
+
+    def _body_of(self, event: FrameReceived) -> Json:
+        """Read a frame as JSON.
+
+        Raises:
+            FrameError: it is not a JSON object.
+        """
+        if event.shortened is not None and event.shortened.unreadable:
+            raise not_json(event.shortened.unreadable)
+        return parse_frame(event.frame, FRAME_BYTES_MAX_OF[self._core.opened.mode])
+
+
+def shorten(
+    event: FrameReceived, frame: Frame, *, unreadable: str = "", refused: Refused | None = None
+) -> FrameReceived:
+    """Put a part of a frame in its place, and say what it was."""
+    whole = event.frame
+    assert whole is not None
+    data = whole.data if isinstance(whole, Utf8Text) else whole
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    start = _start_of(whole)
+    head = start.decode(errors="replace") if isinstance(start, bytes) else start
+    said = Shortened(
+        size_bytes=len(data),
+        blake2b=hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest(),
+        head="" if unreadable else head,
+        unreadable=unreadable,
+        refused=refused,
+    )
+    return attrs.evolve(event, frame=frame, shortened=said)
+
+
+def _start_of(frame: str | bytes | Utf8Text) -> str | bytes:
+    if isinstance(frame, Utf8Text):
+        return frame.data[:KEPT_CHARS].decode(errors="ignore")
+    return frame[:KEPT_CHARS]
+
+
+_DECIDING: Final = ("type", "session", "payload", "record", "model")
+"""The fields that say what a message is (`classify`); they stand first in its outline."""
+_OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: [], dict: {}}
+
+
+def _outline(body: Json) -> Json:
+    """Leave out what a message holds: short words stay, which say of what type it is."""
+    keys = [*(key for key in _DECIDING if key in body), *islice(body, OUTLINE_FIELDS_MAX)]
+    return {key: _outline_of(key, body[key]) for key in keys if len(key) <= WORD_CHARS_MAX}
+
+
+def _outline_of(key: str, value: object) -> object:
+    if isinstance(value, str) and len(value) <= WORD_CHARS_MAX:
+        return value
+    if key in _NESTED and isinstance(value, dict):
+        is_openai = key == "session" and value.get("type") in OPENAI_SESSIONS
+        kept = {"type": value["type"]} if is_openai else {}
+        return kept | ({"record": False} if value.get("record") is False else {})
+    return _OUTLINES.get(type(value), value)
+
+
+def _is_unrecorded(core: Core, body: Json) -> bool:
+    """Whether a message that sets a session up asks for no recording, and may."""
+    if core.opened.must_record or not core.behaves(RECORD_ASKED):
+        return False
+    places = (body, *(body.get(name) for name in _NESTED))
+    return any(isinstance(place, Mapping) and place.get("record") is False for place in places)
+
+
+def _refusal(core: Core, gate: Gate, request: Request, body: Json) -> tuple[ErrorCode, str] | None:
+    """Say why a message is refused before its fields are looked at; None: it is not."""
+    verdict = judge(gate, request)
+    if verdict == ACCEPT and request is Request.UNKNOWN:  # whose parsing says what is wrong
+        try:
+            core.dialect.parse(request, body, _context(core))
+        except FieldError as error:
+            return error.code, error.message
+    if verdict == ACCEPT:
+        return None
+    code = ErrorCode.NOT_READY if verdict == KEEP else ErrorCode(verdict)
+    return code, _words_of_refusal(core, gate, request, body, verdict)
+
+
+def _context(core: Core) -> Context:
+    limits = core.opened.limits
+    return Context(
+        mode=core.opened.mode,
+        sliding_windows=limits.sliding_windows,
+        behaviour=core.opened.behaviour,
+        must_record=core.opened.must_record,
+    )
+
+
+def _is_openai(core: Core, gate: Gate, body: Json) -> bool:
+    """Whether a client of OpenAI would set up a session."""
+    is_here = gate in OPENAI_GATES and core.opened.endpoint == "realtime"
+    return is_here and core.behaves(OPENAI_ENDS) and is_openai_update(body)
+
+
+def _words_of_refusal(
+    core: Core, gate: Gate, request: Request, body: Json, verdict: Verdict
+) -> str:
+    """Say what was refused in the client's own words, and when."""
+    if not core.behaves(OWN_WORDS):
+        return f"{request} event in state {gate}"
+    kind = body.get("type")
+    if request is Request.UNKNOWN:
+        name = "an event of no known type"
+    else:  # The type is one of ours, but for a request of 004, which has none.
+        name = kind if isinstance(kind, str) and core.dialect is not LEGACY_CHAT else "a message"
+    if request is Request.MISPLACED and verdict == ErrorCode.INVALID_EVENT:
+        return f"{name} has no place in this session"
+    return f"{name} {_GATE_WORDS[gate]}" + _AFTERWARDS.get((gate, request), "")
+
+
+def _dialect_after(dialect: Dialect, gate: Gate, request: Request, body: Json) -> Dialect:
+    """Say which dialect goes on; a client picks it by its first message, and it stays."""
+    if dialect is OPENING:
+        return choose(body) or OPENING
+    if gate is Gate.UNCHOSEN and request is Request.INIT:
+        return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
+    return dialect

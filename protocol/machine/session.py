@@ -1,0 +1,346 @@
+"""The session: a pure state machine, `Session.step(event) -> effects`.
+
+It consumes every fact as an event and answers with the effects it wants performed, in order. It
+owns no clock, id, randomness or socket: the same events give the same effects, and so it replays.
+
+A session holds one course, which says what is particular to it: `duplex`, `chat` (and its single
+request) or `transcription`. `core` says how any session speaks and ends, `reception` how a frame is
+judged. Nothing asks which course it is: `COURSES` is the one place that knows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values import requests as rq
+from ..values.behaviour import NEWEST, NOTICES
+from ..values.digest import digest
+from ..values.errors import LocalProtocolError
+from ..values.limits import ESTIMATE_INTERVAL_S, NS_PER_S, STATE_HASH_UNITS
+from ..values.messages import EndReason, GoingAway, Queued, QueueUpdate
+from ..values.requests import ClientMessage, CloseRequest, Init, Report
+from ..values.state import BEGINNINGS, Course, Gate, State, course_of
+from ..wire.dialects import first_dialect
+from . import overdue
+from .chat import Chat, SingleRequest
+from .core import Core
+from .duplex import Duplex
+from .reception import Reception
+from .snapshot import snapshot_of
+from .transcription import Transcription
+from .unit_loop import Phase
+
+COURSES: Final[Mapping[Course, type[Core]]] = {
+    Course.DUPLEX: Duplex,
+    Course.CHAT: Chat,
+    Course.REQUEST: SingleRequest,
+    Course.TRANSCRIPTION: Transcription,
+}
+METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
+    rq.Init: "init",
+    rq.Append: "append",
+    rq.See: "see",
+    rq.Pause: "pause",
+    rq.Resume: "resume",
+    rq.Interrupt: "interrupt",
+    rq.Ask: "ask",
+    rq.ChooseModel: "choose",
+    rq.AppendSound: "append",
+    rq.Commit: "commit",
+    ev.MediaDecoded: "media_decoded",
+    ev.MediaRejected: "media_rejected",
+    ev.BackendOpened: "backend_opened",
+    ev.BackendOpenFailed: "backend_open_failed",
+    ev.UnitDone: "unit_done",
+    ev.UnitFailed: "unit_failed",
+    ev.FinalizeDone: "finalize_done",
+    ev.FinalizeFailed: "finalize_failed",
+    ev.RollbackDone: "rollback_done",
+    ev.RollbackFailed: "rollback_failed",
+    ev.TurnPrefilled: "turn_prefilled",
+    ev.TurnProgress: "turn_progressed",
+    ev.TurnDone: "turn_done",
+    ev.TurnFailed: "turn_failed",
+    ev.ChunkDone: "chunk_done",
+    ev.ChunkFailed: "chunk_failed",
+}
+"""The method of a course that takes what is its own."""
+
+
+class Session:
+    """One client's session, from its connection to the return of its slot.
+
+    A session is made by `Session.open(event)` and then fed by `step`.
+    """
+
+    def __init__(self, opened: ev.ConnectionOpened) -> None:
+        course = course_of(opened.mode, is_request=opened.endpoint == "chat")
+        self._core: Final = COURSES[course](
+            opened=opened,
+            dialect=first_dialect(opened.mode, opened.endpoint),
+            state=BEGINNINGS[course],
+            recording=opened.recording,
+        )
+        self._reception = Reception(self._core)
+
+    @classmethod
+    def open(cls, event: ev.ConnectionOpened) -> tuple[Session, tuple[ef.Effect, ...]]:
+        """Begin a session with its first event; returns it and that event's effects.
+
+        Raises:
+            LocalProtocolError: its behaviour is newer than any that this machine knows.
+        """
+        if event.behaviour > NEWEST:
+            raise LocalProtocolError(f"behaviour {event.behaviour}, known are 0 to {NEWEST}")
+        session = cls(event)
+        session._core.begin()
+        return session, session._take_effects()
+
+    def step(self, event: ev.Event) -> tuple[ef.Effect, ...]:
+        """Take one event and say what is to be done about it.
+
+        Args:
+            event: the next fact, its `at_ns` not before the last one's.
+
+        Returns:
+            The effects, to be performed in this order.
+
+        Raises:
+            LocalProtocolError: a second `ConnectionOpened`, or time went backwards.
+        """
+        if isinstance(event, ev.ConnectionOpened):
+            raise LocalProtocolError("the session is open already")
+        if event.at_ns < self._core.now_ns:
+            raise LocalProtocolError(f"time went back from {self._core.now_ns} to {event.at_ns} ns")
+        self._core.now_ns = event.at_ns
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            self._hand_over(event)
+        else:
+            handler(self, event)
+        overdue.watch(self._core, event)
+        return self._take_effects()
+
+    def _hand_over(self, said: ev.Event | ClientMessage) -> None:
+        """Have the course take what concerns it; what it has no method for is stale."""
+        method = getattr(self._core, METHODS[type(said)], None)
+        if method is not None:
+            method(said)
+
+    def _take_effects(self) -> tuple[ef.Effect, ...]:
+        effects, self._core.effects = tuple(self._core.effects), []
+        return effects
+
+    # -- what can be seen of it -----------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return self._core.state
+
+    @property
+    def end_reason(self) -> EndReason | None:
+        """Why it ended; None while it has not."""
+        return self._core.end_reason
+
+    @property
+    def is_finished(self) -> bool:
+        """CLOSED, with no slot held or to come: no event can bring another effect."""
+        core = self._core
+        return core.is_closed and core.lease is None and not core.waits_for_slot
+
+    @property
+    def dialect_name(self) -> str:
+        """The dialect in use; `opening` until the client's first init."""
+        return self._core.dialect.name
+
+    @property
+    def session_id(self) -> str:
+        """What the client knows the session by."""
+        return self._core.session_id
+
+    @property
+    def phase(self) -> Phase:
+        """The model call under way."""
+        return self._core.call.phase
+
+    @property
+    def early_bytes(self) -> int | None:
+        """Of the opening message that is kept; 0 where one may come, None where it may not."""
+        return self._core.early_bytes
+
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+        return self._core.units_waiting
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Units started and dropped, turns, appends, frames sent, fields ignored."""
+        core = self._core
+        common = {"frames_sent": core.frames_sent, "fields_ignored": core.fields_ignored}
+        return {**core.counts, **common}
+
+    def snapshot(self) -> dict[str, object]:
+        """Say what it holds, under keys that recordings know (`snapshot`)."""
+        return snapshot_of(self._core)
+
+    def digest(self) -> str:
+        """Hash the whole state: equal states have equal digests, in any process."""
+        return digest(self.snapshot())
+
+    def is_hash_due(self, event: ev.Event) -> bool:
+        """Whether the digest is to be logged after an event that was stepped."""
+        if isinstance(event, ev.TurnDone | ev.TurnFailed):
+            return True
+        if isinstance(event, ev.FinalizeDone):
+            return self.counts["units"] % STATE_HASH_UNITS == 0
+        return isinstance(event, ev.ChunkDone) and self.counts["chunks"] % STATE_HASH_UNITS == 0
+
+    # -- connection and queue -------------------------------------------------------------------
+
+    def _ticket_moved(self, event: ev.TicketMoved) -> None:
+        """Send the client its place at once when it moved, only a new estimate now and then."""
+        core, told, place = self._core, self._core.place, event.place
+        if core.is_closed or not core.waits_for_slot or told == place or not core.hears_queue:
+            return
+        if told is not None:
+            moved = (told.position, told.queue_length) != (place.position, place.queue_length)
+            age_ns = core.now_ns - core.told_ns
+            if not moved and age_ns < ESTIMATE_INTERVAL_S * NS_PER_S:
+                return
+        core.place, core.told_ns = place, core.now_ns
+        core.say(Queued(place=place) if told is None else QueueUpdate(place=place))
+
+    def _ticket_left(self, _event: ev.TicketLeft) -> None:
+        self._core.waits_for_slot = False
+
+    def _ticket_cancelled(self, _event: ev.TicketCancelled) -> None:
+        self._core.waits_for_slot = False
+        self._core.end("cancelled")
+
+    def _admission_refused(self, event: ev.AdmissionRefused) -> None:
+        self._core.waits_for_slot = False
+        self._core.admission_refused(event.code)
+
+    def _admitted(self, _event: ev.Admitted) -> None:
+        if not self._core.is_closed:
+            self._core.admitted()
+            self._read_early()
+
+    def _slot_leased(self, event: ev.SlotLeased) -> None:
+        core = self._core
+        core.waits_for_slot = False
+        core.lease = event.lease
+        if core.is_closed:
+            core.release()
+        else:
+            core.slot_leased()
+            self._read_early()
+
+    def _read_early(self) -> None:
+        """Read the opening message that was kept, now that it has its place."""
+        early, self._core.early = self._core.early, None
+        if early is not None:
+            self._read(ev.FrameReceived(at_ns=self._core.now_ns, frame=early))
+
+    def _timer_fired(self, event: ev.TimerFired) -> None:
+        if not self._core.timers.fire(event.name, event.generation):
+            return
+        if event.name == "cleanup":
+            self._core.release(condemn=True)
+        elif event.name == "call":
+            overdue.look(self._core)
+        else:
+            self._core.timed_out(event.name)
+
+    def _drain_began(self, event: ev.DrainBegan) -> None:
+        """Warn those whose model is at work for them; the others are served nothing new here."""
+        core = self._core
+        if core.is_closed:
+            return
+        core.is_draining = True
+        if not core.is_busy:
+            core.shut_down()
+        elif core.has_opening and (core.wants_notices or not core.behaves(NOTICES)):
+            core.say(GoingAway(seconds_left=event.wait_s))
+
+    def _recording_failed(self, _event: ev.RecordingFailed) -> None:
+        """Say so; a client that is not recorded by its own wish is not concerned."""
+        core = self._core
+        if core.recording != "off":
+            core.recording = "failed"
+            if core.opened.limits.close_on_recording_failure:
+                core.end("backend_error")
+
+    # -- what the client says -------------------------------------------------------------------
+
+    @property
+    def _gate(self) -> Gate:
+        """What the client's messages are judged by."""
+        return Gate.CLOSED if self._core.is_closed else self._core.gate
+
+    def shortened(self, event: ev.FrameReceived) -> ev.FrameReceived:
+        """Give the frame that is stepped next as it is recorded: `Reception.shortened`."""
+        return event if self._core.is_closed else self._reception.shortened(self._gate, event)
+
+    def _frame_received(self, event: ev.FrameReceived) -> None:
+        if not self._core.is_closed:
+            self._core.heard()
+            self._read(event)
+
+    def _read(self, event: ev.FrameReceived) -> None:
+        core = self._core
+        message = self._reception.read(self._gate, event)
+        match message:
+            case None | Report():
+                return  # a report's frame stands in the log, and that is all it is for
+            case CloseRequest(reason=reason):
+                core.end("client", client_reason=reason)
+                return
+            case Init(notices=notices):
+                core.wants_notices = notices
+        refused = core.refused(message)
+        if refused is not None:
+            core.turn_down(refused)
+            return
+        core.fields_ignored += len(getattr(message, "ignored", ()))
+        if not getattr(message, "record", True):
+            core.forget_recording()
+        self._hand_over(message)
+
+    # -- the slot -------------------------------------------------------------------------------
+
+    def _backend_lost(self, event: ev.BackendLost) -> None:
+        if event.lease == self._core.lease:
+            self._core.backend_lost()
+
+    def _backend_released(self, event: ev.BackendReleased) -> None:
+        if event.lease == self._core.lease:
+            self._core.lease = None
+            self._core.releasing = False
+            self._core.slot_returned()
+
+
+_HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
+    ev.FrameReceived: Session._frame_received,
+    ev.PeerGone: lambda self, _: self._core.lose_peer(),
+    ev.SendFailed: lambda self, _: self._core.lose_peer(),
+    ev.TicketMoved: Session._ticket_moved,
+    ev.TicketLeft: Session._ticket_left,
+    ev.TicketCancelled: Session._ticket_cancelled,
+    ev.AdmissionRefused: Session._admission_refused,
+    ev.Admitted: Session._admitted,
+    ev.SlotLeased: Session._slot_leased,
+    ev.BackendLost: Session._backend_lost,
+    ev.BackendReleased: Session._backend_released,
+    ev.TimerFired: Session._timer_fired,
+    ev.RecordingFailed: Session._recording_failed,
+    ev.Flooded: lambda self, _: self._core.end("flooded"),
+    ev.DrainBegan: Session._drain_began,
+    ev.Draining: lambda self, _: self._core.shut_down(),
+}
+"""What concerns any session; the rest is its course's (`METHODS`)."""

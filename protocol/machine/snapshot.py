@@ -1,0 +1,219 @@
+"""What a session remembers, as plain values under documented keys (docs/log-format.md, "States").
+
+The keys are a format: recordings hold a session to a digest over them. They stay when classes and
+attributes get other names. A key that comes, goes or means something else is a new `SNAPSHOT`.
+
+Sound, pictures and questions are here by their sizes, for they stand in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..values.messages import Listen, Speech
+from ..values.state import Course
+from ..values.utf8 import frame_bytes
+from .beginning import PendingInit
+from .chat import ActiveTurn, Chat
+from .core import Core
+from .duplex import Duplex
+from .lockstep import Lockstep
+from .transcription import Transcription, Utterance
+from .unit_loop import Phase, UnitLoop
+from .units import Attachments, Frame, PendingUnit
+
+Keys = dict[str, object]
+
+
+def snapshot_of(core: Core) -> Keys:
+    """Say what a session holds; a course overlays what it says of its model call."""
+    return {
+        **_core(core),
+        "opening": False,
+        "running_turn": None,
+        "running_chunk": None,
+        "loop": _loop(UnitLoop()),
+        "init": None,
+        **_OWN[core.course](core),
+    }
+
+
+def _core(core: Core) -> Keys:
+    place = core.place
+    return {
+        "now_ns": core.now_ns,
+        "state": core.state.value,
+        "dialect": core.dialect.name,
+        "recording": core.recording,
+        "end_reason": core.end_reason,
+        "lease": core.lease,
+        "waits_for_slot": core.waits_for_slot,
+        "releasing": core.releasing,
+        "draining": core.is_draining,
+        "alive_ns": core.alive_ns,
+        "frames_sent": core.frames_sent,
+        "fields_ignored": core.fields_ignored,
+        "early_bytes": None if core.early is None else frame_bytes(core.early),
+        "wants_notices": core.wants_notices,
+        "timers": {"set": dict(core.timers.pending), "generation": core.timers.generation},
+        "queue": {
+            "told_ns": core.told_ns,
+            "position": None if place is None else place.position,
+            "length": None if place is None else place.queue_length,
+            "wait_s": None if place is None else place.estimated_wait_s,
+            "ticket_id": None if place is None else place.ticket_id,
+        },
+    }
+
+
+def _loop(loop: UnitLoop) -> Keys:
+    is_opening = loop.phase is Phase.OPENING
+    return {
+        "phase": "idle" if is_opening else loop.phase.value,
+        "unit": loop.index,
+        "input_id": loop.input_id,
+        "interrupted": loop.interrupted,
+        "failures": loop.failures,
+    }
+
+
+def _init(init: PendingInit) -> Keys:
+    return {
+        "undecided": dict(init.undecided),
+        "voices": {name: len(pcm) for name, pcm in init.voices.items()},
+    }
+
+
+def _duplex(duplex: Duplex) -> Keys:
+    assembler = duplex.assembler
+    own = {
+        "media": duplex.media,
+        "undecided": sorted(duplex.undecided_media),
+        "assembler": {
+            "seconds": assembler.ordinal,
+            "bytes": len(assembler.remainder),
+            "attached": _attached(assembler.attached),
+        },
+        "waiting": [_unit(unit) for unit in duplex.waiting.units],
+        "held": None if duplex.held is None else _outcome(duplex.held),
+        "response_id": duplex.response_id,
+        "ended_id": duplex.ended_id,
+        "responses": duplex.responses,
+        "appends": duplex.appends,
+        "units_dropped": duplex.units_dropped,
+        "seen": _frames(duplex.seen),
+        "is_paused": duplex.is_paused,
+        "max_slice_nums": duplex.max_slice_nums,
+        "deferred_finalize": duplex.deferred_finalize,
+        "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
+    }
+    return {
+        "opening": duplex.call.phase is Phase.OPENING,
+        "loop": _loop(duplex.call),
+        "init": None if duplex.pending is None else _init(duplex.pending),
+        "own": own,
+    }
+
+
+def _unit(unit: PendingUnit) -> Keys:
+    attached = _attached(unit.attached)
+    return {"second": unit.ordinal, "bytes": len(unit.pcm), "attached": attached}
+
+
+def _attached(attached: Attachments) -> Keys:
+    return {
+        "input_id": attached.input_id,
+        "frames": _frames(attached.frames),
+        "force_listen": attached.force_listen,
+        "max_slice_nums": attached.max_slice_nums,
+    }
+
+
+def _frames(frames: tuple[Frame, ...]) -> list[list[int]]:
+    return [[frame.media, len(frame.jpeg)] for frame in frames]
+
+
+def _outcome(outcome: Listen | Speech) -> Keys:
+    return {
+        "is_speech": isinstance(outcome, Speech),
+        "input_id": outcome.input_id,
+        "response_id": outcome.response_id,
+        "end_of_turn": isinstance(outcome, Speech) and outcome.end_of_turn,
+    }
+
+
+def _lockstep(lockstep: Lockstep) -> Keys:
+    return {
+        "kv_length": lockstep.kv_length,
+        "chunk": lockstep.chunk,
+        "units": [[owed.ordinal, owed.chunk, owed.pending] for owed in lockstep.units],
+    }
+
+
+def _chat(chat: Chat) -> Keys:
+    own = {
+        "media": chat.media,
+        "turns": chat.turns,
+        "turn": None if chat.turn is None else _turn(chat.turn),
+        "instructions": chat.instructions,
+    }
+    return {"running_turn": None if chat.call.is_idle else chat.call.index, "own": own}
+
+
+def _turn(turn: ActiveTurn) -> Keys:
+    asked = turn.pending
+    return {
+        "index": turn.index,
+        "input_id": turn.input_id,
+        "response_id": turn.response_id,
+        "stage": turn.stage.value,
+        "asked": {
+            "undecided": sorted(asked.undecided),
+            "contents": [[len(known) for known in message] for message in asked.contents],
+            "voice_bytes": len(asked.voice_pcm),
+        },
+        "input_tokens": None if turn.prefill is None else turn.prefill.input_tokens,
+        "text": turn.text,
+        "bytes": sum(map(len, turn.pcm)),
+        "tokens": turn.tokens,
+        "codes": turn.codes,
+    }
+
+
+def _transcription(transcription: Transcription) -> Keys:
+    call, pending = transcription.call, transcription.pending
+    own = {
+        "model": transcription.model,
+        "utterances": transcription.utterances,
+        "pending": [_utterance(utterance) for utterance in pending],
+        "appends": transcription.appends,
+        "chunks": transcription.chunks,
+        "waiting_bytes": transcription.waiting_bytes,
+        "active_ns": transcription.active_ns,
+        "owes_commit": transcription.owes_commit,
+    }
+    return {"running_chunk": None if call.is_idle else (pending[0].index, call.index), "own": own}
+
+
+def _utterance(utterance: Utterance) -> Keys:
+    return {
+        "index": utterance.index,
+        "bytes": len(utterance.sound),
+        "is_begun": utterance.is_begun,
+        "is_final": utterance.is_final,
+        "is_answered": utterance.is_answered,
+        "chunks": utterance.chunks,
+        "is_heard_out": utterance.is_heard_out,
+        "texts": utterance.texts,
+        "prompt_tokens": utterance.prompt_tokens,
+        "completion_tokens": utterance.completion_tokens,
+    }
+
+
+_OWN: Final[Mapping[Course, Callable[[Any], Keys]]] = {
+    Course.DUPLEX: _duplex,
+    Course.CHAT: _chat,
+    Course.REQUEST: _chat,
+    Course.TRANSCRIPTION: _transcription,
+}

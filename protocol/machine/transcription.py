@@ -1,0 +1,353 @@
+"""A transcription: sound in pieces of any size, cut into seconds, and the text of each as it comes.
+
+appended -> committed -> chunk, chunk, ... -> answered
+
+- Sound belongs to the utterance that is open: the one after the last that was closed. It is kept
+  from the first append on, and heard once the utterance's text is asked for. Closing and asking may
+  be one message or two, in either order; what is asked for first is the oldest.
+- One chunk at a time is with the model, a second of the oldest utterance; the rest waits here,
+  bounded in bytes. So cleanup knows what to wait for (B4), and utterances are answered in order.
+- At the end of an utterance what is left is filled up with silence to a whole second, and a second
+  of silence follows, for the words at the very end. One without any sound needs no model.
+- An utterance that the model fails at, or that outgrows its context, is answered by an error and by
+  what there is of its text, and is over: the rest of its sound is discarded, and what is appended
+  from then on belongs to the next one, which the next commit begins, final or not.
+- A client that is silent is let go (`idle`), but not while it waits for the model.
+
+What was said is never taken back. Sound is cut only here: how it was split into appends makes no
+difference to what the model is given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+import numpy as np
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.behaviour import COMMIT_BEGINS_ANEW, NO_MODEL_TOLD, TWO_SIGNALS
+from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
+from ..values.limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
+from ..values.messages import TranscriptDelta, TranscriptDone
+from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
+from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
+from ..values.state import Course, ModelChosen, State
+from ..values.transcript import Chunk
+from ..values.utf8 import Refused
+from .core import Core
+from .unit_loop import Phase
+
+_TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
+SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
+"""Of a second of PCM16."""
+PCM16_SCALE: Final = 32_768
+"""From a 16-bit integer to [-1, 1): a power of two, so that every sample is exact."""
+
+
+def to_float32(pcm16: bytes) -> bytes:
+    """Turn signed 16-bit LE samples into float32 LE ones in [-1, 1), exactly."""
+    samples = np.frombuffer(pcm16, dtype="<i2").astype("<f4") / np.float32(PCM16_SCALE)
+    return samples.tobytes()
+
+
+@attrs.define
+class Utterance:
+    """What is known of an utterance that is not answered yet.
+
+    Attributes:
+        index: which of the session's it is, from 0.
+        sound: PCM16 that waits.
+        is_begun: committed: it may be heard.
+        is_final: all of its sound is here.
+        is_answered: the model failed at it, and its end was told. In sessions without
+            `COMMIT_BEGINS_ANEW` what is appended to it later is discarded.
+        chunks: chunks given to the model so far.
+        is_heard_out: the last of them was the one that ends it.
+        texts: what the model wrote, chunk by chunk.
+        prompt_tokens: fed so far.
+        completion_tokens: generated so far.
+    """
+
+    index: int
+    sound: bytearray = attrs.Factory(bytearray)
+    is_begun: bool = False
+    is_final: bool = False
+    is_answered: bool = False
+    chunks: int = 0
+    is_heard_out: bool = False
+    texts: list[str] = attrs.Factory(list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it was closed before any sound of it came, and nothing is asked of it yet."""
+        return self.is_final and not self.is_begun and not self.sound
+
+    @property
+    def has_chunk(self) -> bool:
+        """Whether the model can be given a chunk of it now."""
+        if len(self.sound) >= SECOND_BYTES:
+            return True
+        is_silent = not self.sound and not self.chunks
+        return self.is_final and not self.is_heard_out and not is_silent
+
+    def take_chunk(self, seed: int) -> Chunk:
+        """Take its next second out; past its sound, the silence that ends it."""
+        pcm16 = bytes(self.sound[:SECOND_BYTES])
+        del self.sound[:SECOND_BYTES]
+        self.is_heard_out = not pcm16
+        chunk = Chunk(
+            utterance=self.index,
+            index=self.chunks,
+            pcm=to_float32(pcm16).ljust(UNIT_BYTES, b"\0"),
+            is_last=self.is_heard_out,
+            seed=seed,
+        )
+        self.chunks += 1
+        return chunk
+
+
+@attrs.define(kw_only=True, eq=False)
+class Transcription(Core):
+    """What a transcription remembers between events.
+
+    Attributes:
+        model: as it was chosen last; empty before.
+        pending: utterances that are not answered yet, oldest first; the last may be open.
+        utterances: utterances begun or appended to so far.
+        appends: appends taken so far.
+        chunks: chunks that the model has heard.
+        waiting_bytes: PCM16 that waits, of all utterances.
+        owes_commit: the model failed at an utterance before it was closed: the commit that closes
+            it is still to come, and has heard what came since.
+        active_ns: when the client last said something, or the model answered it.
+    """
+
+    course = Course.TRANSCRIPTION
+    has_opening = False
+    hears_queue = False  # 003 has no word for it
+    goodbye_in = frozenset(State)  # it is an error
+
+    model: str = ""
+    pending: deque[Utterance] = attrs.Factory(deque)
+    utterances: int = 0
+    appends: int = 0
+    chunks: int = 0
+    waiting_bytes: int = 0
+    active_ns: int = 0
+    owes_commit: bool = False
+
+    # -- beginning ------------------------------------------------------------------------------
+
+    def slot_leased(self) -> None:
+        """The client is greeted, and has so long to choose a model."""
+        self.create()
+        self.active_ns = self.now_ns
+        self.set_timer("init", self.opened.limits.init_wait_s)
+        self.set_timer("idle", self.opened.limits.idle_s)
+
+    def choose(self, message: ChooseModel) -> None:
+        """Take a model by its name, which is the one there is."""
+        self.model = message.model
+        self.cancel_timer("init")
+        self.move(ModelChosen)
+
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Say how the choice of a model or sound is refused; None: it is not."""
+        match message:
+            case ChooseModel(model=model) if model not in self.opened.limits.models:
+                code = ErrorCode.MODEL_NOT_FOUND
+                text = f"$.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
+            case AppendSound(pcm16=sound) if self._has_no_room(sound):
+                code, limit = ErrorCode.BUFFER_FULL, self.opened.limits.sound_bytes
+                text = (
+                    f"{self.waiting_bytes} bytes of sound wait, at most {limit} may: it is not kept"
+                )
+            case AppendSound() if self._is_full:
+                code, text = ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES
+            case _:
+                return None
+        return Refused(code=code, message=text, ignored=len(message.ignored))
+
+    def _has_no_room(self, sound: bytes) -> bool:
+        return self.waiting_bytes + len(sound) > self.opened.limits.sound_bytes
+
+    def heard(self) -> None:
+        """The client said something, whatever it was."""
+        self.active_ns = self.now_ns
+
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer a frame that is beyond repair, and go on (003)."""
+        if error.close_code == CLOSE_TOO_BIG:
+            super().frame_refused(error, code)
+        else:
+            self.complain(code, error.reason)
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """The client chose no model in time, or may be silent."""
+        if name == "idle":
+            self._look_at_idle()
+        elif name == "init":
+            wait_s = self.opened.limits.init_wait_s
+            told = f"the session is over: no model was chosen within {wait_s:g} s"
+            self.end("timeout", told=told if self.behaves(NO_MODEL_TOLD) else None)
+        else:
+            super().timed_out(name)
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def append(self, message: AppendSound) -> None:
+        """Keep sound for the utterance that is open, and have heard what may be."""
+        utterance = self._open_utterance()
+        assert utterance is not None, "a sound without room for it is refused"
+        self.appends += 1
+        if not utterance.is_answered:
+            utterance.sound += message.pcm16
+            self.waiting_bytes += len(message.pcm16)
+        self._go_on()
+
+    def commit(self, message: Commit) -> None:
+        """Close the open utterance, have the oldest heard that waits for that, or both."""
+        begins, self.owes_commit = message.begins or self.owes_commit, False
+        unasked = [utterance for utterance in self.pending if not utterance.is_begun]
+        utterance = self._open_utterance() if message.final or not unasked else unasked[0]
+        if utterance is None:
+            return
+        utterance.is_final = utterance.is_final or message.final
+        if begins:
+            utterance.is_begun = True
+            for earlier in unasked if message.final else ():
+                earlier.is_begun = True
+        self._go_on()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the last utterance is spoken still; one that is void is spoken again."""
+        last = self.pending[-1] if self.pending else None
+        return last is not None and (not last.is_final or last.is_void)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no further utterance may begin, and none is open."""
+        return not self._is_open and len(self.pending) >= UTTERANCES_PENDING_MAX
+
+    def _open_utterance(self) -> Utterance | None:
+        """The utterance that is spoken now; None where too many wait, and the client is told."""
+        if self._is_open:
+            self.pending[-1].is_final = False
+            return self.pending[-1]
+        if self._is_full:
+            self.complain(ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES)
+            return None
+        utterance = Utterance(index=self.utterances)
+        self.utterances += 1
+        self.pending.append(utterance)
+        return utterance
+
+    def _look_at_idle(self) -> None:
+        """End a silent session; for one that is not, set its timer again.
+
+        So it is set once in a while, and not with every frame.
+        """
+        if not self.call.is_idle:
+            self.active_ns = self.now_ns
+        idle_ns = self.opened.limits.idle_s * NS_PER_S
+        if self.now_ns - self.active_ns >= idle_ns:
+            self.end("idle")
+        else:
+            self.do(self.timers.set("idle", self.active_ns + idle_ns))
+
+    # -- out ------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Utterances begun, chunks heard of them, and appends."""
+        own = {"utterances": self.utterances, "chunks": self.chunks}
+        return {**own, **super().counts, "appends": self.appends}
+
+    @property
+    def is_busy(self) -> bool:
+        """Something waits to be answered."""
+        return any(not utterance.is_answered for utterance in self.pending)
+
+    def _go_on(self) -> None:
+        """Give the model its next chunk, and answer the utterances that are complete."""
+        while self.pending and self.call.is_idle and not self.is_closed:
+            utterance = self.pending[0]
+            if utterance.is_begun and utterance.has_chunk:
+                self._run(utterance)
+            elif utterance.is_begun and utterance.is_final:
+                self.pending.popleft()
+                if not utterance.is_answered:
+                    self._answer(utterance)
+                self._end_if_due()
+            else:
+                return
+
+    def _run(self, utterance: Utterance) -> None:
+        assert self.lease is not None, "a transcription holds its slot to its end"
+        waiting_bytes = len(utterance.sound)
+        chunk = utterance.take_chunk(self.opened.seed)
+        self.waiting_bytes -= waiting_bytes - len(utterance.sound)
+        self.call.begin(chunk.index)
+        self.do(ef.RunChunk(lease=self.lease, chunk=chunk))
+
+    def chunk_done(self, event: ev.ChunkDone) -> None:
+        """Tell what the model wrote, and go on to the next chunk."""
+        result = event.result
+        utterance = self._settled(result.utterance, result.index)
+        if utterance is None:
+            return
+        self.chunks += 1
+        utterance.texts.append(result.text)
+        utterance.prompt_tokens += result.prompt_tokens
+        utterance.completion_tokens += result.generated_tokens
+        if result.text:
+            self.say(TranscriptDelta(text=result.text))
+        self._go_on()
+
+    def chunk_failed(self, event: ev.ChunkFailed) -> None:
+        """Answer the utterance with its text so far; the rest of its sound is discarded."""
+        number, index = event.utterance, event.index
+        utterance = self._settled(number, index)
+        if utterance is None:
+            return
+        if event.context_full:
+            text = f"utterance {number} outgrew the model's context after {index} s"
+            self.complain(ErrorCode.CONTEXT_FULL, text)
+        else:
+            text = f"the model failed at second {index} of utterance {number}"
+            self.complain(ErrorCode.INFERENCE_ERROR, text)
+        self._answer(utterance)
+        utterance.is_answered = utterance.is_heard_out = True
+        self.owes_commit = not utterance.is_final and self.behaves(TWO_SIGNALS)
+        utterance.is_final = utterance.is_final or self.behaves(COMMIT_BEGINS_ANEW)
+        self.waiting_bytes -= len(utterance.sound)
+        utterance.sound.clear()
+        self._end_if_due()
+        self._go_on()
+
+    def _settled(self, number: int, index: int) -> Utterance | None:
+        """The call in progress is over; None for another call, or one that is not awaited."""
+        if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
+            return None
+        self.active_ns = self.now_ns
+        return self.pending[0] if self.settle() else None
+
+    def _answer(self, utterance: Utterance) -> None:
+        self.say(
+            TranscriptDone(
+                text="".join(utterance.texts),
+                prompt_tokens=utterance.prompt_tokens,
+                completion_tokens=utterance.completion_tokens,
+            )
+        )
+
+    def _end_if_due(self) -> None:
+        """Where the server goes away, go once all is answered."""
+        if self.is_draining and not self.is_busy:
+            self.end("server_shutdown")

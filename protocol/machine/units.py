@@ -1,0 +1,162 @@
+"""From audio of any chunking to exact units, and the drop rule.
+
+- A unit is exactly `UNIT_SAMPLES` samples; what is left over waits for more.
+- The frames and flags of an append belong to the unit in which its last sample falls.
+- `force_listen` forces every unit up to and including the one it came with (B6).
+- At most `UNITS_PENDING_MAX` units wait; when more arrive the oldest is dropped and its
+  `force_listen` passes to the next (B7).
+
+Whether a unit may start is the barrier's decision (`unit_loop`), not this file's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from ..values.limits import UNITS_PENDING_MAX
+from ..values.model import UNIT_BYTES
+
+
+@attrs.frozen(kw_only=True)
+class Frame:
+    """A JPEG that came with an append; `media` is the number its decoding is known by."""
+
+    media: int
+    jpeg: bytes
+
+
+@attrs.frozen(kw_only=True)
+class Attachments:
+    """What an append brought with its audio; `max_slice_nums` is None where it did not say."""
+
+    input_id: str = ""
+    frames: tuple[Frame, ...] = ()
+    force_listen: bool = False
+    max_slice_nums: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PendingUnit:
+    """A full second of input that waits for its turn.
+
+    Attributes:
+        ordinal: which second of the session's input it is, from 0; dropped ones count.
+        pcm: float32 LE, `UNIT_SAMPLES` samples.
+        attached: what came with it.
+    """
+
+    ordinal: int
+    pcm: bytes
+    attached: Attachments
+
+
+@attrs.define
+class Assembler:
+    """The audio that does not fill a unit yet, and what came with it."""
+
+    remainder: bytes = b""
+    attached: Attachments = Attachments()
+    ordinal: int = 0
+
+    def add(self, pcm: bytes, attached: Attachments) -> list[PendingUnit]:
+        """Add an append's audio.
+
+        Args:
+            pcm: float32 LE, any whole number of samples above 0.
+            attached: what came with it.
+
+        Returns:
+            The units that are full now, oldest first.
+        """
+        audio = self.remainder + pcm
+        spans = range(0, len(audio) - UNIT_BYTES + 1, UNIT_BYTES)
+        last_begin = (len(audio) - 1) // UNIT_BYTES * UNIT_BYTES
+        units = []
+        for begin in spans:
+            merged = self._merge(attached, whole=begin == last_begin)
+            unit = audio[begin : begin + UNIT_BYTES]
+            units.append(PendingUnit(ordinal=self.ordinal, pcm=unit, attached=merged))
+            self.ordinal += 1
+            self.attached = Attachments()
+        self.remainder = audio[len(spans) * UNIT_BYTES :]
+        if self.remainder:
+            self.attached = self._merge(attached, whole=True)
+        return units
+
+    def frames_before(self, pcm: bytes) -> int:
+        """Count the frames of the unit in which the last sample of an append would fall."""
+        is_same = len(self.remainder) + len(pcm) <= UNIT_BYTES
+        return len(self.attached.frames) if is_same else 0
+
+    def force_listen(self) -> None:
+        """Force the unit that is to come to listen."""
+        self.attached = attrs.evolve(self.attached, force_listen=True)
+
+    def discard_frame(self, media: int) -> None:
+        """Forget a frame that turned out to be damaged."""
+        self.attached = _without_frame(self.attached, media)
+
+    def _merge(self, new: Attachments, *, whole: bool) -> Attachments:
+        """Join what the unit has with what comes; not `whole`: the last sample falls later."""
+        slices = new.max_slice_nums if whole else None
+        return Attachments(
+            input_id=new.input_id,
+            frames=self.attached.frames + (new.frames if whole else ()),
+            force_listen=self.attached.force_listen or new.force_listen,
+            max_slice_nums=self.attached.max_slice_nums if slices is None else slices,
+        )
+
+
+@attrs.define
+class WaitingUnits:
+    """The units that wait, oldest first, `UNITS_PENDING_MAX` at most."""
+
+    units: deque[PendingUnit] = attrs.Factory(deque)
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def push(self, unit: PendingUnit) -> PendingUnit | None:
+        """Add the newest; return the one that had to go for it, if any (B7)."""
+        self.units.append(unit)
+        if len(self.units) <= UNITS_PENDING_MAX:
+            return None
+        dropped = self.units.popleft()
+        if dropped.attached.force_listen:
+            self.units[0] = _forced(self.units[0])
+        return dropped
+
+    def force_listen(self) -> None:
+        """Force every unit that waits to listen (B6)."""
+        self.units = deque(_forced(unit) for unit in self.units)
+
+    def force_next(self) -> bool:
+        """Force the oldest unit that waits to listen; False where none waits."""
+        if self.units:
+            self.units[0] = _forced(self.units[0])
+        return bool(self.units)
+
+    def pop_ready(self, undecided_media: set[int]) -> PendingUnit | None:
+        """Take the oldest, unless there is none or its media is still being decoded."""
+        if not self.units:
+            return None
+        if any(frame.media in undecided_media for frame in self.units[0].attached.frames):
+            return None
+        return self.units.popleft()
+
+    def discard_frame(self, media: int) -> None:
+        """Forget a frame that turned out to be damaged; its unit runs without it."""
+        self.units = deque(
+            attrs.evolve(unit, attached=_without_frame(unit.attached, media)) for unit in self.units
+        )
+
+
+def _forced(unit: PendingUnit) -> PendingUnit:
+    return attrs.evolve(unit, attached=attrs.evolve(unit.attached, force_listen=True))
+
+
+def _without_frame(attached: Attachments, media: int) -> Attachments:
+    frames = tuple(frame for frame in attached.frames if frame.media != media)
+    return attrs.evolve(attached, frames=frames)

@@ -1,0 +1,1 @@
+"""What crosses the machine's edge: messages, requests, events, effects, errors and limits."""

@@ -1,0 +1,397 @@
+"""Canonical messages: what the server says, the same in every dialect.
+
+A dialect (`protocol.wire.dialects`) turns wire frames into these and back. They are values without
+behaviour. What a client says stands in `requests`.
+
+Audio is float32 LE, 24 kHz mono: `pcm` as bytes, `samples` the same as an array.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from .digest import added
+from .errors import ErrorCode
+from .turn import StopReason
+
+Mode = Literal["video", "audio", "chat", "transcription"]
+"""What a session carries."""
+
+RecordingState = Literal["on", "off", "failed"]
+
+
+def _samples(pcm: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(pcm, "<f4").astype(np.float32, copy=False)
+
+
+@attrs.frozen(kw_only=True)
+class QueuePlace:
+    """Where a session stands in the queue.
+
+    Attributes:
+        position: 1 is next.
+        estimated_wait_s: whole seconds.
+        ticket_id: the place's name, `ticket_` and 12 hex digits.
+        queue_length: sessions that wait, this one included.
+    """
+
+    position: int
+    estimated_wait_s: int
+    ticket_id: str
+    queue_length: int
+
+
+@attrs.frozen(kw_only=True)
+class Queued:
+    """The session must wait for a slot."""
+
+    place: QueuePlace
+
+
+@attrs.frozen(kw_only=True)
+class QueueUpdate:
+    """Its place has changed."""
+
+    place: QueuePlace
+
+
+@attrs.frozen(kw_only=True)
+class QueueDone:
+    """A slot is assigned; the client may send its init."""
+
+
+@attrs.frozen(kw_only=True)
+class Created:
+    """The session is configured; the client may stream.
+
+    Attributes:
+        session_id: opaque to clients; `rt_{timestamp_ms}` in `duplex-v1`.
+        prompt_length: tokens in the KV cache after the prompt.
+        recording: whether the session is being recorded.
+        recording_id: the recording's name; empty where the session is not recorded.
+        recording_notice: what the operator says about it; empty where there is nothing to say.
+        is_chat: turns are asked for one by one; else sound flows in (001, `turn_based`).
+        created_s: when the session began, Unix time in whole seconds (003, `created`).
+    """
+
+    session_id: str
+    prompt_length: int
+    recording: RecordingState
+    recording_id: str = ""
+    recording_notice: str = ""
+    is_chat: bool = False
+    created_s: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Metrics:
+    """What one unit took and where the session stands; milliseconds are rounded to 1 µs.
+
+    Attributes:
+        kv_cache_length: tokens in the KV cache.
+        prefill_ms: time to feed what was heard and seen.
+        generate_ms: time to decide and speak.
+        wall_clock_ms: time from the start of the unit to its result.
+        cost_llm_ms: time in the language model.
+        cost_tts_ms: time in the model that makes speech codes.
+        cost_token2wav_ms: time in the vocoder, which makes sound of them.
+        n_tokens: tokens that were decided.
+        n_tts_tokens: speech codes that were made.
+        vision_slices: slices of pictures that were fed.
+        vision_tokens: embeddings of pictures that were fed.
+        dropped_units: units of the session that were dropped so far, because too many waited.
+        recording: whether the session is being recorded.
+        session_ms: when it was said, since the connection was opened.
+        wall_ms: when it was said, Unix time.
+    """
+
+    kv_cache_length: int
+    prefill_ms: float = 0.0
+    generate_ms: float = 0.0
+    wall_clock_ms: float = 0.0
+    cost_llm_ms: float = 0.0
+    cost_tts_ms: float = 0.0
+    cost_token2wav_ms: float = 0.0
+    n_tokens: int = 0
+    n_tts_tokens: int = 0
+    vision_slices: int = 0
+    vision_tokens: int = 0
+    dropped_units: int = 0
+    recording: RecordingState = "on"
+    session_ms: float = added(0.0)
+    wall_ms: float = added(0.0)
+
+
+@attrs.frozen(kw_only=True)
+class Listen:
+    """The unit's outcome: the model listens; the client stops what it still plays.
+
+    Attributes:
+        session_id: the session.
+        input_id: the append that completed the unit.
+        metrics: of this unit.
+        response_id: the speaking turn that it ends, else the one that it precedes; empty where that
+            is not told.
+    """
+
+    session_id: str
+    input_id: str
+    metrics: Metrics
+    response_id: str = added("")
+
+
+@attrs.frozen(kw_only=True)
+class Speech:
+    """The unit's outcome: the model speaks.
+
+    Attributes:
+        session_id: the session.
+        response_id: one for each speaking turn.
+        input_id: the append that completed the unit.
+        text: may be empty; it runs ahead of the audio.
+        pcm: float32 LE, 24 kHz mono; may be empty.
+        end_of_turn: the turn ends here.
+        metrics: of this unit.
+    """
+
+    session_id: str
+    response_id: str
+    input_id: str
+    text: str
+    pcm: bytes
+    end_of_turn: bool
+    metrics: Metrics
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
+        return _samples(self.pcm)
+
+
+@attrs.frozen(kw_only=True)
+class Pending:
+    """A chunk completed no unit: its sound waits for more (002).
+
+    Attributes:
+        is_speaking: the model speaks, and goes on with its turn.
+        metrics: without costs.
+    """
+
+    is_speaking: bool
+    metrics: Metrics
+
+
+@attrs.frozen(kw_only=True)
+class Paused:
+    """The session is paused (002).
+
+    Attributes:
+        timeout_s: seconds after which it ends, if it is not resumed.
+    """
+
+    timeout_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Resumed:
+    """The session goes on (002)."""
+
+
+@attrs.frozen(kw_only=True)
+class Interrupted:
+    """The model stops speaking (002)."""
+
+
+@attrs.frozen(kw_only=True)
+class GoingAway:
+    """The server shuts down; until then the session goes on as before, and need not heed this.
+
+    Attributes:
+        seconds_left: after which the session ends, if it has not by then.
+    """
+
+    seconds_left: int
+
+
+@attrs.frozen(kw_only=True)
+class Prefilled:
+    """The conversation is in the model; its answer begins (004, prefill_done).
+
+    Attributes:
+        input_tokens: tokens prefilled.
+    """
+
+    input_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class Delta:
+    """A piece of a turn's answer.
+
+    Attributes:
+        session_id: the session.
+        response_id: the turn.
+        input_id: what asked for it.
+        text: may be empty.
+        pcm: float32 LE, 24 kHz mono; may be empty.
+    """
+
+    session_id: str
+    response_id: str
+    input_id: str
+    text: str = ""
+    pcm: bytes = b""
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
+        return _samples(self.pcm)
+
+
+@attrs.frozen(kw_only=True)
+class Response:
+    """A turn is over (001, response.done; 004, done).
+
+    Attributes:
+        session_id: the session.
+        response_id: the turn.
+        input_id: what asked for it.
+        text: the whole answer.
+        pcm: not streaming: all of its speech; streaming: empty, its deltas have it all (other
+            servers say the last of it here). float32 LE, 24 kHz mono; may be empty.
+        reason: why it ended.
+        streaming: as it was asked for; None where it was read of a frame, which does not say.
+        input_tokens: tokens prefilled.
+        generated_tokens: tokens generated.
+        recording_id: the recording's name; empty where there is none.
+        metrics: of the turn.
+    """
+
+    session_id: str
+    response_id: str
+    input_id: str
+    text: str
+    pcm: bytes
+    reason: StopReason
+    streaming: bool | None
+    input_tokens: int
+    generated_tokens: int
+    recording_id: str
+    metrics: Metrics
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
+        return _samples(self.pcm)
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptDelta:
+    """What was heard of an utterance since the last one; nothing of it is taken back (003).
+
+    Attributes:
+        text: the words, or a part of one; never empty.
+    """
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptDone:
+    """An utterance is transcribed, as far as it could be (003).
+
+    Attributes:
+        text: of the whole utterance: that of its deltas, joined.
+        prompt_tokens: its tokens and embeddings that the model was fed.
+        completion_tokens: tokens that the model generated.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class ErrorReport:
+    """Something went wrong; the code says whether the connection stays (`protocol.values.errors`).
+
+    Attributes:
+        code: what went wrong, for programs; it also says whose mistake it is.
+        message: what went wrong, for people; it names path, kind of value and limit.
+        session_id: the session's one id, by which the server's log and the list of recordings know
+            it; empty where there is no session, and of older servers.
+    """
+
+    code: ErrorCode
+    message: str
+    session_id: str = ""
+
+
+EndReason = Literal[
+    "client",
+    "answered",
+    "rejected",
+    "timeout",
+    "pause_timeout",
+    "context_full",
+    "backend_error",
+    "server_shutdown",
+    "cancelled",
+    "invalid_frame",
+    "flooded",
+    "idle",
+    "refused",
+    "peer_gone",
+]
+"""Why a session ended. Each dialect has its own words for them.
+
+`answered` and `rejected` are the ends of a connection that carries one request (004): its answer,
+and the client's mistake; `flooded` is that of a client that sends more than can be recorded; `idle`
+is a transcription's, whose client is silent. The last two are never said, but for a chat that is
+refused while it runs.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Closed:
+    """The session's last event.
+
+    Attributes:
+        session_id: the session.
+        reason: why it ended.
+        client_reason: the client's own words, where it ended the session and gave any.
+        told: why in words, where the reason's own do not say it; only a transcription says it.
+        named: the session's one id, for an error that tells the end, as in `ErrorReport`.
+    """
+
+    session_id: str
+    reason: EndReason
+    client_reason: str | None = None
+    told: str | None = None
+    named: str = ""
+
+
+ServerMessage = (
+    Queued
+    | QueueUpdate
+    | QueueDone
+    | Created
+    | Listen
+    | Speech
+    | Pending
+    | Paused
+    | Resumed
+    | Interrupted
+    | GoingAway
+    | Prefilled
+    | Delta
+    | Response
+    | TranscriptDelta
+    | TranscriptDone
+    | ErrorReport
+    | Closed
+)

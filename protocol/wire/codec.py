@@ -1,0 +1,323 @@
+"""Strict JSON, base64 and fields: from wire text to checked Python values and back.
+
+Rules:
+- A frame is one JSON object in a text frame, without duplicate keys, NaN, infinities or lone
+  surrogates; anything else is a `FrameError` with a fixed reason, which closes the connection.
+- A field has exactly the type that is asked for: a boolean is no integer, `1.0` is no integer, an
+  integer is a number. An explicit null counts as absent, as JavaScript clients send it.
+- A `FieldError` names the path, the kind of the value and the limit. It may show a number or a
+  length, never a client's text.
+
+It knows no event and no dialect, and it does not look into JPEG or WAV files
+(`protocol.wire.media`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, NoReturn, TypeVar
+
+import attrs
+import numpy as np
+import orjson
+import pybase64
+
+from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
+from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
+from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
+from ..values.utf8 import Frame, Utf8Text
+from .strict import count_keys, has_more, not_json, refuse_duplicates
+
+JSON_VALUES_MAX: Final = 65_536
+"""Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
+that 24 MiB of `{},` would fill half a gigabyte. Counted are commas and, as nesting needs none,
+brackets of either kind; those in strings count too: it is an estimate."""
+KEY_SHOWN: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
+"""Keys that may stand in a path; any other is a client's text and shown as `?`."""
+
+T = TypeVar("T")
+D = TypeVar("D")
+C = TypeVar("C", bound=str)
+
+
+# -- frames -------------------------------------------------------------------------------------
+
+
+def parse_frame(frame: Frame, bytes_max: int = FRAME_BYTES_MAX) -> Mapping[str, object]:
+    """Read a WebSocket message as a JSON object (000, Invalid JSON; the wire decisions).
+
+    Args:
+        frame: the message.
+        bytes_max: of the message.
+
+    Returns:
+        The object; its values are str, int, float, bool, None, list and dict.
+
+    Raises:
+        FrameError: it is not a JSON object (1003), or too long (1009).
+    """
+    if frame is None or len(frame) > bytes_max:
+        raise FrameError(CLOSE_TOO_BIG, f"frame above {bytes_max} bytes")
+    if isinstance(frame, bytes):
+        raise not_json("binary frame, text frames only")
+    text = frame.data if isinstance(frame, Utf8Text) else frame
+    if any(has_more(text, char, JSON_VALUES_MAX) for char in ",[{"):
+        raise not_json(f"frame with more than {JSON_VALUES_MAX} values")
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise not_json("frame is not JSON") from None
+    if not isinstance(value, dict):
+        raise not_json("frame is not a JSON object")
+    # Each key has its colon, and some text may hold more of them. Where there are no more colons
+    # than keys were kept, no key was lost to a duplicate; else those in strings are left out.
+    keys = count_keys(value)
+    if has_more(text, ":", keys):
+        refuse_duplicates(text, keys)
+    return value
+
+
+def dump_frame(body: Mapping[str, object]) -> str:
+    """Write a message: compact JSON, keys in the order of insertion, the same text every time."""
+    return orjson.dumps(body).decode()
+
+
+# -- base64 and PCM -----------------------------------------------------------------------------
+
+
+def encode_base64(data: bytes) -> str:
+    """Write bytes as base64, standard alphabet, padded."""
+    return pybase64.b64encode_as_string(data)
+
+
+def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
+    """Read strict base64: standard alphabet, correct padding, no white space.
+
+    Args:
+        path: where the text stands, for the error.
+        text: the base64.
+        line_breaks: CR and LF may stand in it, wherever they do (RFC 2045, 6.8).
+
+    Returns:
+        The bytes.
+
+    Raises:
+        FieldError: it is no base64.
+    """
+    joined = text.replace("\r", "").replace("\n", "") if line_breaks else text
+    try:
+        return pybase64.b64decode(joined, validate=True)
+    except ValueError:
+        raise invalid(path, f"{kind_of(text)} that is not base64") from None
+
+
+def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> bytes:
+    """Check float32 LE samples: whole ones, finite ones, and as many as are allowed.
+
+    Args:
+        path: where they stand, for the error.
+        pcm: the samples.
+        samples_min: the fewest that are enough.
+        samples_max: the most that are allowed.
+
+    Returns:
+        `pcm` itself.
+
+    Raises:
+        FieldError: naming the count, or the index of the first sample that is not finite.
+    """
+    if len(pcm) % SAMPLE_BYTES:
+        raise invalid(path, f"{len(pcm)} bytes, a multiple of {SAMPLE_BYTES} is needed (float32)")
+    samples = len(pcm) // SAMPLE_BYTES
+    if samples < samples_min:
+        are = "is" if samples_min == 1 else "are"
+        raise invalid(path, f"{samples} samples, at least {samples_min} {are} needed")
+    if samples > samples_max:
+        raise invalid(path, f"{samples} samples, at most {samples_max} are allowed")
+    finite = np.isfinite(np.frombuffer(pcm, dtype="<f4"))
+    if not finite.all():
+        raise invalid(path, f"sample {int(finite.argmin())} is not finite")
+    return pcm
+
+
+# -- fields -------------------------------------------------------------------------------------
+
+
+def invalid(path: str, text: str) -> FieldError:
+    """Make the error for a value that is there and wrong."""
+    return FieldError(ErrorCode.INVALID_PAYLOAD, f"{path}: {text}")
+
+
+def kind_of(value: object) -> str:
+    """Name the kind of a JSON value, with its length and without its content."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a number"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"an array of {len(value)} items"
+        case _:
+            return "an object"
+
+
+@attrs.define(kw_only=True)
+class Value:
+    """One JSON value and where it stands; its methods read it as one type or raise FieldError.
+
+    It is not frozen: one is made for every field that is read, and that would take twice as long.
+    """
+
+    path: str
+    value: object
+
+    def text(self, chars_max: int | None = None, chars_min: int = 0) -> str:
+        """Read a string of `chars_min` to `chars_max` characters."""
+        if not isinstance(self.value, str):
+            self._fail_kind("a string")
+        count = len(self.value)
+        if chars_max is not None and not chars_min <= count <= chars_max:
+            raise invalid(self.path, f"{count} characters, allowed is {chars_min} to {chars_max}")
+        return self.value
+
+    def choice(self, options: tuple[C, ...]) -> C:
+        """Read a string that is one of `options`."""
+        text = self.text()
+        for option in options:
+            if option == text:
+                return option
+        raise invalid(self.path, f"{kind_of(text)}, allowed is {', '.join(options)}")
+
+    def flag(self) -> bool:
+        """Read a boolean."""
+        if not isinstance(self.value, bool):
+            self._fail_kind("a boolean")
+        return self.value
+
+    def integer(self, low: int = 0, high: int | None = None) -> int:
+        """Read an integer from `low` up to `high`, both included."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self._fail_kind("an integer")
+        if self.value < low or (high is not None and self.value > high):
+            self._fail_range(f"{low} to {high}" if high is not None else f"{low} and more")
+        return self.value
+
+    def number(self, low: float, high: float, open_low: Literal["", "above "] = "") -> float:
+        """Read a number from `low` up to `high`; `open_low="above "` leaves `low` itself out."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            self._fail_kind("a number")
+        if not low <= self.value <= high or (open_low and self.value == low):
+            self._fail_range(f"{open_low}{low:g} to {high:g}")
+        return float(self.value)
+
+    def items(self, count_max: int, count_min: int = 0) -> tuple[Value, ...]:
+        """Read an array of `count_min` to `count_max` items."""
+        if not isinstance(self.value, list):
+            self._fail_kind("an array")
+        count = len(self.value)
+        if not count_min <= count <= count_max:
+            raise invalid(self.path, f"{count} items, allowed is {count_min} to {count_max}")
+        return tuple(
+            Value(path=f"{self.path}[{index}]", value=item) for index, item in enumerate(self.value)
+        )
+
+    def binary(self, *, line_breaks: bool = False) -> bytes:
+        """Read base64, strict but for line breaks where these are taken."""
+        return decode_base64(self.path, self.text(), line_breaks=line_breaks)
+
+    def pcm(
+        self, samples_min: int = APPEND_SAMPLES_MIN, samples_max: int = APPEND_SAMPLES_MAX
+    ) -> bytes:
+        """Read base64 of float32 LE samples; the bounds are an append's unless others are given."""
+        return check_pcm(self.path, self.binary(), samples_min, samples_max)
+
+    def pcm16(self, *, line_breaks: bool = False) -> bytes:
+        """Read base64 of signed 16-bit LE samples, one at least."""
+        pcm16 = self.binary(line_breaks=line_breaks)
+        if not pcm16:
+            raise invalid(self.path, "no samples, at least 1 is needed")
+        if len(pcm16) % SAMPLE16_BYTES:
+            text = f"{len(pcm16)} bytes, a multiple of {SAMPLE16_BYTES} is needed (int16)"
+            raise invalid(self.path, text)
+        return pcm16
+
+    def _fail_kind(self, needed: str) -> NoReturn:
+        raise invalid(self.path, f"{kind_of(self.value)}, {needed} is needed")
+
+    def _fail_range(self, allowed: str) -> NoReturn:
+        shown = f"{self.value}" if _is_short(self.value) else kind_of(self.value)
+        raise invalid(self.path, f"{shown}, allowed is {allowed}")
+
+
+def _is_short(value: object) -> bool:
+    """Whether a number is written in a few digits; a long one is neither written nor shown."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
+
+
+class Fields:
+    """Reads the fields of one JSON object and remembers which of them were not read.
+
+    Args:
+        body: the object.
+        path: where it stands; `$` is the message itself.
+    """
+
+    def __init__(self, body: Mapping[str, object], path: str = "$") -> None:
+        self.path = path
+        self._body = body
+        self._asked: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether a field is there and not null."""
+        self._asked.add(name)
+        return self._body.get(name) is not None
+
+    def required(self, name: str, read: Callable[[Value], T]) -> T:
+        """Read a field that must be there.
+
+        Args:
+            name: its key.
+            read: a method of `Value`, or a function over one.
+
+        Returns:
+            The result of `read`.
+
+        Raises:
+            FieldError: `missing_field` where it is absent or null, else what `read` raises.
+        """
+        if not self.has(name):
+            text = f"{self._at(name)}: required field is missing"
+            raise FieldError(ErrorCode.MISSING_FIELD, text)
+        return read(Value(path=self._at(name), value=self._body[name]))
+
+    def optional(self, name: str, read: Callable[[Value], T], default: D) -> T | D:
+        """Read a field as `required` does, or take `default` where it is absent or null."""
+        return self.required(name, read) if self.has(name) else default
+
+    def optional_child(self, name: str) -> Fields | None:
+        """Read a field that is an object, or None where it is absent or null."""
+        return self.optional(name, _as_fields, None)
+
+    def refuse_unknown(self) -> None:
+        """Raise FieldError where there is a field that was not asked for, null or not."""
+        for path in self._unknown():
+            raise invalid(path, f"unknown field, known are {', '.join(sorted(self._asked))}")
+
+    def _at(self, name: str) -> str:
+        return f"{self.path}.{name if KEY_SHOWN.fullmatch(name) else '?'}"
+
+    def _unknown(self) -> list[str]:
+        return [self._at(name) for name in self._body if name not in self._asked]
+
+
+def _as_fields(value: Value) -> Fields:
+    if not isinstance(value.value, dict):
+        raise invalid(value.path, f"{kind_of(value.value)}, an object is needed")
+    return Fields(value.value, value.path)

@@ -1,0 +1,50 @@
+"""One file a dialect: pure projections between wire frames and canonical messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from ...values.messages import Mode
+from .base import Dialect
+from .duplex_v1 import DUPLEX_V1
+from .legacy_chat import LEGACY_CHAT
+from .legacy_duplex import LEGACY_DUPLEX
+from .opening import OPENING
+from .realtime import REALTIME
+from .transcription import TRANSCRIPTION, TRANSCRIPTION_RESPONSES
+
+__all__ = (
+    "DIALECTS",
+    "DUPLEX_V1",
+    "LEGACY_CHAT",
+    "LEGACY_DUPLEX",
+    "REALTIME",
+    "TRANSCRIPTION",
+    "TRANSCRIPTION_RESPONSES",
+    "Dialect",
+    "first_dialect",
+)
+
+_ALL: Final[tuple[Dialect, ...]] = (
+    REALTIME,
+    DUPLEX_V1,
+    LEGACY_DUPLEX,
+    LEGACY_CHAT,
+    TRANSCRIPTION,
+    TRANSCRIPTION_RESPONSES,
+)
+DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {dialect.name: dialect for dialect in _ALL}
+)
+"""The dialects that a client can speak, by name; `opening` is none of them."""
+
+
+def first_dialect(mode: Mode, endpoint: str) -> Dialect:
+    """The dialect that a connection begins with; on `/v1/realtime` the client's init picks it."""
+    if mode == "transcription":
+        return TRANSCRIPTION
+    if endpoint == "realtime":
+        return REALTIME if mode == "chat" else OPENING
+    return LEGACY_CHAT if endpoint == "chat" else LEGACY_DUPLEX

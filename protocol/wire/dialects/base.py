@@ -1,0 +1,145 @@
+"""What a dialect is: a pure projection between wire frames and canonical messages.
+
+A frame is judged in the order of wire.md: it must be a JSON object (`codec.parse_frame`), then
+`classify` says what kind of request it is, the state decides whether that is welcome now
+(`state.RECEPTION`), and only then does `parse` look at its fields. No session logic lives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ...values.errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
+from ...values.messages import Mode, ServerMessage
+from ...values.requests import ClientMessage, Request
+from ..codec import Fields, Value, kind_of
+from ..reading import Context, Json
+from ..table import Table
+
+__all__ = ("Context", "Dialect", "Json", "no_frame", "refusal")
+
+
+def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalProtocolError:
+    """Make the error for a message that a dialect cannot say."""
+    return LocalProtocolError(f"no frame for {type(message).__name__} in {dialect.name}")
+
+
+def refusal(request: Request, body: Json) -> FieldError:
+    """Say what is wrong with a message that is no event of the dialect.
+
+    Args:
+        request: MISPLACED or UNKNOWN.
+        body: the message.
+
+    Returns:
+        The error to raise.
+    """
+    try:
+        name = Fields(body).required("type", Value.text)
+    except FieldError as error:
+        return error
+    if request is Request.MISPLACED:
+        return FieldError(ErrorCode.INVALID_EVENT, "$.type: an event that has no place here")
+    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {kind_of(name)} that names no event")
+
+
+class Dialect:
+    """One wire protocol, both ends of it, read and written by its tables.
+
+    Args:
+        name: of the dialect.
+        types: the client's types of messages, and what kind of request each is.
+        requests: the client's messages.
+        answers: the server's; of one class or type each is written or read by the first.
+        more: what another server may say, and this one does not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        types: Mapping[str, Request],
+        requests: Mapping[Request, Table],
+        answers: tuple[Table, ...],
+        more: tuple[Table, ...] = (),
+    ) -> None:
+        self._name: Final = name
+        self.types = types
+        self._requests = requests
+        self._answers = answers
+        self._written = {table.cls: table for table in (*answers[::-1], *requests.values())}
+        self._read = {table.kind: table for table in (*more, *answers[::-1])}
+
+    @property
+    def name(self) -> str:
+        """The dialect's name, as in the log."""
+        return self._name
+
+    def requests(self, _mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages, each with the kind of request that it is."""
+        return tuple(self._requests.items())
+
+    def answers(self, _mode: Mode) -> tuple[Table, ...]:
+        """List the server's messages; several of one type are its variants."""
+        return self._answers
+
+    def classify(self, body: Json) -> Request:
+        """Say what kind of request a client's message is; never raises."""
+        kind = body.get("type")
+        return self.types.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message.
+
+        Args:
+            request: what `classify` said.
+            body: the message.
+            context: the session's mode and limits.
+
+        Returns:
+            The canonical message, every field within its bounds.
+
+        Raises:
+            FieldError: naming the path, the value's kind and the limit.
+        """
+        if request not in self._requests:
+            raise refusal(request, body)
+        message: ClientMessage = self._requests[request].parse(body, context)
+        return message
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames, in the order in which they are sent.
+
+        Raises:
+            LocalProtocolError: the dialect has no frame for it.
+        """
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return (table.encode(message),)
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame.
+
+        Raises:
+            LocalProtocolError: the dialect has no frame for it, or no field for a part of it.
+        """
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return table.encode(message)
+
+    def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message; a speaking unit may come as several.
+
+        Args:
+            body: the message.
+            _mode: of the session: a delta is a unit's speech, or a part of a turn's answer.
+
+        Raises:
+            RemoteProtocolError: the server sent what this dialect does not have.
+        """
+        kind = Fields(body).required("type", Value.text)
+        if kind not in self._read:
+            raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
+        return (self._read[kind].parse(body),)

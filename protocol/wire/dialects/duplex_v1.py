@@ -1,0 +1,145 @@
+"""The dialect of 000: `session.update`, `input_audio_buffer.append`, `response.output_audio.delta`.
+
+Choices beside what 000 says:
+- Listens and deltas bear a `metrics` object as in `realtime`, so that dropped units can be seen.
+- A session that ends without the client's wish and without a word of 000 for it is an `error`, but
+  for one that an operator cancelled, which is `stopped` as it is on the close frame.
+
+- `session.voice_config` holds the settings that 002 has in `config`: the source's pages send it.
+
+000 has no ids for input, responses, or sessions once created: the writing side refuses to lose the
+first, the reading side leaves ids empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ...values.behaviour import SOURCE_FIELDS
+from ...values.errors import LocalProtocolError
+from ...values.limits import APPEND_SAMPLES_MIN
+from ...values.messages import Closed, Created, EndReason, Listen, Speech
+from ...values.requests import Append, Init, Request
+from ..field import Field
+from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
+from ..table import Object, Table
+from . import shared
+from .base import Dialect, Json
+from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames
+from .settings import config, slices_once
+
+_REASONS: Final[Mapping[EndReason, str]] = {
+    "client": "stopped",
+    "timeout": "timeout",
+    "context_full": "context_full",
+    "backend_error": "error",
+    "server_shutdown": "server_shutdown",
+    "cancelled": "stopped",
+    "invalid_frame": "error",
+    "flooded": "error",
+}
+_ENDS: Final[Mapping[str, EndReason]] = {
+    "stopped": "client",
+    "timeout": "timeout",
+    "context_full": "context_full",
+    "server_shutdown": "server_shutdown",
+    "error": "backend_error",
+}
+
+_UPDATE: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            config("voice_config", rank=1, since=SOURCE_FIELDS),
+            Field("max_slice_nums", SLICES, 1),
+            Field("instructions", PROMPT, rank=-1),
+            Field("ref_audio", VOICE, None, omit=True, rank=10),
+            Field("tts_ref_audio", VOICE, None, omit=True, rank=10),
+            slices_once("voice_config"),
+            *ASKED,
+        ),
+        is_required=True,
+    ),
+    tag={"type": shared.SESSION_UPDATE},
+    lacks={"config.deferred_finalize": True},
+    where="this dialect",
+)
+_APPEND: Final = Table(
+    Append,
+    Field("audio", heard(APPEND_SAMPLES_MIN), attr="pcm"),
+    frames("video_frames"),
+    FORCE_LISTEN,
+    APPEND_SLICES,
+    tag={"type": shared.AUDIO_APPEND},
+    lacks={"input_id": None},
+    where="duplex-v1",
+)
+_METRICS: Final = (
+    Object("metrics", shared.METRICS, attr="metrics", rank=1),
+    Field("kv_cache_length", INTEGER, attr="metrics.kv_cache_length"),
+)
+"""The addition of ours, and the length that 000 has beside it."""
+
+
+def _word(closed: Closed) -> str:
+    if closed.reason not in _REASONS:
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
+    return _REASONS[closed.reason]
+
+
+_ANSWERS: Final = (
+    Table(
+        Created,
+        Field("session_id", TEXT),
+        Field("prompt_length", INTEGER),
+        Field("recording", shared.RECORDING, "off"),
+        *shared.RECORDED,
+        tag={"type": shared.SESSION_CREATED},
+    ),
+    Table(
+        Listen,
+        *_METRICS,
+        tag={"type": "response.listen"},
+        lacks={"session_id": "", "input_id": ""},
+    ),
+    Table(
+        Speech,
+        Field("text", TEXT),
+        Field("audio", SPEECH, attr="pcm"),
+        Field("end_of_turn", FLAG),
+        *_METRICS,
+        tag={"type": "response.output_audio.delta"},
+        lacks={"session_id": "", "response_id": "", "input_id": ""},
+    ),
+    Table(
+        Closed,
+        Field("reason", word_of(_ENDS), get=_word),
+        tag={"type": shared.SESSION_CLOSED},
+        lacks={"session_id": ""},
+    ),
+    *shared.COMMON,
+)
+
+
+class DuplexV1(Dialect):
+    """The dialect of 000; see `base.Dialect` for what its methods do."""
+
+    def classify(self, body: Json) -> Request:
+        """Say what kind of request a client's message is; an update of 003 is misplaced."""
+        if shared.is_model_update(body):
+            return Request.MISPLACED
+        return shared.classify(body, self.types)
+
+
+DUPLEX_V1: Final = DuplexV1(
+    "duplex-v1",
+    {
+        shared.SESSION_UPDATE: Request.INIT,
+        shared.AUDIO_APPEND: Request.APPEND,
+        shared.SESSION_CLOSE: Request.CLOSE,
+    },
+    {Request.INIT: _UPDATE, Request.APPEND: _APPEND, Request.CLOSE: shared.CLOSE},
+    _ANSWERS,
+)

@@ -1,0 +1,263 @@
+"""The dialect of 001: `session.init`, `input.append`, `response.output.delta`, `response.done`.
+
+Choices beside what 001 says:
+- A prompt may be absent, and is empty then; `system_prompt` wins over its alias `instructions`.
+- `input_id` stands at the top of `input.append`, as it does in the deltas that answer it.
+- A speaking unit sends a text delta, if there is text, then an audio delta, if there is audio; with
+  neither, an empty text delta, for each unit has an outcome that can be seen (B9).
+- `end_of_turn` is only there, as true, on the last delta of a speaking turn.
+- In mode=chat an init may carry a prompt, the system message of turns that bring none. A voice or a
+  setting in it is refused, for each turn brings its own. A turn without `tts` is text alone, as
+  001's examples are.
+- An answer that was not streamed has its speech in `response.done`, as `audio`; what is left of a
+  streamed one comes as a last audio delta before it. Both token counts stand among its metrics.
+
+What 001 cannot show: a client's own close reason is told back as it is, so one that reads like a
+server's (`timeout`) cannot be told from it, there is a single field for both. An answer without
+`audio` reads as a streamed one. The end of prefill has no place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ...values.errors import LocalProtocolError
+from ...values.messages import Closed, Created, EndReason, Listen, Mode, ServerMessage, Speech
+from ...values.requests import Append, Ask, ClientMessage, Init, Request
+from ..codec import Fields
+from ..field import Field
+from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
+from ..reading import Reading, as_object
+from ..table import Object, Row, Rule, Table
+from . import realtime_chat as chat
+from . import shared
+from .base import Context, Dialect, Json
+from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, INPUT_ID, PROMPT, SLICES, frames
+from .settings import config, slices_once
+
+FULL_DUPLEX: Final = "full_duplex"
+"""The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
+
+_REASONS: Final[Mapping[EndReason, str]] = {
+    "client": "client_closed",
+    "timeout": "timeout",
+    "context_full": "context_full",
+    "backend_error": "backend_error",
+    "server_shutdown": "server_shutdown",
+    "cancelled": "cancelled",
+    "invalid_frame": "invalid_frame",
+    "flooded": "flooded",
+    "refused": "refused",
+}
+_ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in _REASONS.items()}
+
+# -- from the client ----------------------------------------------------------------------------
+
+
+def _voice_is_object(at: Reading) -> None:
+    if at.body.get("voice") is not None:
+        as_object(at.body["voice"], f"{at.path}.voice")
+
+
+_INIT: Final = Table(
+    Init,
+    Object(
+        "payload",
+        (
+            Rule(_voice_is_object),
+            config("config", rank=1),
+            Field("max_slice_nums", SLICES, 1, omit=True, rank=2),
+            Field(
+                "system_prompt", PROMPT, "", attr="instructions", also=("instructions",), omit=True
+            ),
+            Object(
+                "voice",
+                (
+                    Field("ref_audio_base64", VOICE, None, attr="ref_audio", omit=True),
+                    Field("tts_ref_audio_base64", VOICE, None, attr="tts_ref_audio", omit=True),
+                ),
+                omit=True,
+            ),
+            slices_once("config"),
+            *ASKED,
+        ),
+        is_required=True,
+    ),
+    tag={"type": shared.SESSION_INIT},
+    lacks={"config.deferred_finalize": True},
+    where="this dialect",
+)
+_APPEND: Final = Table(
+    Append,
+    Object(
+        "input",
+        (
+            Field("audio", heard(1), attr="pcm"),
+            frames("video_frames"),
+            FORCE_LISTEN,
+            APPEND_SLICES,
+        ),
+        is_required=True,
+        rank=1,
+    ),
+    INPUT_ID,
+    tag={"type": shared.INPUT_APPEND},
+)
+
+# -- from the server ----------------------------------------------------------------------------
+
+
+def _created(mode: str) -> Table:
+    """Make the table of `session.created` for one of the runtime modes; it reads both."""
+    modes = {FULL_DUPLEX: False, chat.TURN_BASED: True}
+    word = word_of(modes, lambda is_chat: chat.TURN_BASED if is_chat else FULL_DUPLEX)
+    return Table(
+        Created,
+        Field("session_id", TEXT),
+        Field(
+            "mode",
+            attrs.evolve(word, schema={"type": "string", "const": mode}),
+            False,
+            attr="is_chat",
+            doc="Always this.",
+        ),
+        Field("prompt_length", INTEGER, 0),
+        Field("recording", shared.RECORDING, "off"),
+        *shared.RECORDED,
+        chat.NO_METRICS,
+        tag={"type": shared.SESSION_CREATED},
+    )
+
+
+def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+    return Table(
+        cls,
+        Field("session_id", TEXT),
+        *rows,
+        Object("metrics", shared.METRICS, attr="metrics", doc="What the unit took."),
+        tag={"type": chat.OUTPUT_DELTA, "kind": kind},
+        lacks=lacks,
+    )
+
+
+_END_OF_TURN: Final = Field("end_of_turn", FLAG, False, omit=True)
+_TEXT: Final = _delta(Speech, "text", *chat.ANSWERED, Field("text", TEXT), _END_OF_TURN, pcm=b"")
+_AUDIO: Final = _delta(
+    Speech, "audio", *chat.ANSWERED, Field("audio", SPEECH, attr="pcm"), _END_OF_TURN, text=""
+)
+_LISTEN: Final = _delta(
+    Listen, "listen", Field("response_id", TEXT, "", omit=True), Field("input_id", TEXT, "")
+)
+
+
+def _encode_speech(speech: Speech) -> tuple[str, ...]:
+    """Write text, then sound; the last of the two says that the turn ends."""
+    if not speech.pcm:
+        return (_TEXT.encode(speech),)
+    audio = _AUDIO.encode(speech)
+    if not speech.text:
+        return (audio,)
+    first = attrs.evolve(speech, end_of_turn=False) if speech.end_of_turn else speech
+    return (_TEXT.encode(first), audio)
+
+
+def _word(closed: Closed) -> str:
+    reason = closed.client_reason if closed.reason == "client" else None
+    word = reason or _REASONS.get(closed.reason)
+    if word is None:
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
+    return word
+
+
+def _closed(values: dict[str, Any]) -> Closed:
+    word = values.pop("reason")
+    if word in _ENDS:
+        return Closed(reason=_ENDS[word], **values)
+    return Closed(reason="client", client_reason=word or None, **values)
+
+
+_CLOSED: Final = Table(
+    Closed,
+    Field("session_id", TEXT),
+    Field(
+        "reason",
+        Kind(
+            read=TEXT.read,
+            schema={
+                "type": "string",
+                "examples": [word for end, word in _REASONS.items() if end != "client"],
+            },
+        ),
+        get=_word,
+        example="user_stop",
+        doc="Why it ended. The client's own words, where it ended the session and gave any.",
+    ),
+    tag={"type": shared.SESSION_CLOSED},
+    make=_closed,
+)
+_CREATED: Final = _created(FULL_DUPLEX)
+_CHAT_CREATED: Final = _created(chat.TURN_BASED)
+_DELTAS: Final = {"listen": _LISTEN, "text": _TEXT, "audio": _AUDIO}
+
+
+class Realtime(Dialect):
+    """The dialect of 001; see `base.Dialect` for what its methods do."""
+
+    def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages; of the same types, others in chat."""
+        if mode != "chat":
+            return super().requests(mode)
+        return tuple({**dict(super().requests(mode)), **chat.REQUESTS}.items())
+
+    def answers(self, mode: Mode) -> tuple[Table, ...]:
+        """List the server's messages; in chat there are others."""
+        if mode != "chat":
+            return (_CREATED, *_DELTAS.values(), _CLOSED, *shared.COMMON)
+        return (_CHAT_CREATED, *chat.DELTAS.values(), chat.DONE, _CLOSED, *shared.COMMON)
+
+    def classify(self, body: Json) -> Request:
+        """Say what kind of request a client's message is."""
+        return shared.classify(body, self.types)
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message."""
+        if context.mode == "chat" and request in chat.REQUESTS:
+            message: ClientMessage = chat.REQUESTS[request].parse(body, context)
+            return message
+        return super().parse(request, body, context)
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames."""
+        if isinstance(message, Speech):
+            return _encode_speech(message)
+        frames = chat.FRAMES.get(type(message))
+        return super().encode(message) if frames is None else frames(message)
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame."""
+        if isinstance(message, Ask):
+            return chat.ASK.encode(message)
+        return super().encode_request(message)
+
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message; text and audio of a unit are a `Speech` each, or a `Delta`."""
+        if body.get("type") != chat.OUTPUT_DELTA:
+            return super().decode(body, mode)
+        tables = chat.DELTAS if mode == "chat" else _DELTAS
+        kind = Fields(body).required("kind", lambda value: value.choice(tuple(tables)))
+        return (tables[kind].parse(body),)
+
+
+REALTIME: Final = Realtime(
+    "realtime",
+    {
+        shared.SESSION_INIT: Request.INIT,
+        shared.INPUT_APPEND: Request.APPEND,
+        shared.SESSION_CLOSE: Request.CLOSE,
+    },
+    {Request.INIT: _INIT, Request.APPEND: _APPEND, Request.CLOSE: shared.CLOSE},
+    (_CREATED, _LISTEN, chat.DONE, _CLOSED, *shared.COMMON),
+)

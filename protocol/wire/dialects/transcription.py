@@ -1,0 +1,246 @@
+"""The dialect of 003: a model is chosen, sound is appended and committed, text comes back.
+
+003 has two sets of names for the same. The server takes both from anybody, and answers in the set
+that its client began with:
+
+| | `transcription` | `transcription-responses` |
+|---|---|---|
+| choose a model | `session.update` | `session.create` |
+| ask for an utterance's text | `input_audio_buffer.commit` | `response.create` |
+| end its sound | the same, `final` | `input_audio_buffer.commit` |
+| both at once | the same, `final` | `input_audio_buffer.commit`, `final` |
+| a piece of text | `transcription.delta` | `response.text.delta` |
+| an utterance's end | `transcription.done` | `response.done` |
+
+A `language` or a `prompt`, which OpenAI's clients of transcriptions know, is refused by its name:
+none of our models takes one. Where it says nothing it is taken.
+
+Choices beside what 003 says: an end that is nobody's wish is an `error` whose code says which, and
+is read as that end. Any other end has no message, and a client's own type is either known or not:
+there is no event that is only out of place.
+
+What it cannot show: anything of the queue, whether there is a recording, that the server will go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ...values.behaviour import HINTS_REFUSED, TWO_SIGNALS
+from ...values.errors import ErrorCode, FieldError
+from ...values.messages import (
+    Closed,
+    Created,
+    EndReason,
+    ErrorReport,
+    Mode,
+    ServerMessage,
+    TranscriptDelta,
+    TranscriptDone,
+)
+from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
+from ..codec import Value, invalid
+from ..field import DROPPED, Field
+from ..kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
+from ..reading import Reading
+from ..table import Object, Table
+from . import legacy, shared
+from .base import Context, Dialect, Json, no_frame
+from .inputs import RECORD
+
+SESSION_CREATE: Final = "session.create"
+AUDIO_COMMIT: Final = "input_audio_buffer.commit"
+RESPONSE_CREATE: Final = "response.create"
+
+_TYPES: Final[Mapping[str, Request]] = {
+    shared.SESSION_UPDATE: Request.INIT,
+    SESSION_CREATE: Request.INIT,
+    shared.AUDIO_APPEND: Request.APPEND,
+    AUDIO_COMMIT: Request.COMMIT,
+    RESPONSE_CREATE: Request.COMMIT,
+}
+_DELTAS: Final = ("transcription.delta", "response.text.delta")
+_DONES: Final = ("transcription.done", "response.done")
+_ENDS: Final[Mapping[EndReason, str]] = {
+    "timeout": "the session is over: it has lasted as long as a session may",
+    "backend_error": "the session is over: the model was lost",
+    "server_shutdown": "the session is over: the server shuts down",
+}
+"""What an end is told by."""
+_SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
+    {"idle", "cancelled", "invalid_frame", "flooded", "refused", "rejected"}
+)
+"""The ends that the close alone tells, or an error before it."""
+
+
+def begins_with_create(body: Json) -> bool:
+    """Whether a client that chooses its model so is answered in the second set of names."""
+    return body.get("type") == SESSION_CREATE
+
+
+# -- from the client ----------------------------------------------------------------------------
+
+
+def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
+    """Make the row of a field that may say nothing."""
+
+    def read(value: Value, _: Reading) -> str:
+        try:
+            return value.choice(("",))
+        except FieldError:
+            raise invalid(value.path, why) from None
+
+    kind = Kind(read=read, schema=choice(("",)).schema, holds=holds)
+    return Field(name, kind, "", attr=DROPPED, since=HINTS_REFUSED)
+
+
+def _choice(kind: str) -> Table:
+    return Table(
+        ChooseModel,
+        Field("model", TEXT, code=ErrorCode.INVALID_EVENT),
+        _hint("language", "the model writes down the language that it hears, and takes no other"),
+        _hint("prompt", "the model has fixed instructions, and takes no prompt", PROMPTED),
+        RECORD,
+        tag={"type": kind},
+    )
+
+
+_APPEND: Final = Table(
+    AppendSound,
+    Field("audio", SOUND16, attr="pcm16", code=ErrorCode.INVALID_AUDIO),
+    tag={"type": shared.AUDIO_APPEND},
+)
+_COMMIT: Final = Table(Commit, Field("final", FLAG, False, omit=True), tag={"type": AUDIO_COMMIT})
+_CREATE: Final = Table(Commit, tag={"type": RESPONSE_CREATE})
+
+# -- from the server ----------------------------------------------------------------------------
+
+_CREATED: Final = Table(
+    Created,
+    Field("id", TEXT, attr="session_id"),
+    Field("created", INTEGER, 0, attr="created_s"),
+    *shared.RECORDED,
+    tag={"type": shared.SESSION_CREATED},
+    lacks={"prompt_length": 0, "recording": "off"},
+)
+
+
+def _delta(kind: str) -> Table:
+    return Table(TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
+
+
+def _done(kind: str) -> Table:
+    total = Field(
+        "total_tokens",
+        INTEGER,
+        0,
+        attr=DROPPED,
+        get=lambda done: done.prompt_tokens + done.completion_tokens,
+        example=2,
+        doc="Both together.",
+    )
+    counts = (Field("prompt_tokens", INTEGER, 0), Field("completion_tokens", INTEGER, 0), total)
+    return Table(TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind})
+
+
+def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+    """Read an error; one without a code, or with another's, is another server's failure."""
+    code, session_id = values.pop("code"), values["session_id"]
+    for reason in _ENDS:
+        if code == reason:
+            return Closed(session_id="", reason=reason, named=session_id)
+    known = {str(one): one for one in ErrorCode}
+    return ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
+
+
+_ERROR: Final = Table(
+    ErrorReport,
+    legacy.ERROR_TEXT,
+    Field("code", Kind(read=TEXT.read, schema=choice((*ErrorCode, *_ENDS)).schema), ""),
+    shared.NAMED,
+    tag=legacy.ERROR,
+    make=_error,
+)
+_END: Final = legacy.faults(
+    Closed,
+    Field("error", TEXT, get=lambda closed: closed.told or _ENDS[closed.reason]),
+    Field("code", TEXT, attr="reason"),
+)
+
+
+class Transcription(Dialect):
+    """The dialect of 003; see `base.Dialect` for what its methods do.
+
+    Args:
+        name: of the set of names.
+        choice: the type of the message that chooses a model.
+        beginning: what asks for an utterance's text and does not end its sound.
+        names: the types of a piece of text and of an utterance's end.
+    """
+
+    def __init__(self, name: str, *, choice: str, beginning: Table, names: tuple[str, str]) -> None:
+        requests = {
+            Request.INIT: _choice(choice),
+            Request.APPEND: _APPEND,
+            Request.COMMIT: _COMMIT,
+        }
+        answers = (_CREATED, _delta(names[0]), _done(names[1]), _ERROR)
+        others = (*map(_delta, _DELTAS), *map(_done, _DONES))
+        super().__init__(name, _TYPES, requests, answers, others)
+        self._beginning = beginning
+        self._asks_apart = beginning is not _COMMIT
+        """A commit ends sound, and another message asks for its text."""
+
+    def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages, each with the kind of request that it is."""
+        own = super().requests(mode)
+        return (*own, (Request.COMMIT, self._beginning)) if self._asks_apart else own
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message."""
+        if request is not Request.COMMIT:
+            return super().parse(request, body, context)
+        is_create = body.get("type") == RESPONSE_CREATE
+        commit: Commit = (_CREATE if is_create else _COMMIT).parse(body, context)
+        if is_create or not (self._asks_apart and context.behaves(TWO_SIGNALS)):
+            return commit
+        return attrs.evolve(commit, final=True, begins=commit.final)
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames."""
+        match message:
+            case Closed(reason=reason) if reason in _ENDS:
+                return (_END.encode(message),)
+            case Closed(reason=reason) if reason in _SILENT_ENDS:
+                return ()
+        return super().encode(message)
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame."""
+        match message:
+            case Commit(final=True, begins=True):
+                return _COMMIT.encode(message)
+            case Commit(begins=True):
+                return self._beginning.encode(message)
+            case Commit(final=True) if self._asks_apart:
+                return _COMMIT.encode(Commit())
+            case Commit():
+                raise no_frame(self, message)
+        return super().encode_request(message)
+
+
+TRANSCRIPTION: Final = Transcription(
+    "transcription",
+    choice=shared.SESSION_UPDATE,
+    beginning=_COMMIT,
+    names=(_DELTAS[0], _DONES[0]),
+)
+TRANSCRIPTION_RESPONSES: Final = Transcription(
+    "transcription-responses",
+    choice=SESSION_CREATE,
+    beginning=_CREATE,
+    names=(_DELTAS[1], _DONES[1]),
+)

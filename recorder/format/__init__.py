@@ -1,0 +1,1 @@
+"""The log's bytes: blocks, records, blobs, compression and its versions."""

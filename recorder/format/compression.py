@@ -1,0 +1,180 @@
+"""zstd frames for the payloads of blocks; any zstd tool decompresses them.
+
+Rules: in a payload with packed PCM, large pieces get zstd blocks of their own, since sign and
+exponent bytes compress to a third and noise or JPEG not at all. A frame never holds the mark that
+starts a block, and is long enough not to look like a bomb. Its buffer has room for the block
+header, so writing copies nothing. A large payload is compressed in `steps`, between which other
+logs have a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Final
+
+import attrs
+import zstandard
+
+from .errors import RecordInvalid
+from .expansion import frame_bytes_min
+from .format import HEADER_BYTES, MARK, MIB, Piece, stuff
+
+_ROOM: Final = bytes(HEADER_BYTES)
+LEVEL: Final = 3
+"""zstd level for text in a live log."""
+LEVELS_INSTEAD: Final = (1, 2, 4, 5, 6)
+"""Tried in turn if even a stuffed payload's frame at `LEVEL` holds the mark: one case in 2**96."""
+LEVEL_KEPT: Final = 19
+"""zstd level for compaction: thirty times slower, and saves a few per cent of a log."""
+APART_BYTES_MIN: Final = 4 << 10
+"""A shorter piece shares a zstd block with its neighbours: a block costs what it would save."""
+ZSTD_BLOCK_BYTES_MIN: Final = 4
+"""Three bytes of a block header, and one repeated byte."""
+STEP_BYTES: Final = MIB
+"""Bytes of a large payload compressed per step: 5 ms at most, then other logs have a turn."""
+_SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
+    1, strategy=zstandard.STRATEGY_FAST, hash_log=10, min_match=7, write_content_size=True
+)
+"""zstd parameters for samples, which hardly repeat: half the time of level 3, and a smaller frame
+in separate blocks. A table a quarter of the size makes tones larger."""
+
+
+@attrs.frozen
+class Frame:
+    """A compressed payload: `block` is room for the header, then the zstd frame."""
+
+    block: bytearray
+    payload_bytes: int
+    is_stuffed: bool
+
+    @property
+    def data(self) -> memoryview:
+        """The zstd frame without the header's room."""
+        return memoryview(self.block)[HEADER_BYTES:]
+
+
+class Compressor:
+    """Makes zstd frames for any number of logs, in one thread; not live: as small as possible."""
+
+    def __init__(self, *, is_live: bool = True) -> None:
+        self._text: Final = _zstd(LEVEL if is_live else LEVEL_KEPT)
+        samples = _for_samples()
+        # Level 19 may find false repeats in noise, and then its frame is larger.
+        self._samples: Final = (samples,) if is_live else (samples, self._text)
+        self._is_live: Final = is_live
+
+    def compress(self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0) -> Frame:
+        """Compress a payload in one go; see `steps`."""
+        steps = self.steps(pieces, has_samples=has_samples, cost=cost)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                frame: Frame = stop.value
+                return frame
+
+    def steps(
+        self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0
+    ) -> Generator[int, None, Frame]:
+        """Compress a payload in steps; yield the bytes of each, at most 1 MiB, or none if smaller.
+
+        Args:
+            pieces: the payload, split where the kind of bytes changes.
+            has_samples: some pieces are packed PCM.
+            cost: of reading its records without their bytes; see `recorder.format.expansion`.
+
+        Raises:
+            RecordInvalid: no level of zstd gives a frame without the mark.
+        """
+        runs = list(_join_short(pieces)) if has_samples else [b"".join(pieces)]
+        size = sum(map(len, runs))
+        if size > STEP_BYTES and self._is_live:  # a zstd object has one stream at a time
+            large = _for_samples() if has_samples else _zstd(LEVEL)
+            block = yield from _compress_in_steps(large, runs, size, is_apart=has_samples)
+        elif has_samples:
+            block = min((_compress_apart(it, runs, size) for it in self._samples), key=len)
+        else:
+            block = _with_room([self._text.compress(runs[0])])
+        if len(block) - HEADER_BYTES < frame_bytes_min(size + cost):
+            block = _compress_long(self._text, b"".join(runs), cost)
+        if not _has_mark(block):
+            return Frame(block, size, is_stuffed=False)
+        stuffed = stuff(b"".join(runs))
+        for level in (LEVEL, *LEVELS_INSTEAD):
+            block = yield from _compress_in_steps(
+                _zstd(level), [stuffed], len(stuffed), is_apart=False
+            )
+            if len(block) - HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
+                block = _compress_long(_zstd(level), stuffed, cost)
+            if not _has_mark(block):
+                return Frame(block, len(stuffed), is_stuffed=True)
+        raise RecordInvalid("no level of zstd gives a frame without the block mark")
+
+
+def _compress_apart(
+    compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int
+) -> bytearray:
+    """Compress a payload with one zstd block per run."""
+    stream = compressor.compressobj(size=size)
+    chunks = []
+    for run in runs:
+        chunks.append(stream.compress(run))
+        chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
+    return _with_room(chunks)
+
+
+def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: int) -> bytearray:
+    """Compress a payload whose frame would be too short, in enough zstd blocks to lengthen it."""
+    blocks = -(-frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
+    step = max(1, len(payload) // blocks)
+    runs = (payload[at : at + step] for at in range(0, len(payload), step))
+    return _compress_apart(compressor, runs, len(payload))
+
+
+def _compress_in_steps(
+    compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int, *, is_apart: bool
+) -> Generator[int, None, bytearray]:
+    """Compress a large payload in steps; if `is_apart`, with a zstd block per run."""
+    stream = compressor.compressobj(size=size)
+    chunks = []
+    for run in runs:
+        for start in range(0, len(run), STEP_BYTES):
+            step = run[start : start + STEP_BYTES]
+            chunks.append(stream.compress(step))
+            yield len(step)
+        if is_apart:
+            chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
+    return _with_room(chunks)
+
+
+def _with_room(chunks: list[bytes]) -> bytearray:
+    return bytearray().join([_ROOM, *chunks])
+
+
+def _has_mark(block: bytearray) -> bool:
+    return block.rfind(MARK, HEADER_BYTES) >= 0  # half the cost of `in`
+
+
+def _for_samples() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(compression_params=_SAMPLES)
+
+
+def _zstd(level: int) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
+
+
+def _join_short(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the long pieces as they are, and the short ones between them joined."""
+    short: list[Piece] = []
+    for piece in pieces:
+        if len(piece) < APART_BYTES_MIN:
+            short.append(piece)
+            continue
+        if short:
+            yield b"".join(short)
+            short.clear()
+        yield piece
+    if short:
+        yield b"".join(short)

@@ -1,0 +1,190 @@
+"""Which record holds which event or effect of the session machine.
+
+Events are kept whole, to be read back and stepped again. Effects are kept only for comparison: a
+sent frame verbatim (`tx`), others with bytes replaced by length and blake2b-128.
+
+| record | of the machine |
+|---|---|
+| `rx` | `FrameReceived` |
+| `tx` | `Send` |
+| `prepare` | `BackendOpened` |
+| `unit` | `UnitDone` |
+| `finalize`, `rollback` | `FinalizeDone`, `FinalizeFailed`, `RollbackDone`, `RollbackFailed` |
+| `turn` | `TurnPrefilled`, `TurnProgress`, `TurnDone` |
+| `chunk` | `ChunkDone` |
+| `event`, `effect` | all others |
+
+A field added later (`protocol.values.digest.added`) is omitted at its default: old records stay the
+same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, get_args
+
+import attrs
+from cattrs import Converter
+from cattrs.errors import CattrsError
+from cattrs.gen import make_dict_unstructure_fn, override
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import SNAPSHOT
+from protocol.values.digest import ADDED, digest
+from protocol.values.errors import ErrorCode
+from protocol.values.utf8 import Frame, Utf8Text
+
+from .records import Fields, Value
+
+KINDS: Final[Mapping[type, str]] = MappingProxyType(
+    {
+        ev.FrameReceived: "rx",
+        ev.BackendOpened: "prepare",
+        ev.UnitDone: "unit",
+        ev.FinalizeDone: "finalize",
+        ev.FinalizeFailed: "finalize",
+        ev.RollbackDone: "rollback",
+        ev.RollbackFailed: "rollback",
+        ev.TurnPrefilled: "turn",
+        ev.TurnProgress: "turn",
+        ev.TurnDone: "turn",
+        ev.ChunkDone: "chunk",
+        ef.Send: "tx",
+    }
+)
+"""The record kind of each class; all others are `event` or `effect`."""
+
+EVENT_KINDS: Final = frozenset(
+    {"rx", "prepare", "unit", "finalize", "rollback", "turn", "chunk", "event"}
+)
+EFFECT_KINDS: Final = frozenset({"tx", "effect"})
+EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
+
+
+MACHINE_SCHEMA: Final = 1
+"""Version of a log's events and effects, as in its head; a newer log is not comparable here."""
+SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPSHOT}
+"""The schema versions in the head of a new log."""
+HASHES_KEPT: Final = 3
+"""A second of sound and a picture or two: the objects between a picture's decoding and its unit."""
+HASHED_BYTES_MAX: Final = 256 << 10
+"""The digests of larger objects are not kept, to save memory."""
+
+
+class MappingError(ValueError):
+    """A record does not hold a valid event."""
+
+
+def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
+    """Return the kind and plain fields of an event's record; `type` is its class, no `at_ns`."""
+    fields = _plain(event)
+    del fields["at_ns"]
+    return KINDS.get(type(event), "event"), {"type": type(event).__name__, **fields}
+
+
+class Hashes:
+    """Digests of bytes; the last few are kept, since decoded media soon go to the model."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[bytes, str]] = deque(maxlen=HASHES_KEPT)
+
+    def of(self, data: bytes) -> str:
+        """Hash bytes, or return the kept digest of the same object."""
+        for kept, found in self._kept:
+            if kept is data:
+                return found
+        made = digest(data)
+        if len(data) <= HASHED_BYTES_MAX:
+            self._kept.append((data, made))
+        return made
+
+
+def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str, dict[str, Value]]:
+    """Return the record for an effect, bytes as length and digest; `hashes` saves time."""
+    if isinstance(effect, ef.Send):
+        return "tx", {"type": "Send", "ordinal": effect.ordinal, "frame": effect.frame}
+    hash_of = digest if hashes is None else hashes.of
+    fields = {name: _hashed(value, hash_of) for name, value in _plain(effect).items()}
+    return "effect", {"type": type(effect).__name__, **fields}
+
+
+def event_of(fields: Fields, at_ns: int) -> ev.Event:
+    """Read an event back; `MappingError` if a name, a field or a type is wrong."""
+    rest = dict(fields)
+    name = rest.pop("type", None)
+    cls = EVENTS.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise MappingError("a record names no known event")
+    try:
+        event: ev.Event = _CONVERTER.structure({**rest, "at_ns": at_ns}, cls)
+    except (TypeError, ValueError, KeyError, AttributeError, CattrsError) as error:
+        raise MappingError(f"a record of {name} does not hold one: {error}") from error
+    return event
+
+
+def _plain(instance: attrs.AttrsInstance) -> dict[str, Value]:
+    plain: dict[str, Value] = _CONVERTER.unstructure(instance)
+    return plain
+
+
+def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
+    if isinstance(value, bytes):
+        return {"bytes": len(value), "blake2b": hash_of(value)}
+    if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
+        return {key: _hashed(item, hash_of) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hashed(item, hash_of) for item in value]
+    return value
+
+
+# -- the converter: strict, since cattrs coerces primitives (5 -> "5", "no" -> True) -------------
+
+
+def _strict(kind: type, value: object) -> object:
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise TypeError(f"a {type(value).__name__} where a {kind.__name__} is due")
+
+
+def _frame(value: object) -> object:
+    """Accept a WebSocket message: text, bytes, or None for one that was too long."""
+    if value is None or isinstance(value, str | bytes):
+        return value
+    raise TypeError(f"a {type(value).__name__} where a frame is due")
+
+
+def _has_added(cls: type) -> bool:
+    return attrs.has(cls) and any(ADDED in field.metadata for field in attrs.fields(cls))
+
+
+def _without_defaults(cls: type[attrs.AttrsInstance], converter: Converter) -> Any:
+    """Write an instance without later-added fields at their defaults."""
+    leave_out = {
+        field.name: override(omit_if_default=True)
+        for field in attrs.fields(cls)
+        if ADDED in field.metadata
+    }
+    return make_dict_unstructure_fn(cls, converter, **leave_out)  # type: ignore[arg-type]
+
+
+def _make_converter() -> Converter:
+    converter = Converter(forbid_extra_keys=True, detailed_validation=False)
+    converter.register_unstructure_hook_factory(
+        _has_added, lambda cls: _without_defaults(cls, converter)
+    )
+    for kind in (int, str, bytes, bool, float):
+        converter.register_structure_hook(kind, lambda value, _, kind=kind: _strict(kind, value))
+    converter.register_structure_hook(Frame, lambda value, _: _frame(value))
+    converter.register_structure_hook(
+        ErrorCode, lambda value, _: ErrorCode(str(_strict(str, value)))
+    )
+    converter.register_unstructure_hook(bytes, lambda data: data)
+    converter.register_unstructure_hook(Utf8Text, lambda text: text)
+    converter.register_unstructure_hook(ErrorCode, lambda code: code.value)
+    return converter
+
+
+_CONVERTER: Final = _make_converter()

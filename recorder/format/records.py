@@ -1,0 +1,371 @@
+"""Records: the entries of a log, and their encoding as a JSON header and blobs.
+
+    Record := header_len:u32 blob_len:u32 header:JSON blobs
+    header := {"at_ns", "blobs", "fields", "kind", "seq", "version"}
+    blobs  := table of [codec, length, stored length], or [seq, index] for one stored before
+
+Rules: fields are JSON values in which any nested value may be `bytes`; decoding gives equal fields
+(a tuple becomes a list). An object with one of the keys below is the recorder's; a caller's key
+that starts with `$` gets a second one, so the two are never confused:
+
+    {"$blob": i}     bytes: blob i of the table
+    {"$text": [...]} split text: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
+    {"$wtf8": i}     text with lone surrogates, which JSON in UTF-8 cannot hold
+
+Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers stay short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import attrs
+import orjson
+
+from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
+
+from .blobs import RAW, pack
+from .errors import RecordInvalid
+from .expansion import count_values, header_cost
+from .format import (
+    HEADER_BYTES_MAX,
+    HEADER_VALUES_MAX,
+    MIB,
+    RECORD_BYTES_MAX,
+    UNPACKED_BYTES_MAX,
+    Piece,
+    frame_record,
+)
+from .memory import BlobMemory
+from .spans import extract
+
+Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
+"""JSON, with bytes anywhere. `int` of any size; no NaN and no infinities. The `frame` of a record
+to be written may also be `Utf8Text`, which is read back as an equal `str`."""
+Fields: TypeAlias = Mapping[str, Value]
+
+RECORD_VERSIONS: Final[Mapping[str, int]] = {
+    "session": 1,
+    "rx": 1,
+    "tx": 1,
+    "event": 1,
+    "effect": 1,
+    "prepare": 1,
+    "unit": 1,
+    "turn": 1,
+    "chunk": 1,
+    "finalize": 1,
+    "rollback": 1,
+    "state": 1,
+    "mark": 1,
+    "elided": 1,
+    "fin": 1,
+}
+"""The kinds of record, and the version of each that this code writes."""
+
+FRAME_KINDS: Final = frozenset({"rx", "tx"})
+FRAME_BYTES_MAX: Final = 96 * MIB
+"""The largest frame that any endpoint accepts; a larger one was refused, so its start suffices."""
+FRAME_BYTES_KEPT: Final = 64 << 10
+"""Bytes kept of a larger frame: enough to recognise it."""
+FRAME_CUT: Final = "frame_cut"
+"""The field that describes a truncated frame: `{bytes, blake2b, is_text}`."""
+
+NESTING_MAX: Final = 64
+"""Deeper values are refused: reading them back must not exhaust the stack."""
+TEXT_CHARS_INLINE: Final = 4096
+"""Longer text goes into a blob, where JSON's escapes cannot make it six times longer."""
+FRAME_CHARS_INLINE: Final = 64 << 10
+"""Limit for all inline text of a frame; beyond it short pieces go into blobs too."""
+RECORD_OVERHEAD_BYTES: Final = 200
+"""Memory of a small record besides its fields, counted in the backlog."""
+
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
+"""Types that take about eight bytes."""
+BLOB: Final = "$blob"
+TEXT: Final = "$text"
+WTF8: Final = "$wtf8"
+RESERVED: Final = "$"
+
+_Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
+
+
+def _is_count(_instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        shown = reprlib.repr(value)
+        raise RecordInvalid(f"{attribute.name} {shown} is not a count of up to 63 bits")
+
+
+def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+    if value not in RECORD_VERSIONS:
+        raise RecordInvalid(f"{value!r} is not a kind of record")
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One entry of a log; `fields` must not change afterwards.
+
+    Attributes:
+        kind: a key of `RECORD_VERSIONS`.
+        seq: 0, 1, 2... in the log, without gaps; 0 is the `session` record.
+        at_ns: monotonic nanoseconds.
+    """
+
+    kind: str = attrs.field(validator=_is_kind)
+    seq: int = attrs.field(validator=_is_count)
+    at_ns: int = attrs.field(validator=_is_count)
+    fields: Fields
+
+
+@attrs.frozen(kw_only=True)
+class Framed:
+    """An encoded record.
+
+    Attributes:
+        pieces: its bytes, split where their kind changes; see `recorder.format.compression`.
+        cost: of reading it, without its bytes; see `recorder.format.expansion`.
+        has_samples: some pieces are packed PCM.
+    """
+
+    pieces: list[Piece]
+    framed_bytes: int
+    cost: int
+    has_samples: bool
+
+
+def size_bytes(value: Value) -> int:
+    """Estimate the memory of a value in bytes, without iterating over lists of numbers."""
+    if type(value) is dict:  # most are, and a unit's records have 100 values
+        size = 0
+        for key, item in value.items():
+            kind = type(item)
+            size += len(key)
+            if kind is str or kind is bytes:
+                size += len(item)
+            else:
+                size += 8 if kind in _NUMBERS else size_bytes(item)
+        return size
+    if isinstance(value, (str, bytes, Utf8Text)):
+        return len(value)
+    if isinstance(value, (int, float)):
+        return 8
+    if isinstance(value, Mapping):
+        return sum(map(len, value)) + sum(map(size_bytes, value.values()))
+    if isinstance(value, (list, tuple, Sequence)):
+        if value and isinstance(value[0], (int, float)):
+            return 8 * len(value)
+        return sum(map(size_bytes, value))
+    return 8
+
+
+@attrs.define
+class RecordEncoder:
+    """Encodes the records of one log in order, with references to recent blobs."""
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    _memory: BlobMemory = attrs.field(factory=BlobMemory, init=False)
+
+    def forget(self) -> None:
+        """Forget all blobs, so that later records stand without earlier ones."""
+        self._memory = BlobMemory()
+
+    def encode(self, record: Record) -> Framed:
+        """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
+        packer = _Packer(seq=record.seq, memory=self._memory)
+        fields = record.fields
+        if record.kind in FRAME_KINDS and isinstance(
+            frame := fields.get("frame"), (str, bytes, Utf8Text)
+        ):
+            rest = {key: value for key, value in fields.items() if key != "frame"}
+            kept, cut = _cut_frame(frame, self.frame_bytes_max)
+            if cut and FRAME_CUT in rest:
+                raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
+            packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
+            packed["frame"] = packer.pack_frame(kept)
+        else:
+            packed = packer.pack_mapping(fields, 0)
+        header = {
+            "at_ns": record.at_ns,
+            "blobs": packer.table,
+            "fields": packed,
+            "kind": record.kind,
+            "seq": record.seq,
+            "version": RECORD_VERSIONS[record.kind],
+        }
+        json_header = to_json(header)
+        _check_header(record, json_header)
+        start = frame_record(json_header, packer.area_bytes)
+        framed_bytes = len(start) + packer.area_bytes
+        if framed_bytes > RECORD_BYTES_MAX:
+            raise RecordInvalid(
+                f"{record.kind} of {framed_bytes}, at most {RECORD_BYTES_MAX} bytes"
+            )
+        if packer.unpacked_bytes > UNPACKED_BYTES_MAX:
+            raise RecordInvalid(
+                f"{record.kind} unpacks to {packer.unpacked_bytes}, at most"
+                f" {UNPACKED_BYTES_MAX} bytes"
+            )
+        return Framed(
+            pieces=[start, *packer.area],
+            framed_bytes=framed_bytes,
+            cost=header_cost(json_header) + packer.unpacked_bytes,
+            has_samples=packer.has_samples,
+        )
+
+
+def to_json(header: Mapping[str, object]) -> bytes:
+    """Encode a record's header; `RecordInvalid` if it is not JSON."""
+    try:
+        return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
+    except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too
+        pass
+    try:
+        text = json.dumps(
+            header, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+        return text.encode()
+    except ValueError as error:  # an int of thousands of digits, a surrogate in a key
+        raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
+
+
+def _check_header(record: Record, header: bytes) -> None:
+    if len(header) > HEADER_BYTES_MAX or count_values(header) > HEADER_VALUES_MAX:
+        raise RecordInvalid(
+            f"{record.kind} {record.seq} has a header of {len(header)} bytes and"
+            f" {count_values(header)} values, at most {HEADER_BYTES_MAX} and {HEADER_VALUES_MAX}"
+        )
+
+
+def _cut_frame(
+    frame: str | bytes | Utf8Text, bytes_max: int
+) -> tuple[str | bytes | Utf8Text, Fields | None]:
+    """Truncate an oversized frame; text is measured and hashed as UTF-8."""
+    is_wide = isinstance(frame, str) and not frame.isascii()
+    if len(frame) * (UTF8_BYTES_MAX if is_wide else 1) <= bytes_max:
+        return frame, None
+    whole = frame if isinstance(frame, bytes) else _utf8_of(frame)
+    if len(whole) <= bytes_max:
+        return frame, None
+    digest = hashlib.blake2b(whole, digest_size=16).hexdigest()
+    kept = min(FRAME_BYTES_KEPT, bytes_max)
+    start = _start_of(frame, kept) if isinstance(frame, Utf8Text) else frame[:kept]
+    is_text = not isinstance(frame, bytes)
+    return start, {"bytes": len(whole), "blake2b": digest, "is_text": is_text}
+
+
+@attrs.define(kw_only=True)
+class _Packer:
+    """Converts one record's values to JSON, and collects its blobs."""
+
+    seq: int
+    memory: BlobMemory
+    table: list[list[int]] = attrs.field(factory=list)
+    area: list[Piece] = attrs.field(factory=list)
+    area_bytes: int = 0
+    unpacked_bytes: int = 0
+    has_samples: bool = False
+    _inline_left: int = FRAME_CHARS_INLINE
+
+    def pack_frame(self, frame: str | bytes | Utf8Text) -> _Json:
+        if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
+            return self._pack(frame, 0)
+        pieces = extract(frame)
+        has_blobs = any(isinstance(piece, bytes) for piece in pieces)
+        if not has_blobs and (short := _short_text(frame)) is not None:
+            return short
+        return {TEXT: [self._pack_piece(piece) for piece in pieces]}
+
+    def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
+        if isinstance(piece, bytes):
+            return self._add(piece)
+        short = _short_text(piece)
+        if short is None or len(short) > self._inline_left:
+            return [self._add(_utf8_of(piece))]
+        self._inline_left -= len(short)
+        return short
+
+    def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
+        packed: dict[str, _Json] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
+            packed["$" + key if key.startswith(RESERVED) else key] = (
+                item
+                if item is None or isinstance(item, int)  # most are; saves a call
+                else self._pack(item, depth + 1)
+            )
+        return packed
+
+    def _pack(self, value: Value, depth: int) -> _Json:
+        if isinstance(value, str):
+            if len(value) > TEXT_CHARS_INLINE:
+                return {TEXT: [[self._add(_utf8_of(value))]]}
+            return value if _is_utf8(value) else {WTF8: self._add(_utf8_of(value))}
+        if value is None or isinstance(value, int):
+            return value
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
+            return value
+        if isinstance(value, bytes):
+            return {BLOB: self._add(value)}
+        if depth > NESTING_MAX:
+            raise RecordInvalid(f"record {self.seq} nests deeper than {NESTING_MAX}")
+        if isinstance(value, (list, tuple)):
+            if set(map(type, value)) == {int}:  # token ids: many, and nothing to pack
+                return list(value)
+            return [self._pack(item, depth + 1) for item in value]
+        if isinstance(value, Mapping):
+            return self.pack_mapping(value, depth)
+        raise RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
+
+    def _add(self, blob: bytes) -> int:
+        """Store a blob or a reference to it; return its index in the table."""
+        index = len(self.table)
+        self.unpacked_bytes += len(blob)
+        found = self.memory.find_or_keep(blob, (self.seq, index))
+        if found is not None:
+            self.table.append(list(found))
+            return index
+        packed = pack(blob)
+        self.table.append([packed.codec, len(blob), len(packed.stored)])
+        self.area_bytes += len(packed.stored)
+        self.has_samples |= packed.codec != RAW
+        if packed.cut:
+            stored = memoryview(packed.stored)
+            self.area += (stored[: packed.cut], stored[packed.cut :])
+        else:
+            self.area.append(packed.stored)
+        return index
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _start_of(text: Utf8Text, chars: int) -> str:
+    return text.data[: chars * UTF8_BYTES_MAX].decode(errors="ignore")[:chars]
+
+
+def _short_text(text: str | Utf8Text) -> str | None:
+    """Return a text short enough for the header, or None."""
+    if isinstance(text, Utf8Text):
+        if len(text) > TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
+            return None
+        text = text.data.decode()
+    return text if len(text) <= TEXT_CHARS_INLINE else None
+
+
+def _utf8_of(text: str | Utf8Text) -> bytes:
+    return text.data if isinstance(text, Utf8Text) else text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,156 @@
+"""Removal of logs by age and by total size.
+
+Rules: the oldest go first, and no more than necessary. Age counts from the file's last change, so a
+copy that preserves times keeps its age. A log that is being written or changed within the last
+minute is never removed; both count towards the total. Only files with a log's name are touched; a
+failed removal is reported. No log is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import attrs
+
+from ..write.lock import is_held
+from .store import LogInfo, Store
+
+FRESH_S: Final = 60.0
+"""A new log may not be locked yet, or cannot be without locks; and a client may want to see it."""
+
+Cause = Literal["age", "size"]
+
+
+@attrs.frozen(kw_only=True)
+class Retention:
+    """What to keep: maximum age, and total size after removing the oldest; None: no limit."""
+
+    age_s_max: float | None = None
+    bytes_max: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Removal:
+    """A log that was removed, or would be."""
+
+    info: LogInfo
+    cause: Cause
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """A log that could not be removed, and the system's reason."""
+
+    info: LogInfo
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Pruned:
+    """The result of a removal, or of a dry run.
+
+    Attributes:
+        removed: the oldest first.
+        failed: logs that could not be removed.
+        held_logs: number of logs due but being written, or just written.
+        kept_logs: number of logs left.
+    """
+
+    removed: tuple[Removal, ...]
+    failed: tuple[Failure, ...]
+    held_logs: int
+    kept_logs: int
+    kept_bytes: int
+
+    @property
+    def freed_bytes(self) -> int:
+        """Total size of the removed logs."""
+        return sum(removal.info.file_bytes for removal in self.removed)
+
+
+@attrs.frozen(kw_only=True)
+class RetentionStatistics:
+    """Recorded and removed logs since the server began.
+
+    Attributes:
+        logs: number at the last count, with `file_bytes` in total.
+        removed: number of logs, by cause.
+        failures: failed removals.
+    """
+
+    logs: int = 0
+    file_bytes: int = 0
+    removed: Mapping[Cause, int] = attrs.field(factory=dict)
+    removed_bytes: int = 0
+    failures: int = 0
+
+    def after(self, done: Pruned) -> RetentionStatistics:
+        """Count once more."""
+        removed = Counter[Cause](self.removed)
+        removed.update(removal.cause for removal in done.removed)
+        return RetentionStatistics(
+            logs=done.kept_logs,
+            file_bytes=done.kept_bytes,
+            removed=removed,
+            removed_bytes=self.removed_bytes + done.freed_bytes,
+            failures=self.failures + len(done.failed),
+        )
+
+
+def prune(
+    store: Store,
+    retention: Retention,
+    *,
+    now_s: float,
+    dry_run: bool = False,
+    on_removed: Callable[[Removal], None] = lambda _: None,
+) -> Pruned:
+    """Remove logs beyond `retention`, or with `dry_run` only report them.
+
+    `now_s` is Unix time; `on_removed` gets each removed log. May raise `OSError`.
+    """
+    logs = sorted(store.logs(), key=lambda info: (info.modified_ns, info.recording_id))
+    removed: list[Removal] = []
+    failed: list[Failure] = []
+    left_bytes, held = sum(info.file_bytes for info in logs), 0
+    for info in logs:
+        cause = _cause(info, retention, now_s, left_bytes)
+        if cause is None:
+            break  # all later ones are younger
+        try:
+            if _is_in_use(info, now_s):
+                held += 1
+                continue
+            if not dry_run:
+                info.path.unlink()
+        except FileNotFoundError:
+            pass  # another process removed it
+        except OSError as error:
+            failed.append(Failure(info=info, reason=error.strerror or str(error)))
+            continue
+        left_bytes -= info.file_bytes
+        removed.append(Removal(info=info, cause=cause))
+        on_removed(removed[-1])
+    return Pruned(
+        removed=tuple(removed),
+        failed=tuple(failed),
+        held_logs=held,
+        kept_logs=len(logs) - len(removed),
+        kept_bytes=left_bytes,
+    )
+
+
+def _cause(info: LogInfo, retention: Retention, now_s: float, left_bytes: int) -> Cause | None:
+    """Return why the oldest remaining log should go; None if it may stay."""
+    if retention.age_s_max is not None and now_s - info.modified_s > retention.age_s_max:
+        return "age"
+    if retention.bytes_max is not None and left_bytes > retention.bytes_max:
+        return "size"
+    return None
+
+
+def _is_in_use(info: LogInfo, now_s: float) -> bool:
+    """Whether a log is or may be being written. A future time counts as equally old."""
+    return abs(now_s - info.modified_s) < FRESH_S or is_held(info.path)

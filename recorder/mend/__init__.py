@@ -1,0 +1,1 @@
+"""Making logs sound or smaller: recover, compact, rewrite."""

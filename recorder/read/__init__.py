@@ -1,0 +1,1 @@
+"""Reading a log: scanning, records, summaries and the check of its integrity."""

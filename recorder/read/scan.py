@@ -1,0 +1,362 @@
+"""The blocks of a log, found and checked in order, and the damage between them.
+
+Rules: a block is accepted only if its header's CRC and limits, its payload's CRC and its
+decompressed length hold. After a bad payload, the next block is found by length, unless a mark
+inside shows missing bytes; after a bad header, by the next mark. A block that goes back in `seq` is
+refused; gaps in `seq` and broken chains are reported. An incomplete block at the end is no damage.
+A seek table must match the undamaged blocks. Scanning can continue when the file has grown; memory
+is one block, and each byte is read a bounded number of times, whatever headers claim.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import attrs
+import zstandard
+
+from ..format.errors import FormatError, VersionUnknown
+from ..format.expansion import Expansion
+from ..format.format import (
+    CHAIN_START,
+    HEADER_BYTES,
+    MARK,
+    MIB,
+    PAYLOAD_BYTES_MAX,
+    BlockHeader,
+    chain_of,
+    unpack_header,
+    unstuff,
+)
+from ..format.seektable import PREAMBLE_BYTES, TABLE_START, BlockSizes, table_bytes
+
+SEARCH_BYTES: Final = MIB
+"""Bytes read at a time when searching for a mark, at most."""
+SEARCH_BYTES_MIN: Final = 4 << 10
+"""And at first: where marks are dense, little is read twice."""
+
+Reason = Literal[
+    "header",
+    "payload",
+    "record",
+    "blob",
+    "gap",
+    "order",
+    "chain",
+    "head",
+    "fin",
+    "seek",
+    "version",
+]
+"""A block's header or payload; a record, or its blob in a lost block; missing records; a repeated
+block; a broken chain; the session record's copy; `fin` or data after it; the seek table; or no
+damage, but a newer version."""
+
+
+@attrs.frozen(kw_only=True)
+class Damage:
+    """One damage in a log.
+
+    Attributes:
+        offset: of the damaged bytes in the file.
+        length: in bytes; 0 where bytes are only missing.
+        first_seq: the first record lost, None if unknown.
+        records: number of records lost, 0 if unknown.
+    """
+
+    offset: int
+    length: int
+    reason: Reason
+    detail: str
+    first_seq: int | None = None
+    records: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Block:
+    """An accepted block; `offset` is its header's in the file, `payload` is decompressed."""
+
+    offset: int
+    header: BlockHeader
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """Where the next block starts."""
+        return self.offset + HEADER_BYTES + self.header.compressed_len
+
+
+class Source(Protocol):
+    """Bytes with random access that may grow."""
+
+    def size(self) -> int:
+        """Return the current size in bytes."""
+        ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read up to `count` bytes; fewer only at the end."""
+        ...
+
+
+class FileSource:
+    """A file, opened for reading; close it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Final = path.open("rb", buffering=0)
+
+    def size(self) -> int:
+        """Return the file's current size in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read with pread."""
+        return os.pread(self._file.fileno(), count, offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@attrs.frozen
+class BytesSource:
+    """A log held in memory."""
+
+    data: bytes
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return len(self.data)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Slice the bytes."""
+        return self.data[offset : offset + count]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def load_block(source: Source, offset: int, expansion: Expansion) -> Block:
+    """Read and check one block; `FormatError` if it is invalid or exceeds the expansion limit."""
+    header = unpack_header(source.read(offset, HEADER_BYTES))
+    compressed = _read_frame(source, offset, header)
+    return Block(offset=offset, header=header, payload=_decompress(header, compressed, expansion))
+
+
+def _read_frame(source: Source, offset: int, header: BlockHeader) -> bytearray:
+    """Read a block's zstd frame, or up to a mark in it, so that overlapping claims cost little."""
+    start = offset + HEADER_BYTES
+    data = bytearray()
+    count = SEARCH_BYTES_MIN
+    while len(data) < header.compressed_len:
+        more = source.read(start + len(data), min(count, header.compressed_len - len(data)))
+        if not more:
+            break
+        seen = max(0, len(data) - len(MARK) + 1)
+        data += more
+        if data.find(MARK, seen) >= 0:
+            break
+        count *= 2
+    return data
+
+
+def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion) -> bytes:
+    if len(compressed) != header.compressed_len or zlib.crc32(compressed) != header.payload_crc:
+        raise FormatError("the payload's crc does not hold")
+    expansion.charge(header.uncompressed_len)
+    try:
+        # zstd allocates what the frame claims, so the claim is checked first.
+        if zstandard.frame_content_size(compressed) != header.uncompressed_len:
+            raise FormatError("the payload's length is not the header's")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=PAYLOAD_BYTES_MAX)
+        payload = decompressor.decompress(compressed, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"the payload is not a zstd frame: {error}") from error
+    if len(payload) != header.uncompressed_len:
+        raise FormatError("the payload is shorter than its header says")
+    return unstuff(payload) if header.is_stuffed else payload
+
+
+def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
+    """Find the next mark of a header, valid or not, up to `end` (None: the file's end)."""
+    end = source.size() if end is None else end
+    step = SEARCH_BYTES_MIN
+    while start < end:
+        count = min(step, end - start) + len(MARK) - 1
+        found = source.read(start, count).find(MARK)
+        if found >= 0:
+            return start + found
+        start += step
+        step = min(2 * step, SEARCH_BYTES)
+    return None
+
+
+class Scanner:
+    """Walks over a log once, up to its current end; iterate again when it has grown.
+
+    Attributes:
+        offset: where the next block is expected.
+        chain: of the last block, None after one whose header was lost.
+        next_seq: the `seq` that the next block must start with.
+        has_table: a seek table was passed; it was valid unless damage was reported.
+    """
+
+    def __init__(self, source: Source, expansion: Expansion | None = None) -> None:
+        self.offset = 0
+        self.chain: bytes | None = CHAIN_START
+        self.next_seq = 0
+        self.has_table = False
+        self._source: Final = source
+        self._expansion: Final = Expansion(source.size) if expansion is None else expansion
+        self._sizes: BlockSizes | None = BlockSizes()  # until a block is lost
+
+    def __iter__(self) -> Iterator[Block | Damage]:
+        """Yield blocks and damage in file order."""
+        for item in self._walk():
+            if isinstance(item, Damage):
+                self._sizes = None
+            elif self._sizes is not None:
+                self._sizes.add(item.header.compressed_len, item.header.uncompressed_len)
+            yield item
+            del item  # else it is held while the next one is read
+
+    def jump(self, offset: int, next_seq: int) -> None:
+        """Continue at `offset`, a block's header or the end, where `next_seq` is expected."""
+        self.offset = offset
+        self.next_seq = next_seq
+        self.chain = None
+        self._sizes = None
+
+    def _walk(self) -> Iterator[Block | Damage]:
+        while not self._at_end():
+            if self._is_table():
+                yield from self._pass_table()
+                continue
+            try:
+                header = unpack_header(self._source.read(self.offset, HEADER_BYTES))
+            except FormatError as error:
+                yield self._skip_to_mark(error)
+                continue
+            if self._is_incomplete(header):
+                return
+            yield from self._take(header)
+
+    def _at_end(self) -> bool:
+        """Whether only the end follows, or the start of a header or seek table."""
+        rest = self._source.size() - self.offset
+        start = self._source.read(self.offset, min(rest, len(MARK)))
+        if rest < HEADER_BYTES and MARK.startswith(start):
+            return True
+        if rest < len(TABLE_START) and TABLE_START.startswith(start):
+            return True
+        if not start.startswith(TABLE_START):
+            return False
+        if self._sizes is None:
+            return rest < max(table_bytes(start), PREAMBLE_BYTES)
+        expected = self._sizes.table()
+        return rest < len(expected) and expected.startswith(self._source.read(self.offset, rest))
+
+    def _is_table(self) -> bool:
+        return self._source.read(self.offset, len(TABLE_START)) == TABLE_START
+
+    def _pass_table(self) -> Iterator[Damage]:
+        """Pass a seek table; if all blocks are known, it must match them exactly."""
+        start = self.offset
+        if self._sizes is None:
+            self.offset += table_bytes(self._source.read(start, PREAMBLE_BYTES))
+            self.has_table = True
+            return
+        expected = self._sizes.table()
+        if expected and self._source.read(start, len(expected)) == expected:
+            self.offset += len(expected)
+            self.has_table = True
+            return
+        found = find_mark(self._source, start + 1)
+        self.offset = self._source.size() if found is None else found
+        yield Damage(
+            offset=start,
+            length=self.offset - start,
+            reason="seek",
+            detail="the seek table is not that of the blocks before it",
+        )
+
+    def _is_incomplete(self, header: BlockHeader) -> bool:
+        end = self.offset + HEADER_BYTES + header.compressed_len
+        return end > self._source.size() and find_mark(self._source, self.offset + 1) is None
+
+    def _skip_to_mark(self, error: FormatError) -> Damage:
+        start = self.offset
+        found = find_mark(self._source, start + 1)
+        self.offset = found if found is not None else self._end_of_garbage(start + 1)
+        self.chain = None
+        return Damage(
+            offset=start,
+            length=self.offset - start,
+            reason="version" if isinstance(error, VersionUnknown) else "header",
+            detail=str(error),
+        )
+
+    def _end_of_garbage(self, start: int) -> int:
+        """Return the end, or the start of a mark that is being written."""
+        size = self._source.size()
+        tail = self._source.read(max(start, size - len(MARK) + 1), len(MARK) - 1)
+        kept = next((at for at in range(len(tail)) if MARK.startswith(tail[at:])), len(tail))
+        return size - len(tail) + kept
+
+    def _take(self, header: BlockHeader) -> Iterator[Block | Damage]:
+        start = self.offset
+        compressed = _read_frame(self._source, start, header)
+        try:
+            payload = _decompress(header, compressed, self._expansion)
+        except FormatError as error:
+            yield from self._skip_payload(header, str(error))
+            return
+        self.offset = start + HEADER_BYTES + header.compressed_len
+        span = self.offset - start
+        if header.first_seq < self.next_seq:
+            detail = f"records from {header.first_seq}, where {self.next_seq} is the next"
+            yield Damage(offset=start, length=span, reason="order", detail=detail)
+            return
+        before, self.chain = self.chain, header.chain
+        follows = before is None or chain_of(before, header, memoryview(compressed)) == header.chain
+        del compressed  # frees it before the block is used
+        if not follows:
+            detail = "the block does not follow the one before it"
+            yield Damage(offset=start, length=0, reason="chain", detail=detail)
+        yield from self._note_gap(start, header)
+        yield Block(offset=start, header=header, payload=payload)
+
+    def _skip_payload(self, header: BlockHeader, detail: str) -> Iterator[Damage]:
+        start = self.offset
+        end = start + HEADER_BYTES + header.compressed_len
+        found = find_mark(self._source, start + 1, end)
+        self.offset = end if found is None else found
+        self.chain = header.chain
+        if header.first_seq >= self.next_seq:
+            yield from self._note_gap(start, header)
+        yield Damage(
+            offset=start,
+            length=self.offset - start,
+            reason="payload",
+            detail=detail,
+            first_seq=header.first_seq,
+            records=header.next_seq - header.first_seq,
+        )
+
+    def _note_gap(self, offset: int, header: BlockHeader) -> Iterator[Damage]:
+        """Report records missing before a block, and expect the block's successor."""
+        first_seq, self.next_seq = self.next_seq, header.next_seq
+        missing = header.first_seq - first_seq
+        if missing == 0 or (header.has_head_copy and header.first_seq == 1):
+            return
+        yield Damage(
+            offset=offset,
+            length=0,
+            reason="gap",
+            detail=f"{missing} records are missing",
+            first_seq=first_seq,
+            records=missing,
+        )

@@ -1,0 +1,1 @@
+"""Writing a log: the writer, its syncs, its lock and its disk."""

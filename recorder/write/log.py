@@ -1,0 +1,345 @@
+"""One session's log as its driver uses it: the backlog, the progress of writing, and waiting tasks.
+
+Rules: one thread appends; the recorder's thread takes, advances, releases and fails. No work, IO or
+waiting happens under the lock. Cancelled waits lose nothing: appended records are still written.
+When all logs together exceed their bound, only drivers over their share wait; a record is refused
+only beyond its own log's bound.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import attrs
+
+from ..format.chain import FIN_FIELDS
+from ..format.errors import LogFailed, LogFull, LogMisuse
+from ..format.format import MIB, RECORD_BYTES_MAX
+from ..format.records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
+from .bell import Bell, Bells
+from .logfile import LogFile
+
+_NOT_APPENDED: Final = frozenset({"session", "fin"})
+CALL_UP_BYTES: Final = MIB
+"""A backlog of this size is served before any task waits for it: several blocks of work."""
+
+OnFailure = Callable[[LogFailed], None]
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Waiter:
+    is_done: Callable[[], bool]
+    event: anyio.Event
+    bell: Bell
+
+
+@attrs.define(eq=False, kw_only=True)
+class Shared:
+    """State shared by all logs of a recorder, guarded by the lock of `changed`.
+
+    Attributes:
+        session_bytes_max: backlog at which one log is full.
+        total_bytes_max: backlog of all logs at which each log over its share is full.
+        serve_here: serves logs in the calling thread, for a recorder without its own.
+        changed: notified when a log is called up or the recorder closes.
+        called_up: logs to serve now, in order.
+        steps: steps of work done for any log since the start; constant while the disk hangs.
+        is_closing: nothing more is accepted.
+    """
+
+    session_bytes_max: int
+    total_bytes_max: int
+    serve_here: Callable[[], None]
+    bells: Bells = attrs.field(factory=Bells)
+    changed: threading.Condition = attrs.field(
+        factory=lambda: threading.Condition(threading.Lock())
+    )
+    called_up: deque[SessionLog] = attrs.field(factory=deque)
+    backlog_bytes: int = 0
+    logs: int = 0
+    steps: int = 0
+    failures: int = 0
+    is_closing: bool = False
+    room_waiters: list[_Waiter] = attrs.field(factory=list)
+
+
+def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
+    """Wake and remove the waiters that are done; the lock is held."""
+    done = [waiter for waiter in waiters if all_of_them or waiter.is_done()]
+    for waiter in done:
+        waiters.remove(waiter)
+        waiter.bell.ring((waiter.event.set,))
+
+
+class SessionLog:
+    """A log being written. `Recorder.open` makes it; `finish` or the recorder's close ends it.
+
+    Attributes:
+        written_seq: `seq` of the last record that write(2) took, -1 before the first.
+        failure: why the log failed, or None.
+    """
+
+    def __init__(self, shared: Shared, file: LogFile, on_failure: OnFailure | None) -> None:
+        self.path: Final[Path] = file.path
+        self.file: Final = file
+        self.written_seq = -1
+        self.failure: LogFailed | None = None
+        self._shared: Final = shared
+        self._on_failure: Final = on_failure
+        self._home: Final = shared.bells.here()
+        self._queue: deque[tuple[Record, int]] = deque()
+        self._backlog_bytes = 0
+        self._next_seq = 0
+        self._due_seq = -1
+        self._is_due = False
+        self._is_in_line = False
+        self._is_ended = False
+        self._waiters: list[_Waiter] = []
+        self.is_unwanted = False
+        self._is_gone = False
+        self._leavers: list[_Waiter] = []
+
+    @property
+    def next_seq(self) -> int:
+        """The `seq` that the next record must have."""
+        return self._next_seq
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes appended and not yet written."""
+        return self._backlog_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the driver should wait in `room` before it appends more."""
+        shared = self._shared
+        if shared.backlog_bytes < shared.total_bytes_max:
+            return self.is_over_its_bound
+        return self._backlog_bytes > shared.total_bytes_max // max(1, shared.logs)
+
+    @property
+    def is_over_its_bound(self) -> bool:
+        """Whether this log's own backlog is at its bound, whatever other logs hold."""
+        return self._backlog_bytes >= self._shared.session_bytes_max
+
+    @property
+    def steps_of_all(self) -> int:
+        """Steps of work the recorder has done for any log; constant while the disk hangs."""
+        return self._shared.steps
+
+    @property
+    def lost_records(self) -> int:
+        """Records appended and never written, because the log failed."""
+        return self._next_seq - 1 - self.written_seq if self.failure is not None else 0
+
+    def append(self, *records: Record, urgent: bool = False) -> None:
+        """Take the next records without blocking; a failed log counts them as lost.
+
+        Args:
+            records: neither `session` nor `fin`; their fields must not be changed afterwards.
+            urgent: a Send or Close waits for them: write them and everything queued now.
+
+        Raises:
+            LogMisuse: a record is out of order, or the log or the recorder has ended.
+            LogFull: the backlog would be a maximal record past its bound; the rest is not taken.
+        """
+        for record in records:
+            if record.kind in _NOT_APPENDED:
+                raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
+        self.put(*records, urgent=urgent)
+
+    async def written(self, seq: int) -> None:
+        """Wait until write(2) took record `seq`, and have it written now.
+
+        Raises:
+            LogMisuse: no record `seq` was appended.
+            LogFailed: the log failed before it was written.
+        """
+        if seq >= self._next_seq:
+            raise LogMisuse(f"record {seq} was never appended, the next is {self._next_seq}")
+        if self.written_seq >= seq:
+            return  # usually another frame of the same step has waited
+        await self._wait(self._waiters, lambda: self.written_seq >= seq)
+
+    async def room(self) -> None:
+        """Wait until the log is not full; `LogFailed` if it failed."""
+        await self._wait(
+            self._shared.room_waiters, lambda: self.failure is not None or not self.is_full
+        )
+        self._raise_if_failed()
+
+    async def finish(self, fields: Fields, *, at_ns: int) -> None:
+        """Append `fin`, and wait until the file is synced to the device and closed.
+
+        The recorder adds to `fields`; `at_ns` is monotonic. When cancelled, `fin` is still written.
+
+        Raises:
+            LogMisuse: the log has already ended, or `fields` holds an added field.
+            LogFailed: the log failed.
+        """
+        if FIN_FIELDS & fields.keys():
+            raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
+        record = Record(kind="fin", seq=self._next_seq, at_ns=at_ns, fields=fields)
+        self.put(record, urgent=True, is_last=True)
+        await self.written(record.seq)
+
+    def abandon(self, reason: str) -> None:
+        """Fail the log by the driver's decision; its backlog is dropped and counted."""
+        self.fail(LogFailed(reason), tell=False)
+        self._shared.serve_here()
+
+    def discard(self) -> None:
+        """Have the file removed entirely; this is not counted as a failure."""
+        with self._shared.changed:
+            self.is_unwanted = True
+            if self.failure is None:
+                self._give_up(LogFailed(f"{self.path.name} is not wanted"))
+            else:
+                self._call_up()
+        self._shared.serve_here()
+
+    async def gone(self) -> None:
+        """Wait until the file of a discarded log is removed."""
+        await self._wait(self._leavers, lambda: self._is_gone, despite_failure=True)
+
+    def leave(self) -> None:
+        """Note that the file of a discarded log is removed; called by the recorder."""
+        with self._shared.changed:
+            self._is_gone = True
+            _wake(self._leavers)
+
+    def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
+        """Take any records, see `append`; called by the recorder."""
+        sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
+        shared = self._shared
+        with shared.changed:
+            for record, size in zip(records, sizes, strict=True):
+                self._check(record, size)
+                self._next_seq += 1
+                self._is_ended = is_last
+                if self.failure is not None:
+                    continue  # lost; counted by its seq
+                self._queue.append((record, size))
+                self._backlog_bytes += size
+                shared.backlog_bytes += size
+            if self._queue and (urgent or self._backlog_bytes >= CALL_UP_BYTES):
+                self._call_up()
+        shared.serve_here()
+
+    def take(self, bytes_max: int) -> tuple[list[Record], int]:
+        """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
+        with self._shared.changed:
+            records, size, queue = list[Record](), 0, self._queue
+            while queue and (
+                not records or size + queue[0][1] <= bytes_max or self.failure is not None
+            ):
+                record, record_bytes = queue.popleft()
+                records.append(record)
+                size += record_bytes
+            self._is_due = bool(queue) and queue[0][0].seq <= self._due_seq
+            return records, size
+
+    def advance(self, seq: int) -> None:
+        """Note that write(2) took everything up to `seq`; called by the recorder's thread."""
+        with self._shared.changed:
+            self.written_seq = seq
+            _wake(self._waiters)
+
+    def release(self, size: int) -> bool:
+        """Note that `size` bytes were freed; return whether the log must be served again now."""
+        with self._shared.changed:
+            self._backlog_bytes -= size
+            self._shared.backlog_bytes -= size
+            self._is_in_line = self._is_due
+            _wake(self._shared.room_waiters)
+            return self._is_due
+
+    def call_up_if_queued(self) -> None:
+        """Serve the log in this round if it holds records; called by the recorder's thread."""
+        with self._shared.changed:
+            if self._queue:
+                self._call_up()
+
+    def fail(self, failure: LogFailed, *, tell: bool) -> None:
+        """Fail the log for good, from any thread; the recorder's thread closes the file."""
+        with self._shared.changed:
+            if self.failure is not None:
+                return
+            self._shared.failures += 1
+            self._give_up(failure)
+        if tell and self._on_failure is not None:
+            self._tell(self._on_failure, failure)
+
+    def _give_up(self, failure: LogFailed) -> None:
+        self.failure = failure
+        self._call_up()
+        _wake(self._waiters, all_of_them=True)
+        _wake(self._shared.room_waiters)
+
+    def _tell(self, on_failure: OnFailure, failure: LogFailed) -> None:
+        if self._home is None:
+            on_failure(failure)
+        else:
+            self._home.ring((lambda: on_failure(failure),))
+
+    def _check(self, record: Record, size: int) -> None:
+        shared = self._shared
+        is_over = shared.is_closing and self.failure is None
+        if is_over or self._is_ended:
+            raise LogMisuse(f"{self.path.name} has ended, {record.kind} {record.seq} is too late")
+        if record.seq != self._next_seq:
+            raise LogMisuse(f"{record.kind} has seq {record.seq}, the next is {self._next_seq}")
+        if self._backlog_bytes + size > shared.session_bytes_max + RECORD_BYTES_MAX:
+            raise LogFull(f"{self.path.name} holds {self._backlog_bytes} bytes back already")
+
+    def _call_up(self) -> None:
+        self._due_seq, self._is_due = self._next_seq - 1, True
+        if not self._is_in_line:
+            self._is_in_line = True
+            self._shared.called_up.append(self)
+            self._shared.changed.notify()
+
+    async def _wait(
+        self,
+        waiters: list[_Waiter],
+        is_done: Callable[[], bool],
+        *,
+        despite_failure: bool = False,
+    ) -> None:
+        waiter = self._enlist(waiters, is_done, despite_failure=despite_failure)
+        self._shared.serve_here()
+        if waiter is None:
+            await anyio.lowlevel.checkpoint()
+        else:
+            try:
+                await waiter.event.wait()
+            finally:
+                with self._shared.changed:
+                    if waiter in waiters:
+                        waiters.remove(waiter)
+        if not is_done():
+            self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if self.failure is not None:
+            raise LogFailed(str(self.failure)) from self.failure
+
+    def _enlist(
+        self, waiters: list[_Waiter], is_done: Callable[[], bool], *, despite_failure: bool
+    ) -> _Waiter | None:
+        bell = self._shared.bells.here()
+        assert bell is not None, "only a task can wait"
+        with self._shared.changed:
+            if is_done() or (self.failure is not None and not despite_failure):
+                return None
+            waiter = _Waiter(is_done=is_done, event=anyio.Event(), bell=bell)
+            waiters.append(waiter)
+            if self._queue:
+                self._call_up()
+            return waiter

@@ -1,0 +1,247 @@
+"""One log on disk: records in, blocks out. Synchronous, for one thread.
+
+Rules: the session record is a block of its own, repeated at the start of the second block; `fin` is
+a block of its own, naming the previous block's chain, with the seek table. A block is handed to
+write(2) whole, or the log has failed; then the file is only closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from ..format.chain import Chain
+from ..format.compression import STEP_BYTES, Compressor
+from ..format.errors import LogMisuse, RecordInvalid
+from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX, PAYLOAD_BYTES_MAX, BlockHeader, Piece
+from ..format.records import Framed, Record, RecordEncoder
+from .disk import Directories, Disk
+
+_ALONE: Final = frozenset({"session", "fin"})
+WRITE_BYTES_MAX: Final = BLOCK_BYTES
+"""Bytes per write(2): on a slow disk all logs wait for the last write."""
+
+
+@attrs.frozen(kw_only=True)
+class Written:
+    """A block handed to write(2), and its size in the file."""
+
+    last_seq: int
+    kinds: frozenset[str]
+    file_bytes: int
+
+
+@attrs.define(kw_only=True)
+class _Batch:
+    first: Record
+    pieces: list[Piece] = attrs.field(factory=list)
+    has_samples: bool = False
+    kinds: set[str] = attrs.field(factory=set)
+    payload_bytes: int = 0
+    cost: int = 0
+    records: int = 0
+    last_seq: int = 0
+
+    def add(self, record: Record, framed: Framed) -> None:
+        self.pieces += framed.pieces
+        self.has_samples |= framed.has_samples
+        self.kinds.add(record.kind)
+        self.payload_bytes += framed.framed_bytes
+        self.cost += framed.cost
+        self.records += 1
+        self.last_seq = record.seq
+
+
+class LogFile:
+    """One log being written; `is_dirty` means written since the last sync."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        disk: Disk,
+        compressor: Compressor,
+        directories: Directories | None = None,
+    ) -> None:
+        self.path: Final = path
+        self.is_dirty = False
+        self._disk: Final = disk
+        self._compressor: Final = compressor
+        self._encoder: Final = RecordEncoder()
+        self._descriptor: int | None = None
+        self._is_created = False
+        self._closing: Final = threading.Lock()
+        self._directories: Final = directories or Directories(disk)
+        self._number = 0
+        self._chain: Final = Chain()
+        self._head = b""
+        self._head_cost = 0
+        self._counts: Counter[str] = Counter()
+
+    def create(self) -> None:
+        """Create the file; `OSError` if it exists."""
+        self._descriptor = self._disk.create(self.path)
+        self._is_created = True
+        self._number = self._directories.add(self.path)
+
+    def write(self, records: Iterable[Record]) -> Iterator[Written]:
+        """Encode records into blocks and write them; yield each block once it is written.
+
+        Args:
+            records: in order of `seq`; `session` first, `fin` last.
+
+        Raises:
+            RecordInvalid: a record cannot be stored.
+            OSError: the disk refused.
+        """
+        for step in self.steps(records):
+            if isinstance(step, Written):
+                yield step
+
+    def steps(self, records: Iterable[Record]) -> Iterator[int | Written]:
+        """Write records as `write` does, in steps of bounded duration.
+
+        Yields:
+            Each block, and before a large one the bytes of each step, at least a record.
+
+        Raises:
+            RecordInvalid: a record cannot be stored.
+            OSError: the disk refused.
+        """
+        batch: _Batch | None = None
+        for record in records:
+            if batch is not None and record.kind in _ALONE:
+                yield from self._write_batch(batch)
+                batch = None
+            framed = self._encode(record)
+            if framed.framed_bytes > STEP_BYTES:
+                yield framed.framed_bytes
+            if batch is not None and batch.payload_bytes + framed.framed_bytes > BLOCK_BYTES:
+                yield from self._write_batch(batch)
+                batch, framed = None, self._encoder.encode(record)  # it may name its blobs
+            if batch is None:
+                batch = _Batch(first=record)
+            batch.add(record, framed)
+            if record.kind in _ALONE:
+                yield from self._write_batch(batch)
+                batch = None
+        if batch is not None:
+            yield from self._write_batch(batch)
+
+    def sync(self) -> None:
+        """Return once everything written is on the device, the file's name included.
+
+        Another thread may write meanwhile; if the file is closed meanwhile, nothing is done.
+
+        Raises:
+            OSError: the disk refused; written data may be lost.
+            FileNotFoundError: the file was removed, or its folder moved: written data is lost.
+        """
+        with self._closing:
+            if self._descriptor is None:
+                return
+            self.is_dirty = False
+            self._disk.sync(self._descriptor)
+            if not self._disk.is_there(self.path, self._descriptor):
+                raise FileNotFoundError(
+                    errno.ENOENT, "the log was removed or moved", str(self.path)
+                )
+            self._directories.sync(self.path, self._number)
+
+    def close(self) -> None:
+        """Close the file, if open, even where the disk raises `OSError`."""
+        with self._closing:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                self._disk.close(descriptor)
+
+    def remove(self) -> None:
+        """Close the file and remove it, from the device too, unless it was never created.
+
+        An `OSError` is raised after closing.
+        """
+        with self._closing:
+            if not self._is_created:
+                return
+            try:
+                self._disk.remove(self.path, self._descriptor)
+                if self._descriptor is not None:
+                    self._disk.sync(self._descriptor)
+                self._disk.sync_directory(self.path.parent)
+            finally:
+                descriptor, self._descriptor = self._descriptor, None
+                if descriptor is not None:
+                    self._disk.close(descriptor)
+
+    def _opened(self) -> int:
+        if self._descriptor is None:
+            raise LogMisuse(f"{self.path.name} is not open")
+        return self._descriptor
+
+    def _encode(self, record: Record) -> Framed:
+        if record.kind == "fin":
+            said = {**record.fields, **self._chain.fin_fields(self._counts)}
+            record = attrs.evolve(record, fields=said)
+        framed = self._encoder.encode(record)
+        self._counts[record.kind] += 1
+        if record.kind == "session":
+            if framed.framed_bytes > HEAD_BYTES_MAX:
+                raise RecordInvalid(
+                    f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}"
+                )
+            self._head, self._head_cost = b"".join(framed.pieces), framed.cost
+        return framed
+
+    def _write_batch(self, batch: _Batch) -> Iterator[int | Written]:
+        has_copy = self._chain.blocks == 1
+        if has_copy:
+            batch.pieces.insert(0, self._head)
+            batch.cost += self._head_cost
+            self._head = b""
+        file_bytes = yield from self._write_block(batch, has_copy)
+        self._encoder.forget()  # so a lost block costs no record elsewhere
+        yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
+
+    def _write_block(self, batch: _Batch, has_copy: bool) -> Generator[int, None, int]:
+        frame = yield from self._compressor.steps(
+            batch.pieces, has_samples=batch.has_samples, cost=batch.cost
+        )
+        data = frame.data
+        if frame.payload_bytes > PAYLOAD_BYTES_MAX:
+            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
+        header = BlockHeader(
+            first_seq=batch.first.seq,
+            mono_ns=batch.first.at_ns,
+            n_records=batch.records + has_copy,
+            compressed_len=len(data),
+            uncompressed_len=frame.payload_bytes,
+            payload_crc=zlib.crc32(data),
+            has_head_copy=has_copy,
+            is_stuffed=frame.is_stuffed,
+        )
+        block = self._chain.link(header, frame)
+        if "fin" in batch.kinds:
+            block = block + self._chain.table()
+        yield from self._write_bytes(block)
+        return len(block)
+
+    def _write_bytes(self, block: bytearray) -> Iterator[int]:
+        rest = memoryview(block)
+        descriptor = self._opened()
+        self.is_dirty = True
+        while rest:
+            given = rest[:WRITE_BYTES_MAX]
+            count = self._disk.write(descriptor, given)
+            if not 1 <= count <= len(given):
+                raise OSError(f"write(2) took {count} of {len(given)} bytes")
+            rest = rest[count:]
+            if rest:
+                yield count
+        self.is_dirty = True  # again: a concurrent sync covered only a part

@@ -1,0 +1,1 @@
+"""A folder of recordings: listing, pruning and mending them."""

@@ -1,0 +1,113 @@
+"""The command `antiphon prune`: remove old logs.
+
+A running server does the same if its settings say so (`record_keep_days`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+
+from recorder.keep.retention import FRESH_S, Pruned, Removal, Retention, prune
+from recorder.keep.store import Store
+
+from ..shared.commands import HELP, complaint, print_json
+from ..shared.recordings import FolderUnusableError, SizeType, SpanType, show_bytes, show_moment
+
+ROWS_MAX: Final = 20
+"""Logs that are named; JSON names all."""
+
+
+@click.command("prune", context_settings=HELP)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
+@click.option("--larger-than", type=SizeType(), help="The oldest, while all take more: 50GB.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def prune_command(
+    *,
+    directory: Path,
+    older_than: float | None,
+    larger_than: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove recorded sessions from DIRECTORY, the oldest first: by age, by total size, or both.
+
+    A log that is being written is never removed, nor is one that changed within the last minute.
+    Only session logs of the folder itself are touched. A removed log is gone.
+
+    \b
+    Examples:
+      antiphon prune recordings --older-than 30d --dry-run
+      antiphon prune recordings --older-than 30d --larger-than 50GB
+
+    \b
+    Exit codes:
+      0  done, had anything to go or not
+      1  some logs could not be removed
+      2  the folder cannot be read, or nothing was said of what may go
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    if older_than is None and larger_than is None:
+        raise click.UsageError("say what may go: --older-than SPAN, --larger-than SIZE, or both")
+    retention = Retention(age_s_max=older_than, bytes_max=larger_than)
+    if not directory.is_dir():
+        raise FolderUnusableError(f"{directory}: there is no such folder")
+    try:
+        done = prune(Store(directory), retention, now_s=time.time(), dry_run=dry_run)
+    except OSError as error:
+        raise FolderUnusableError(complaint(error, directory)) from error
+    if as_json:
+        print_json(_body(directory, done, dry_run))
+    else:
+        _print(done, dry_run=dry_run)
+    for failure in done.failed:
+        click.echo(f"{failure.info.path}: {failure.reason}", err=True)
+    sys.exit(1 if done.failed else 0)
+
+
+def _body(directory: Path, done: Pruned, dry_run: bool) -> dict[str, object]:
+    return {
+        "directory": str(directory),
+        "dry_run": dry_run,
+        "removed": [_removal_json(removal) for removal in done.removed],
+        "freed_bytes": done.freed_bytes,
+        "failed": [
+            {"recording_id": it.info.recording_id, "reason": it.reason} for it in done.failed
+        ],
+        "held_logs": done.held_logs,
+        "kept_logs": done.kept_logs,
+        "kept_bytes": done.kept_bytes,
+    }
+
+
+def _removal_json(removal: Removal) -> dict[str, object]:
+    info = removal.info
+    return {
+        "recording_id": info.recording_id,
+        "cause": removal.cause,
+        "file_bytes": info.file_bytes,
+        "modified_ms": info.modified_ns // 1_000_000,
+    }
+
+
+def _print(done: Pruned, *, dry_run: bool) -> None:
+    console = Console(highlight=False)
+    for removal in done.removed[:ROWS_MAX]:
+        info = removal.info
+        moment, size = show_moment(info.modified_ns // 1_000_000), show_bytes(info.file_bytes)
+        console.print(f"{info.recording_id}  {moment}  {size}  {removal.cause}", soft_wrap=True)
+    more = len(done.removed) - ROWS_MAX
+    if more > 0:
+        console.print(f"and {more} more, see --json")
+    verb = "would remove" if dry_run else "removed"
+    freed, kept = show_bytes(done.freed_bytes), show_bytes(done.kept_bytes)
+    console.print(f"{verb} {len(done.removed)} logs, {freed}; {done.kept_logs} left, {kept}")
+    if done.held_logs:
+        reason = f"being written, or changed within the last {FRESH_S:g} s"
+        console.print(f"kept though due: {done.held_logs} ({reason})", soft_wrap=True)

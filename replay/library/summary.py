@@ -1,0 +1,99 @@
+"""The replay of several logs as one table for a terminal, the worst first.
+
+Rules: those of `text`; logs that were not identical come first, so that what matters is seen
+however many there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from os.path import commonpath
+from pathlib import Path
+from typing import Final, Literal
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protocol.values.limits import NS_PER_S
+from recorder.format.format import SUFFIX
+
+from ..rerun.difference import label
+from ..rerun.outcome import EXIT_CODES, Outcome
+from ..rerun.report import Divergence, FullReport
+from .text import speed_text
+
+ROWS_MAX: Final = 60
+"""A folder of more is told by what is wrong in it, and in full by --json."""
+NAME_CHARS_MAX: Final = 48
+"""A recording's id, and a folder; a longer name is folded before anything else is."""
+COLUMNS: Final = ("log", "result", "units", "session", "where")
+NUMBERS: Final = ("units", "session")
+
+
+def summary_lines(outcomes: Sequence[Outcome], elapsed_s: float) -> list[RenderableType]:
+    """Tell what became of several logs.
+
+    Args:
+        outcomes: in the order of the logs, one at least.
+        elapsed_s: what all of it took; less than the sum where processes shared the work.
+    """
+    severity = list(EXIT_CODES)
+    ordered = sorted(outcomes, key=lambda outcome: -severity.index(outcome.result))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    folder = Path(commonpath([Path(outcome.log).absolute().parent for outcome in outcomes]))
+    rows = [_row(outcome, folder) for outcome in ordered[:ROWS_MAX]]
+    name_width = min(max(len(row[0]) for row in rows), NAME_CHARS_MAX)
+    for name in COLUMNS:
+        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
+        width = name_width if name == COLUMNS[0] else None
+        table.add_column(name, justify=justify, overflow="fold", min_width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    lines: list[RenderableType] = [table]
+    if len(ordered) > ROWS_MAX:
+        lines.append(f"and {len(ordered) - ROWS_MAX} more, see --json")
+    return [*lines, _total(outcomes, elapsed_s)]
+
+
+def _row(outcome: Outcome, folder: Path) -> tuple[str, ...]:
+    name = Path(outcome.log).absolute().relative_to(folder).as_posix().removesuffix(SUFFIX)
+    units = "" if outcome.logic is None else str(outcome.logic.units)
+    session = "" if outcome.logic is None else f"{outcome.span_ns / NS_PER_S:.1f} s"
+    return (label(name), outcome.result.replace("_", " "), units, session, _where(outcome))
+
+
+def _where(outcome: Outcome) -> str:
+    """Say in a few words what is wrong."""
+    if outcome.error is not None:
+        return outcome.error
+    if outcome.divergence is not None and outcome.result != "damaged":
+        return _parted(outcome.divergence)
+    if isinstance(outcome.report, FullReport) and outcome.logic is None:
+        return "environment: " + ", ".join(line.name for line in outcome.report.environment)
+    logic = outcome.logic
+    if logic is None:
+        return ""
+    if logic.is_newer:
+        return f"recorded by antiphon {label(logic.recorded_by.software)}, which is newer"
+    if logic.damage_count:
+        return f"byte {logic.damage[0].offset}: {logic.damage[0].reason}"
+    return "" if logic.finished else "no fin: as far as it goes"
+
+
+def _parted(divergence: Divergence) -> str:
+    field = f", {divergence.field}" if divergence.field else ""
+    tie = {True: ", a near-tie", False: ", no near-tie", None: ""}[divergence.near_tie]
+    return f"record {divergence.seq} ({divergence.record}){field}{tie}"
+
+
+def _total(outcomes: Sequence[Outcome], elapsed_s: float) -> str:
+    counts = Counter(outcome.result for outcome in outcomes)
+    told = [f"{counts[name]} {name.replace('_', ' ')}" for name in EXIT_CODES if counts[name]]
+    span_ns = sum(outcome.span_ns for outcome in outcomes)
+    units = sum(outcome.logic.units for outcome in outcomes if outcome.logic is not None)
+    return (
+        f"{len(outcomes)} logs: {', '.join(told)}; {units} units,"
+        f" {span_ns / NS_PER_S:.1f} s of session {speed_text(span_ns, elapsed_s)}"
+    )

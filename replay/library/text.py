@@ -1,0 +1,397 @@
+"""Reports as text for a terminal, by rich.
+
+Rules: what comes from a log is printed as it is, never as rich's markup, and with its control
+characters escaped; a report fits on a screen however long its session was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Console, Group, JustifyMethod, OverflowMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protocol.values.limits import NS_PER_S
+from recorder.read.scan import Damage
+from recorder.read.verify import Report
+
+from ..rerun.difference import NOTHING, label, show
+from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
+from ..shared.recordings import show_ms, show_seconds
+from ..story.exchanges import Exchange
+from ..story.inspection import Inspection, UtteranceStory
+
+SHOWN_MAX: Final = 5
+"""Damages printed one by one; JSON has more of them."""
+ROWS_MAX: Final = 40
+"""Rows of the table of units; the rest is counted, and in JSON."""
+SHOWN_UNITS_MAX: Final = 12
+"""Units that came out otherwise, told one by one."""
+HASH_CHARS_MIN: Final = 32
+"""Shorter texts of hexadecimal digits may be words or versions."""
+HASH_CHARS_SHOWN: Final = 12
+TEXT_CHARS_MAX: Final = 60
+"""Of what a unit says."""
+
+
+def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
+    """Print lines and tables, without reading markup or colours into what a log holds."""
+    for line in lines:
+        if isinstance(line, str):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(line)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    overflow: OverflowMethod = "ellipsis",
+    more: str = "",
+) -> RenderableType:
+    """Write a table.
+
+    Args:
+        columns: their names; those that begin with `<` stand on the left.
+        rows: plain text.
+        overflow: what becomes of text that is too long.
+        more: the line below it, if there is one.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        justify: JustifyMethod = "left" if name.startswith("<") else "right"
+        made.add_column(name.removeprefix("<"), justify=justify, overflow=overflow)
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return Group(made, Text(more)) if more else made
+
+
+def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:
+    """Tell what logic replay found."""
+    lines: list[RenderableType] = [_verdict(report)]
+    old = f", {report.states_of_old} of an older kind not compared" if report.states_of_old else ""
+    lines.append(
+        f"{report.records} records, {report.events} events, {report.units} units; as recorded:"
+        f" {report.effects} effects ({report.frames} frames byte for byte),"
+        f" {report.states} states{old}"
+    )
+    lines.append(
+        f"{show_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}"
+    )
+    if report.divergence is not None:
+        lines += [*divergence_lines(report.divergence), makers_line(report)]
+    return lines + _damage_lines(report.damage, report.damage_count)
+
+
+def makers_line(report: ReplayReport) -> str:
+    """Name the software and the behaviour of both sides."""
+    return f"  {_made('recorded', report.recorded_by)}; {_made('replayed', report.replayed_by)}"
+
+
+def _made(how: str, maker: Maker) -> str:
+    software = label(maker.software) if maker.software else "another version"
+    return f"{how} by antiphon {software}, behaviour {maker.behaviour}, schema {maker.schema}"
+
+
+def _verdict(report: ReplayReport) -> str:
+    if report.is_newer:
+        return "not comparable: a newer version recorded it\n" + makers_line(report)
+    if report.divergence is not None:
+        return f"diverged at record {report.divergence.seq}"
+    if report.damage_count:
+        return "damaged: what could be compared came out as recorded"
+    if report.finished:
+        return "identical"
+    amid = ", amid the effects of its last event" if report.truncated else ""
+    return f"identical as far as the log goes: it ends without fin{amid}"
+
+
+def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
+    """Tell what full replay found, the environment first."""
+    lines = _environment_lines(report)
+    if not report.compared or report.recorded is None:
+        return [*lines, "to compare all the same: --anyway, best with --teacher-forced"]
+    if report.recorded.is_newer:
+        return [*lines, _verdict(report.recorded)]
+    first, span_ns = report.first_divergence, report.recorded.span_ns
+    at = None if first is None else f"diverged at record {first.seq}"
+    lines.append(at or _verdict(report.recorded))
+    turns = f", {report.turns} turns answered again" if report.turns else ""
+    turns += f", {report.turns_changed} of them otherwise" if report.turns_changed else ""
+    turns += f", {report.chunks} seconds heard again" if report.chunks else ""
+    turns += f", {report.chunks_changed} of them otherwise" if report.chunks_changed else ""
+    lines.append(
+        f"model {label(report.model)}: {report.units} units run again,"
+        f" {report.units_changed} came out otherwise{turns};"
+        f" {show_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
+    )
+    if report.units_held:
+        held = f"{report.units_held} of {report.units} units"
+        lines.append(f"{held} were held to the recording that this is a fork of, and are again")
+    if report.logits_changed is not None:
+        lines.append(f"the first logits differ from unit {report.logits_changed} on")
+    if first is not None:
+        lines += [*divergence_lines(first), makers_line(report.recorded)]
+    lines += _forced_lines(report)
+    renewed = report.renewed.divergence if report.renewed is not None else None
+    if renewed is not None and renewed is not first:
+        lines.append("what the client would have got differs:")
+        lines += divergence_lines(renewed)
+    return lines + _damage_lines(report.recorded.damage, report.recorded.damage_count)
+
+
+def _environment_lines(report: FullReport) -> list[RenderableType]:
+    """Tell where the model runs, and what differs from where it was recorded."""
+    if not report.environment:
+        here = [f"{label(name)} {_brief(line)}" for name, line in report.fingerprint.items()]
+        return [f"environment as recorded: {'; '.join(here)}"]
+    differs = "not comparable" if not report.compared else "the environment differs"
+    return [
+        differs,
+        *(
+            f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
+            f" here {_or_nothing(line.here)}"
+            for line in report.environment
+        ),
+    ]
+
+
+def _brief(line: str) -> str:
+    """A line of a fingerprint; a hash by its first digits."""
+    is_hash = len(line) >= HASH_CHARS_MIN and not line.strip("0123456789abcdef")
+    return line[:HASH_CHARS_SHOWN] if is_hash else label(line)
+
+
+def _forced_lines(report: FullReport) -> list[RenderableType]:
+    """Tell how a forced model judged each unit; of one that was not, what forcing would tell."""
+    first = report.divergence
+    if not report.teacher_forced:
+        is_decision = first is not None and first.field.startswith(("decided_ids", "codec_ids"))
+        told = "  --teacher-forced tells a near-tie from a regression, and judges each unit"
+        return [told] if is_decision else []
+    lines: list[RenderableType] = [
+        f"forced: {report.decisions_changed} of {report.decisions} decisions would have fallen"
+        f" otherwise, {report.near_ties} of them near-ties"
+    ]
+    if len(report.changed) > 1:
+        lines.append(_changed_table(report.changed))
+    more = report.units_changed - SHOWN_UNITS_MAX
+    return [*lines, f"and {more} more units, see --json"] if more > 0 else lines
+
+
+def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
+    columns = ("unit", "<where", "<recorded", "<came out", "<judged")
+    shown = changed[:SHOWN_UNITS_MAX]
+    rows = [(str(it.unit), it.field, it.recorded, it.came_out, _apart(it)) for it in shown]
+    return table(columns, rows, overflow="fold")
+
+
+def _apart(found: Divergence | UnitDifference) -> str:
+    """Say how far a decision was from the recorded one, and what that means."""
+    if found.near_tie is None:
+        return ""
+    measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]
+    measured += [] if found.draw_gap is None else [f"drawn {found.draw_gap:.2g} beside it"]
+    return ", ".join(measured) + (": a near-tie" if found.near_tie else ": no near-tie")
+
+
+def _or_nothing(text: str | None) -> str:
+    return NOTHING if text is None else label(text)
+
+
+def divergence_lines(divergence: Divergence) -> list[RenderableType]:
+    """Explain a divergence."""
+    unit = "before the first unit" if divergence.unit is None else f"unit {divergence.unit}"
+    field = f", {divergence.field}" if divergence.field else ""
+    lines: list[RenderableType] = [
+        f"  {divergence.kind}: record {divergence.seq} ({divergence.record}){field},"
+        f" {unit}, at {show_seconds(divergence.at_ns)}",
+        f"  recorded  {divergence.recorded}",
+        f"  came out  {divergence.came_out}",
+    ]
+    if divergence.snr_db is not None:
+        lines.append(f"  sound     {divergence.snr_db} dB above the difference")
+    if divergence.near_tie is not None:
+        lines.append(f"  decided   {_apart(divergence)}")
+    if divergence.cause is not None:
+        cause = divergence.cause
+        lines.append(f"  event     {cause.seq}, {cause.kind} {cause.summary}")
+    return lines
+
+
+def verify_lines(report: Report) -> list[RenderableType]:
+    """Tell what a log is worth."""
+    lines: list[RenderableType] = [f"state: {report.state}"]
+    if report.state == "unreadable":
+        return [*lines, report.detail or "no session record is left"]
+    lines.append(
+        f"{report.blocks} blocks, {report.records} records ({report.first_seq} to"
+        f" {report.last_seq}), {report.units} units, last frame sent {report.last_tx_ordinal}"
+    )
+    if report.tail_bytes:
+        lines.append(f"{report.tail_bytes} bytes of an incomplete block at the end are left out")
+    if report.fin_ok is False:
+        lines.append("fin names another chain or other counts")
+    return lines + _damage_lines(report.damage, report.damage_count)
+
+
+def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for item in damage[:SHOWN_MAX]:
+        lost = f", {item.records} records lost from {item.first_seq}" if item.records else ""
+        lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
+    more = count - SHOWN_MAX
+    return [*lines, f"  and {more} more damages"] if more > 0 else lines
+
+
+# -- inspect --------------------------------------------------------------------------------------
+
+
+def inspect_lines(told: Inspection) -> list[RenderableType]:
+    """Tell a session on one screen."""
+    lines: list[RenderableType] = [
+        f"{label(told.recording_id)}: session {label(told.session_id)},"
+        f" {show_seconds(told.duration_ns)}, mode {told.mode},"
+        f" dialect {told.dialect}, model {label(told.model)}, seed {told.seed}",
+        "states    "
+        + " > ".join(f"{span.state} {show_seconds(span.at_ns)}" for span in told.states)
+        + f"    ended: {_end(told)}",
+        f"frames    {told.frames_received} received, {told.frames_sent} sent"
+        f"    units {len(told.units)}, dropped {len(told.drops)}, errors {len(told.errors)}"
+        + (f", marks {len(told.marks)}" if told.marks else ""),
+    ]
+    if told.damage_count:
+        lines.append(f"damaged   {told.damage_count} times: what is told here has gaps")
+    if told.diverged_seq is not None:
+        lines.append(f"diverged  at record {told.diverged_seq}: no states are known from there on")
+    if told.fields_ignored:
+        lines.append(
+            f"ignored   {told.fields_ignored} fields of the client's that mean nothing here"
+        )
+    lines += _first(
+        "error    ",
+        [f"{show_seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in told.errors],
+    )
+    lines += _first("shortened", [f"{show_seconds(it.at_ns)} {it.told}" for it in told.shortened])
+    lines += _first(
+        "dropped  ",
+        [f"{show_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops],
+    )
+    lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
+    lines += [_turn_table(told.turns)] if told.turns else []
+    lines += [_utterance_table(told.utterances)] if told.utterances else []
+    return [*lines, _unit_table(told.units)] if told.units else lines
+
+
+def _first(name: str, told: Sequence[str]) -> list[RenderableType]:
+    """Show the first of what there is, and say how many more there are."""
+    shown = [f"{name} {text}" for text in told[:SHOWN_MAX]]
+    more = len(told) - SHOWN_MAX
+    return [*shown, f"{name} and {more} more, see --json"] if more > 0 else [*shown]
+
+
+def _end(told: Inspection) -> str:
+    end = told.end
+    close = "" if end.close_code is None else f", close {end.close_code}"
+    close += f" {show(end.close_reason)}" if end.close_reason else ""
+    fin = "" if end.finished else ", no fin: still open, or its server was killed"
+    return f"{label(end.reason or 'not yet')}{close}{fin}"
+
+
+def _turn_table(turns: Sequence[Exchange]) -> RenderableType:
+    rows = []
+    for turn in turns[:ROWS_MAX]:
+        outcome = f"{turn.outcome.replace('_', ' ')}{_spoken(turn.audio_ms)}"
+        tokens = f"{turn.input_tokens or 0} + {turn.generated_tokens}"
+        rows.append((*_asked(turn), outcome, tokens, _said(turn.text)))
+    columns = ("turn", "started", "took", "<outcome", "tokens", "<text")
+    return table(columns, rows, more=_more(len(turns) - ROWS_MAX, "turns"))
+
+
+def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
+    rows = []
+    for told in utterances[:ROWS_MAX]:
+        tokens = f"{told.prompt_tokens} + {told.completion_tokens}"
+        outcome = told.outcome.replace("_", " ")
+        rows.append((*_asked(told), f"{told.chunks} s", outcome, tokens, _said(told.text)))
+    columns = ("utterance", "started", "took", "heard", "<outcome", "tokens", "<text")
+    return table(columns, rows, more=_more(len(utterances) - ROWS_MAX, "utterances"))
+
+
+def _unit_table(units: Sequence[Exchange]) -> RenderableType:
+    runs = _runs(units)
+    more = _more(sum(map(len, runs[ROWS_MAX:])), "units")
+    columns = ("unit", "started", "took", "<outcome", "kv", "<text")
+    return table(columns, map(_row, runs[:ROWS_MAX]), more=more)
+
+
+def _more(count: int, what: str) -> str:
+    return f"and {count} more {what}, see --json" if count > 0 else ""
+
+
+def _asked(told: Exchange | UtteranceStory) -> tuple[str, str, str]:
+    """Which it is, when it began, and how long it took."""
+    took = "" if told.done_ns is None else show_ms(told.done_ns - told.started_ns)
+    return str(told.index), show_seconds(told.started_ns), took
+
+
+def _said(text: str) -> str:
+    return show(text[:TEXT_CHARS_MAX]) if text else ""
+
+
+def _spoken(audio_ms: int) -> str:
+    return f", {audio_ms} ms" if audio_ms else ""
+
+
+def _runs(units: Sequence[Exchange]) -> list[list[Exchange]]:
+    """Split units into rows: units that only listen, a turn of speech, or one that is special."""
+    runs: list[list[Exchange]] = []
+    for unit in units:
+        if runs and _is_plain(unit) and _goes_on(runs[-1][-1], unit):
+            runs[-1].append(unit)
+        else:
+            runs.append([unit])
+    return runs
+
+
+def _is_plain(unit: Exchange) -> bool:
+    return unit.outcome in ("listen", "speech") and not unit.forced and not unit.frames
+
+
+def _goes_on(last: Exchange, unit: Exchange) -> bool:
+    return _is_plain(last) and last.outcome == unit.outcome and not last.end_of_turn
+
+
+def _row(run: Sequence[Exchange]) -> tuple[str, ...]:
+    first, last = run[0], run[-1]
+    took = [unit.took_ns for unit in run if unit.took_ns is not None]
+    return (
+        f"{first.index}" if first is last else f"{first.index}-{last.index}",
+        show_seconds(first.started_ns),
+        show_ms(max(took)) if took else "",
+        _outcome(run),
+        "" if last.kv_length is None else str(last.kv_length),
+        _said("".join(unit.text for unit in run)),
+    )
+
+
+def _outcome(run: Sequence[Exchange]) -> str:
+    unit = run[-1]
+    return (
+        unit.outcome.replace("_", " ")
+        + (", forced" if unit.forced else "")
+        + (f", cut at {unit.cut}" if unit.cut else "")
+        + _spoken(sum(unit.audio_ms for unit in run))
+        + (", end of turn" if unit.end_of_turn else "")
+        + (f", {unit.frames} video frames" if unit.frames else "")
+    )
+
+
+def speed_text(span_ns: int, elapsed_s: float) -> str:
+    """Say how long a replay took, and how many times faster than the session that was."""
+    if elapsed_s <= 0:
+        return "in no time"
+    return f"in {elapsed_s:.3f} s, {span_ns / NS_PER_S / elapsed_s:.0f} times real time"

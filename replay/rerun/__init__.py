@@ -1,0 +1,1 @@
+"""Running a recording again, without and with the model."""

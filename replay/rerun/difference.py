@@ -1,0 +1,164 @@
+"""Where two values part, and how to say so in a line.
+
+Rules: values are equal only if they are of the same type, all the way down: `1`, `1.0` and `True`
+are three values here, and `0.0` is not `-0.0`. What is shown is bounded, whatever is in a log: text
+around its first differing character, bytes by their length and digest, the rest cut short.
+
+It knows nothing of records or events: it compares plain values (`recorder.format.records.Value`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from protocol.values.digest import digest
+from recorder.format.records import Value
+
+SHOWN_CHARS_MAX: Final = 160
+"""A value on one line of a terminal, twice folded."""
+CONTEXT_CHARS: Final = 60
+"""Shown before and after the character at which two texts part."""
+LABEL_CHARS_MAX: Final = 64
+"""A digest, an id or a name."""
+SHOWN_ITEMS_MAX: Final = 8
+"""Items of a list or mapping that are shown; the rest is counted."""
+NOTHING: Final = "nothing"
+
+
+@attrs.frozen(kw_only=True)
+class Difference:
+    """The first place at which two values part.
+
+    Attributes:
+        path: where, such as `frame[1042]` or `unit.index`; empty for the whole value.
+        recorded: what stands there in the log, shortened.
+        came_out: what stands there now, shortened.
+    """
+
+    path: str
+    recorded: str
+    came_out: str
+
+
+def first_difference(recorded: Value, came_out: Value, path: str = "") -> Difference | None:
+    """Find where two values part; None where they are the same."""
+    if isinstance(recorded, str) and isinstance(came_out, str):
+        return _text_difference(recorded, came_out, path)
+    if isinstance(recorded, Mapping) and isinstance(came_out, Mapping):
+        found = _mapping_difference(recorded, came_out, path)
+        if found is not None and _is_hash(recorded):
+            return Difference(path=path, recorded=show(recorded), came_out=show(came_out))
+        return found
+    if isinstance(recorded, list | tuple) and isinstance(came_out, list | tuple):
+        return _list_difference(recorded, came_out, path)
+    return _whole_difference(recorded, came_out, path)
+
+
+def show(value: object) -> str:
+    """Write a value in at most about `SHOWN_CHARS_MAX` characters."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes, blake2b {digest(value)}"
+    if isinstance(value, Mapping):
+        if _is_hash(value):
+            return f"{show(value['bytes'])} bytes, blake2b {label(value['blake2b'])}"
+        pairs = [f"{label(key)}: {show(value[key])}" for key in list(value)[:SHOWN_ITEMS_MAX]]
+        return _shorten("{" + ", ".join(pairs + _rest(len(value))) + "}")
+    if isinstance(value, str):
+        return repr(value[:SHOWN_CHARS_MAX]) + _more(len(value) - SHOWN_CHARS_MAX)
+    if isinstance(value, Sequence):
+        items = [show(item) for item in value[:SHOWN_ITEMS_MAX]]
+        return _shorten("[" + ", ".join(items + _rest(len(value))) + "]")
+    return _shorten(repr(value))
+
+
+def label(value: object) -> str:
+    """Write a short, printable text as it is, anything else as `show` does."""
+    if isinstance(value, str) and value.isprintable() and len(value) <= LABEL_CHARS_MAX:
+        return value
+    return show(value)
+
+
+def _text_difference(recorded: str, came_out: str, path: str) -> Difference | None:
+    if recorded == came_out:
+        return None
+    at = _parting(recorded, came_out)
+    return Difference(
+        path=f"{path}[{at}]", recorded=_around(recorded, at), came_out=_around(came_out, at)
+    )
+
+
+def _parting(first: str, second: str) -> int:
+    """Return the index of the first character that differs; by halves, for frames are long."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _around(text: str, at: int) -> str:
+    start, stop = max(0, at - CONTEXT_CHARS), at + CONTEXT_CHARS
+    before = "…" if start else ""
+    return before + repr(text[start:stop]) + _more(len(text) - stop)
+
+
+def _mapping_difference(
+    recorded: Mapping[str, Value], came_out: Mapping[str, Value], path: str
+) -> Difference | None:
+    for key in [*recorded, *(key for key in came_out if key not in recorded)]:
+        place = f"{path}.{label(key)}" if path else label(key)
+        if key not in came_out:
+            return Difference(path=place, recorded=show(recorded[key]), came_out=NOTHING)
+        if key not in recorded:
+            return Difference(path=place, recorded=NOTHING, came_out=show(came_out[key]))
+        found = first_difference(recorded[key], came_out[key], place)
+        if found is not None:
+            return found
+    return None
+
+
+def _list_difference(
+    recorded: Sequence[Value], came_out: Sequence[Value], path: str
+) -> Difference | None:
+    for index, (first, second) in enumerate(zip(recorded, came_out, strict=False)):
+        found = first_difference(first, second, f"{path}[{index}]")
+        if found is not None:
+            return found
+    common = min(len(recorded), len(came_out))
+    if len(recorded) == len(came_out):
+        return None
+    return Difference(
+        path=f"{path}[{common}]",
+        recorded=show(recorded[common]) if len(recorded) > common else NOTHING,
+        came_out=show(came_out[common]) if len(came_out) > common else NOTHING,
+    )
+
+
+def _whole_difference(recorded: Value, came_out: Value, path: str) -> Difference | None:
+    # By repr as well, for True == 1 == 1.0 and 0.0 == -0.0.
+    if recorded == came_out and repr(recorded) == repr(came_out):
+        return None
+    return Difference(path=path, recorded=show(recorded), came_out=show(came_out))
+
+
+def _is_hash(value: Mapping[str, Value]) -> bool:
+    """Whether this stands for bytes, as `recorder.format.mapping` writes them in effects."""
+    return value.keys() == {"bytes", "blake2b"}
+
+
+def _rest(count: int) -> list[str]:
+    return [f"… {count - SHOWN_ITEMS_MAX} more"] if count > SHOWN_ITEMS_MAX else []
+
+
+def _more(chars: int) -> str:
+    return f"… {chars} more" if chars > 0 else ""
+
+
+def _shorten(text: str) -> str:
+    return text[:SHOWN_CHARS_MAX] + _more(len(text) - SHOWN_CHARS_MAX)

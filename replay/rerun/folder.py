@@ -1,0 +1,188 @@
+"""Several logs, replayed one after the other or in processes of their own.
+
+An unreadable or damaged log stops no other; outcomes keep the order of the logs. Only paths and
+`Outcome`s are passed between processes, so memory does not grow with the logs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.resource_tracker import ensure_running
+from pathlib import Path
+from typing import Final
+
+import click
+
+from recorder.format.errors import RecorderError, TooNew
+from recorder.format.format import SUFFIX
+from recorder.read.reader import LogReader
+from recorder.write.files import PART_PREFIX
+
+from ..shared.commands import LogUnusableError, reason
+from ..shared.progress import Watch, size_of, unwatched, watched
+from .logic import replay
+from .outcome import Outcome, Result, full_result, logic_result
+from .report import FullReport
+from .verdicts import ModelUnavailableError
+
+JOBS_MAX: Final = 64
+"""Processes: more than the cores of most machines gain nothing."""
+
+
+class JobLostError(Exception):
+    """A process that replayed logs was killed."""
+
+
+RunFully = Callable[[LogReader, Watch], Awaitable[FullReport]]
+
+
+def find_logs(paths: Iterable[Path]) -> list[Path]:
+    """The files, and all logs in and below folders by name; once, in the order of the paths."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            found.update(dict.fromkeys(sorted(filter(_is_log, path.rglob("*" + SUFFIX)))))
+        else:
+            found[path] = None
+    return list(found)
+
+
+def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
+    """The logs for a command that makes new ones, of files and folders; at least one path.
+
+    Raises:
+        click.UsageError: one output for several logs.
+        LogUnusableError: a log is missing, or there is none in the folders.
+    """
+    if output is not None and (len(paths) > 1 or paths[0].is_dir()):
+        raise click.UsageError("--output is for one LOG")
+    found = find_logs(paths)
+    missing = [log for log in found if not log.is_file()]
+    if missing or not found:
+        text = f"{missing[0]}: no such log" if missing else f"{paths[0]}: no *{SUFFIX} in it"
+        raise LogUnusableError(text)
+    return found
+
+
+def _is_log(path: Path) -> bool:
+    """Whether it is a file, and not the unfinished output of a command."""
+    return path.is_file() and not path.parent.name.startswith(PART_PREFIX)
+
+
+def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> Outcome:
+    """Replay one log by logic; `go_on` reads past damage.
+
+    `OSError`: the file is missing or unreadable; `RecorderError`: it is no log.
+    """
+    began = time.perf_counter()
+    with LogReader(log) as reader:
+        report = replay(watched(reader, watch), go_on=go_on)
+    elapsed_s = time.perf_counter() - began
+    return Outcome(log=str(log), result=logic_result(report), elapsed_s=elapsed_s, report=report)
+
+
+def replay_logs(
+    logs: Sequence[Path], watch: Watch, *, go_on: bool = False, jobs: int = 1
+) -> Iterator[Outcome]:
+    """Replay several logs by logic; `go_on` reads past damage, and 1 job is this process.
+
+    `JobLostError`: a process was killed, for example for lack of memory.
+    """
+    if jobs == 1 or len(logs) < 2:
+        yield from (_tried(log, watch, go_on=go_on) for log in logs)
+        return
+    executor = ProcessPoolExecutor(
+        min(jobs, len(logs)),
+        # Not forked: a thread that shows progress may hold a lock.
+        mp_context=get_context("spawn"),
+        initializer=_begin_job,
+    )
+    with executor:
+        try:
+            with _uninterrupted():
+                outcomes = executor.map(partial(_tried, watch=unwatched, go_on=go_on), logs)
+            for log, outcome in zip(logs, outcomes, strict=True):
+                watch(size_of(log))
+                yield outcome
+        except BrokenProcessPool as error:
+            raise JobLostError("a process was killed; fewer --jobs take less memory") from error
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            for job in active_children():
+                job.kill()  # it may have minutes to go, and writes nothing
+            raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Start processes that no interrupt reaches: they inherit the mask; this one stops them."""
+    ensure_running()  # of multiprocessing's own process, whose start would lift the mask
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _begin_job() -> None:
+    """End this process when its parent ends."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end, even a kill, and exit."""
+    parent = parent_process()
+    assert parent is not None, "a job is a process of its own"
+    parent.join()
+    os._exit(1)
+
+
+async def replay_logs_fully(
+    logs: Sequence[Path], watch: Watch, run: RunFully
+) -> AsyncIterator[Outcome]:
+    """Replay several logs with their models by `run`; `watch` is called for each model call."""
+    for log in logs:
+        began = time.perf_counter()
+        try:
+            with LogReader(log) as reader:
+                report = await run(reader, watch)
+        except (OSError, RecorderError) as error:
+            yield _failed(log, began, error)
+        except ModelUnavailableError as error:
+            yield Outcome(
+                log=str(log),
+                result="not_comparable",
+                elapsed_s=time.perf_counter() - began,
+                error=str(error),
+            )
+        else:
+            yield Outcome(
+                log=str(log),
+                result=full_result(report),
+                elapsed_s=time.perf_counter() - began,
+                report=report,
+            )
+
+
+def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:
+    began = time.perf_counter()
+    try:
+        return replay_log(log, watch, go_on=go_on)
+    except (OSError, RecorderError) as error:
+        watch(size_of(log))
+        return _failed(log, began, error)
+
+
+def _failed(log: Path, began: float, error: OSError | RecorderError) -> Outcome:
+    elapsed_s = time.perf_counter() - began
+    result: Result = "not_comparable" if isinstance(error, TooNew) else "unreadable"
+    return Outcome(log=str(log), result=result, elapsed_s=elapsed_s, error=reason(error))

@@ -1,0 +1,198 @@
+"""Full replay: the model again on the inputs that were logged, then the machine on what it made.
+
+Rules:
+- The inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`,
+  `StartTurn`, `RunChunk`): what the machine asks for is what the model is given. Which calls are
+  made again, and what is compared, is of one kind a session: `full_units`, `full_turns` or
+  `full_chunks`.
+- What the environment did stays as it was: a call without a result is not made.
+- The model's new outputs take the place of the recorded ones, with the recorded times, costs and
+  indices, and a second machine is stepped with those: it says what the client would have got.
+- The model goes on after a difference, on its own outputs, so that the units that differ can be
+  counted; what is explained is the first. Teacher-forced it goes on as it was recorded, so that
+  each unit is judged by itself. Turns of chat need no forcing: each carries all that it depends on.
+- The log must be sound: a model that missed an input cannot be compared.
+
+It works with any `Backend`, on any event loop that AnyIO runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import anyio
+import attrs
+
+from protocol.values import events as ev
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
+from runtime.model.backends.base import Backend
+
+from ..shared.progress import Watch, unwatched
+from .difference import Difference
+from .environment import Loading, loading_of, mismatches, model_of
+from .full_chunks import ChunkReplay
+from .full_turns import TurnReplay
+from .full_units import UnitReplay
+from .held import held_units
+from .logic import Replayer
+from .report import FullReport
+from .verdicts import Finding, ModelUnavailableError, Rerun, Verdicts
+from .words import Step
+
+RELEASE_WAIT_S: Final = 10.0
+"""A model that does not let go of a session in this time is left to the end of the process."""
+
+KINDS: Final[Mapping[str, type[Rerun[Any]]]] = {
+    "video": UnitReplay,
+    "audio": UnitReplay,
+    "chat": TurnReplay,
+    "transcription": ChunkReplay,
+}
+"""What is made again, by the session's mode."""
+
+
+async def replay_fully(
+    head: Fields,
+    items: Iterable[Record | Damage],
+    load: Callable[[Loading], Backend],
+    *,
+    model: str | None = None,
+    anyway: bool = False,
+    teacher_forced: bool = False,
+    watch: Watch = unwatched,
+) -> FullReport:
+    """Run a log's model again and compare what it makes with what was recorded.
+
+    Args:
+        head: the fields of the log's `session` record.
+        items: its records in order, that one first, and its damage.
+        load: loads a model, as `Loading.load` does.
+        model: its name, in place of the one that the log gives.
+        anyway: compare although the environment differs.
+        teacher_forced: make it decide what was recorded, and say where it would not have.
+        watch: told 0 when the model is loaded, then how many of its calls were made again.
+
+    Returns:
+        What was compared, and the first difference.
+
+    Raises:
+        ModelUnavailableError: no model is named, `load` failed, or it cannot be forced.
+    """
+    name = model if model is not None else model_of(head)
+    if name is None:
+        raise ModelUnavailableError("the log does not say which model made it")
+    backend = _load(loading_of(head, name), load)
+    watch(0)
+    environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
+    if environment and not anyway:
+        return FullReport(
+            model=name, environment=environment, fingerprint=fingerprint, compared=False
+        )
+    run = FullReplay(backend, teacher_forced=teacher_forced, held_units=held_units(head))
+    try:
+        for item in items:
+            calls = run.calls
+            await run.feed(item)
+            if run.calls > calls:
+                watch(run.calls - calls)
+            if run.is_stopped:
+                break
+    finally:
+        await run.close()
+    return attrs.evolve(run.report(), model=name, environment=environment, fingerprint=fingerprint)
+
+
+def _load(loading: Loading, load: Callable[[Loading], Backend]) -> Backend:
+    try:
+        return load(loading)
+    except Exception as error:  # whatever it is, there is no model
+        text = f"the model {loading.name!r} cannot be loaded: {error}"
+        raise ModelUnavailableError(text) from error
+
+
+class FullReplay:
+    """A full replay under way, record by record; `close` it.
+
+    Args:
+        backend: the model.
+        teacher_forced: make it decide what was recorded.
+        held_units: units that were held to another recording (`held`), from the first on.
+
+    Attributes:
+        is_stopped: there is nothing left to run: it takes no more.
+    """
+
+    def __init__(
+        self, backend: Backend, *, teacher_forced: bool = False, held_units: int = 0
+    ) -> None:
+        self.is_stopped = False
+        self._backend: Final = backend
+        self._teacher_forced: Final = teacher_forced
+        self._held_units: Final = held_units
+        self._verdicts: Final = Verdicts()
+        self._recorded: Final = Replayer()
+        self._renewed: Final = Replayer()
+        self._kind: Rerun[Any] | None = None
+
+    @property
+    def calls(self) -> int:
+        """How many units, turns and chunks were made again."""
+        return 0 if self._kind is None else self._kind.made
+
+    async def feed(self, item: Record | Damage) -> None:
+        """Take the next record; run the model where it holds an output of the model's."""
+        step = self._recorded.feed(item)
+        event = None if step is None else await self._renew(step)
+        if not self.is_stopped:
+            self._renewed.feed(item, instead=event)
+            self.is_stopped = self._recorded.is_stopped
+
+    def report(self) -> FullReport:
+        """Say what was found so far; the model's name and the environment are the caller's."""
+        found = self._verdicts
+        return FullReport(
+            model=self._backend.info.name,
+            environment=(),
+            compared=True,
+            teacher_forced=self._teacher_forced,
+            changed=tuple(found.changed),
+            **({} if self._kind is None else self._kind.counts(len(found.indices))),
+            divergence=found.divergence,
+            recorded=self._recorded.report(),
+            renewed=self._renewed.report(),
+        )
+
+    async def close(self) -> None:
+        """Give the session back to the backend."""
+        if self._kind is not None:
+            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+                await self._kind.close()
+
+    # -- the model again ------------------------------------------------------------------------
+
+    async def _renew(self, step: Step) -> ev.Event | None:
+        """Make the model's part of an event again; None where it has none, or it failed."""
+        if isinstance(step.event, ev.ConnectionOpened):
+            kind = KINDS[step.event.mode]
+            self._kind = kind(self._backend, self._teacher_forced, self._held_units)
+        if self._kind is None:
+            return None
+        last_unit = self._recorded.last_unit
+        try:
+            verdict = await self._kind.renew(step.event)
+        except ModelUnavailableError:
+            raise
+        except Exception as error:  # a bug of the backend's too: it is what came out
+            difference = Difference(
+                path="", recorded="a result", came_out=f"{type(error).__name__}: {error}"
+            )
+            finding = Finding(difference=difference)
+            self._verdicts.first(step, finding, unit=last_unit, kind="model_failed")
+            self.is_stopped = True
+            return None
+        for effect in step.effects:
+            self._kind.note(effect)
+        self._verdicts.take(step, verdict, last_unit)
+        return verdict.event

@@ -1,0 +1,132 @@
+"""Full replay of units: the model is opened again, runs each unit and finalizes it.
+
+A unit is cut where its recording was cut. An opening or a unit that failed is not run again, for
+its rollback left no trace. Teacher-forced, each unit is judged by itself. Units of a fork that were
+held to its parent's are held again, and not judged by what they decide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Unit, UnitResult
+from runtime.model.backends.base import BackendSession
+from runtime.model.backends.forcing import Forced, ForcedResult, Forces
+
+from .held import hold
+from .outputs import (
+    compare_finalized,
+    compare_forced,
+    compare_openings,
+    is_near_tie,
+    logits_differ,
+    snr_db,
+)
+from .verdicts import ModelUnavailableError, Rerun, Verdict, finding_of
+
+
+class UnitReplay(Rerun[BackendSession]):
+    """The units of one session, run again."""
+
+    name = "units"
+
+    decisions = decisions_changed = near_ties = units_held = 0
+    logits_changed: int | None = None
+
+    def counts(self, changed: int) -> dict[str, Any]:
+        """Say what the report counts."""
+        return {
+            **super().counts(changed),
+            "units_held": self.units_held,
+            "decisions": self.decisions,
+            "decisions_changed": self.decisions_changed,
+            "near_ties": self.near_ties,
+            "logits_changed": self.logits_changed,
+        }
+
+    async def renew(self, event: ev.Event) -> Verdict:
+        """Make the model's part of an event again."""
+        match event:
+            case ev.BackendOpened():
+                return await self._open(event)
+            case ev.UnitDone():
+                return await self._run_unit(event)
+            case ev.FinalizeDone():
+                return await self._finalize(event)
+            case ev.UnitFailed():
+                self.asked.pop(ef.StartUnit, None)
+        return Verdict()
+
+    async def _open(self, event: ev.BackendOpened) -> Verdict:
+        asked = self.asked.get(ef.OpenBackend)
+        if asked is None or event.lease != asked.lease or self.held is not None:
+            return Verdict()
+        self.held = await self.backend.open(asked.opening, slot=0)
+        if self.teacher_forced and not isinstance(self.held, Forces):
+            raise ModelUnavailableError(f"the model {self.backend.info.name!r} cannot be forced")
+        opened = self.held.opened
+        found = finding_of(compare_openings(event.opened, opened))
+        return Verdict(event=attrs.evolve(event, opened=opened), finding=found)
+
+    async def _run_unit(self, event: ev.UnitDone) -> Verdict:
+        recorded, asked = event.result, self.asked.get(ef.StartUnit)
+        if asked is None or self.held is None or recorded.index != asked.unit.index:
+            return Verdict()
+        del self.asked[ef.StartUnit]
+        forced = await self._play(self.held, asked.unit, recorded)
+        made = forced.result
+        self.made += 1
+        if self.logits_changed is None and logits_differ(recorded, made):
+            self.logits_changed = recorded.index
+        if self._is_held(recorded.index):
+            self.units_held += 1
+        elif self.teacher_forced:
+            self._count(forced)
+        found, choice = compare_forced(recorded, forced)
+        kept = attrs.evolve(made, index=recorded.index, costs=recorded.costs)
+        return Verdict(
+            event=attrs.evolve(event, result=kept),
+            finding=finding_of(found, snr_db(recorded.pcm, made.pcm), choice),
+            index=recorded.index,
+        )
+
+    async def _play(
+        self, session: BackendSession, unit: Unit, recorded: UnitResult
+    ) -> ForcedResult:
+        """Run a unit as it was cut, and forced where it was or where that is asked for."""
+        is_held = self._is_held(unit.index)
+        if not isinstance(session, Forces) or not (is_held or self.teacher_forced):
+            made = await session.run_unit(unit, cut=recorded.cut)
+            return ForcedResult(result=made, choices=())
+        forced = await session.run_forced(unit, Forced.of(recorded), recorded.cut)
+        if not is_held:
+            return forced
+        return ForcedResult(result=hold(recorded, forced.result), choices=())
+
+    def _is_held(self, index: int) -> bool:
+        """Whether a unit was held to another recording; what cannot be forced never was."""
+        return index < self.held_units and isinstance(self.held, Forces)
+
+    def _count(self, forced: ForcedResult) -> None:
+        """Count a forced unit's decisions."""
+        made = forced.result
+        self.decisions += len(made.decided_ids) + len(made.codec_ids)
+        self.decisions_changed += len(forced.choices)
+        self.near_ties += sum(is_near_tie(choice) is True for choice in forced.choices)
+
+    async def _finalize(self, event: ev.FinalizeDone) -> Verdict:
+        recorded, asked = event.finalized, self.asked.get(ef.StartFinalize)
+        if asked is None or self.held is None or recorded.index != asked.index:
+            return Verdict()
+        del self.asked[ef.StartFinalize]
+        made = await self.held.finalize(asked.index, interrupted=asked.interrupted)
+        kept = attrs.evolve(made, index=recorded.index, cost_us=recorded.cost_us)
+        return Verdict(
+            event=attrs.evolve(event, finalized=kept),
+            finding=finding_of(compare_finalized(recorded, made)),
+            index=recorded.index,
+        )

@@ -1,0 +1,367 @@
+"""Logic replay: the logged events again, through the same `Session` as the server's.
+
+Rules:
+- Each event is stepped once, in the order of the log; each effect and state hash that follows in
+  the log is compared with what came out, in order, a sent frame byte for byte.
+- The first divergence ends the comparison: whatever follows could only be its consequence.
+- Damage ends it too, unless told to go on: then what follows lost records is skipped up to the
+  next event, and the rest is compared as far as that still makes sense.
+- A log without `fin` may end amid the effects of its last event (a block ends where it fills), and
+  so may one that was recovered. That is `truncated`, not a divergence.
+- A mark for a record that was lost (`antiphon recover --salvage`) is damage.
+
+It runs no model, opens no file and measures no time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Final
+
+import attrs
+
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST, SNAPSHOT
+from protocol.values.errors import LocalProtocolError
+from recorder.format.mapping import (
+    EFFECT_KINDS,
+    EVENT_KINDS,
+    MACHINE_SCHEMA,
+    MappingError,
+    effect_record,
+    event_of,
+)
+from recorder.format.records import Fields, Record, Value
+from recorder.mend.recover import RECOVERED, is_lost
+from recorder.read.scan import Damage
+from runtime.session.journal import fin_fields
+
+from .difference import Difference, first_difference, show
+from .report import Divergence, Kind, Maker, ReplayReport
+from .words import Step, cause_of, describe, name_of, show_effect
+
+DAMAGE_KEPT: Final = 100
+"""Damages reported one by one; a file of nothing but damage is counted beyond that."""
+LOSSLESS: Final = frozenset({"chain", "head", "order", "fin", "seek"})
+"""Damage by which no record is lost: what follows it can be compared as it is."""
+HERE: Final = Maker(software=version("antiphon"), schema=MACHINE_SCHEMA, behaviour=NEWEST)
+"""What replays."""
+BROKEN_OFF: Final = "broken_off"
+"""What `fin` says of a session that was cut off from outside: the machine has no reason then."""
+
+
+def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayReport:
+    """Run a log's events again and compare what comes out with what was recorded.
+
+    Args:
+        items: the records of a log in order, and its damage, as `recorder.read.reader.LogReader`
+            gives them.
+        go_on: read past damage.
+
+    Returns:
+        What was compared, and the first divergence.
+    """
+    replayer = Replayer(go_on=go_on)
+    for item in items:
+        replayer.feed(item)
+        if replayer.is_stopped:
+            break
+    return replayer.report()
+
+
+def advance(session: Session | None, event: ev.Event) -> tuple[Session, tuple[ef.Effect, ...]]:
+    """Step an event; the first one makes the session.
+
+    Raises:
+        LocalProtocolError: it cannot be the next one.
+    """
+    if session is not None:
+        return session, session.step(event)
+    if not isinstance(event, ev.ConnectionOpened):
+        raise LocalProtocolError("a session begins with ConnectionOpened")
+    return Session.open(event)
+
+
+class Replayer:
+    """A logic replay under way, record by record.
+
+    Attributes:
+        session: the machine; None before its first event.
+        is_stopped: a divergence or damage was found: it takes no more.
+    """
+
+    def __init__(self, *, go_on: bool = False) -> None:
+        self.session: Session | None = None
+        self.is_stopped = False
+        self._go_on: Final = go_on
+        self._due: deque[ef.Effect] = deque()
+        self._counts: Counter[str] = Counter()
+        self._last: Step | None = None
+        self._divergence: Divergence | None = None
+        self._damage: list[Damage] = []
+        self._damage_count = 0
+        self._next_seq: int | None = 0
+        self._span_ns = 0
+        self._finished = False
+        self._lost_track = False
+        self._recorded_by = Maker()
+        self._head: Record | None = None
+        self._has_our_states = False
+
+    def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> Step | None:
+        """Take the next record, or damage between records.
+
+        Args:
+            item: what comes next in the log.
+            instead: an event to step in place of the one that the record holds.
+
+        Returns:
+            What was stepped, if it is an event and the machine took it.
+        """
+        if self.is_stopped:
+            return None
+        if isinstance(item, Damage):
+            self._take_damage(item)
+            return None
+        if not self._is_next(item):
+            return None
+        self._counts["records"] += 1
+        self._span_ns = max(self._span_ns, item.at_ns)
+        return self._take(item, instead)
+
+    def report(self) -> ReplayReport:
+        """Say what was found so far; what is due and not recorded yet counts as truncated."""
+        counts = self._counts
+        return ReplayReport(
+            recorded_by=self._recorded_by,
+            replayed_by=HERE,
+            records=counts["records"],
+            events=counts["events"],
+            effects=counts["effects"],
+            frames=counts["frames"],
+            states=counts["states"],
+            states_of_old=counts["states_of_old"],
+            units=self.session.counts["units"] if self.session is not None else 0,
+            span_ns=self._span_ns,
+            finished=self._finished,
+            truncated=bool(self._due) and not self.is_stopped,
+            divergence=self._divergence,
+            damage=tuple(self._damage),
+            damage_count=self._damage_count,
+        )
+
+    @property
+    def last_unit(self) -> int | None:
+        """The last unit that was started; None before the first."""
+        started = self.session.counts["units"] if self.session is not None else 0
+        return started - 1 if started else None
+
+    # -- records --------------------------------------------------------------------------------
+
+    def _take(self, record: Record, instead: ev.Event | None) -> Step | None:
+        if self._finished:
+            self._diverge("left_over", record, "", show(record.fields), "nothing: fin came before")
+        elif record.kind in EVENT_KINDS:
+            return self._take_event(record, instead)
+        elif record.kind in EFFECT_KINDS:
+            self._take_effect(record)
+        elif record.kind == "state":
+            self._take_state(record)
+        elif record.kind == "session":
+            self._take_head(record)
+        elif record.kind == "fin":
+            self._take_fin(record)
+        elif is_lost(record):
+            self._take_lost(record)
+        return None  # what else there is (heads, marks) is not the machine's
+
+    def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
+        if self._due and not self._lost_track:
+            self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
+            return None
+        self._lost_track = False
+        if self.session is None and self._is_newer(record):
+            return None
+        try:
+            event = instead if instead is not None else event_of(record.fields, record.at_ns)
+        except MappingError as error:
+            self._diverge("unmapped", record, "", show(record.fields), str(error))
+            return None
+        return self._step(record, event)
+
+    def _take_head(self, record: Record) -> None:
+        self._head = record
+        software, schema = record.fields.get("software"), record.fields.get("schema")
+        made = software.get("antiphon") if isinstance(software, Mapping) else None
+        machine = schema.get("machine") if isinstance(schema, Mapping) else None
+        self._recorded_by = Maker(
+            software=made if isinstance(made, str) else "",
+            schema=machine if isinstance(machine, int) else HERE.schema,
+        )
+        snapshot = schema.get("snapshot") if isinstance(schema, Mapping) else None
+        self._has_our_states = snapshot == SNAPSHOT
+
+    def _is_newer(self, record: Record) -> bool:
+        """Note which behaviour the session has, and stop where this machine does not know it."""
+        behaviour = record.fields.get("behaviour", 0)
+        if isinstance(behaviour, int):
+            self._recorded_by = attrs.evolve(self._recorded_by, behaviour=behaviour)
+        made = self._recorded_by
+        is_newer = made.schema > HERE.schema or made.behaviour > HERE.behaviour
+        self.is_stopped = is_newer
+        return is_newer
+
+    def _step(self, record: Record, event: ev.Event) -> Step | None:
+        try:
+            self.session, effects = advance(self.session, event)
+        except Exception as error:  # also a bug of the machine's: it is what came out
+            came_out = f"{type(error).__name__}: {error}"
+            self._last = Step(record=record, event=event, effects=())
+            self._diverge("refused", record, "", describe(record), came_out)
+            return None
+        self._counts["events"] += 1
+        self._due = deque(effects)
+        self._last = Step(record=record, event=event, effects=effects)
+        if isinstance(event, ev.ConnectionOpened) and self._head is not None:
+            self._compare_head(self._head, event)
+        return self._last
+
+    def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
+        """See that the log is of the session that begins."""
+        config = head.fields.get("config")
+        said = {**(config if isinstance(config, Mapping) else {}), **head.fields}
+        came_out: dict[str, Value] = {
+            "recording_id": opened.recording_id,
+            "seed": opened.seed,
+            "wall_ms": opened.created_ms,
+            "mode": opened.mode,
+        }
+        found = _first_of(said, came_out, [name for name in came_out if name in said])
+        if found is not None:
+            self._diverge("head", head, found.path, found.recorded, found.came_out)
+
+    def _take_effect(self, record: Record) -> None:
+        if self._lost_track:
+            return
+        if not self._due:
+            self._diverge("left_over", record, "", describe(record), "nothing more")
+            return
+        effect = self._due.popleft()
+        kind, fields = effect_record(effect)
+        found = first_difference(record.fields, fields)
+        if found is None and kind != record.kind:
+            found = Difference(path="kind", recorded=record.kind, came_out=kind)
+        due_ns = record.at_ns if self._last is None else self._last.record.at_ns
+        if found is None and record.at_ns != due_ns:
+            found = Difference(path="at_ns", recorded=str(record.at_ns), came_out=str(due_ns))
+        if found is not None and found.path.startswith("type"):
+            found = Difference(path="", recorded=describe(record), came_out=show_effect(effect))
+        if found is not None:
+            self._diverge("changed", record, found.path, found.recorded, found.came_out)
+            return
+        self._counts["effects"] += 1
+        self._counts["frames"] += kind == "tx"
+
+    def _take_state(self, record: Record) -> None:
+        if self._lost_track:
+            return
+        if not self._has_our_states:
+            self._counts["states_of_old"] += 1
+            return
+        came_out = None if self.session is None else self.session.digest()
+        recorded = record.fields.get("digest")
+        if recorded != came_out:
+            self._diverge("state", record, "digest", show(recorded), show(came_out))
+        else:
+            self._counts["states"] += 1
+
+    def _take_fin(self, record: Record) -> None:
+        self._finished = True
+        if self._lost_track or record.fields.get("reason") == RECOVERED:
+            return
+        if self._due:
+            self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
+        elif self.session is not None:
+            self._compare_end(record, self.session)
+
+    def _compare_end(self, record: Record, session: Session) -> None:
+        """Compare what `fin` says of the session; what it says of the log is `verify`'s."""
+        said = record.fields
+        is_broken_off = said.get("reason") == BROKEN_OFF
+        if not (session.is_finished or is_broken_off):
+            self._diverge("fin", record, "", show(said), "a session that goes on")
+            return
+        ended = fin_fields(session, BROKEN_OFF if is_broken_off else session.end_reason)
+        names = list(ended)
+        if not self._has_our_states:
+            names = [name for name in ended if name in said and name != "digest"]
+        found = _first_of(said, ended, names)
+        if found is not None:
+            self._diverge("fin", record, found.path, found.recorded, found.came_out)
+        else:
+            self._counts["states"] += "digest" in names
+
+    # -- what is wrong --------------------------------------------------------------------------
+
+    def _is_next(self, record: Record) -> bool:
+        """See that no record is missing or comes again, where the reader has not said so."""
+        expected = record.seq if self._next_seq is None else self._next_seq
+        if record.seq != expected:
+            damage = Damage(
+                offset=0,
+                length=0,
+                reason="gap" if record.seq > expected else "order",
+                detail=f"record {record.seq} stands where record {expected} should",
+                first_seq=expected,
+                records=max(record.seq - expected, 0),
+            )
+            self._take_damage(damage)
+        if self.is_stopped or record.seq < expected:
+            return False
+        self._next_seq = record.seq + 1
+        return True
+
+    def _take_lost(self, mark: Record) -> None:
+        """Tell of records that were lost before the log was recovered, once for all in a row."""
+        if self._lost_track:
+            return
+        detail = "records were lost before the log was recovered"
+        self._take_damage(
+            Damage(offset=0, length=0, reason="gap", detail=detail, first_seq=mark.seq, records=1)
+        )
+
+    def _take_damage(self, damage: Damage) -> None:
+        self._damage_count += 1
+        if len(self._damage) < DAMAGE_KEPT:
+            self._damage.append(damage)
+        self.is_stopped = not self._go_on
+        if damage.reason not in LOSSLESS:
+            self._next_seq = None
+            self._lost_track = True
+            self._due.clear()
+
+    def _diverge(self, kind: Kind, record: Record, field: str, recorded: str, new: str) -> None:
+        self.is_stopped = True
+        self._divergence = Divergence(
+            kind=kind,
+            seq=record.seq,
+            record=name_of(record),
+            at_ns=record.at_ns,
+            unit=self.last_unit,
+            field=field,
+            recorded=recorded,
+            came_out=new,
+            cause=None if self._last is None else cause_of(self._last),
+        )
+
+
+def _first_of(said: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
+    """Compare some fields by their names."""
+    names = sorted(names)
+    return first_difference(
+        {name: said.get(name) for name in names}, {name: came_out[name] for name in names}
+    )

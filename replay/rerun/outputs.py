@@ -1,0 +1,185 @@
+"""The model's outputs, recorded and new, compared in the order in which one leads to the next.
+
+    input hash, listen or speak, decided ids, fed ids, codec ids, KV length, text, PCM bytes
+
+and then what else a unit says of itself. Where PCM differs, its SNR tells rounding (60 dB and more)
+from another utterance. Costs are left out: they are measured, not made. Logits are compared apart
+(`logits_differ`): they can move without any token moving with them.
+
+Of a unit that was forced (`runtime.model.backends.forcing`), the ids are the recording's own; a
+decision in which the model parts from it counts as the difference of ids that it would have been. A
+*near-tie* is one that rounding could have turned; a model that does other work is further away.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import numpy as np
+
+from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
+from protocol.values.transcript import ChunkResult
+from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from recorder.format.records import Value
+from runtime.model.backends.forcing import Choice, ForcedResult
+
+from .difference import Difference, first_difference, show
+
+UNIT_FIELDS: Final = (
+    *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
+    *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
+)
+"""In the order in which they are compared: the first that differs is nearest to the cause."""
+OPENED_FIELDS: Final = ("prompt_length", "fed_ids")
+FINALIZED_FIELDS: Final = ("kv_length", "fed_ids")
+PREFILL_FIELDS: Final = ("input_hash", "fed_ids", "input_tokens")
+HEARD_FIELDS: Final = (
+    *("input_hash", "fed_ids", "logits_hash", "margin", "token_ids", "prompt_tokens"),
+    *("generated_tokens", "kv_length", "text", "reason"),
+)
+CHUNK_FIELDS: Final = ("step", "token_ids", "codec_ids", "text", "pcm")
+TURN_FIELDS: Final = (
+    *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
+    *("text", "pcm", "reason", "cut"),
+)
+
+NEAR_TIE_MARGIN: Final = 0.05
+"""Logits; what decides at a temperature of 0. Half precision moves those of the embedded model by
+about so much."""
+NEAR_TIE_DRAW_GAP: Final = 0.02
+"""Probability. Of 1539 decisions of the embedded model float16 turned 3, at most 0.0007 away, and
+bfloat16 23, at most 0.014 away, though their logits were up to 5 apart. Weights changed by half
+turned 240, most of them further away."""
+
+
+def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
+    """Find the first difference between two results of a unit."""
+    return _compare(recorded, new, UNIT_FIELDS)
+
+
+def compare_forced(
+    recorded: UnitResult, forced: ForcedResult
+) -> tuple[Difference | None, Choice | None]:
+    """Find the first difference between a result of a unit and a forced one.
+
+    Returns:
+        The difference; and the decision, where it is one.
+    """
+    found = compare_units(recorded, forced.result)
+    if not forced.choices:
+        return found, None
+    choice = forced.choices[0]
+    name = "decided_ids" if choice.stage == "llm" else "codec_ids"
+    if found is not None and UNIT_FIELDS.index(_root(found.path)) < UNIT_FIELDS.index(name):
+        return found, None
+    path = f"{name}[{choice.step}]"
+    parted = Difference(path=path, recorded=show(choice.recorded), came_out=show(choice.own))
+    return parted, choice
+
+
+def is_near_tie(choice: Choice) -> bool | None:
+    """Whether rounding could have turned a decision; None where the model gives no measure."""
+    if choice.margin is None and choice.draw_gap is None:
+        return None
+    is_near = choice.margin is not None and abs(choice.margin) <= NEAR_TIE_MARGIN
+    return is_near or (choice.draw_gap is not None and choice.draw_gap <= NEAR_TIE_DRAW_GAP)
+
+
+def _root(path: str) -> str:
+    """The field that a path begins with."""
+    return path.partition("[")[0].partition(".")[0]
+
+
+def compare_openings(recorded: Opened, new: Opened) -> Difference | None:
+    """Find the first difference between two openings."""
+    return _compare(recorded, new, OPENED_FIELDS)
+
+
+def compare_finalized(recorded: Finalized, new: Finalized) -> Difference | None:
+    """Find the first difference between two finalized units."""
+    return _compare(recorded, new, FINALIZED_FIELDS)
+
+
+def compare_prefills(recorded: Prefill, new: Prefill) -> Difference | None:
+    """Find the first difference between two prefilled conversations."""
+    return _compare(recorded, new, PREFILL_FIELDS)
+
+
+def compare_chunks(recorded: TurnChunk, new: TurnChunk) -> Difference | None:
+    """Find the first difference between two pieces of an answer."""
+    return _compare(recorded, new, CHUNK_FIELDS)
+
+
+def compare_heard(recorded: ChunkResult, new: ChunkResult) -> Difference | None:
+    """Find the first difference between what was written of a chunk."""
+    return _compare(recorded, new, HEARD_FIELDS)
+
+
+def compare_turns(recorded: TurnResult, new: TurnResult) -> Difference | None:
+    """Find the first difference between two ends of an answer."""
+    return _compare(recorded, new, TURN_FIELDS)
+
+
+def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
+    """Whether the logits of the first token differ, by hash or by margin."""
+    return (recorded.logits_hash, recorded.margin) != (new.logits_hash, new.margin)
+
+
+def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Difference | None:
+    """Find the first difference between two values of one field of an output.
+
+    Args:
+        recorded: its value; bytes are float32 LE samples.
+        new: likewise.
+        name: of the field.
+
+    Returns:
+        The difference; of sound its path names the sample.
+    """
+    if not isinstance(recorded, bytes) or not isinstance(new, bytes):
+        return first_difference(_plain(recorded), _plain(new), name)
+    if recorded == new:
+        return None
+    common = min(len(recorded), len(new))
+    first, second = (np.frombuffer(pcm[:common], dtype=np.uint8) for pcm in (recorded, new))
+    differing = np.flatnonzero(first != second)
+    at = int(differing[0]) if len(differing) else common
+    path = f"{name}[{at // SAMPLE_BYTES}]"
+    return Difference(path=path, recorded=show(recorded), came_out=show(new))
+
+
+def snr_db(recorded: bytes, new: bytes) -> float | None:
+    """Measure how loud the recorded signal is beside its difference from the new one.
+
+    Args:
+        recorded: float32 LE samples.
+        new: likewise; where one is longer, the rest of it counts as difference.
+
+    Returns:
+        Decibels; None where the bytes are equal, or the recorded signal is silence.
+    """
+    if recorded == new or len(recorded) % SAMPLE_BYTES or len(new) % SAMPLE_BYTES:
+        return None
+    signals = [np.frombuffer(pcm, dtype="<f4").astype(np.float64) for pcm in (recorded, new)]
+    count = max(map(len, signals))
+    signal, other = (np.pad(samples, (0, count - len(samples))) for samples in signals)
+    with np.errstate(all="ignore"):  # PCM of a log can hold anything
+        power, noise = float(np.square(signal).sum()), float(np.square(signal - other).sum())
+    if not (np.isfinite(power) and np.isfinite(noise) and power > 0 and noise > 0):
+        return None
+    return round(10 * float(np.log10(power / noise)), 1)
+
+
+def _compare(
+    recorded: attrs.AttrsInstance, new: attrs.AttrsInstance, names: tuple[str, ...]
+) -> Difference | None:
+    for name in names:
+        found = output_difference(getattr(recorded, name), getattr(new, name), name)
+        if found is not None:
+            return found
+    return None
+
+
+def _plain(value: Value | Cut) -> Value:
+    return {"stage": value.stage, "step": value.step} if isinstance(value, Cut) else value

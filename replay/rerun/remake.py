@@ -1,0 +1,172 @@
+"""A log made again: events through a fresh machine, and all that comes of them recorded anew.
+
+    head, events -> Session -> records, as a server's journal makes them -> a log by the real writer
+
+Rules:
+- The effects, state hashes and `fin` are this machine's; nothing of an old log's is copied. So what
+  is remade verifies and logic-replays, whatever was changed in its events.
+- What the machine refuses cannot be remade: `RemakeError` names the event.
+- A session that has not ended is closed as one that was broken off, unless its log is to stay open.
+- A file is written elsewhere and is there when it is whole.
+
+Whether an event could have happened (a result of a unit that nobody asked for) is not asked here:
+the machine ignores those. It keeps one block in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from recorder.format.compression import Compressor
+from recorder.format.mapping import SCHEMA, Hashes, event_record
+from recorder.format.records import Fields, Record
+from recorder.write.disk import LocalDisk
+from recorder.write.files import new_file
+from recorder.write.logfile import LogFile
+from runtime.session.journal import fin_fields, step_records
+
+from .logic import BROKEN_OFF, advance
+
+
+class RemakeError(ValueError):
+    """The machine refuses the events: there is no such session."""
+
+
+@attrs.frozen(kw_only=True)
+class Remade:
+    """An event that was stepped again.
+
+    Attributes:
+        event: what was stepped.
+        effects: what came of it.
+        records: both, and a state hash where one is due, as the log has them.
+    """
+
+    event: ev.Event
+    effects: tuple[ef.Effect, ...]
+    records: tuple[Record, ...]
+
+
+class Remaker:
+    """Steps one session again, event by event.
+
+    Attributes:
+        session: the machine; None before its first event.
+        events: how many were stepped.
+    """
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.events = 0
+        self._hashes: Final = Hashes()
+        self._next_seq = 1
+        self._at_ns = 0
+
+    def step(self, event: ev.Event) -> Remade:
+        """Step an event.
+
+        Raises:
+            RemakeError: the machine refuses it.
+        """
+        try:
+            self.session, effects = advance(self.session, event)
+        except Exception as error:  # a bug of the machine's too: there is no log of it
+            name = type(event).__name__
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise RemakeError(f"event {self.events}, {name}: {why}") from error
+        self.events += 1
+        self._at_ns = event.at_ns
+        after = step_records(self.session, event, effects, self._hashes)
+        recorded = [event_record(event), *after]
+        records = tuple(self._number(kind, fields) for kind, fields in recorded)
+        return Remade(event=event, effects=effects, records=records)
+
+    def mark(self, at_ns: int, fields: Fields) -> Record:
+        """Make the record of a mark, which the machine does not see."""
+        self._at_ns = at_ns
+        return self._number("mark", fields)
+
+    def end(self) -> Record:
+        """Make the record of the session's end, as far as it has one."""
+        session = self.session
+        is_over = session is not None and session.is_finished
+        reason = session.end_reason if session is not None and is_over else BROKEN_OFF
+        return self._number("fin", fin_fields(session, reason))
+
+    def _number(self, kind: str, fields: Fields) -> Record:
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        return Record(kind=kind, seq=seq, at_ns=self._at_ns, fields=fields)
+
+
+def head_record(fields: Fields) -> Record:
+    """Make the `session` record of a log whose other records are made here."""
+    return Record(kind="session", seq=0, at_ns=0, fields={**fields, "schema": SCHEMA})
+
+
+def remake(
+    path: Path,
+    head: Fields,
+    events: Iterable[ev.Event],
+    *,
+    is_open: bool = False,
+    is_durable: bool = True,
+) -> int:
+    """Write the log of a session that is made of events.
+
+    Args:
+        path: the new file; there must be none of that name.
+        head: the fields of its `session` record.
+        events: from `ConnectionOpened` on, in order.
+        is_open: the log has no `fin`, as that of a session which still runs.
+        is_durable: return only once it is on the device.
+
+    Returns:
+        How many events were written.
+
+    Raises:
+        RemakeError: the machine refuses an event; no file is left.
+        RecordInvalid: a value cannot be stored; likewise.
+        OSError: the disk refused, or the file exists; likewise.
+    """
+    remaker = Remaker()
+
+    def records() -> Iterator[Record]:
+        yield head_record(head)
+        for event in events:
+            yield from remaker.step(event).records
+        if not is_open:
+            yield remaker.end()
+
+    with new_file(path) as part:
+        write(part, records(), is_durable=is_durable)
+    return remaker.events
+
+
+def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> None:
+    """Write records as a log, block by block.
+
+    Args:
+        path: the new file.
+        records: in order, `session` first; `fin`, where there is one, last.
+        is_durable: return only once it is on the device.
+
+    Raises:
+        RecordInvalid: a value cannot be stored.
+        OSError: the disk refused, or the file exists.
+    """
+    file = LogFile(path, disk=LocalDisk(), compressor=Compressor())
+    file.create()
+    try:
+        for _ in file.write(records):
+            pass
+        if is_durable:
+            file.sync()
+    finally:
+        file.close()

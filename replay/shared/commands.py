@@ -1,0 +1,97 @@
+"""Common parts of the commands on logs: opening them, errors and JSON.
+
+Results are on stdout, as text or as one JSON object with stable keys; an error is one line on
+stderr, never a traceback. The exit code tells them apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from recorder.format.errors import RecorderError
+from recorder.format.format import SUFFIX
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
+
+from .progress import Watch, unwatched, watched
+
+HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""The settings of every command."""
+
+
+class LogUnusableError(click.ClickException):
+    """A log that cannot be read."""
+
+    exit_code = 2
+
+
+class OutputUnwritableError(click.ClickException):
+    """A file that cannot be written."""
+
+    exit_code = 2
+
+
+class NotComparableError(click.ClickException):
+    """A log that cannot be replayed here."""
+
+    exit_code = 3
+
+
+def refuse_log_as_output(output: Path, logs: Iterable[Path]) -> None:
+    """Refuse a log as output, of which there is no copy, by name or in `logs`: `UsageError`."""
+    target = os.path.realpath(output)
+    if target.endswith(SUFFIX) or target in map(os.path.realpath, logs):
+        raise click.UsageError(f"--output {output} is a log: it would be overwritten")
+
+
+@contextmanager
+def opened_log(log: Path) -> Iterator[LogReader]:
+    """Open a log, and close it; raises `LogUnusableError`."""
+    try:
+        reader = LogReader(log)
+    except (OSError, RecorderError) as error:
+        raise LogUnusableError(complaint(error, log)) from error
+    with reader:
+        yield reader
+
+
+def records_of(log: Path, reader: LogReader, watch: Watch = unwatched) -> Iterator[Record | Damage]:
+    """The items of an opened log; raises `LogUnusableError`."""
+    try:
+        yield from watched(reader, watch)
+    except (OSError, RecorderError) as error:
+        raise LogUnusableError(complaint(error, log)) from error
+
+
+def complaint(error: Exception, file: Path) -> str:
+    """One line with the error and its file, which is `file` unless the system names another."""
+    named = getattr(error, "filename", None)
+    return f"{file if named is None else named}: {reason(error)}"
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read or written, without its name."""
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "it is a symbolic link, which is not followed: name the file itself"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def unwritable(error: Exception, output: Path) -> OutputUnwritableError:
+    """The error of a command that has `--force`, for an unwritable file."""
+    is_there = isinstance(error, FileExistsError) and output.is_file()
+    hint = ": --force replaces it" if is_there else ""
+    return OutputUnwritableError(f"{output}: {reason(error)}{hint}")
+
+
+def print_json(body: object) -> None:
+    """Print a value for scripts; in ASCII, because a log can hold lone surrogates."""
+    click.echo(json.dumps(body, indent=2))

@@ -1,0 +1,124 @@
+"""Amounts and times, as people write and read them.
+
+A time span (`30d`) and a size (`50GB`, `512MiB`) need a unit: a bare number would be a guess, and
+some commands delete. Moments are in UTC, as in recording ids.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from protocol.values.limits import NS_PER_MS, NS_PER_S
+
+SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+BYTES_OF: Final = {
+    **{"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
+}
+SHOWN_UNITS: Final = ("TB", "GB", "MB", "kB")
+
+_AMOUNT: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]+)", re.ASCII)
+_MS_PER_S: Final = 1000
+
+
+class FolderUnusableError(click.ClickException):
+    """A folder that cannot be read."""
+
+    exit_code = 2
+
+
+class SpanType(click.ParamType[float]):
+    """A time span, in seconds."""
+
+    name = "span"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse a span such as `36h`."""
+        amount = _amount(str(value), SECONDS_OF)
+        if amount is None:
+            self.fail(f"{value!r} is no time span, such as 30d, 36h, 90m or 20s", param, ctx)
+        return amount
+
+
+class SizeType(click.ParamType[int]):
+    """A size, in bytes."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Parse a size such as `50GB`."""
+        amount = _amount(str(value), BYTES_OF)
+        if amount is None:
+            self.fail(f"{value!r} is no size, such as 50GB, 512MiB or 0B", param, ctx)
+        return int(amount)
+
+
+class SinceType(click.ParamType[float | datetime]):
+    """A moment, or a time span before now."""
+
+    name = "since"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | datetime:
+        """Parse a span such as `7d`, or a date with or without a time; without a zone in UTC."""
+        ago_s = _amount(str(value), SECONDS_OF)
+        if ago_s is not None:
+            return ago_s
+        try:
+            moment = datetime.fromisoformat(str(value))
+        except ValueError:
+            text = f"{value!r} is neither a time span, such as 7d, nor a date, such as 2026-01-31"
+            self.fail(text, param, ctx)
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _amount(text: str, units: dict[str, int]) -> float | None:
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None or found[2] not in units:
+        return None
+    return float(found[1]) * units[found[2]]
+
+
+def since_ms(since: float | datetime, now_s: float) -> int:
+    """A moment, or seconds before `now_s` (since the epoch), in Unix milliseconds."""
+    at_s = since.timestamp() if isinstance(since, datetime) else now_s - since
+    return int(at_s * _MS_PER_S)
+
+
+def show_moment(unix_ms: int) -> str:
+    """A moment to the second, in UTC."""
+    return f"{datetime.fromtimestamp(unix_ms // _MS_PER_S, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def show_span(span_ms: int) -> str:
+    """A duration as minutes and seconds."""
+    seconds = span_ms // _MS_PER_S
+    return f"{seconds // 60}:{seconds % 60:02}"
+
+
+def show_seconds(span_ns: int) -> str:
+    """A duration of nanoseconds in seconds, to the millisecond."""
+    return f"{span_ns / NS_PER_S:.3f} s"
+
+
+def show_ms(span_ns: int) -> str:
+    """A duration of nanoseconds in whole milliseconds."""
+    return f"{span_ns / NS_PER_MS:.0f} ms"
+
+
+def show_bytes(count: int) -> str:
+    """A size with about three digits."""
+    for unit in SHOWN_UNITS:
+        if count >= BYTES_OF[unit]:
+            amount = count / BYTES_OF[unit]
+            return f"{amount:.1f} {unit}" if amount < 100 else f"{amount:.0f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,200 @@
+"""What is told of a session: plain values, the same for text and JSON.
+
+Times are nanoseconds of the session's clock, 0 at its start. `inspect` collects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+from cattrs import Converter
+
+from protocol.values.state import State
+
+from .exchanges import Exchange, Outcome
+
+
+@attrs.frozen(kw_only=True)
+class StateSpan:
+    """A state, and when it was entered."""
+
+    state: State
+    at_ns: int
+
+
+UtteranceOutcome = Outcome | Literal["done"]
+"""What became of an utterance; `pending`: its end was not heard, or not yet."""
+
+
+@attrs.frozen(kw_only=True)
+class UtteranceStory:
+    """One utterance of a transcription, from when the model was given its first second.
+
+    Attributes:
+        index: counts the session's utterances; those without sound ask no model.
+        started_ns: when its first chunk was started.
+        done_ns: when its last chunk was heard, or failed; None where neither is told.
+        outcome: what became of it.
+        chunks: seconds of it that the model heard, the silence at its end among them.
+        text: what the model wrote.
+        prompt_tokens: fed.
+        completion_tokens: generated.
+        kv_length: tokens in the KV cache after its last chunk.
+        longest_us: the longest time that a chunk took, by the backend's clock.
+    """
+
+    index: int
+    started_ns: int
+    done_ns: int | None = None
+    outcome: UtteranceOutcome = "pending"
+    chunks: int = 0
+    text: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    kv_length: int | None = None
+    longest_us: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Drop:
+    """A second of input that was lost to newer input (B7); `seq` is the record that tells so."""
+
+    at_ns: int
+    ordinal: int
+    input_id: str
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class ErrorSent:
+    """An `error` that the client was sent, in the record `seq`."""
+
+    at_ns: int
+    code: str
+    message: str
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class ShortenedFrame:
+    """A refused message of which the log keeps length, hash and start.
+
+    Attributes:
+        at_ns: when it came.
+        size_bytes: of the whole message.
+        blake2b: of those bytes, 128 bits in hex.
+        told: the same and what is kept, in words.
+    """
+
+    at_ns: int
+    size_bytes: int
+    blake2b: str
+    told: str
+
+
+@attrs.frozen(kw_only=True)
+class Mark:
+    """What somebody said of the session while it ran; `by` is the name of their key."""
+
+    at_ns: int
+    text: str
+    by: str | None
+
+
+@attrs.frozen(kw_only=True)
+class End:
+    """How a session ended.
+
+    Attributes:
+        reason: in one word; None while it has not, as far as the log goes.
+        close_code: of the WebSocket; None where the server did not close it.
+        close_reason: likewise.
+        finished: the log has its `fin`.
+    """
+
+    reason: str | None = None
+    close_code: int | None = None
+    close_reason: str | None = None
+    finished: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Inspection:
+    """One session, told.
+
+    Attributes:
+        recording_id: its name.
+        session_id: of the session, as its client and the server's log know it.
+        model: the model's name; None where the log does not say.
+        mode: what the session carried; None where its first event is lost.
+        dialect: the wire protocol.
+        seed: of its random choices.
+        wall_ms: Unix milliseconds of its start.
+        duration_ns: from its start to its last record.
+        states: in order, from QUEUED on.
+        frames_received: from the client.
+        shortened: those from the client that were refused and are kept shortened, in order.
+        frames_sent: to the client.
+        fields_ignored: fields that the client sent and that mean nothing in its dialect.
+        units: in order.
+        turns: of chat, in order.
+        utterances: of a transcription, in order.
+        drops: in order.
+        errors: in order.
+        marks: in order.
+        end: how it ended.
+        records: read.
+        damage_count: of the log; what is told has gaps then.
+        diverged_seq: the record from which the states are unknown, as the machine parts from it.
+    """
+
+    recording_id: str | None
+    session_id: str | None
+    model: str | None
+    mode: str | None
+    dialect: str | None
+    seed: int | None
+    wall_ms: int | None
+    duration_ns: int
+    states: tuple[StateSpan, ...]
+    frames_received: int
+    shortened: tuple[ShortenedFrame, ...]
+    frames_sent: int
+    fields_ignored: int
+    units: tuple[Exchange, ...]
+    turns: tuple[Exchange, ...]
+    utterances: tuple[UtteranceStory, ...]
+    drops: tuple[Drop, ...]
+    errors: tuple[ErrorSent, ...]
+    marks: tuple[Mark, ...]
+    end: End
+    records: int
+    damage_count: int
+    diverged_seq: int | None
+
+
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """Write an inspection as plain values, for JSON."""
+    plain: dict[str, Any] = _CONVERTER.unstructure(inspection)
+    for kind, names in _TOLD.items():
+        told = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
+        plain[kind] = [{name: one[name] for name in names} for one in told]
+    return plain
+
+
+_TOLD: Final[Mapping[str, tuple[str, ...]]] = {
+    "units": (
+        *("index", "started_ns", "done_ns", "finalized_ns", "outcome", "forced", "frames"),
+        *("text", "audio_ms", "end_of_turn", "cut", "kv_length", "costs"),
+    ),
+    "turns": (
+        *("index", "started_ns", "prefilled_ns", "done_ns", "outcome", "input_tokens"),
+        *("generated_tokens", "text", "audio_ms", "kv_length", "costs"),
+    ),
+    "drops": ("at_ns", "ordinal", "input_id"),
+    "errors": ("at_ns", "code", "message"),
+}
+"""What is told of each."""
+_CONVERTER: Final = Converter()

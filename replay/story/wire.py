@@ -1,0 +1,103 @@
+"""The frames of a recorded connection, read as its two ends read them.
+
+Rules: frames are given in the order in which they were recorded, for the client's first init picks
+the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error. A
+transcription's two sets of names are read alike.
+
+It keeps no session: whether a request was welcome when it came is the machine's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from protocol.values import events as ev
+from protocol.values.errors import RemoteProtocolError
+from protocol.values.limits import FRAME_BYTES_MAX_OF
+from protocol.values.messages import Mode, ServerMessage
+from protocol.values.requests import ClientMessage
+from protocol.values.utf8 import Frame
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME, TRANSCRIPTION
+from protocol.wire.dialects.base import Context, Dialect, Json
+from protocol.wire.dialects.opening import OPENING, choose
+
+INVALID: Final = "invalid"
+"""The kind of a frame that is no JSON object, or was too long."""
+
+_BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
+    "realtime": OPENING,
+    "duplex": LEGACY_DUPLEX,
+    "chat": LEGACY_CHAT,
+}
+
+
+class Wire:
+    """One connection's dialect, as far as its frames have told.
+
+    Args:
+        opened: the session's first event; None where it is lost, which is taken for `/v1/realtime`.
+
+    Attributes:
+        mode: what the session carries.
+        endpoint: where the client connected.
+        dialect: the one in use.
+        context: what its requests are read by.
+    """
+
+    def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:
+        self.mode: Mode = "video" if opened is None else opened.mode
+        self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
+        is_transcription = self.mode == "transcription"
+        self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
+        self._bytes_max: Final = FRAME_BYTES_MAX_OF[self.mode]
+        self.context: Final = (
+            Context(mode=self.mode)
+            if opened is None
+            else Context(
+                mode=self.mode,
+                sliding_windows=opened.limits.sliding_windows,
+                behaviour=opened.behaviour,
+            )
+        )
+
+    def kind(self, frame: Frame) -> str:
+        """Name the kind of a client's frame: a value of `requests.Request`, or `INVALID`."""
+        body = self._body(frame)
+        return INVALID if body is None else self._dialect_for(body).classify(body).value
+
+    def request(self, frame: Frame) -> ClientMessage | None:
+        """Read a client's frame; None where a server would refuse it whatever its state."""
+        body = self._body(frame)
+        if body is None:
+            return None
+        dialect = self._dialect_for(body)
+        try:
+            return dialect.parse(dialect.classify(body), body, self.context)
+        except RemoteProtocolError:
+            return None
+
+    def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:
+        """Read a server's frame; nothing where it is none of the dialect.
+
+        Where the client's first frames are lost, it is read as one of `realtime`.
+        """
+        body = self._body(frame)
+        dialects = (OPENING, REALTIME) if self.dialect is OPENING else (self.dialect,)
+        for dialect in dialects:
+            with suppress(RemoteProtocolError):
+                return () if body is None else dialect.decode(body, self.mode)
+        return ()
+
+    def _body(self, frame: Frame) -> Json | None:
+        try:
+            return parse_frame(frame, self._bytes_max)
+        except RemoteProtocolError:
+            return None
+
+    def _dialect_for(self, body: Json) -> Dialect:
+        if self.dialect is OPENING:
+            self.dialect = choose(body) or OPENING
+        return self.dialect

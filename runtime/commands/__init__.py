@@ -1,0 +1,1 @@
+"""The commands: talk, chat, transcribe, demo, doctor, schema and bench."""

@@ -1,0 +1,274 @@
+"""How many sessions an engine serves: real-time units, batched and one at a time.
+
+Both modes alternate in this process on one model, so that other load affects both. A unit is missed
+if answered more than a second after it was due, or never: a session `BEHIND_S` late is abandoned
+with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit, which hardly
+depends on other load: a core serves 1000 / `busy_ms` sessions. `virtual` runs on that clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol
+
+import anyio
+import attrs
+import click
+import numpy as np
+
+from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
+
+from ...model.backends.base import Backend
+from ...model.engine.engine import Engine
+from .material import MS, Speech, Times, sum_up
+
+Mode = Literal["batched", "single"]
+Arrival = Literal["together", "spread"]
+Doing = Literal["speaking", "listening"]
+
+MODES: Final[tuple[Mode, ...]] = ("batched", "single")
+MISSED_SHARE: Final = 0.01
+"""A unit in a hundred may be late."""
+DUE_S: Final = 1.0
+BEHIND_S: Final = 5.0
+"""Five units would wait by then, and the server drops older ones (B7)."""
+LEAD_S: Final = 0.2
+"""From opening all sessions to the first unit."""
+NEAR: Final = 8
+"""The highest served and lowest failed count end an eighth apart: less than runs differ."""
+INSTRUCTIONS: Final = "Answer what you hear."
+OFFSET_S: Final = 3
+"""Offset in seconds of each session's input to the one before."""
+
+
+class EngineBench(Backend, Protocol):
+    """A backend that runs on an engine of its own."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """The activity of each session, with units of `speech` one a second.
+
+    Attributes:
+        doing: `speaking` makes the model speak in every unit, `listening` listen.
+        tokens_max: maximum tokens fed by a speaking unit.
+    """
+
+    speech: Speech
+    seconds: int
+    doing: Doing = "speaking"
+    tokens_max: int = 19
+
+    def opening(self, number: int) -> Opening:
+        """The settings of session `number`."""
+        config = DuplexConfig(
+            force_listen_count=0,
+            listen_prob_scale=0.0,
+            length_penalty=10.0,
+            max_new_speak_tokens_per_chunk=self.tokens_max + 1,
+        )
+        return Opening(instructions=INSTRUCTIONS, voice=Voice(), config=config, seed=number)
+
+    def unit(self, number: int, index: int) -> Unit:
+        """A unit of session `number`."""
+        pcm = self.speech.second(index + OFFSET_S * number)
+        return Unit(index=index, pcm=pcm, force_listen=self.doing == "listening")
+
+
+@attrs.frozen(kw_only=True)
+class EngineRun:
+    """The results of one run.
+
+    Attributes:
+        arrival: units are due all at once, or spread over the second.
+        missed: units answered more than a second late, or never.
+        latency: from due to answered.
+        latency_finalized: from due to finalized: a client's wait if answers were sent after it.
+        stages_ms: the median time of each stage, including other sessions' work.
+        tokens_mean: text tokens fed per unit.
+        spoken: share of the answered units that spoke.
+        busy_ms: CPU time of the engine's thread per unit.
+    """
+
+    mode: Mode
+    arrival: Arrival
+    sessions: int
+    units: int
+    missed: int
+    latency: Times
+    latency_finalized: Times
+    stages_ms: dict[str, float]
+    tokens_mean: float
+    spoken: float
+    busy_ms: float
+    batch_mean: float
+
+    @property
+    def is_served(self) -> bool:
+        """Whether under 1 % of the units were missed."""
+        return self.missed < MISSED_SHARE * self.units
+
+
+@attrs.frozen
+class Answer:
+    """One answered unit: times from due, times of the four stages, and fed tokens."""
+
+    answered_ms: float
+    finalized_ms: float
+    stages_us: tuple[int, int, int, int]
+    tokens: int
+    is_spoken: bool
+
+    @classmethod
+    def of(cls, result: UnitResult, answered_ms: float, finalized_ms: float) -> Answer:
+        """Take the values to sum up from a result."""
+        costs = result.costs
+        return cls(
+            answered_ms,
+            finalized_ms,
+            (costs.prefill_us, costs.llm_us, costs.tts_us, costs.token2wav_us),
+            len(result.fed_ids),
+            not result.is_listen,
+        )
+
+
+async def run_engine(
+    backend: EngineBench, load: Load, *, mode: Mode, arrival: Arrival, sessions: int
+) -> EngineRun:
+    """Have sessions request units, and measure; the backend needs a slot for each session."""
+    answers: list[Answer] = []
+    opened = [await backend.open(load.opening(n), slot=n) for n in range(sessions)]
+    before = backend.engine.statistics
+    began_s = anyio.current_time() + LEAD_S
+
+    async def ask(number: int) -> None:
+        late_s = number / sessions if arrival == "spread" else 0.0
+        for index in range(load.seconds):
+            due_s = began_s + late_s + index
+            await anyio.sleep_until(due_s)
+            if anyio.current_time() - due_s > BEHIND_S:
+                return
+            result = await opened[number].run_unit(load.unit(number, index))
+            answered_s = anyio.current_time()
+            await opened[number].finalize(index, interrupted=False)
+            finalized_s = anyio.current_time()
+            answers.append(Answer.of(result, (answered_s - due_s) * MS, (finalized_s - due_s) * MS))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(sessions):
+            tasks.start_soon(ask, number)
+    after = backend.engine.statistics
+    for session in opened:
+        await session.release()
+    turns = max(1, after.turns - before.turns)
+    return sum_up_run(
+        answers,
+        mode=mode,
+        arrival=arrival,
+        sessions=sessions,
+        units=sessions * load.seconds,
+        cpu_ns=after.cpu_ns - before.cpu_ns,
+        batch_mean=(after.answers - before.answers) / turns,
+    )
+
+
+def sum_up_run(
+    answers: Sequence[Answer],
+    *,
+    mode: Mode,
+    arrival: Arrival,
+    sessions: int,
+    units: int,
+    cpu_ns: int,
+    batch_mean: float,
+) -> EngineRun:
+    """Sum up the units of a run; see `EngineRun` for the arguments."""
+    if not answers:
+        raise click.ClickException("no unit was answered")
+    in_time = sum(answer.answered_ms <= DUE_S * MS for answer in answers)
+    stages = np.median([answer.stages_us for answer in answers], axis=0) / MS
+    names = ("prefill", "llm", "tts", "token2wav")
+    return EngineRun(
+        mode=mode,
+        arrival=arrival,
+        sessions=sessions,
+        units=units,
+        missed=units - in_time,
+        latency=sum_up([answer.answered_ms for answer in answers]),
+        latency_finalized=sum_up([answer.finalized_ms for answer in answers]),
+        stages_ms={name: round(float(ms), 2) for name, ms in zip(names, stages, strict=True)},
+        tokens_mean=round(float(np.mean([answer.tokens for answer in answers])), 2),
+        spoken=round(float(np.mean([answer.is_spoken for answer in answers])), 3),
+        busy_ms=round(cpu_ns / 1e6 / len(answers), 3),
+        batch_mean=round(batch_mean, 2),
+    )
+
+
+# -- how many ----------------------------------------------------------------------------------
+
+
+class Search:
+    """A search for the highest count up to `most`: `counts` in order, doubled, then bisected."""
+
+    def __init__(self, counts: Sequence[int], most: int) -> None:
+        self._counts = sorted({count for count in counts if count <= most})
+        self._most = most
+        self.served = 0
+        self.failed: int | None = None
+
+    def next_count(self) -> int | None:
+        """The next count to try; None at the end of the search."""
+        if self.failed is None:
+            further = [count for count in self._counts if count > self.served]
+            if further:
+                return further[0]
+            return min(2 * max(1, self.served), self._most) if self.served < self._most else None
+        middle = (self.served + self.failed) // 2
+        is_near = self.failed - self.served <= max(1, self.served // NEAR)
+        return None if is_near or middle == 0 else middle
+
+    def note(self, count: int, *, is_served: bool) -> None:
+        """Take a result."""
+        if is_served:
+            self.served = max(self.served, count)
+        else:
+            self.failed = count if self.failed is None else min(self.failed, count)
+
+
+@attrs.frozen(kw_only=True)
+class Served:
+    """The most sessions with under 1% of units missed, for one arrival.
+
+    Attributes:
+        ratio: `batched` divided by `single`, one request at a time; None if `single` is 0.
+        busy_ratio: CPU time per unit of single divided by batched, at the largest count of both.
+        is_bounded: the search ended at its highest count, so more may be possible.
+    """
+
+    arrival: Arrival
+    batched: int
+    single: int
+    ratio: float | None
+    busy_ratio: float
+    is_bounded: bool
+
+
+def judge(arrival: Arrival, runs: Sequence[EngineRun], searches: dict[Mode, Search]) -> Served:
+    """Sum up the runs of one arrival."""
+    busy = {(run.mode, run.sessions): run.busy_ms for run in runs}
+    counts = {mode: {run.sessions for run in runs if run.mode == mode} for mode in MODES}
+    both = max(counts["batched"] & counts["single"])
+    batched, single = searches["batched"], searches["single"]
+    return Served(
+        arrival=arrival,
+        batched=batched.served,
+        single=single.served,
+        ratio=round(batched.served / single.served, 2) if single.served else None,
+        busy_ratio=round(busy["single", both] / max(1e-3, busy["batched", both]), 2),
+        is_bounded=batched.failed is None,
+    )

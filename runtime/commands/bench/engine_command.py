@@ -1,0 +1,340 @@
+"""`antiphon bench engine`: the command and its tables; `engine` has the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+import attrs
+import click
+import orjson
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from ...model.backends.base import BackendError
+from ...model.models import (
+    ModelUnknownError,
+    ModelUnusableError,
+    load_checkpoint,
+    require_deterministic,
+    slots_that_fit,
+    tiny_path,
+)
+from ...settings.settings import DEVICES, DTYPES
+from .. import interrupts
+from .engine import (
+    MODES,
+    Arrival,
+    Doing,
+    EngineBench,
+    EngineRun,
+    Load,
+    Mode,
+    Search,
+    Served,
+    judge,
+    run_engine,
+)
+from .material import load_speech, machine_facts
+from .output import print_found, tell
+from .virtual import run_virtual
+
+if TYPE_CHECKING:
+    from ...model.backends.minicpmo.model import DuplexModel
+
+SECONDS: Final = 10
+SECONDS_MAX: Final = 90
+"""A longer turn would fill the speech decoder's slot."""
+SESSIONS: Final = "1,2,4,8,16"
+SESSIONS_MAX: Final = 64
+"""A full batch."""
+Clock = Literal["wall", "cpu"]
+
+ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
+
+
+@attrs.frozen(kw_only=True)
+class FullFacts:
+    """Facts of the full shape.
+
+    Attributes:
+        layers_scale: factor on the language model's layers.
+        slot_bytes: keys and values of a session, on the GPU.
+        gpu_bytes_max: peak memory; None without a GPU.
+        floor_ms: model.md's floor of a unit, for each count of sessions.
+        of_floor: the median of batched units that are due together, divided by the floor.
+    """
+
+    layers_scale: float
+    slot_bytes: int
+    gpu_bytes_max: int | None
+    floor_ms: dict[int, float]
+    of_floor: dict[int, float]
+
+
+@attrs.frozen(kw_only=True)
+class EngineBenchResult:
+    """The results of one run; as JSON it is `attrs.asdict` of this.
+
+    Attributes:
+        clock: `wall`, or `cpu` for the CPU time of the engine's thread.
+        attention: its method; on a GPU with the sizes of captured steps.
+        seconds: units requested by each session.
+        full: None unless the shape is the full one.
+    """
+
+    machine: dict[str, str | int | float]
+    model: str
+    clock: Clock
+    device: str
+    dtype: str
+    attention: str
+    doing: Doing
+    seconds: int
+    runs: list[EngineRun]
+    served: list[Served]
+    full: FullFacts | None
+
+
+def _counts(_context: click.Context, _option: click.Parameter, value: str) -> list[int]:
+    try:
+        counts = [int(word) for word in value.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or not all(1 <= count <= SESSIONS_MAX for count in counts):
+        raise click.BadParameter(f"numbers from 1 to {SESSIONS_MAX} with commas between them")
+    return counts
+
+
+@click.command("engine")
+@click.option("--model", default="tiny", show_default=True, help="tiny, or a checkpoint's folder.")
+@click.option("--shape", type=click.Choice(["full"]), help="Random weights in the published shape.")
+@click.option("--random-weights", is_flag=True, help="Needed with --shape, to say that you know.")
+@click.option("--layers-scale", type=click.FloatRange(0.01, 1.0), default=1.0, show_default=True)
+@click.option("--sessions", callback=_counts, default=SESSIONS, show_default=True)
+@click.option(
+    "--seconds", type=click.IntRange(1, SECONDS_MAX), default=SECONDS, show_default=True,
+    help="Units a session; it takes about 40 runs of so many seconds.",
+)  # fmt: skip
+@click.option(
+    "--doing",
+    type=click.Choice(["speaking", "listening"]),
+    default="speaking",
+    show_default=True,
+    help="What every unit does.",
+)
+@click.option(
+    "--clock",
+    type=click.Choice(["wall", "cpu"]),
+    default="wall",
+    show_default=True,
+    help="cpu: time passes only while the engine computes, as on a machine that does nothing else.",
+)
+@click.option("--device", type=click.Choice(DEVICES), help="As of `antiphon serve`.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
+@click.option("--deterministic", is_flag=True, help="As of `antiphon serve`: what it costs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def engine_command(
+    *,
+    model: str,
+    shape: str | None,
+    random_weights: bool,
+    layers_scale: float,
+    sessions: list[int],
+    seconds: int,
+    doing: Doing,
+    clock: Clock,
+    device: str | None,
+    dtype: str | None,
+    deterministic: bool,
+    as_json: bool,
+) -> None:
+    """Measure how many sessions the engine serves: in batches, and one request at a time.
+
+    Both run in turns on one model, so that what else the machine does meets both. Counts go up
+    until 1% of the units come more than a second late. `busy_ms`, the CPU time of a unit, is what
+    can be compared on a machine that does something else as well.
+    """
+    if (shape is not None) != random_weights:
+        raise click.UsageError("--shape full and --random-weights go together")
+    load = Load(speech=load_speech(), seconds=seconds, doing=doing)
+    try:
+        if shape is None:
+            loaded = load_checkpoint(
+                model,
+                None,
+                slots_max=SESSIONS_MAX,
+                device=device,
+                dtype=dtype,
+                exact=deterministic,
+            )
+        else:
+            from ...model.backends.minicpmo.full import SPEAKING_TOKENS
+
+            loaded = _full(layers_scale, dtype, exact=deterministic)
+            model = "full shape, random weights, no vocoder"
+            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
+        if deterministic:
+            require_deterministic(model, loaded.info)
+    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
+        raise click.ClickException(str(error)) from error
+    runs, served = bench(loaded, load, sessions, clock)
+    keys = loaded.machine.llm.keys
+    found = EngineBenchResult(
+        machine=machine_facts(),
+        model=model,
+        clock=clock,
+        device=str(keys.device),
+        dtype=str(keys.dtype).removeprefix("torch."),
+        attention=loaded.machine.attention,
+        doing=doing,
+        seconds=seconds,
+        runs=runs,
+        served=served,
+        full=full_facts(loaded, runs, doing, layers_scale) if shape is not None else None,
+    )
+    print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
+
+
+def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
+    from ...model.backends.minicpmo.device import DeviceError, pick_device, pick_dtype
+    from ...model.backends.minicpmo.full import GPU_GIB, full_config, random_model
+    from ...model.backends.minicpmo.plan import plan
+
+    try:
+        device = pick_device("cuda", prefer_cuda=True)
+    except DeviceError as error:
+        text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
+        raise click.ClickException(text) from error
+    config, what = full_config(layers_scale), pick_dtype(dtype, device)
+    slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
+    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+def bench(
+    model: DuplexModel,
+    load: Load,
+    counts: list[int],
+    clock: Clock = "wall",
+    say: Callable[[str], None] = tell,
+) -> tuple[list[EngineRun], list[Served]]:
+    """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
+
+    def measure(mode: Mode, arrival: Arrival, sessions: int, what: Load = load) -> EngineRun:
+        if clock == "cpu":
+            return run_virtual(model, what, mode=mode, arrival=arrival, sessions=sessions)
+        backend = _backend(model, mode)
+        running = partial(run_engine, mode=mode, arrival=arrival, sessions=sessions)
+        return interrupts.run(running, backend, what)
+
+    runs: list[EngineRun] = []
+    served: list[Served] = []
+    say("warming up")
+    measure("batched", "spread", 1, attrs.evolve(load, seconds=1))
+    for arrival in ARRIVALS:
+        searches = {mode: Search(counts, model.info.slots) for mode in MODES}
+        mine: list[EngineRun] = []
+        while any(search.next_count() is not None for search in searches.values()):
+            for mode, search in searches.items():
+                count = search.next_count()
+                if count is None:
+                    continue
+                run = measure(mode, arrival, count)
+                verdict = "served" if run.is_served else "not served"
+                say(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
+                search.note(count, is_served=run.is_served)
+                mine.append(run)
+        runs += mine
+        served.append(judge(arrival, mine, searches))
+    return runs, served
+
+
+def _backend(model: DuplexModel, mode: Mode) -> EngineBench:
+    from ...model.engine.backend import BATCH_MAX, EngineBackend
+
+    return EngineBackend(model, batch_max=BATCH_MAX if mode == "batched" else 1)
+
+
+def full_facts(
+    model: DuplexModel, runs: list[EngineRun], doing: Doing, layers_scale: float
+) -> FullFacts:
+    """The facts of the full shape."""
+    from ...model.backends.minicpmo.full import floor_ms, gpu_bytes
+
+    p50_ms = {
+        run.sessions: run.latency.p50_ms
+        for run in runs
+        if run.mode == "batched" and run.arrival == "together"
+    }
+    floors = {count: floor_ms(doing, count) for count in p50_ms}
+    return FullFacts(
+        layers_scale=layers_scale,
+        slot_bytes=model.machine.slot_bytes,
+        gpu_bytes_max=gpu_bytes(),
+        floor_ms=floors,
+        of_floor={count: round(p50_ms[count] / floors[count], 2) for count in p50_ms},
+    )
+
+
+# -- for people ----------------------------------------------------------------------------------
+
+
+def _show(console: Console, found: EngineBenchResult) -> None:
+    facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
+    where = f"{found.device}, {found.dtype}, {found.attention}"
+    console.print(
+        f"{found.model} on {where}, {found.doing}, {found.seconds} units a session, "
+        f"by the {found.clock} clock"
+    )
+    console.print(facts, "\n", highlight=False)
+    table = Table(box=SIMPLE)
+    for name in ("sessions", "due", "way"):
+        table.add_column(name)
+    for name in ("p50 ms", "p99 ms", "finalized p50", "missed", "batch", "CPU ms a unit"):
+        table.add_column(name, justify="right")
+    for run in found.runs:
+        table.add_row(
+            str(run.sessions),
+            run.arrival,
+            run.mode,
+            f"{run.latency.p50_ms:.0f}",
+            f"{run.latency.p99_ms:.0f}",
+            f"{run.latency_finalized.p50_ms:.0f}",
+            f"{run.missed} of {run.units}",
+            f"{run.batch_mean:.1f}",
+            f"{run.busy_ms:.1f}",
+        )
+    console.print(table)
+    for each in found.served:
+        at_least = "at least " if each.is_bounded else ""
+        console.print(
+            f"Due {each.arrival}: {at_least}{each.batched} sessions in batches, {each.single} one "
+            f"at a time, with under 1% of units missed: {each.ratio or '-'} times; by CPU time a "
+            f"unit {each.busy_ratio} times",
+            highlight=False,
+        )
+    single = next((run for run in found.runs if run.sessions == 1), None)
+    if single is not None:
+        stages = ", ".join(f"{name} {ms:.1f}" for name, ms in single.stages_ms.items())
+        console.print(f"A single unit, ms by stage: {stages}", highlight=False)
+    if found.full is not None:
+        _show_full(console, found.full)
+
+
+def _show_full(console: Console, full: FullFacts) -> None:
+    used = f"{full.gpu_bytes_max / 1e9:.1f} GB" if full.gpu_bytes_max is not None else "no GPU"
+    console.print(
+        f"A session's keys and values: {full.slot_bytes / 1e6:.0f} MB; most in use: {used}",
+        highlight=False,
+    )
+    for count, floor in full.floor_ms.items():
+        console.print(
+            f"{count} sessions: floor {floor:.1f} ms, the median unit is "
+            f"{full.of_floor[count]:.1f} times that",
+            highlight=False,
+        )

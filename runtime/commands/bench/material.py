@@ -1,0 +1,130 @@
+"""Material of `antiphon bench`, the same at each run: speech, pictures, summaries of durations.
+
+Without the source tree, the recorded sentence is replaced by a voice-like signal.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Final
+
+import attrs
+import numpy as np
+import simplejpeg
+import soxr
+from numpy.typing import NDArray
+
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+
+from ... import SOURCE_TREE
+from ...media.audio import read_wav
+
+FIXTURES: Final = SOURCE_TREE / "fixtures" / "speech"
+SYNTHETIC_S: Final = 12
+JPEG_SIDE: Final = 448
+JPEG_BYTES: Final = 20_000
+"""A camera's picture of this size at a usual quality; the synthetic one comes close to it."""
+MS: Final = 1000.0
+
+_Samples = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True)
+class Times:
+    """Percentiles of durations in milliseconds; with few values, the highest is the maximum."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+def sum_up(durations_ms: Sequence[float]) -> Times:
+    """Sum up durations, at least one, by nearest rank: each figure is a measured one."""
+    p50, p99, longest = np.percentile(durations_ms, (50, 99, 100), method="inverted_cdf")
+    return Times(
+        count=len(durations_ms),
+        p50_ms=round(float(p50), 3),
+        p99_ms=round(float(p99), 3),
+        max_ms=round(float(longest), 3),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Speech:
+    """Speech in a loop; samples are 16 kHz mono, in [-1, 1]."""
+
+    name: str
+    samples: _Samples
+
+    def second(self, number: int, *, rate_hz: int = INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
+        """Cut out a second of the loop as float32 LE, mono, at `rate_hz`, scaled by `gain`.
+
+        Unless `gain` is a power of two, samples are, as a browser's, not whole 16-bit steps.
+        """
+        at = np.arange(number * INPUT_RATE_HZ, (number + 1) * INPUT_RATE_HZ) % len(self.samples)
+        samples = self.samples[at]
+        if rate_hz != INPUT_RATE_HZ:
+            samples = soxr.resample(samples, INPUT_RATE_HZ, rate_hz)
+        return (samples * np.float32(gain)).astype("<f4").tobytes()
+
+
+def load_speech() -> Speech:
+    """Return the recorded fixture, or the synthetic voice without it."""
+    path = FIXTURES / "demo.wav"
+    if path.is_file():
+        return Speech(name=path.name, samples=np.frombuffer(read_wav(path), "<f4"))
+    return Speech(name="synthetic", samples=synthetic_voice())
+
+
+def synthetic_voice() -> _Samples:
+    """Make a voice-like signal: a gliding pitch, three formants, four syllables a second."""
+    at = np.arange(SYNTHETIC_S * INPUT_RATE_HZ) / INPUT_RATE_HZ
+    phase = 2 * np.pi * np.cumsum(130 + 25 * np.sin(2 * np.pi * 0.4 * at)) / INPUT_RATE_HZ
+    voice = np.zeros_like(at)
+    for harmonic in range(1, 30):
+        pitch_hz = 130.0 * harmonic
+        loudness = sum(np.exp(-(((pitch_hz - hz) / 180) ** 2)) for hz in (600, 1400, 2600))
+        voice += loudness * np.sin(harmonic * phase)
+    voice += np.random.default_rng(0).normal(0, 0.05, len(at))
+    syllables = np.clip(np.sin(2 * np.pi * 4 * at), 0, 1) * (at % 3 < 2)
+    voiced: _Samples = (0.2 * voice * syllables / np.abs(voice).max()).astype(np.float32)
+    return voiced
+
+
+def output_second(speech: Speech, number: int) -> bytes:
+    """Make a second of model speech: float32 LE, 24 kHz mono, all different."""
+    pcm = speech.second(number, rate_hz=OUTPUT_RATE_HZ, gain=0.9 + 0.0007 * number)
+    return pcm[: OUTPUT_RATE_HZ * SAMPLE_BYTES].ljust(OUTPUT_RATE_HZ * SAMPLE_BYTES, b"\0")
+
+
+def camera_frame(number: int) -> bytes:
+    """Make a JPEG of about `JPEG_BYTES`: a constant scene with varying noise."""
+    at = np.arange(JPEG_SIDE)
+    scene = 110 + 60 * np.sin(at / 37)[:, None] * np.cos(at / 53)[None, :]
+    noise = np.random.default_rng(number).normal(0, 8, (JPEG_SIDE, JPEG_SIDE, 3))
+    picture = np.clip(scene[:, :, None] + noise, 0, 255).astype(np.uint8)
+    data: bytes = simplejpeg.encode_jpeg(picture, quality=60)
+    return data
+
+
+def shown_frame() -> bytes:
+    """Return the fixtures' picture, or a synthetic one."""
+    path = FIXTURES / "frame.jpg"
+    return path.read_bytes() if path.is_file() else camera_frame(0)
+
+
+def machine_facts() -> dict[str, str | int | float]:
+    """Describe the machine; `load` is that of the last minute, this run's included."""
+    return {
+        "cores": os.cpu_count() or 0,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "antiphon": version("antiphon"),
+        "load": round(os.getloadavg()[0], 2),
+    }

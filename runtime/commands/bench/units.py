@@ -1,0 +1,206 @@
+"""The duration of a unit as a client sees it: a real server, real WebSockets, a unit a second.
+
+The server runs in its own process, with recording on. Each client sends a second of speech and a
+picture every second, by the clock: clients are spread evenly, or all at once, the worst case for a
+model that computes one unit at a time. A unit's time runs from passing its append to the client's
+socket until its last frame (a listen, or the speech's text and sound) is received and parsed; the
+server's own `wall_clock_ms` runs from the unit's start to its result.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+import anyio
+import attrs
+import click
+
+from protocol.values.messages import Created, ErrorReport, Listen, QueueDone, Speech
+from protocol.values.requests import Append, Init
+
+from ...client.errors import ClientError
+from ...client.session import ClientSession, connect
+from .material import Speech as Said
+from .material import Times, shown_frame, sum_up
+
+Arrival = Literal["spread", "together"]
+
+INSTRUCTIONS: Final = "Answer what you hear and see."
+SESSIONS_WAIT_S: Final = 60.0
+"""For opening all sessions; a prompt takes a small part of a second."""
+ANSWERS_WAIT_S: Final = 10.0
+"""For the remaining answers after the last unit; then it counts as unanswered."""
+OFFSET_S: Final = 3
+"""Offset in seconds of each client's speech to the one before."""
+
+
+class BenchError(click.ClickException):
+    """The bench cannot continue; the text gives the reason in one line."""
+
+
+@attrs.frozen(kw_only=True)
+class UnitsResult:
+    """The results of one run.
+
+    Attributes:
+        arrival: when in the second their units come.
+        speaking_share: share of the answered units in which the model spoke.
+        dropped: units dropped by a late server (B7).
+        latency: at the clients.
+        latency_listening: of listening units; None if there were none.
+        latency_speaking: of speaking units; None if there were none.
+        server: by the server, without queues and network.
+        p50_of_second: the median as a part of the unit's second.
+    """
+
+    sessions: int
+    arrival: Arrival
+    units: int
+    answered: int
+    speaking_share: float
+    dropped: int
+    latency: Times
+    latency_listening: Times | None
+    latency_speaking: Times | None
+    server: Times
+    p50_of_second: float
+    p99_of_second: float
+
+
+# -- the clients --------------------------------------------------------------------------------
+
+
+async def measure_units(
+    url: str, speech: Said, *, sessions: int, seconds: int, arrival: Arrival
+) -> UnitsResult:
+    """Have clients send a unit a second to a server, and measure their units.
+
+    `BenchError` if a session fails or ends early.
+    """
+    begin = anyio.Event()
+    frame = shown_frame()
+    clients = [
+        _Client(
+            units=[
+                Append(
+                    pcm=speech.second(second + OFFSET_S * number),
+                    frames=(frame,),
+                    input_id=str(second),
+                )
+                for second in range(seconds)
+            ],
+            begin=begin,
+            late_s=number / sessions if arrival == "spread" else 0.0,
+        )
+        for number in range(sessions)
+    ]
+    async with anyio.create_task_group() as tasks:
+        for client in clients:
+            tasks.start_soon(client.run, url)
+        with anyio.move_on_after(SESSIONS_WAIT_S) as setting_up:
+            for client in clients:
+                await client.is_ready.wait()
+        begin.set()
+        if setting_up.cancelled_caught:
+            tasks.cancel_scope.cancel()
+    if setting_up.cancelled_caught:
+        raise BenchError(f"{sessions} sessions were not set up within {SESSIONS_WAIT_S:g} s")
+    failure = next((client.failure for client in clients if client.failure), None)
+    if failure is not None:
+        raise BenchError(f"a session of {sessions} failed: {failure}")
+    return _sum_up(clients, sessions=sessions, arrival=arrival)
+
+
+class _Client:
+    """One session; its appends and answers are named by number."""
+
+    def __init__(self, *, units: list[Append], begin: anyio.Event, late_s: float) -> None:
+        self.is_ready = anyio.Event()
+        self.failure: str | None = None
+        self.latency_ms: dict[int, float] = {}
+        self.server_ms: dict[int, float] = {}
+        self.spoken: set[int] = set()
+        self.dropped = 0
+        self.units = units
+        self._begin = begin
+        self._late_s = late_s
+        self._sent_ns: list[int] = []
+        self._all_answered = anyio.Event()
+
+    async def run(self, url: str) -> None:
+        """Hold the session to its end."""
+        try:
+            async with connect(url, mode="video") as session, anyio.create_task_group() as tasks:
+                async for message in session:
+                    if isinstance(message, Listen | Speech):
+                        self._take(message)
+                    elif isinstance(message, QueueDone):
+                        await session.init(Init(instructions=INSTRUCTIONS))
+                    elif isinstance(message, Created):
+                        tasks.start_soon(self._send, session)
+                    elif isinstance(message, ErrorReport):
+                        self.failure = f"{message.message} ({message.code})"
+                tasks.cancel_scope.cancel()
+        except* ClientError as errors:
+            self.failure = self.failure or _first(errors)
+        if not self._all_answered.is_set() and not self._sent_ns:
+            self.failure = self.failure or "the server ended it at once"
+        self.is_ready.set()
+
+    async def _send(self, session: ClientSession) -> None:
+        self.is_ready.set()
+        await self._begin.wait()
+        began_s = anyio.current_time() + self._late_s
+        for number, unit in enumerate(self.units):
+            await anyio.sleep_until(began_s + number)
+            self._sent_ns.append(time.perf_counter_ns())
+            await session.append(unit)
+        with anyio.move_on_after(ANSWERS_WAIT_S):
+            await self._all_answered.wait()
+        await session.close()
+
+    def _take(self, message: Listen | Speech) -> None:
+        """Note a frame of a unit's answer; the last one counts."""
+        number = int(message.input_id)
+        self.latency_ms[number] = (time.perf_counter_ns() - self._sent_ns[number]) / 1e6
+        self.server_ms[number] = message.metrics.wall_clock_ms
+        self.dropped = message.metrics.dropped_units
+        if isinstance(message, Speech):
+            self.spoken.add(number)
+        is_silent = not message.metrics.n_tts_tokens  # it listens, or speaks without a sound
+        is_whole = is_silent or (isinstance(message, Speech) and bool(message.pcm))
+        if is_whole and len(self.latency_ms) == len(self.units):
+            self._all_answered.set()
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
+def _sum_up(clients: list[_Client], *, sessions: int, arrival: Arrival) -> UnitsResult:
+    listening: list[float] = []
+    speaking: list[float] = []
+    for client in clients:
+        for number, latency_ms in client.latency_ms.items():
+            (speaking if number in client.spoken else listening).append(latency_ms)
+    if not (listening or speaking):
+        raise BenchError("no unit was answered")
+    latency = sum_up([*listening, *speaking])
+    return UnitsResult(
+        sessions=sessions,
+        arrival=arrival,
+        units=sum(len(client.units) for client in clients),
+        answered=latency.count,
+        speaking_share=round(len(speaking) / latency.count, 3),
+        dropped=sum(client.dropped for client in clients),
+        latency=latency,
+        latency_listening=sum_up(listening) if listening else None,
+        latency_speaking=sum_up(speaking) if speaking else None,
+        server=sum_up([ms for client in clients for ms in client.server_ms.values()]),
+        p50_of_second=round(latency.p50_ms / 1000, 4),
+        p99_of_second=round(latency.p99_ms / 1000, 4),
+    )

@@ -1,0 +1,284 @@
+"""`antiphon demo`: serve, talk, record and replay in a minute, by the command line only.
+
+It serves a model on a free port, plays a file to it in real time, stops the server with SIGTERM,
+and runs `verify`, `replay` and `replay --full` on the log: processes of their own, with another
+PYTHONHASHSEED. The server is stopped after an error or a signal too. One folder holds the log, the
+reply and the server's standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import attrs
+import click
+from rich.console import Console
+
+from protocol.values.messages import Mode
+
+from .. import SOURCE_TREE
+from ..client.terminal import UnusableError, echo_json
+from ..media.audio import AudioFileError, write_wav
+from ..model.models import MODELS
+from .server_process import RUN, served
+from .talk.command import read_frame, read_speech
+from .talk.session import Plan, talk
+from .talk.tally import Tally
+from .talk.view import JsonView, LineView, View, summarize
+
+SPEECH: Final = Path("fixtures") / "speech"
+INSTRUCTIONS: Final = "Answer what you hear and see."
+SILENCE_S: Final = 8
+"""With the seconds that end the file and the close, within ten seconds of the file's end."""
+CHECK_WAIT_S: Final = 600.0
+"""A full replay computes all units again: minutes on a slow machine."""
+CHECKS: Final = (("verify",), ("replay",), ("replay", "--full"))
+
+
+class DemoError(click.ClickException):
+    """The demo failed; the message says where, in one line."""
+
+
+@attrs.frozen(kw_only=True)
+class Demo:
+    """What the demo plays: `told` names the files for people."""
+
+    model: str
+    folder: Path
+    plan: Plan
+    speech: Path
+    told: str
+    as_json: bool
+
+    def tell(self, text: str, **fields: object) -> None:
+        """Print a line for people, or an object for programs."""
+        if self.as_json:
+            echo_json(fields)
+        else:
+            click.echo(text)
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """The outcome of one command on the log."""
+
+    command: str
+    exit_code: int
+    elapsed_s: float
+    output: str
+
+
+@click.command("demo")
+@click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="What is served: the embedded trained model, or a script that hears nothing.",
+)
+@click.option(
+    "--record",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo"),
+    show_default=True,
+    help="Folder of the log and the reply; it is made where it is missing.",
+)
+@click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
+@click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
+@click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+def demo_command(
+    *,
+    model: str,
+    folder: Path,
+    speech: Path | None,
+    frame: Path | None,
+    fast: bool,
+    as_json: bool,
+) -> None:
+    """Serve a model, talk to it, record the session and replay it: all in one go.
+
+    It says a spoken sentence to the server in real time, with a picture now and then, and shows
+    who speaks when. Then the server is stopped, and its log is checked, replayed, and computed
+    again by the model, each in a new process: the same to the last byte, or the demo fails.
+
+    \b
+    Examples:
+      antiphon demo
+      antiphon demo --speech question.wav --record ./mine
+
+    \b
+    Exit codes:
+      0  the model answered, and the recording replays
+      1  something failed: it says what
+      2  a file that cannot be used
+      130  interrupted; the server is stopped
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    demo = _plan(model, folder, speech, frame, fast=fast, as_json=as_json)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnusableError(f"--record: {folder}: {error.strerror}") from error
+    cut_by = anyio.run(_run_unless_interrupted, demo, backend="trio")
+    if cut_by is signal.SIGINT:
+        raise KeyboardInterrupt
+    if cut_by is not None:
+        raise DemoError("interrupted")
+
+
+def _plan(
+    model: str, folder: Path, speech: Path | None, frame: Path | None, *, fast: bool, as_json: bool
+) -> Demo:
+    """Find and read the files; a speech of the user's own needs no picture."""
+    fixtures = SOURCE_TREE / SPEECH
+    if speech is None:
+        speech, frame = fixtures / "demo.wav", frame or fixtures / "frame.jpg"
+        if missing := [path for path in (speech, frame) if not path.is_file()]:
+            raise UnusableError(f"{missing[0]} is only in the source tree: give --speech FILE.wav")
+    plan = Plan(
+        units=read_speech(speech),
+        instructions=INSTRUCTIONS,
+        frame=None if frame is None else read_frame(frame),
+        silence_s_max=SILENCE_S,
+        fast=fast,
+    )
+    told = speech.name if frame is None else f"{speech.name}, showing {frame.name}"
+    return Demo(model=model, folder=folder, plan=plan, speech=speech, told=told, as_json=as_json)
+
+
+async def _run_unless_interrupted(demo: Demo) -> signal.Signals | None:
+    """Run the demo; return the signal that ended it early, or None."""
+    came: list[signal.Signals] = []
+    failure: click.ClickException | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_signals, came, tasks.cancel_scope)
+        try:
+            await _run(demo)
+        except click.ClickException as error:  # raised below as it is, not in a group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return came[0] if came else None
+
+
+async def _watch_signals(came: list[signal.Signals], everything: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            came.append(number)
+            everything.cancel()
+
+
+async def _run(demo: Demo) -> None:
+    before = _logs(demo.folder)
+    async with _server(demo) as url:
+        tally = await _converse(demo, url)
+    demo.tell("\nthe server is stopped", type="server", state="stopped")
+    logs = sorted(_logs(demo.folder) - before)
+    if len(logs) != 1:
+        raise DemoError(f"{demo.folder} has {len(logs)} new logs, one session was recorded")
+    checks = await _check(demo, logs[0])
+    _conclude(demo, tally, logs[0], checks)
+
+
+def _logs(folder: Path) -> set[Path]:
+    return set(folder.glob("*.session.zst"))
+
+
+# -- the server ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _server(demo: Demo) -> AsyncIterator[str]:
+    """Serve the model, and yield its address."""
+    began_s = anyio.current_time()
+    async with served(demo.model, demo.folder) as url:
+        took_s = anyio.current_time() - began_s
+        text = f"serving the {demo.model} model at {url} (ready in {took_s:.1f} s)"
+        demo.tell(text, type="server", state="ready", url=url, model=demo.model)
+        yield url
+
+
+# -- the conversation ---------------------------------------------------------------------------
+
+
+async def _converse(demo: Demo, url: str) -> Tally:
+    demo.tell(f"saying {demo.told}\n", type="speech_file", seconds=len(demo.plan.units))
+    began_s = anyio.current_time()
+    mode: Mode = "audio" if demo.plan.frame is None else "video"
+    reply = demo.folder / "reply.wav"
+    view: View = JsonView() if demo.as_json else LineView(Console())
+    with view:
+        tally = await talk(url, demo.plan, view, mode=mode)
+    try:
+        write_wav(reply, bytes(tally.pcm))
+    except AudioFileError as error:
+        raise DemoError(str(error)) from error
+    elapsed_s = anyio.current_time() - began_s
+    answered = demo.plan.is_answered(tally)
+    view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=reply))
+    if tally.failure is not None:
+        raise DemoError(tally.failure)
+    return tally
+
+
+# -- the replays --------------------------------------------------------------------------------
+
+
+async def _check(demo: Demo, log: Path) -> list[Check]:
+    """Run each command on the log, in a new process with another hash seed."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    checks = []
+    for words in CHECKS:
+        began_s = anyio.current_time()
+        try:
+            with anyio.fail_after(CHECK_WAIT_S):
+                done = await anyio.run_process(
+                    [*RUN, *words, str(log)],
+                    check=False,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONHASHSEED": seed},
+                )
+        except TimeoutError:
+            raise DemoError(f"{' '.join(words)} took more than {CHECK_WAIT_S:g} s") from None
+        check = Check(
+            command=" ".join(words),
+            exit_code=done.returncode,
+            elapsed_s=round(anyio.current_time() - began_s, 3),
+            output=done.stdout.decode(errors="replace").strip(),
+        )
+        checks.append(check)
+        _tell_check(demo, check)
+    return checks
+
+
+def _tell_check(demo: Demo, check: Check) -> None:
+    verdict = "ok    " if check.exit_code == 0 else "FAILED"
+    indented = "".join(f"\n        {line}" for line in check.output.splitlines())
+    text = f"{verdict}  antiphon {check.command}  ({check.elapsed_s:.1f} s){indented}"
+    demo.tell(text, type="check", **attrs.asdict(check))
+
+
+def _conclude(demo: Demo, tally: Tally, log: Path, checks: list[Check]) -> None:
+    failed = [f"antiphon {check.command}" for check in checks if check.exit_code != 0]
+    if not demo.plan.is_answered(tally):
+        failed.insert(0, "the model did not answer")
+    text = f"""
+log:    {log}
+reply:  {demo.folder / "reply.wav"}
+
+Try next:
+  antiphon inspect {log}
+  antiphon serve --model {demo.model}      and in another terminal
+  antiphon talk {demo.speech}      or any WAV of yours"""
+    demo.tell(text, type="demo", ok=not failed, failed=failed, log=str(log))
+    if failed:
+        raise DemoError(f"failed: {', '.join(failed)}")

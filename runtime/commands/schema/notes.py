@@ -1,0 +1,179 @@
+"""What a client's author has to know that no class says: where to connect, and the common rules.
+
+Facts are taken from the code that acts on them (paths, limits, close codes); only the sentences
+around them are written here. Fields and events are not: `protocol.wire.schema` finds those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from protocol.values.errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_INVALID_FRAME,
+    CLOSE_NORMAL,
+    CLOSE_TOO_BIG,
+    CLOSE_TRY_LATER,
+)
+from protocol.values.limits import (
+    APPEND_SAMPLES_MAX,
+    APPEND_SAMPLES_MIN,
+    CHAT_FRAME_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    IDLE_S,
+    INIT_WAIT_S,
+    LABEL_CHARS_MAX,
+    LIMIT_AUDIO_S,
+    LIMIT_TRANSCRIPTION_S,
+    LIMIT_VIDEO_S,
+    PAUSE_S,
+    SOUND_BYTES_MAX,
+    UNITS_PENDING_MAX,
+    UTTERANCES_PENDING_MAX,
+)
+from protocol.values.messages import EndReason
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from protocol.values.state import Course
+
+from ...serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+
+MIB: Final = 1024 * 1024
+
+
+@attrs.frozen(kw_only=True)
+class Channel:
+    """An endpoint.
+
+    Attributes:
+        name: for programs.
+        address: the path; `{session_id}` is the client's own label.
+        dialects: what is spoken there.
+        says: which of them, and how the mode is told.
+    """
+
+    name: str
+    address: str
+    dialects: tuple[str, ...]
+    says: str
+
+
+CHANNELS: Final[tuple[Channel, ...]] = (
+    Channel(
+        name="realtime",
+        address=REALTIME_PATH,
+        dialects=("realtime", "duplex-v1", "transcription", "transcription-responses"),
+        says="The query's `mode` says what the session carries. Without it the server takes its "
+        "default, which is `video` unless its operator says otherwise. The client's first message "
+        "picks the dialect, and it stays: `session.init` is `realtime`, `session.update` is "
+        "`duplex-v1`. Until then queue events and errors are the same in both. With "
+        "`mode=transcription` it is `transcription`, or `transcription-responses` where the client "
+        "chooses its model by `session.create`.",
+    ),
+    Channel(
+        name="duplex",
+        address=f"{DUPLEX_PATH}{{session_id}}",
+        dialects=("legacy-duplex",),
+        says=f"`session_id` is the client's own label of 1 to {LABEL_CHARS_MAX} printable "
+        "characters without a slash. It may repeat. A label that begins with "
+        f"{' or '.join(f'`{label}`' for label in AUDIO_LABELS)} is a session without video.",
+    ),
+    Channel(
+        name="chat",
+        address=CHAT_PATH,
+        dialects=("legacy-chat",),
+        says="A connection carries one request and its answer. There are no parameters.",
+    ),
+)
+
+DIALECTS: Final[Mapping[str, str]] = {
+    "realtime": "One set of events for full-duplex speech (`mode=video`, `mode=audio`) and for "
+    "turns of chat (`mode=chat`), whose answers are spoken only where `tts` is there. New clients "
+    "should speak this one.",
+    "duplex-v1": "Full-duplex speech, with text and sound of a unit in one event.",
+    "legacy-duplex": "Full-duplex speech, in a session that can be paused.",
+    "legacy-chat": "One turn of chat a connection: a request and its answer, which is spoken "
+    "unless `tts` says otherwise. Then the connection closes.",
+    "transcription": "Sound in, its text out while it comes, utterance by utterance.",
+    "transcription-responses": "The same with other names, for clients that know these: a client "
+    "that chooses its model by `session.create` gets them. Either may send the types of both.",
+}
+"""What each dialect is for."""
+
+COURSES: Final[Mapping[Course, str]] = {
+    Course.DUPLEX: "The client waits for its place in the queue, sets the session up, and then "
+    f"sends sound all the time, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
+    f"at most, and in `duplex-v1` of {APPEND_SAMPLES_MIN} at least. Each second of it is a *unit*, "
+    f"and gets one outcome: the model listens, or it speaks a second at {OUTPUT_RATE_HZ} Hz. When "
+    f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
+    f"{LIMIT_VIDEO_S} s with video and {LIMIT_AUDIO_S} s without, queueing included, unless the "
+    f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
+    Course.CHAT: "The client sets the session up at once, and then asks as often as it likes, each "
+    "time with the whole conversation; the server keeps no part. Each turn waits in the "
+    f"queue. While it runs no other can be asked. {IDLE_S} s without a turn end the session.",
+    Course.REQUEST: "The client sends one message as soon as it is connected. Queue events come "
+    f"only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the client "
+    f"made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} where the "
+    "request was turned away.",
+    Course.TRANSCRIPTION: "A client that has to wait is told nothing until there is a slot for it; "
+    "then it is greeted, and chooses a model by its name, which is not answered where there is "
+    f"such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
+    "kept from the first piece on, and transcribed from a commit on; a final commit ends the "
+    "utterance, which is answered once, after those before it, and what comes next belongs to the "
+    "next one. So does what comes after an utterance that the model failed at, or that outgrew its "
+    "context: it is answered by an error and its end, and the next commit, final or not, begins "
+    "a new one. What a piece of text says is never taken back. At most "
+    f"{SOUND_BYTES_MAX // MIB} MiB of sound and {UTTERANCES_PENDING_MAX} utterances may wait. A "
+    f"session lasts {LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed with {CLOSE_NORMAL} "
+    f"and the reason `idle` where its client is silent for {IDLE_S} s and nothing is under way, "
+    f"and with `timeout` where it has chosen no model within {INIT_WAIT_S} s. An `error` whose "
+    "code says how a session ends is its last message.",
+}
+"""How a session goes, by its course."""
+
+ENDS: Final[Mapping[EndReason, str]] = {
+    "client": "The client ended it.",
+    "timeout": "Its time was over, or nothing was sent for too long.",
+    "pause_timeout": "It was paused for too long.",
+    "context_full": "The model's context is full: what comes next would not fit.",
+    "backend_error": "The model was lost, or failed again and again.",
+    "server_shutdown": "The server is shutting down.",
+    "cancelled": "An operator ended it.",
+    "invalid_frame": "The client sent a frame that is beyond repair.",
+    "flooded": "The client sent large messages faster than the server can record them.",
+    "refused": "A turn of chat could not be given to the model; an `error` came before.",
+}
+"""The meanings of the ends that a client may receive."""
+
+END_CLOSES: Final[Mapping[EndReason, tuple[int, ...]]] = {
+    "invalid_frame": (CLOSE_INVALID_FRAME, CLOSE_TOO_BIG),
+    "refused": (CLOSE_TRY_LATER,),
+}
+"""The close codes of ends that do not have one of their own: it is the frame's, or the error's."""
+
+RULES: Final[tuple[str, ...]] = (
+    "A message is one JSON object in one text frame, in UTF-8, without a key twice, NaN, Infinity "
+    f"or lone surrogates. It is at most {FRAME_BYTES_MAX // MIB} MiB long, in chat "
+    f"{CHAT_FRAME_BYTES_MAX // MIB} MiB.",
+    "A field has exactly the type that is named: neither `true` nor `1.0` is an integer. An "
+    "integer is a number, too.",
+    "In a client's message an explicit null counts as absent.",
+    "A field that is not listed is ignored, and counted; but in an object of settings it is "
+    "refused, so that an ineffective setting is noticed. Clients should ignore fields that they do "
+    "not know: there may be more of them later.",
+    "A message that is wrong gets an `error`, and the session goes on. First the session's state "
+    "is looked at, then the message's type, then its fields.",
+    f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
+    f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, it is 16-bit integers. Bytes are base64 with "
+    "the standard alphabet and padding, without white space; sound to be transcribed may have line "
+    "breaks in its base64.",
+    "OpenAI's Realtime API is not spoken. The header `OpenAI-Beta`, its subprotocols, and an "
+    "address with `model` and no `mode` (where the default is not `transcription`) are HTTP 400 "
+    "with the list of dialects. Before a session is set up, a `session.update` whose "
+    "`session.type` is `realtime` gets `invalid_event`, and the connection is closed with "
+    f"{CLOSE_NORMAL} at once.",
+    f"A paused session ends after {PAUSE_S} s, or earlier if its client says so.",
+)
+"""What holds in every dialect."""

@@ -1,0 +1,301 @@
+"""One conversation with a server: a file is said to it, second by second, and it is heard out.
+
+Two tasks: one sends, one receives. The rules:
+
+- Second n is sent n seconds after the first, by the clock and not by how long sending took, so
+  that an hour does not drift; `fast` sends it when second n - 1 was answered instead.
+- After the file comes silence, until the model has answered what was said last and listens again,
+  or `silence_s_max` has passed. Then `session.close`, and the server's own end is waited for.
+- Whatever the server does wrong ends the conversation and becomes `Tally.failure`, one line; an
+  `inference_error` costs a unit and the conversation goes on.
+
+It shows nothing (`view`) and reads no file (`command`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import anyio
+import attrs
+import numpy as np
+
+from protocol.values.messages import ErrorReport, Mode, QueueDone
+from protocol.values.model import UNIT_BYTES
+from protocol.values.requests import Append, Init
+from protocol.values.state import Gate
+
+from ...client.errors import ClientError, SessionClosedError
+from ...client.session import ClientSession, connect
+from .tally import UNIT_ID, Happening, Tally
+
+CLOSE_REASON: Final = "user_stop"
+"""As 001's example has it."""
+CLOSED_WAIT_S: Final = 10.0
+"""A server says `session.closed` at once; a dead one is not waited for."""
+ANSWER_WAIT_S: Final = 30.0
+"""Without a clock (`fast`) a unit is waited for this long: thirty times what it may take."""
+SOUND_LEVEL_MIN: Final = 0.01
+"""A second whose loudest sample is below -40 dB of full scale counts as silent."""
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is said, and how.
+
+    Attributes:
+        units: the file, float32 LE 16 kHz mono, cut by `cut_units`.
+        instructions: the system prompt.
+        frame: a JPEG that is shown with each second, in mode=video; None: none is.
+        silence_s_max: whole seconds of silence after the file, at most.
+        fast: a second as soon as the one before it was answered, and not in real time.
+    """
+
+    units: tuple[bytes, ...]
+    instructions: str = ""
+    frame: bytes | None = None
+    silence_s_max: int = 10
+    fast: bool = False
+
+    @property
+    def last_sound(self) -> int:
+        """The number of the last second that is not silent: the one that wants an answer."""
+        return max((number for number, unit in enumerate(self.units) if has_sound(unit)), default=0)
+
+    def is_answered(self, tally: Tally) -> bool:
+        """Whether the model has spoken since the last of what was said."""
+        return tally.last_speech >= self.last_sound
+
+
+class Observer(Protocol):
+    """Is told what happens, as it happens; times are seconds since the conversation began."""
+
+    def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
+        """Take note that a second of input is being sent."""
+
+    def heard(self, happening: Happening) -> None:
+        """Take note of what the server said."""
+
+
+def cut_units(pcm: bytes) -> tuple[bytes, ...]:
+    """Cut audio into seconds; the last one is filled up with silence.
+
+    Args:
+        pcm: float32 LE, 16 kHz mono.
+
+    Returns:
+        Units of one second each.
+    """
+    starts = range(0, len(pcm), UNIT_BYTES)
+    return tuple(pcm[start : start + UNIT_BYTES].ljust(UNIT_BYTES, b"\0") for start in starts)
+
+
+def has_sound(unit: bytes) -> bool:
+    """Whether a second of float32 LE is louder than the noise of a quiet room."""
+    return bool(np.abs(np.frombuffer(unit, "<f4")).max() >= SOUND_LEVEL_MIN)
+
+
+async def talk(
+    url: str,
+    plan: Plan,
+    observer: Observer,
+    *,
+    mode: Mode,
+    dialect: str = "realtime",
+    key: str | None = None,
+    tally: Tally | None = None,
+    stop: anyio.Event | None = None,
+) -> Tally:
+    """Hold a conversation, to its end; cancelled, it drops the connection.
+
+    Args:
+        url: of the server; see `client.session.endpoint`.
+        plan: what is said.
+        observer: is told what happens.
+        mode: `audio` or `video`.
+        dialect: `realtime`, `duplex-v1` or `legacy-duplex`.
+        key: the API key, where the server asks for one.
+        tally: is added up in; it can be read meanwhile.
+        stop: set by the caller to end the conversation politely before its time.
+
+    Returns:
+        The tally; what went wrong is its `failure`.
+    """
+    tally = tally or Tally()
+    started_s = anyio.current_time()
+    try:
+        async with connect(url, mode=mode, dialect=dialect, key=key) as session:
+            await converse(session, plan, observer, tally=tally, started_s=started_s, stop=stop)
+    except ClientError as error:
+        tally.failure = str(error)
+    return tally
+
+
+async def converse(
+    session: ClientSession,
+    plan: Plan,
+    observer: Observer,
+    *,
+    tally: Tally,
+    started_s: float,
+    stop: anyio.Event | None = None,
+) -> None:
+    """Hold a conversation over a connection that is open, and leave it open.
+
+    Args:
+        session: nothing was received of it yet.
+        plan: what is said.
+        observer: is told what happens.
+        tally: is added up in; its `failure` is what went wrong.
+        started_s: what times are counted from, by AnyIO's clock.
+        stop: set by the caller to end the conversation politely before its time.
+    """
+    await _Conversation(
+        session,
+        plan=plan,
+        observer=observer,
+        tally=tally,
+        clock=lambda: anyio.current_time() - started_s,
+        stop=stop or anyio.Event(),
+    ).run()
+    tally.failure = tally.failure or _what_went_wrong(tally)
+
+
+def _what_went_wrong(tally: Tally) -> str | None:
+    if tally.errors:
+        report = tally.errors[0]
+        return f"the server reported an error: {report.message} ({report.code})"
+    if tally.closed is None:
+        return "the connection was closed before there was a session"
+    if tally.closed.reason != "client":
+        return f"the server ended the session: {tally.closed.reason}"
+    return None
+
+
+class _Conversation:
+    """The two tasks, and what one tells the other: `_changed` is set anew with each message."""
+
+    def __init__(
+        self,
+        session: ClientSession,
+        *,
+        plan: Plan,
+        observer: Observer,
+        tally: Tally,
+        clock: Callable[[], float],
+        stop: anyio.Event,
+    ) -> None:
+        self._session = session
+        self._plan = plan
+        self._observer = observer
+        self._tally = tally
+        self._clock = clock
+        self._stop = stop
+        self._stopped = False
+        self._changed = anyio.Event()
+        self._patience = anyio.CancelScope()
+        self._answer_from = plan.last_sound
+
+    async def run(self) -> None:
+        """Send and receive until the session is over."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._send)
+            tasks.start_soon(self._watch_stop)
+            try:
+                with self._patience:
+                    await self._receive()
+                if self._patience.cancelled_caught:
+                    self._fail(f"the server did not end the session within {CLOSED_WAIT_S:g} s")
+            except ClientError as error:
+                self._tally.failure = str(error)
+            tasks.cancel_scope.cancel()
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        async for message in self._session:
+            self._observer.heard(self._tally.heard(message, self._clock()))
+            match message:
+                case QueueDone() if self._session.connection.gate is Gate.CONNECTED:
+                    init = Init(instructions=self._plan.instructions, notices=True)
+                    await self._session.init(init)
+                case ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
+                    self._stopped = True  # what was refused is our init: there is no other
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _watch_stop(self) -> None:
+        await self._stop.wait()
+        self._stopped = True
+        self._notify()
+
+    def _fail(self, failure: str) -> None:
+        self._tally.failure = self._tally.failure or failure
+
+    # -- sending --------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        with suppress(SessionClosedError):  # the receiver is told, too, and knows more
+            await self._until(lambda: self._session.can_append or self._is_over())
+            await self._say()
+            if self._session.connection.gate is not Gate.CLOSED:
+                await self._session.close(CLOSE_REASON)
+        self._patience.deadline = anyio.current_time() + CLOSED_WAIT_S
+
+    async def _say(self) -> None:
+        """Send the file and the silence after it, each second at its time."""
+        count = len(self._plan.units) + self._plan.silence_s_max
+        silence = bytes(UNIT_BYTES)
+        started_s = anyio.current_time()
+        for number in range(count + 1):
+            await self._wait_turn(number, started_s)
+            if self._is_over() or number == count:
+                return
+            unit = self._plan.units[number] if number < len(self._plan.units) else silence
+            self._tally.sent(self._clock())
+            self._observer.sent(number, self._clock(), has_sound=has_sound(unit))
+            await self._session.append(self._append(number, unit))
+
+    def _append(self, number: int, unit: bytes) -> Append:
+        names_units = self._session.dialect == "realtime"  # 000 has no field for an id
+        return Append(
+            pcm=unit,
+            frames=() if self._plan.frame is None else (self._plan.frame,),
+            input_id=f"{UNIT_ID}{number}" if names_units else None,
+        )
+
+    async def _wait_turn(self, number: int, started_s: float) -> None:
+        if not self._plan.fast:
+            await self._until(self._is_over, started_s + number)
+            return
+        deadline_s = anyio.current_time() + ANSWER_WAIT_S
+        answered = await self._until(
+            lambda: self._is_over() or self._tally.outcomes >= number, deadline_s
+        )
+        if not answered:
+            self._fail(f"the server did not answer a unit within {ANSWER_WAIT_S:g} s")
+            self._stopped = True
+
+    async def _until(self, condition: Callable[[], bool], deadline_s: float = float("inf")) -> bool:
+        """Wait for a condition on what was heard; say whether it came before the deadline."""
+        with anyio.CancelScope(deadline=deadline_s):
+            while not condition():
+                await self._changed.wait()
+        return condition()
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is to be said: stopped, ended by the server, or answered."""
+        tally = self._tally
+        listens_again = tally.last_listen > tally.last_speech
+        heard_out = tally.last_listen >= len(self._plan.units) - 1
+        return (
+            self._stopped
+            or tally.is_hopeless
+            or self._session.connection.gate is Gate.CLOSED
+            or (heard_out and listens_again and self._answer_from <= tally.last_speech)
+        )

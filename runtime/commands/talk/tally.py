@@ -1,0 +1,199 @@
+"""What a conversation came to so far: the one place where the server's messages are added up.
+
+A `Tally` is read by whoever shows the conversation and by `session`, which decides by it
+when the conversation is over. It takes messages with their time and does no IO.
+
+A unit is known by the id that its append was sent with. A dialect or server without ids is
+counted: an outcome for each unit, text and audio that follow each other being one. What was
+dropped has no outcome, so that from then on a count says no round trip any more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from protocol.values.errors import CLIENT_ERRORS, ErrorCode
+from protocol.values.messages import (
+    Closed,
+    Created,
+    ErrorReport,
+    Listen,
+    Metrics,
+    Queued,
+    QueueDone,
+    QueuePlace,
+    QueueUpdate,
+    ServerMessage,
+    Speech,
+)
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+
+UNIT_ID: Final = "unit-"
+"""What the ids of our appends begin with; the unit's number follows."""
+
+
+@attrs.frozen(kw_only=True)
+class Happening:
+    """One thing that the server said.
+
+    Attributes:
+        at_s: seconds since the conversation began.
+        message: what.
+        unit: the second of input that it answers, from 0; None where it answers none.
+        round_trip_ms: from sending that second to this; None where unknown.
+    """
+
+    at_s: float
+    message: ServerMessage
+    unit: int | None = None
+    round_trip_ms: float | None = None
+
+
+def _no_metrics() -> Metrics:
+    return Metrics(kv_cache_length=0, recording="off")
+
+
+@attrs.define
+class Tally:
+    """The sums of one conversation.
+
+    Attributes:
+        place: in the queue; None outside of it.
+        created: what the server said of the session; None before it did.
+        speaking: whether the model spoke last.
+        turns: the model's words, a text for each turn.
+        pcm: its voice so far, float32 LE, 24 kHz mono.
+        outcomes: units that were answered, failed ones included.
+        listens: units that the model listened to.
+        speeches: units that it spoke in.
+        last_listen: the number of the unit it last listened to; -1 before.
+        last_speech: likewise for speaking.
+        metrics: of the last unit.
+        wall_ms: what the units took inside the server.
+        round_trips_ms: what they took as seen from here.
+        errors: all that the server reported.
+        closed: its last event.
+        failure: why the conversation did not end well, in one line.
+    """
+
+    place: QueuePlace | None = None
+    created: Created | None = None
+    speaking: bool = False
+    turns: list[str] = attrs.field(factory=list)
+    pcm: bytearray = attrs.field(factory=bytearray)
+    outcomes: int = 0
+    listens: int = 0
+    speeches: int = 0
+    last_listen: int = -1
+    last_speech: int = -1
+    metrics: Metrics = attrs.field(factory=_no_metrics)
+    wall_ms: list[float] = attrs.field(factory=list)
+    round_trips_ms: list[float] = attrs.field(factory=list)
+    errors: list[ErrorReport] = attrs.field(factory=list)
+    closed: Closed | None = None
+    failure: str | None = None
+    _sent_at_s: list[float] = attrs.field(factory=list)
+    _previous: ServerMessage | None = None
+    _previous_unit: int = -1
+    _in_turn: bool = False
+
+    @property
+    def units_sent(self) -> int:
+        """Seconds of input that were sent."""
+        return len(self._sent_at_s)
+
+    @property
+    def reply_s(self) -> float:
+        """Seconds of speech received."""
+        return len(self.pcm) / SAMPLE_BYTES / OUTPUT_RATE_HZ
+
+    @property
+    def text(self) -> str:
+        """All that the model said."""
+        return " ".join(turn.strip() for turn in self.turns if turn.strip())
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the server found fault with what we send: more of it will not please it."""
+        return any(report.code in CLIENT_ERRORS for report in self.errors)
+
+    def sent(self, at_s: float) -> None:
+        """Take note that a second of input goes out."""
+        self._sent_at_s.append(at_s)
+
+    def heard(self, message: ServerMessage, at_s: float) -> Happening:
+        """Add a message.
+
+        Args:
+            message: the server's.
+            at_s: seconds since the conversation began.
+
+        Returns:
+            The message with what is known about it.
+        """
+        unit = round_trip_ms = None
+        match message:
+            case Queued(place=place) | QueueUpdate(place=place):
+                self.place = place
+            case QueueDone():
+                self.place = None
+            case Created():
+                self.created = message
+            case Listen() | Speech():
+                unit, round_trip_ms = self._add_unit(message, at_s)
+            case ErrorReport():
+                self._add_error(message)
+            case Closed():
+                self.closed = message
+        self._previous = message
+        return Happening(at_s=at_s, message=message, unit=unit, round_trip_ms=round_trip_ms)
+
+    def _add_unit(self, message: Listen | Speech, at_s: float) -> tuple[int, float | None]:
+        is_new, unit = self._unit_of(message)
+        self._previous_unit = unit
+        self.metrics = message.metrics
+        self.speaking = isinstance(message, Speech)
+        if isinstance(message, Speech):
+            self.last_speech = unit
+            self._add_speech(message)
+        else:
+            self.last_listen = unit
+            self._in_turn = False
+        round_trip_ms = self._round_trip_ms(message, unit, at_s)
+        if is_new:
+            self.outcomes += 1
+            self.listens += not self.speaking
+            self.speeches += self.speaking
+            self.wall_ms.append(message.metrics.wall_clock_ms)
+            if round_trip_ms is not None:
+                self.round_trips_ms.append(round_trip_ms)
+        return unit, round_trip_ms
+
+    def _unit_of(self, message: Listen | Speech) -> tuple[bool, int]:
+        """Say whether a unit is heard of for the first time, and its number."""
+        number = message.input_id.removeprefix(UNIT_ID)
+        if message.input_id != number and number.isdecimal():
+            return int(number) != self._previous_unit, int(number)
+        text_before = isinstance(self._previous, Speech) and not self._previous.pcm
+        if text_before and isinstance(message, Speech) and message.pcm and not message.text:
+            return False, self._previous_unit
+        return True, self.outcomes + message.metrics.dropped_units
+
+    def _round_trip_ms(self, message: Listen | Speech, unit: int, at_s: float) -> float | None:
+        is_named = message.input_id.startswith(UNIT_ID)
+        if unit >= self.units_sent or not (is_named or message.metrics.dropped_units == 0):
+            return None
+        return round((at_s - self._sent_at_s[unit]) * 1000, 3)
+
+    def _add_speech(self, speech: Speech) -> None:
+        if not self._in_turn:
+            self.turns.append("")
+        self.turns[-1] += speech.text
+        self.pcm += speech.pcm
+        self._in_turn = not speech.end_of_turn
+
+    def _add_error(self, report: ErrorReport) -> None:
+        self.errors.append(report)
+        self.outcomes += report.code is ErrorCode.INFERENCE_ERROR

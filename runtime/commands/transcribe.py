@@ -1,0 +1,241 @@
+"""`antiphon transcribe`: have a server write down a sound file, and read the text as it comes.
+
+The file is read and checked before anything is sent. It records nothing from a microphone. One task
+sends the sound, another shows its text.
+
+A file that is longer than an utterance may be is several: a model's context holds some ten minutes.
+Of these the next is sent while the one before is being heard, and no more, so that the server keeps
+two at most, however long the file is. In real time a second is sent each second.
+
+A server that keeps less says so of each piece that it did not keep. A transcript of the rest would
+have holes, so the first such piece ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import attrs
+import click
+
+from protocol.values.errors import ErrorCode
+from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDone
+from protocol.values.model import UNIT_BYTES
+
+from ..client import terminal
+from ..client.errors import ClientError, SessionClosedError
+from ..client.sdk import transcribe
+from ..client.transcription import TranscriptionSession
+from ..media.audio import read_wav
+from .interrupts import run
+
+UTTERANCE_S_MAX: Final = 300
+"""Half of what a context of 8192 holds, and of two in flight a third of what a server keeps."""
+SLOWER: Final = "--realtime sends no faster than speech"
+UTTERANCES_IN_FLIGHT: Final = 2
+"""One that is heard, and one that waits behind it."""
+
+
+class TextTranscript:
+    """The words on standard output, a line an utterance, and errors on standard error."""
+
+    def __init__(self) -> None:
+        self._is_amid_line = False
+
+    def hears(self, delta: TranscriptDelta) -> None:
+        """Write the words."""
+        self._is_amid_line = True
+        click.echo(terminal.clean(delta.text), nl=False)
+
+    def ends(self, _done: TranscriptDone) -> None:
+        """End the line."""
+        self._is_amid_line = False
+        click.echo()
+
+    def fails(self, report: ErrorReport) -> None:
+        """Say what went wrong, on a line of its own; the words go on."""
+        if self._is_amid_line:
+            click.echo(err=True)
+        click.echo(f"Error: {terminal.clean(report.message)} ({report.code})", err=True)
+
+    def breaks_off(self, _error: Exception) -> None:
+        """End a line that nothing more comes of."""
+        if self._is_amid_line:
+            click.echo()
+
+
+class JsonTranscript:
+    """One JSON object a line."""
+
+    def hears(self, delta: TranscriptDelta) -> None:
+        """Write a piece."""
+        terminal.echo_json({"type": "delta", "text": delta.text})
+
+    def ends(self, done: TranscriptDone) -> None:
+        """Write an utterance's text, and what it took."""
+        terminal.echo_json({"type": "done", **attrs.asdict(done)})
+
+    def fails(self, report: ErrorReport) -> None:
+        """Write an error."""
+        terminal.echo_json({"type": "error", "code": report.code, "message": report.message})
+
+    def breaks_off(self, error: Exception) -> None:
+        """Write what ended it."""
+        terminal.echo_error(error)
+
+
+Shown = TextTranscript | JsonTranscript
+
+
+@click.command("transcribe")
+@click.argument("file", type=click.Path(path_type=Path))
+@terminal.url_option
+@terminal.key_option
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    help="The model, by a name that the server knows it by.",
+)
+@click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
+@terminal.json_option
+def transcribe_command(
+    *, file: Path, url: str, key: str | None, model: str, realtime: bool, as_json: bool
+) -> None:
+    """Have a server write down what is said in FILE.
+
+    FILE is a WAV of any rate, an hour at most. Its text is printed as it comes, a line an
+    utterance; a long file is cut into utterances of five minutes.
+
+    \b
+    Example:
+      antiphon serve --model tiny                       in one terminal
+      antiphon transcribe speech.wav                    in another
+      antiphon transcribe speech.wav --realtime
+      antiphon transcribe speech.wav --json | jq -r 'select(.type == "done").text'
+
+    \b
+    Exit codes:
+      0  all of it was transcribed
+      1  the server could not be reached, refused, reported an error, or ended it
+      2  a file or an option that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    terminal.check_url(url, "transcription", "transcription")
+    with terminal.usable():
+        utterances = cut_utterances(read_wav(file))
+    shown = JsonTranscript() if as_json else TextTranscript()
+    dictation = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
+    try:
+        whole = run(dictation)
+    except ClientError as error:
+        shown.breaks_off(error)
+        raise click.ClickException(str(error)) from error
+    if not whole:
+        raise click.ClickException("not all of it was transcribed")
+
+
+def cut_utterances(pcm: bytes, seconds: int = UTTERANCE_S_MAX) -> tuple[bytes, ...]:
+    """Cut sound into utterances; joined, they are the sound.
+
+    Args:
+        pcm: float32 LE, 16 kHz mono.
+        seconds: the length of each but the last.
+    """
+    size = seconds * UNIT_BYTES
+    return tuple(pcm[start : start + size] for start in range(0, len(pcm), size))
+
+
+async def dictate(
+    url: str,
+    utterances: Sequence[bytes],
+    shown: Shown,
+    *,
+    model: str,
+    key: str | None = None,
+    realtime: bool = False,
+) -> bool:
+    """Have a server transcribe sound.
+
+    Args:
+        url: its address.
+        utterances: float32 LE, 16 kHz mono, each within the model's context.
+        shown: is told what comes.
+        model: by a name that the server knows it by.
+        key: the API key, where it asks for one.
+        realtime: send a second each second; else as fast as it goes.
+
+    Returns:
+        Whether all of it was transcribed: no utterance had an error.
+
+    Raises:
+        ClientError: the server could not be reached, refused, has no such model, or ended it; or it
+            did not keep all of the sound.
+    """
+    async with transcribe(url, model=model, key=key) as session:
+        places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)
+        failure: ClientError | None = None
+        whole = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(_send, session, utterances, places, realtime=realtime))
+            try:
+                whole = await _show(session, len(utterances), shown, places)
+            except ClientError as error:
+                failure = error  # raised as it is, and not within a group
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return whole
+
+
+async def _send(
+    session: TranscriptionSession,
+    utterances: Sequence[bytes],
+    places: anyio.Semaphore,
+    *,
+    realtime: bool,
+) -> None:
+    with suppress(SessionClosedError):  # what is read says why
+        await _send_all(session, utterances, places, realtime=realtime)
+
+
+async def _send_all(
+    session: TranscriptionSession,
+    utterances: Sequence[bytes],
+    places: anyio.Semaphore,
+    *,
+    realtime: bool,
+) -> None:
+    due_s = anyio.current_time()
+    for utterance in utterances:
+        await places.acquire()
+        for start in range(0, len(utterance), UNIT_BYTES):
+            await session.append(utterance[start : start + UNIT_BYTES])
+            if realtime:
+                due_s += 1
+                await anyio.sleep_until(due_s)
+        await session.finish()
+
+
+async def _show(
+    session: TranscriptionSession, count: int, shown: Shown, places: anyio.Semaphore
+) -> bool:
+    left, whole = count, True
+    while left:
+        match await anext(session):
+            case TranscriptDelta() as delta:
+                shown.hears(delta)
+            case TranscriptDone() as done:
+                shown.ends(done)
+                left -= 1
+                places.release()
+            case ErrorReport() as report:
+                if report.code == ErrorCode.BUFFER_FULL:
+                    raise ClientError(f"{report.message}; {SLOWER}")
+                shown.fails(report)
+                whole = False
+    return whole

@@ -1,1 +1,0 @@
-"""A server's settings: their declarations, and the sources of their values."""

@@ -1,0 +1,1 @@
+"""The models: which there are, their backends and the engine."""

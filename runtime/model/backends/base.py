@@ -1,0 +1,234 @@
+"""The server's interface to a model: the `Backend` protocol and its errors.
+
+A backend is shared by all sessions; a `BackendSession`, `TurnSession` (chat) or `TranscriptSession`
+holds the state of one (B8). Calls on one of them never overlap (B1, B4), except `interrupt`, which
+may come at any moment from any task. Values are plain (`protocol.values.model`), so that a backend
+can be in another process. Nothing here uses a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Final, Protocol, runtime_checkable
+
+import attrs
+
+from protocol.values.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+
+OPEN_TRIES: Final = 3
+"""A remote that restarts, or still frees its last session, accepts at the second or third try."""
+OPEN_PAUSE_S: Final = 0.25
+"""Before the second try; doubled for each further one."""
+
+
+class BackendError(Exception):
+    """A call failed; its changes can be rolled back, unless a subclass says otherwise."""
+
+    context_full: ClassVar[bool] = False
+
+
+class ContextFull(BackendError):  # noqa: N818 - names say what happened
+    """The unit's worst case does not fit the context; nothing was fed (B10)."""
+
+    context_full = True
+
+
+class BackendRefused(BackendError):  # noqa: N818
+    """The request cannot be served; a retry would be refused too."""
+
+
+class BackendGone(BackendError):  # noqa: N818
+    """The backend or its worker is lost, with all its sessions."""
+
+
+class DeviceLost(BackendGone):
+    """The device is lost to this process too: only another process can use it again."""
+
+
+@attrs.frozen(kw_only=True)
+class BackendInfo:
+    """A backend's metadata and capabilities.
+
+    Attributes:
+        name: as given to `--model`.
+        modes: session modes served: of `video`, `audio`, `chat` and `transcription`.
+        slots: maximum concurrent sessions.
+        context_limit: maximum tokens in a session's KV cache.
+        can_rollback: a failed unit can be undone exactly (B3).
+        deterministic: the same inputs and seed give the same bytes in the same environment.
+        fingerprint: facts that a full replay must find equal: weights, versions, device, threads.
+        speaks: it gives speech, else only text; the only value that may change while it runs.
+        varies: the part not proven to be deterministic; empty if `deterministic`.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+    slots: int
+    context_limit: int
+    sliding_windows: tuple[SlidingWindow, ...]
+    can_rollback: bool
+    deterministic: bool
+    fingerprint: Mapping[str, str]
+    speaks: bool = True
+    varies: str = ""
+
+
+class ModelSession(Protocol):
+    """What a backend holds on a slot: a session, a chat turn or a transcription."""
+
+    async def release(self) -> None:
+        """Free everything it holds; never raises if it is lost."""
+        ...
+
+
+class BackendSession(ModelSession, Protocol):
+    """One session's state on a backend: its caches, carries, RNG counters and history."""
+
+    @property
+    def opened(self) -> Opened:
+        """The result of opening."""
+        ...
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Prefill and generate one unit, stopping exactly at `cut` (None: at an `interrupt`).
+
+        The result's `cut` is set if it was interrupted.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendError: it failed; call `rollback` before the next unit.
+            BackendGone: the session is lost.
+        """
+        ...
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index` at its next step; no effect if it is not running."""
+        ...
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Feed the terminator and `</unit>` of the last unit, then slide the window.
+
+        If `interrupted`, the answer was withheld, so the terminator is `chunk_eos` (B6). After a
+        `BackendError` the state is unknown: release the session.
+        """
+        ...
+
+    async def rollback(self, index: int) -> None:
+        """Restore the state before unit `index` exactly (B3); after `BackendError`, release it."""
+        ...
+
+
+class TurnSession(ModelSession, Protocol):
+    """One chat turn on a backend: prefilled once, generated once, then released.
+
+    If interrupted before the answer, `prefill` raises at its next step. Else the answer ends before
+    its next token, without further speech: `TurnResult.cut` is that token's number, or
+    `generated_tokens` if only speech after the last token is cut. Within speech, unemitted speech
+    is discarded, and the cut counts as before the next token. So emitted pieces are the first of
+    the whole answer, and `generate` with `cut` gives its result again, byte for byte, without the
+    speech right before that token.
+    """
+
+    async def prefill(self) -> Prefill:
+        """Feed the conversation and the generation prompt.
+
+        Raises:
+            ContextFull: it does not fit with room for one token; nothing was fed.
+            BackendError: it failed, or was cut; release the turn.
+            BackendGone: the turn is lost.
+        """
+        ...
+
+    async def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None = None
+    ) -> TurnResult:
+        """Answer, after `prefill`, stopping before token `cut` (None: at an `interrupt`).
+
+        `emit` gets each piece in order, in the event loop, and never blocks; the texts of all
+        pieces join to the result's `text`.
+
+        Raises:
+            BackendError: it failed; release the turn.
+            BackendGone: the turn is lost.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Cut the turn, also before it begins; never blocks."""
+        ...
+
+
+class TranscriptSession(ModelSession, Protocol):
+    """One transcription on a backend, by utterance and chunk."""
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Transcribe the utterance's next chunk; index 0 begins an utterance, and drops the last.
+
+        Raises:
+            ContextFull: it does not fit; nothing was fed.
+            BackendError: it failed, and the utterance is lost; the next may begin.
+            BackendGone: the session is lost.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """One model and its weights, shared by all sessions."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """Its metadata; constant while it runs, except `speaks`."""
+        ...
+
+    async def open(self, opening: Opening, *, slot: int) -> BackendSession:
+        """Open a session on `slot` (0 to `info.slots` - 1) and prefill its prompt.
+
+        Raises:
+            ContextFull: the prompt does not fit.
+            BackendRefused: this opening can never be served.
+            BackendError: it failed; the slot is left empty.
+        """
+        ...
+
+
+@runtime_checkable
+class Chats(Protocol):
+    """A backend that answers chat turns; its `info.modes` has `chat`."""
+
+    async def chat(self, turn: Turn, *, slot: int) -> TurnSession:
+        """Take a turn on an empty slot; computes nothing yet.
+
+        Raises:
+            BackendRefused: this turn can never be served; the text tells the client why.
+            BackendError: the turn cannot be taken; the slot is left empty.
+        """
+        ...
+
+
+@runtime_checkable
+class Transcribes(Protocol):
+    """A backend that transcribes; its `info.modes` has `transcription`."""
+
+    async def transcribe(self, *, slot: int) -> TranscriptSession:
+        """Take a transcription on an empty slot, which a `BackendError` leaves empty."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A backend with resources that must be closed explicitly."""
+
+    async def aclose(self) -> None:
+        """Free everything, hanging calls included; the last call to the backend."""
+        ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A backend on another machine, which may be unreachable when the server starts."""
+
+    async def check(self) -> None:
+        """Check that it serves; `BackendError` if it does not, or not yet."""
+        ...

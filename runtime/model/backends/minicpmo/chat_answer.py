@@ -1,0 +1,185 @@
+"""A chat answer in progress: token by token, and spoken on request.
+
+A run emits each token's text at once, and speech second by second after its text; the flushed end
+of the speech is part of the result. A cut stops before a token, or after the last. A cut within
+speech discards unemitted speech and counts as before the next token: slot and result are as if it
+had been cut there before speaking.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+from torch import Tensor
+
+from protocol.values.model import Costs
+from protocol.values.turn import StopReason, Turn, TurnChunk, TurnResult
+
+from .candidates import Candidates
+from .chat_text import TextStream
+from .chat_voice import TEXT_A_CHUNK, Mouth
+from .decide import decide_chat
+from .machine import Machine
+from .sampling import draws
+from .tokens import Tokens
+from .work import Fed, Feed, Steps
+
+Emit = Callable[[TurnChunk], None]
+
+
+@attrs.define(kw_only=True)
+class Answer:
+    """A chat answer in progress.
+
+    Attributes:
+        length: tokens in the slot.
+        stop: asked before each token and after the last; True cuts there.
+        mouth: the speaker, which checks for cuts in speech itself; None: text only.
+        generated: ids so far, without the ending.
+        told: number of these ids in pieces.
+        chunks: pieces so far.
+        thinks: the ids are thoughts, which are not spoken.
+    """
+
+    machine: Machine
+    tokens: Tokens
+    turn: Turn
+    slot: int
+    length: int
+    stop: Callable[[int], bool]
+    emit: Emit
+    mouth: Mouth | None
+    generated: list[int] = attrs.field(factory=list)
+    told: int = 0
+    chunks: int = 0
+    thinks: bool = False
+
+    def run(self, first: Fed) -> Steps[TurnResult]:
+        """Answer to the end or the cut, from the output of the prefill's last row."""
+        began = time.perf_counter_ns()
+        first.logits.whole()  # On the device they would keep the batch's memory.
+        config, limit = self.turn.config, self.machine.config.context_limit
+        numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
+        stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
+        reason: StopReason = "length"
+        cut, ended = None, 0
+        for step, number in enumerate(numbers):
+            if self.length == limit:
+                break
+            if self.stop(step):
+                cut = step
+                break
+            token = self._decide(fed, float(number))
+            if token in self.tokens.endings:
+                reason, ended = "turn_end", 1
+                break
+            if self.mouth is not None and len(waiting) == TEXT_A_CHUNK:
+                is_said = yield from self.mouth.say(waiting, self._speech, last=False)
+                if not is_said:
+                    cut = step
+                    break
+                waiting = []
+            self.generated.append(token)
+            self._tell(stream.add(token))
+            fed = yield from self._feed(token)
+            if self.is_spoken(token):
+                waiting.append((token, fed.hidden))
+        flushed: list[tuple[bytes, tuple[int, ...]]] = []
+        if cut is None:
+            self._tell(stream.end())
+            if self.mouth is not None and (waiting or self.mouth.codes):
+                step = len(self.generated) + ended
+                if self.stop(step) or not (yield from self._last_words(waiting, flushed)):
+                    cut = step
+                    flushed.clear()
+        pcm, codes = flushed[-1] if flushed else (b"", ())
+        return self._result(
+            TurnResult(
+                index=self.turn.index,
+                text=stream.text,
+                pcm=pcm,
+                reason=reason if cut is None else "interrupted",
+                generated_tokens=len(self.generated) + ended,
+                kv_length=self.length,
+                codec_ids=codes,
+                cut=cut,
+            ),
+            first,
+            began,
+        )
+
+    def _decide(self, fed: Fed, number: float) -> int:
+        config, spoken = self.turn.config, self.turn.speech is not None
+
+        def rule(logits: Candidates) -> int:
+            return decide_chat(logits, self.generated, number, config, self.tokens, spoken=spoken)
+
+        return fed.logits.settle(rule)
+
+    def _feed(self, token: int) -> Steps[Fed]:
+        rows = self.machine.parts.embed((token,))
+        fed: Fed = yield Feed(slot=self.slot, start=self.length, rows=rows)
+        self.length += 1
+        return fed
+
+    def is_spoken(self, token: int) -> bool:
+        """Track the thinking marks; return whether the id is spoken: thoughts and marks are not."""
+        was, chat = self.thinks, self.tokens.chat
+        if token == chat.think:
+            self.thinks = True
+        elif token == chat.think_end:
+            self.thinks = False
+        return not (was or self.thinks)
+
+    def _last_words(
+        self, waiting: list[tuple[int, Tensor]], flushed: list[tuple[bytes, tuple[int, ...]]]
+    ) -> Steps[bool]:
+        """Speak the rest; its end is kept in `flushed`, all before is emitted."""
+        assert self.mouth is not None
+
+        def tell(pcm: bytes, codes: tuple[int, ...]) -> None:
+            if flushed:
+                self._speech(*flushed.pop())
+            flushed.append((pcm, codes))
+
+        return (yield from self.mouth.say(waiting, tell, last=True))
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._piece(text=text)
+
+    def _speech(self, pcm: bytes, codes: tuple[int, ...]) -> None:
+        self._piece(pcm=pcm, codec_ids=codes)
+
+    def _piece(self, *, text: str = "", pcm: bytes = b"", codec_ids: tuple[int, ...] = ()) -> None:
+        ids, self.told = tuple(self.generated[self.told :]), len(self.generated)
+        piece = TurnChunk(
+            index=self.turn.index,
+            step=self.chunks,
+            text=text,
+            pcm=pcm,
+            token_ids=ids,
+            codec_ids=codec_ids,
+        )
+        self.chunks += 1
+        self.emit(piece)
+
+    def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
+        trace, mouth = first.logits.trace(), self.mouth
+        wall = (time.perf_counter_ns() - began) // 1000
+        tts = 0 if mouth is None else mouth.tts_ns // 1000
+        vocoder = 0 if mouth is None else mouth.vocoder_ns // 1000
+        return attrs.evolve(
+            result,
+            logits_hash=trace.digest,
+            margin=trace.margin,
+            costs=Costs(
+                generate_us=wall,
+                llm_us=wall - tts - vocoder,
+                tts_us=tts,
+                token2wav_us=vocoder,
+                wall_us=wall,
+            ),
+        )

@@ -1,0 +1,279 @@
+"""A conversation as the language model's input rows: chat template, media, speech modes.
+
+Each message is `<|im_start|>`, its role, a newline, its contents, `<|im_end|>`, a newline. The
+generation prompt follows: `<|im_start|>assistant`, a newline, an empty think block unless thinking
+is allowed, and `<|tts_bos|>` if speech is requested or sound was sent. Contents are joined by
+newlines, in omni mode by nothing. Thoughts of earlier answers are omitted. A picture is `<image>`,
+its embeddings, `</image>`, then the slices of its grid, with a newline between rows; a sound is
+`<|audio_start|>`, ten embeddings a second, `<|audio_end|>`, in pieces of 30 s. Marks unknown to the
+tokenizer are omitted. Text never yields a control token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.turn import Content, Language, Message, Picture, Sound, SpeechMode, Text, Turn
+
+from ..base import BackendError
+from .config import UNIT_FRAMES, AudioConfig, ModelConfig
+from .slices import Slicing, jpeg_size
+from .tokens import Tokens
+
+CLIP_S_MAX: Final = 30
+"""Seconds of sound that the encoder takes at once, if its position table is that long."""
+CLIP_MIN: Final = INPUT_RATE_HZ // 10
+"""Samples that make one embedding; shorter sound is padded with silence."""
+THOUGHT: Final = "</think>"
+"""The end of the thoughts in an earlier answer."""
+
+VOICED: Final[Mapping[tuple[SpeechMode, Language], tuple[str, str]]] = {
+    ("default", "en"): ("", "You are a helpful assistant. Reply naturally."),
+    ("default", "zh"): ("", "你是一位乐于助人的助手。请自然地回答。"),
+    ("audio_assistant", "en"): (
+        "Mimic the voice from the audio sample.",
+        "You are a helpful assistant. Reply naturally.",
+    ),
+    ("audio_assistant", "zh"): (
+        "请模仿这段录音里的声音。",
+        "你是一位乐于助人的助手。请自然地回答。",
+    ),
+    ("omni", "en"): (
+        "Mimic the voice from the audio sample.",
+        "You hear and see what the user sends. Reply naturally.",
+    ),
+    ("omni", "zh"): ("请模仿这段录音里的声音。", "你能听到和看到用户发来的内容。请自然地回答。"),
+    ("audio_roleplay", "en"): (
+        "Mimic the voice from the audio sample.",
+        "Be the person whom you heard, and talk with the user.",
+    ),
+    ("audio_roleplay", "zh"): ("请模仿这段录音里的声音。", "请扮演录音里的这个人，和用户交谈。"),
+    ("voice_cloning", "en"): (
+        "Mimic the voice from the audio sample.",
+        "Say what the user writes in this voice.",
+    ),
+    ("voice_cloning", "zh"): ("请模仿这段录音里的声音。", "请用这个声音说出用户写的内容。"),
+}
+"""Text before and after the voice. Without a voice only the second; `default` omits the voice."""
+
+
+@attrs.frozen(kw_only=True)
+class Words:
+    """Token ids to be fed."""
+
+    ids: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Slice:
+    """The embeddings of one slice (0: the whole picture) of a conversation's picture, from 0."""
+
+    picture: int
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class Clip:
+    """The embeddings of a piece of sound (float32 LE, 16 kHz) that the encoder takes at once."""
+
+    pcm: bytes = attrs.field(repr=False)
+    count: int
+
+
+Piece = Words | Slice | Clip
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """A conversation's layout: pieces in feeding order, their JPEG files, and the total rows."""
+
+    pieces: tuple[Piece, ...]
+    pictures: tuple[bytes, ...] = attrs.field(repr=False)
+    length: int
+
+
+def conversation(turn: Turn) -> tuple[Message, ...]:
+    """A turn's messages, with the system message of its speech mode."""
+    speech = turn.speech
+    if speech is None or any(message.role == "system" for message in turn.messages):
+        return turn.messages
+    before, after = VOICED[speech.mode, speech.language]
+    content: tuple[Content, ...] = (Text(text=after),)
+    if before and speech.voice_pcm:
+        content = (Text(text=before), Sound(pcm=speech.voice_pcm), *content)
+    return (Message(role="system", content=content), *turn.messages)
+
+
+def without_thoughts(content: Sequence[Content]) -> tuple[Content, ...]:
+    """An earlier answer without all text up to its last `</think>`."""
+    ends = [i for i, part in enumerate(content) if isinstance(part, Text) and THOUGHT in part.text]
+    if not ends:
+        return tuple(content)
+    last = content[ends[-1]]
+    assert isinstance(last, Text)
+    said = last.text.rpartition(THOUGHT)[2].lstrip("\n")
+    return (Text(text=said), *content[ends[-1] + 1 :])
+
+
+def clip_samples(audio: AudioConfig) -> int:
+    """Samples that the encoder takes at once."""
+    return min(CLIP_S_MAX, audio.max_source_positions // UNIT_FRAMES) * INPUT_RATE_HZ
+
+
+def clips(pcm: bytes, audio: AudioConfig) -> Iterator[Clip]:
+    """Cut sound into the encoder's pieces; a rest that is too short is padded with silence."""
+    step = clip_samples(audio) * SAMPLE_BYTES
+    for start in range(0, len(pcm), step):
+        piece = pcm[start : start + step].ljust(CLIP_MIN * SAMPLE_BYTES, b"\0")
+        frames = -(-len(piece) // SAMPLE_BYTES // (INPUT_RATE_HZ // 100))
+        yield Clip(pcm=piece, count=-(-frames // 2) // audio.pool)
+
+
+class _Script:
+    """A prompt under construction; adjacent texts are encoded together."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens, self._text = tokens, ""
+        self._ids: list[int] = []
+        self._pieces: list[Piece] = []
+
+    def text(self, text: str) -> None:
+        self._text += text
+
+    def marks(self, *marks: int | None) -> None:
+        """Add the control tokens that exist."""
+        known = [mark for mark in marks if mark is not None]
+        if known:
+            self._encode()
+            self._ids += known
+
+    def media(self, *pieces: Piece) -> None:
+        self._close()
+        self._pieces += pieces
+
+    def _encode(self) -> None:
+        self._ids += self._tokens.encode(self._text) if self._text else []
+        self._text = ""
+
+    def _close(self) -> None:
+        self._encode()
+        if self._ids:
+            self._pieces.append(Words(ids=tuple(self._ids)))
+            self._ids = []
+
+    def pieces(self) -> tuple[Piece, ...]:
+        self._close()
+        return tuple(self._pieces)
+
+
+@attrs.define
+class _Writer:
+    tokens: Tokens
+    config: ModelConfig
+    turn: Turn
+    script: _Script
+    numbered: bool
+    pictures: list[bytes] = attrs.field(factory=list)
+
+    def message(self, message: Message) -> None:
+        ids, script = self.tokens.ids, self.script
+        script.marks(ids.im_start)
+        script.text(f"{message.role}\n")
+        is_answer = message.role == "assistant"
+        content = without_thoughts(message.content) if is_answer else message.content
+        for index, part in enumerate(content):
+            script.text("\n" if index and not self.turn.omni else "")
+            if isinstance(part, Text):
+                script.text(part.text)
+            elif isinstance(part, Picture):
+                self._picture(part.jpeg)
+            else:
+                script.marks(ids.audio_start)
+                script.media(*clips(part.pcm, self.config.audio))
+                script.marks(ids.audio_end)
+        script.marks(ids.im_end)
+        script.text("\n")
+
+    def _picture(self, jpeg: bytes) -> None:
+        ids, chat, script, place = (
+            self.tokens.ids,
+            self.tokens.chat,
+            self.script,
+            len(self.pictures),
+        )
+        self.pictures.append(jpeg)
+        if self.numbered:
+            script.marks(chat.image_id)
+            script.text(str(place))
+            script.marks(chat.image_id_end)
+        script.marks(ids.image)
+        script.media(Slice(picture=place, index=0))
+        script.marks(ids.image_end)
+        columns, rows = _grid(self.config, jpeg, place, self.turn.max_slice_nums)
+        for row in range(rows):
+            script.text("\n" if row else "")
+            for column in range(columns):
+                script.marks(ids.slice_)
+                script.media(Slice(picture=place, index=1 + row * columns + column))
+                script.marks(ids.slice_end)
+
+    def ask(self, *, aloud: bool) -> None:
+        """Add the generation prompt."""
+        ids, chat, script = self.tokens.ids, self.tokens.chat, self.script
+        script.marks(ids.im_start)
+        script.text("assistant\n")
+        if not self.turn.thinking and chat.think is not None:
+            script.marks(chat.think)
+            script.text("\n\n")
+            script.marks(chat.think_end)
+            script.text("\n\n")
+        if aloud:
+            script.marks(ids.tts_bos)
+
+
+def slicing(config: ModelConfig) -> Slicing:
+    """How a model slices pictures."""
+    vision = config.vision
+    return Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
+
+
+def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tuple[int, int]:
+    """Columns and rows of a picture's slices, from its header; 0 and 0 if it stays whole."""
+    try:
+        width, height = jpeg_size(jpeg)
+    except ValueError as error:
+        raise BackendError(f"picture {place} cannot be decoded") from error
+    return slicing(config).grid(width, height, slices_max) or (0, 0)
+
+
+def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
+    """Lay a turn's conversation out, without decoding; `BackendError` if a picture is no JPEG."""
+    messages = conversation(turn)
+    parts = [part for message in messages for part in message.content]
+    has_numbers = tokens.chat.image_id is not None and tokens.chat.image_id_end is not None
+    several = sum(isinstance(part, Picture) for part in parts) > 1
+    writer = _Writer(
+        tokens=tokens,
+        config=config,
+        turn=turn,
+        script=_Script(tokens),
+        numbered=turn.use_image_id and has_numbers and several,
+    )
+    for message in messages:
+        writer.message(message)
+    heard = any(isinstance(part, Sound) for part in parts)
+    writer.ask(aloud=turn.speech is not None or heard or turn.tts_template)
+    pieces = writer.script.pieces()
+    length = sum(rows_of(piece, config) for piece in pieces)
+    return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)
+
+
+def rows_of(piece: Piece, config: ModelConfig) -> int:
+    """Rows of a prompt's piece."""
+    if isinstance(piece, Words):
+        return len(piece.ids)
+    return config.vision.queries if isinstance(piece, Slice) else piece.count

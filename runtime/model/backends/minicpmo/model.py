@@ -1,0 +1,268 @@
+"""A model in memory: its weights, its metadata, and the sessions on it.
+
+A folder has the published layout: `config.json`, `tokenizer.json`, safetensors, and the vocoder's
+assets. Sessions, one per slot, share only the weights (B8), so each gives the same bytes whatever
+the others do. Loading sets torch to one thread for the process: sums always have the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+
+from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+
+from ..base import BackendError, BackendInfo
+from ..streams import Anchoring
+from .anchor import Anchor
+from .chat import ChatTurn
+from .checkpoint import load_parts, weight_files
+from .config import ModelConfig, load_config
+from .decoder import means_on
+from .device import compute_repeatably, device_name
+from .machine import Machine
+from .session import ModelSession
+from .token_logits import shortlists_on
+from .tokens import Tokens
+from .transcript import Transcript
+from .vocoder import PieceVocoder
+from .voices import load_vocoder
+from .work import Work, alone
+
+THREADS: Final = 1
+SLOTS: Final = 8
+"""Sessions that one core of a common machine serves at one unit a second, with a margin."""
+VOCODER: Final = Path("assets/token2wav")
+"""The folder of a checkpoint's vocoder."""
+NUMERICS: Final = "2"
+"""Version of our arithmetic, raised by each change that gives other bits for the same weights and
+input. Version 2 scales pictures as Pillow does; logs without a version are of 1."""
+LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
+
+
+def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
+    """The facts that a full replay compares: file hashes, versions, this process's arithmetic."""
+    files = {
+        "weights": weight_files(folder),
+        "config": [folder / "config.json"],
+        "tokenizer": [folder / "tokenizer.json", folder / "tokenizer_config.json"],
+        "vocoder": sorted((folder / VOCODER).rglob("*")),
+    }
+    hashes = {}
+    for name, paths in files.items():
+        digest = hashlib.sha256()
+        for path in paths:
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        hashes[name] = digest.hexdigest()
+    keys, vocoder = machine.llm.keys, machine.vocoder
+    return {
+        "model": machine.config.name,
+        **hashes,
+        "numerics": NUMERICS,
+        "voice": "none" if vocoder is None else vocoder.fingerprint,
+        **{name: _version(name) for name in LIBRARIES},
+        "device": device_name(keys.device),
+        "dtype": str(keys.dtype).removeprefix("torch."),
+        "attention": machine.attention,
+        "batch": machine.batch,
+        "threads": str(torch.get_num_threads()),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # A machine that only computes may not have it.
+        return "none"
+
+
+def load_tokens(folder: Path, config: ModelConfig) -> Tokens:
+    """Load a checkpoint's tokenizer; `ValueError` if it is invalid or has too many ids."""
+    tokens, vocabulary = Tokens(folder), int(config.llm.vocab_size)
+    if tokens.size > vocabulary:
+        raise ValueError(f"tokenizer has {tokens.size} ids, the model {vocabulary}")
+    return tokens
+
+
+class DuplexModel:
+    """One set of weights and the sessions on it."""
+
+    def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
+        self.machine, self.tokens, self._info = machine, tokens, info
+        self._taken: dict[int, BlockingSession] = {}
+
+    @property
+    def info(self) -> BackendInfo:
+        """The model's metadata; `speaks` follows the vocoder, the rest is constant."""
+        vocoder = self.machine.vocoder
+        return attrs.evolve(self._info, speaks=vocoder is not None and vocoder.is_ready)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        slots: int = SLOTS,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        exact: bool = False,
+    ) -> DuplexModel:
+        """Load a model.
+
+        Args:
+            folder: holds the checkpoint.
+            slots: maximum concurrent sessions; their memory is allocated now.
+            device: where it computes.
+            dtype: of weights, keys and values.
+            exact: make results bitwise independent of the batch, if possible; see `info`.
+
+        Raises:
+            OSError: a file is missing.
+            ValueError: the config, the tokenizer or the weights do not fit each other.
+        """
+        torch.set_num_threads(THREADS)
+        if exact:
+            compute_repeatably()
+        config = load_config(folder / "config.json")
+        tokens = load_tokens(folder, config)
+        parts = load_parts(config, folder, dtype, device)
+        vocoder = load_vocoder(folder / VOCODER, slots=slots)
+        if isinstance(vocoder, PieceVocoder) and vocoder.codes < config.tts.eos:
+            raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
+        where = parts.llm.lm_head.weight.device
+        means = means_on(where, slots, exact=exact)
+        machine = Machine(parts, vocoder, slots, shortlists_on(where, tokens), means=means)
+        return cls.of(machine, tokens, fingerprint(folder, machine))
+
+    @classmethod
+    def of(cls, machine: Machine, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:
+        """Make a model of loaded parts; `facts` is its fingerprint."""
+        config, vocoder, varies = machine.config, machine.vocoder, ""
+        if not machine.is_exact:
+            varies = "what this device computes for several sessions"
+        elif vocoder is not None and not vocoder.is_exact:
+            varies = "the sound of its vocoder"
+        info = BackendInfo(
+            name=config.name,
+            modes=("audio", "video", "chat", *(("transcription",) * config.transcribes)),
+            slots=machine.slots,
+            context_limit=config.context_limit,
+            sliding_windows=("off", "basic", "context"),
+            can_rollback=True,
+            deterministic=not varies,
+            fingerprint=facts,
+            varies=varies,
+        )
+        return cls(machine, tokens, info)
+
+    def compute(self, works: Sequence[Work]) -> list[Any]:
+        """Answer requests of one bucket, in their order; see `Machine.compute`."""
+        return self.machine.compute(works)
+
+    def session(self, opening: Opening, *, slot: int) -> ModelSession:
+        """Make a session whose generators the caller drives, in an exclusive slot."""
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return ModelSession(self.machine, self.tokens, opening, slot)
+
+    def chat(self, turn: Turn, *, slot: int) -> ChatTurn:
+        """Make a chat turn whose generators the caller drives, in an exclusive slot."""
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return ChatTurn(self.machine, self.tokens, turn, slot)
+
+    def anchor(self, anchoring: Anchoring, *, slot: int) -> Anchor:
+        """Make a streaming request whose generators the caller drives, in an exclusive slot."""
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return Anchor(self.machine, self.tokens, anchoring, slot)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token by its name; see `Streams.token_id`."""
+        return self.tokens.find(name)
+
+    def transcript(self, *, slot: int) -> Transcript:
+        """Make a transcription whose generators the caller drives, in an exclusive slot."""
+        assert 0 <= slot < self.info.slots, (slot, self.info.slots)
+        return Transcript(self.machine, self.tokens, slot)
+
+    def answer(
+        self, turn: Turn, cut: int | None = None
+    ) -> tuple[Prefill, list[TurnChunk], TurnResult]:
+        """Answer a chat turn in a free slot, unbatched, stopping before token `cut` if given.
+
+        Raises:
+            ContextFull: it does not fit.
+            BackendError: it failed, or no slot is free.
+        """
+        chunks: list[TurnChunk] = []
+        session = self.chat(turn, slot=self._free())
+        try:
+            for place in range(session.measure()):
+                alone(session.see(place, session.look(place)), self.compute)
+            prefill = alone(session.prefill(), self.compute)
+            return prefill, chunks, alone(session.generate(chunks.append, cut), self.compute)
+        finally:
+            session.release()
+
+    def _free(self) -> int:
+        free = [slot for slot in range(self.info.slots) if slot not in self._taken]
+        if not free:
+            raise BackendError(f"all {self.info.slots} slots are taken")
+        return free[0]
+
+    def open(self, opening: Opening) -> BlockingSession:
+        """Open a session in a free slot, to be run unbatched.
+
+        Raises:
+            ContextFull: the prompt does not fit.
+            BackendError: the reference audio is malformed, or no slot is free.
+        """
+        slot = self._free()
+        session = BlockingSession(self, opening, slot)
+        self._taken[slot] = session
+        return session
+
+    def give_back(self, session: BlockingSession) -> None:
+        """Free the slot of a released session; idempotent."""
+        if self._taken.get(session.slot) is session:
+            del self._taken[session.slot]
+
+
+class BlockingSession:
+    """A session whose calls compute to their end, unbatched; see `ModelSession`."""
+
+    def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
+        self._model, self._session = model, model.session(opening, slot=slot)
+        self.slot = slot
+        self.opened: Opened = alone(self._session.open(), model.compute)
+
+    def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Run `ModelSession.unit`."""
+        steps = self._session.unit(unit, self._session.look(unit), cut)
+        return alone(steps, self._model.compute)
+
+    def interrupt(self, index: int) -> None:
+        """Run `ModelSession.interrupt`."""
+        self._session.interrupt(index)
+
+    def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Run `ModelSession.finalize`."""
+        steps = self._session.finalize(index, interrupted=interrupted)
+        return alone(steps, self._model.compute)
+
+    def rollback(self, index: int) -> None:
+        """Run `ModelSession.rollback`."""
+        self._session.rollback(index)
+
+    def release(self) -> None:
+        """Run `ModelSession.release`, and free the slot."""
+        self._session.release()
+        self._model.give_back(self)

@@ -1,0 +1,243 @@
+"""One session of the duplex model: open, run a unit, finalize, roll back, release.
+
+This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units
+and finalizing are generators of requests (`work.py`).
+
+`interrupt` may come from any thread: the named unit stops before its next step of the language
+model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
+again. An interrupt before its unit begins waits for it, since the caller believes it running.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+import attrs
+
+from protocol.values.model import (
+    UNIT_BYTES,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    Stage,
+    Unit,
+    UnitResult,
+)
+
+from ..base import BackendError, BackendRefused, ContextFull
+from ..forcing import Forced, ForcedResult
+from .decide import fed_max
+from .machine import Machine
+from .prompt import Prefilled, prefill
+from .slices import Slicing, read_jpeg
+from .sound import read_pcm
+from .state import SessionState, Span, Speech
+from .teacher import Teacher
+from .tokens import Tokens
+from .tts import CODES_A_UNIT
+from .unit import Pictures, Setting, UnitRun
+from .window import slide
+from .work import Feed, Steps
+
+FINALIZE_TOKENS: Final = 2
+"""The terminator and `</unit>`."""
+
+Phase = Literal["new", "ready", "ran", "failed", "lost", "released"]
+
+
+class ModelSession:
+    """One session in one slot, which must be empty; its generators never overlap."""
+
+    def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
+        self._machine, self._tokens, self._opening = machine, tokens, opening
+        self._slot = slot
+        vision = machine.config.vision
+        self._slicing = Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
+        self._setting: Setting
+        self._state: SessionState
+        self._before: SessionState
+        self._phase: Phase = "new"
+        self._terminator = tokens.ids.listen
+        self._running = -1
+        self._interrupted = -1
+        self.opened: Opened
+
+    def open(self) -> Steps[Opened]:
+        """Prefill the prompt; on failure, the slot is left empty.
+
+        Raises:
+            ContextFull: the prompt does not fit.
+            BackendError: the reference audio is malformed.
+        """
+        self._require("new")
+        try:
+            return (yield from self._open())
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(self) -> Steps[Opened]:
+        try:
+            reference = read_pcm(self._opening.voice.tts_pcm)
+        except ValueError as error:
+            raise BackendRefused(f"malformed reference audio: {error}") from error
+        vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
+        self._setting = Setting(
+            parts=self._machine.parts,
+            tokens=self._tokens,
+            vocoder=vocoder,
+            opening=self._opening,
+            slot=self._slot,
+            voice=vocoder.open(reference) if vocoder is not None and is_spoken else None,
+        )
+        filled: Prefilled = yield from prefill(
+            self._machine.parts, self._tokens, self._opening, self._slot
+        )
+        self._state = SessionState(layout=filled.layout, length=filled.layout.length)
+        self._before, self._phase = self._state, "ready"
+        self.opened = Opened(prompt_length=self._state.length, fed_ids=filled.fed_ids)
+        return self.opened
+
+    def look(self, unit: Unit) -> Pictures:
+        """Decode and slice a unit's frames, in any thread; `BackendError` if one is invalid."""
+        try:
+            pixels = [read_jpeg(jpeg) for jpeg in unit.frames]
+        except ValueError as error:
+            raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
+        return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]
+
+    def unit(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> Steps[UnitResult]:
+        """Prefill and generate one unit, with `look`'s pictures; see `BackendSession.run_unit`.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendError: it failed, or was called out of order.
+        """
+        return (yield from self._unit(unit, pictures, cut, None))
+
+    def forced_unit(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
+    ) -> Steps[ForcedResult]:
+        """Prefill and generate one unit as it was recorded; see `unit` and `Forces.run_forced`.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendError: it failed, was called out of order, or the model lacks an id.
+        """
+        teacher = Teacher(forced, self._machine.config.tts.eos)
+        result = yield from self._unit(unit, pictures, cut, teacher)
+        return ForcedResult(result=result, choices=tuple(teacher.choices))
+
+    def _unit(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, teacher: Teacher | None
+    ) -> Steps[UnitResult]:
+        self._require("ready")
+        self._check(unit, pictures, cut)
+
+        def stop(stage: Stage, step: int) -> bool:
+            if cut is not None:
+                return cut == Cut(stage=stage, step=step)
+            return self._interrupted == unit.index
+
+        before = self._state
+        if before.heard == self._machine.config.audio.units:
+            before = before.but(overwritten=self._machine.first_block(self._slot))
+        self._state = self._before = before
+        self._running, self._phase = unit.index, "failed"
+        run = UnitRun(
+            setting=self._setting,
+            unit=unit,
+            pictures=pictures,
+            state=self._state,
+            stop=stop,
+            teacher=teacher,
+        )
+        try:
+            result = yield from run.run()
+        except BackendError:
+            raise
+        except Exception as error:
+            raise BackendError(f"unit {unit.index} failed: {error}") from error
+        self._state, self._terminator, self._phase = run.state, run.terminator, "ran"
+        return result
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index` before its next step; safe from any thread."""
+        self._interrupted = index
+
+    def finalize(self, index: int, *, interrupted: bool) -> Steps[Finalized]:
+        """Feed the terminator and `</unit>`, then slide; see `BackendSession.finalize`.
+
+        An interrupted unit ends with `chunk_eos`, and its turn's speech state is dropped.
+        `BackendError` if called out of order.
+        """
+        self._require("ran", index)
+        began, ids, state = time.perf_counter_ns(), self._tokens.ids, self._state
+        fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
+        self._phase = "lost"  # Until it is complete: a window may have moved keys and values.
+        yield Feed(slot=self._slot, start=state.length, rows=self._machine.parts.embed(fed))
+        length = state.length + len(fed)
+        said = () if interrupted else state.said  # Withheld text was never said.
+        text = tuple(index for index in said if index not in self._tokens.control)
+        span = Span(length=length - state.layout.length, text_ids=text)
+        state = state.but(
+            layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
+            length=length,
+            speech=Speech() if interrupted else state.speech,
+            overwritten=None,
+            said=(),
+        )
+        window = self._opening.config.sliding_window
+        self._state = yield from slide(self._machine, self._tokens, self._slot, state, window)
+        self._phase = "ready"
+        cost_us = (time.perf_counter_ns() - began) // 1000
+        return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
+
+    def rollback(self, index: int) -> None:
+        """Restore the state before unit `index`; `BackendError` if called out of order."""
+        if self._phase == "ready" and index > self._running:
+            return  # Refused before it began, as for a broken frame: nothing to undo.
+        self._require("failed" if self._phase == "failed" else "ran", index)
+        if self._before.overwritten is not None:
+            self._machine.audio.put(self._slot, 0, self._before.overwritten)
+        self._state = self._before.but(overwritten=None)
+        self._interrupted, self._phase = -1, "ready"
+
+    def release(self) -> None:
+        """Wipe the slot; idempotent, and any other call fails afterwards."""
+        if self._phase != "released":
+            self._phase = "released"
+            self._machine.clear(self._slot)
+            for name in ("_setting", "_state", "_before"):  # They do not exist before `open`.
+                self.__dict__.pop(name, None)
+
+    def _require(self, phase: Phase, index: int | None = None) -> None:
+        if self._phase != phase or (index is not None and index != self._running):
+            wanted = phase if index is None else f"{phase} with unit {index}"
+            raise BackendError(
+                f"call out of order: session is {self._phase} with unit {self._running}, "
+                f"not {wanted}"
+            )
+
+    def _check(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> None:
+        if len(unit.pcm) != UNIT_BYTES:
+            raise BackendError(f"unit {unit.index} has {len(unit.pcm)} bytes, not {UNIT_BYTES}")
+        if cut is not None and cut.stage == "prefill":
+            raise BackendError("prefill is one step here, and a unit is never cut in it")
+        config, fed = self._machine.config, fed_max(self._opening.config)
+        slices = sum(len(picture) for picture in pictures) * (config.vision.queries + 2)
+        most = 1 + slices + config.audio.embeddings + fed + FINALIZE_TOKENS
+        if self._state.length + most > config.context_limit:
+            raise ContextFull(
+                f"unit {unit.index} may need {most} tokens; "
+                f"{self._state.length} of {config.context_limit} are used"
+            )
+        spoken = self._state.speech.length + fed + 1 + CODES_A_UNIT
+        if (
+            self._setting.speaks
+            and not self._setting.forces(unit)
+            and spoken > self._machine.tts.capacity
+        ):
+            raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")

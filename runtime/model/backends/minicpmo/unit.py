@@ -1,0 +1,331 @@
+"""One unit in the model: prefill, generate, speak.
+
+The rules are model.md's ("One unit"). A turn is open from the first token fed in generate until
+`turn_eos` is fed; a listen decided in an open turn becomes `tts_bos`, a listen forced in one feeds
+`turn_eos` first. The token of step 0 is neither text nor speech. Finalize feeds terminators,
+`chunk_eos` included. A run is a generator of requests (`work.py`) and replaces `state`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.values.model import Costs, Cut, Opening, Stage, Unit, UnitResult
+
+from .audio import Hearing
+from .candidates import Candidates
+from .decide import (
+    CHUNK_CHARACTERS,
+    DRAWS_A_STEP,
+    REPETITION_WINDOW,
+    codes_apart,
+    decide,
+    decide_code,
+    fed_max,
+    tokens_apart,
+)
+from .parts import Parts
+from .sampling import draws
+from .sound import read_pcm
+from .state import SessionState, Speech
+from .teacher import Teacher
+from .token_logits import numbers_of
+from .tokens import Tokens
+from .tts import CODES_A_UNIT
+from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
+from .work import Fed, Feed, Hear, See, Sound, Speak, Steps
+
+Pictures = Sequence[Sequence[Tensor]]
+"""The slices of each frame of a unit, the whole picture first."""
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """The settings of one session's units; without a vocoder or an open voice, text only."""
+
+    parts: Parts
+    tokens: Tokens
+    vocoder: Vocoder | None
+    opening: Opening
+    slot: int
+    voice: object = attrs.field(default=None, eq=False)
+
+    def forces(self, unit: Unit) -> bool:
+        """Whether the unit must listen."""
+        return unit.force_listen or unit.index < self.opening.config.force_listen_count
+
+    @property
+    def speaks(self) -> bool:
+        """Whether units are to be spoken, and can be now."""
+        is_wanted = self.opening.config.generate_audio and self.voice is not None
+        return is_wanted and self.vocoder is not None and self.vocoder.is_ready
+
+
+def input_hash(unit: Unit) -> str:
+    """Blake2b-128 of all model input: sound, pictures and flags, with their lengths."""
+    digest = hashlib.blake2b(digest_size=16)
+    flags = f"{unit.force_listen:d} {unit.max_slice_nums} {len(unit.frames)}".encode()
+    for part in (flags, unit.pcm, *unit.frames):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+@attrs.define(kw_only=True)
+class UnitRun:
+    """A unit in progress.
+
+    Attributes:
+        pictures: its frames, decoded and sliced.
+        stop: asked before each step; True cuts the unit there.
+        teacher: forced decisions; None: the unit decides by itself.
+        terminator: the token for finalize to feed.
+        fed: ids fed in generate.
+        spoken: text tokens for the speech decoder, each with its hidden state (width,).
+        cut: where the unit was cut.
+        spent_ns: time by stage.
+    """
+
+    setting: Setting
+    unit: Unit
+    pictures: Pictures
+    state: SessionState
+    stop: Callable[[Stage, int], bool]
+    teacher: Teacher | None = None
+    terminator: int = -1
+    decided: list[int] = attrs.field(factory=list)
+    fed: list[int] = attrs.field(factory=list)
+    spoken: list[tuple[int, Tensor]] = attrs.field(factory=list)
+    codes: list[int] = attrs.field(factory=list)
+    sound: list[NDArray[np.float32]] = attrs.field(factory=list)
+    cut: Cut | None = None
+    spent_ns: dict[Stage, int] = attrs.field(factory=dict)
+
+    def run(self) -> Steps[UnitResult]:
+        """Run the unit to its end or its cut."""
+        began = time.perf_counter_ns()
+        first: Fed = yield from self._prefill()
+        first.logits.whole()  # On the device they would keep the batch's memory.
+        middle = self._spend("prefill", began)
+        if self.setting.forces(self.unit):
+            is_listen = yield from self._listen_by_force()
+        else:
+            is_listen = yield from self._generate(first)
+        spoken = self._spend("llm", middle)
+        ended = bool(self.fed) and self.fed[-1] == self.setting.tokens.ids.turn_eos
+        self.state = self.state.but(said=tuple(index for index, _ in self.spoken))
+        if not is_listen and self.cut is None and self.setting.speaks:
+            yield from self._speak(last=ended)
+            vocal = self._spend("tts", spoken)
+            if self.cut is None:
+                yield from self._voice(last=ended)
+                self._spend("token2wav", vocal)
+        if ended:
+            self.state = self.state.but(turn_open=False, speech=Speech())
+        return self._result(first, is_listen=is_listen, ended=ended, began=began)
+
+    def _spend(self, stage: Stage, began: int) -> int:
+        now = time.perf_counter_ns()
+        self.spent_ns[stage] = now - began
+        return now
+
+    def _cut_at(self, stage: Stage, step: int) -> bool:
+        if self.stop(stage, step):
+            self.cut = Cut(stage=stage, step=step)
+        return self.cut is not None
+
+    def _feed(self, rows: Tensor) -> Steps[Fed]:
+        """Feed the language model, (T, width)."""
+        fed: Fed = yield Feed(slot=self.setting.slot, start=self.state.length, rows=rows)
+        self.state = self.state.but(length=self.state.length + len(rows))
+        return fed
+
+    def _prefill(self) -> Steps[Fed]:
+        """Feed `<unit>`, the pictures and the sound, in one forward."""
+        ids, parts = self.setting.tokens.ids, self.setting.parts
+        embed = parts.embed
+        rows = [embed((ids.unit,))]
+        for slices in self.pictures:
+            for index, picture in enumerate(slices):
+                marks = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
+                seen = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
+                rows += [embed(marks[:1]), seen, embed(marks[1:])]
+        rows.append((yield from self._hear()))
+        return (yield from self._feed(torch.cat(rows)))
+
+    def _hear(self) -> Steps[Tensor]:
+        parts, state = self.setting.parts, self.state
+        pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
+        mel, carry = parts.front_end.next_frames(pcm, state.mel)
+        units = 0 if state.heard == parts.config.audio.units else state.heard
+        hearing = Hearing(mel=mel, slot=self.setting.slot, units=units)
+        heard: Tensor = yield Hear(hearing=hearing)  # (10, width)
+        self.state = state.but(mel=carry, heard=units + 1)
+        return heard
+
+    def _listen_by_force(self) -> Steps[bool]:
+        ids = self.setting.tokens.ids
+        self.terminator = ids.listen
+        self.decided.append(ids.listen)
+        if self.state.turn_open:
+            yield from self._feed(self.setting.parts.embed((ids.turn_eos,)))
+            self.fed.append(ids.turn_eos)
+        return True
+
+    def _generate(self, first: Fed) -> Steps[bool]:
+        """Decide and feed tokens until a terminator; True if the unit listens."""
+        setting, opening = self.setting, self.setting.opening
+        tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
+        numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
+        numbers = numbers.reshape(-1, DRAWS_A_STEP)
+        fed, self.terminator = first, ids.chunk_eos
+        for step in range(most + 1):
+            fed.logits.require_finite()
+            if self._cut_at("llm", step):
+                return False
+            if step == most:
+                self.decided.append(ids.chunk_eos)
+                return False
+            token = self._taught(step, self._decide(fed, numbers[step]), fed, numbers[step])
+            self.decided.append(token)
+            if token == ids.chunk_eos:
+                return False
+            self._remember(token)
+            if token == ids.listen and self.state.turn_open:
+                token = ids.tts_bos
+            if token in tokens.terminators:
+                self.terminator = token
+                return token == ids.listen and not self.fed
+            if step and self._overflows(token):
+                return False
+            fed = yield from self._feed(setting.parts.embed((token,)))
+            self.fed.append(token)
+            self.state = self.state.but(turn_open=token != ids.turn_eos)
+            if step:
+                self.spoken.append((token, fed.hidden))
+        raise AssertionError("the last iteration returns")
+
+    def _decide(self, fed: Fed, numbers: NDArray[np.float64]) -> int:
+        setting, history = self.setting, self.state.history
+
+        def rule(logits: Candidates) -> int:
+            return decide(logits, history, numbers, setting.opening.config, setting.tokens)
+
+        return fed.logits.settle(rule)
+
+    def _taught(self, step: int, own: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
+        """The teacher's token, or the unit's own."""
+        if self.teacher is None:
+            return own
+        opening, tokens = self.setting.opening, self.setting.tokens
+        logits, history = numbers_of(fed.logits.whole()), self.state.history
+
+        def apart(wanted: int) -> tuple[float | None, float | None]:
+            config = opening.config
+            return tokens_apart(logits, history, numbers, config, tokens, own=own, wanted=wanted)
+
+        return self.teacher.token(step, own, apart)
+
+    def _remember(self, token: int) -> None:
+        history = (*self.state.history, token)[-REPETITION_WINDOW:]
+        self.state = self.state.but(history=history)
+
+    def _text(self, *more: int) -> str:
+        return self.setting.tokens.decode([*(index for index, _ in self.spoken), *more])
+
+    def _overflows(self, token: int) -> bool:
+        return len(self._text(token)) >= CHUNK_CHARACTERS
+
+    def _speak(self, *, last: bool) -> Steps[None]:
+        setting, speech = self.setting, self.state.speech
+        tts, eos = setting.parts.tts, setting.parts.config.tts.eos
+        numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
+        may_end = last or speech.length == 0
+        rows, length = tts.opening(self.spoken), speech.length
+        for step in range(CODES_A_UNIT + 1):
+            if self._cut_at("tts", step):
+                break
+            answer: Tensor = yield Speak(slot=setting.slot, start=length, rows=rows)
+            length += len(rows)
+            if step == CODES_A_UNIT:
+                break
+            logits = numbers_of(answer)
+            number = float(numbers[step])
+            code = decide_code(logits, self.codes, number, eos, may_end=may_end)
+            code = self._taught_code(step, code, answer, number, may_end=may_end)
+            if code == eos:
+                break
+            self.codes.append(code)
+            rows = tts.code(code)
+        self.state = self.state.but(speech=attrs.evolve(speech, length=length))
+
+    def _taught_code(
+        self, step: int, own: int, answer: Tensor, number: float, *, may_end: bool
+    ) -> int:
+        """The teacher's code, or the unit's own."""
+        if self.teacher is None:
+            return own
+        eos = self.setting.parts.config.tts.eos
+        logits, chunk = numbers_of(answer), self.codes
+
+        def apart(wanted: int) -> tuple[float | None, float | None]:
+            return codes_apart(logits, chunk, number, eos, may_end=may_end, own=own, wanted=wanted)
+
+        return self.teacher.code(step, own, apart)
+
+    def _voice(self, *, last: bool) -> Steps[None]:
+        if self._cut_at("token2wav", 0):
+            return
+        setting, speech = self.setting, self.state.speech
+        assert setting.vocoder is not None
+        silence = (setting.vocoder.silent_code,) * LOOKAHEAD
+        voicing = speech.voicing or Voicing(buffer=silence)
+        portions, waiting = voicing.portions(self.codes, last=last)
+        state = voicing.state
+        for index, codes in enumerate(portions):
+            flush = last and index == len(portions) - 1
+            sounding = Sounding(codes=codes, state=state, last=flush, voice=setting.voice)
+            pcm, state = yield Sound(sounding=sounding)
+            self.sound.append(pcm)
+        voicing = Voicing(buffer=waiting, state=state)
+        self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
+
+    def _result(self, first: Fed, *, is_listen: bool, ended: bool, began: int) -> UnitResult:
+        trace = first.logits.trace()
+        spent = {stage: ns // 1000 for stage, ns in self.spent_ns.items()}
+        wall = (time.perf_counter_ns() - began) // 1000
+        slices = sum(len(picture) for picture in self.pictures)
+        sound = np.concatenate(self.sound) if self.sound else np.zeros(0)
+        return UnitResult(
+            index=self.unit.index,
+            is_listen=is_listen,
+            text=self._text(),
+            pcm=sound.astype("<f4").tobytes(),
+            end_of_turn=ended,
+            kv_length=self.state.length,
+            decided_ids=tuple(self.decided),
+            fed_ids=tuple(self.fed),
+            codec_ids=tuple(self.codes),
+            cut=self.cut,
+            input_hash=input_hash(self.unit),
+            logits_hash=trace.digest,
+            margin=trace.margin,
+            vision_slices=slices,
+            vision_tokens=self.setting.parts.config.vision.queries * slices,
+            costs=Costs(
+                prefill_us=spent["prefill"],
+                generate_us=wall - spent["prefill"],
+                llm_us=spent["llm"],
+                tts_us=spent.get("tts", 0),
+                token2wav_us=spent.get("token2wav", 0),
+                wall_us=wall,
+            ),
+        )

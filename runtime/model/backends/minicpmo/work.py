@@ -1,0 +1,154 @@
+"""Requests of a session to the model, which can be computed in batches.
+
+A unit, an opening or a finalize is a generator of requests (`Steps`), computed one at a time, or
+with those of other sessions as a batch of one `bucket` (`runtime.model.engine`). Requests are
+repeatable: they write the same values to the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar
+
+import attrs
+from torch import Tensor
+
+from .audio import Hearing
+from .token_logits import TokenLogits
+from .vocoder import Sounding
+
+Result = TypeVar("Result")
+
+COMPANY_MAX: Final = 128
+"""Rows for the language model from which on batching gains nothing."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class See:
+    """A slice of a picture, (3, h, w) in [-1, 1], answered by its embeddings, (queries, width).
+
+    If `is_alone`, it is not batched, which would gain nothing.
+    """
+
+    picture: Tensor
+    is_alone: bool = True
+
+    stage: ClassVar[int] = 0
+
+    @property
+    def bucket(self) -> Hashable:
+        """Slices of one shape, unless `is_alone`."""
+        return ("see", id(self)) if self.is_alone else ("see", *self.picture.shape)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Hear:
+    """One unit of sound; the answer is its embeddings, (10, width)."""
+
+    hearing: Hearing
+
+    stage: ClassVar[int] = 1
+
+    @property
+    def bucket(self) -> Hashable:
+        """All units."""
+        return ("hear",)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Recall:
+    """Reference audio, (samples,), 16 kHz, at most 30 s; answered by (10 a second, width)."""
+
+    pcm: Tensor
+
+    stage: ClassVar[int] = 0
+
+    @property
+    def bucket(self) -> Hashable:
+        """Never batched: lengths differ."""
+        return ("recall", id(self))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Feed:
+    """Rows (T, width) for the language model, after `start` tokens; answered by `Fed`."""
+
+    slot: int
+    start: int
+    rows: Tensor
+
+    @property
+    def stage(self) -> int:
+        """Prefill, before the tokens of others are decoded."""
+        return 2 if len(self.rows) > 1 else 3
+
+    @property
+    def bucket(self) -> Hashable:
+        """Rows of one length; many rows are not batched, which would gain nothing."""
+        count = len(self.rows)
+        return ("llm", count) if count < COMPANY_MAX else ("llm", count, id(self))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Fed:
+    """The language model's output for the last row: `hidden` (width,), and logits."""
+
+    hidden: Tensor
+    logits: TokenLogits
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Speak:
+    """Rows (T, hidden) for the speech decoder; answered by float32 logits on the host, (codes,)."""
+
+    slot: int
+    start: int
+    rows: Tensor
+
+    @property
+    def stage(self) -> int:
+        """A chunk's first rows, of any length, before single codes."""
+        return 4 if len(self.rows) > 1 else 5
+
+    @property
+    def bucket(self) -> Hashable:
+        """Rows of one length."""
+        return ("tts", len(self.rows))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Sound:
+    """Codes for the vocoder; the answer is its sound and state (see `Vocoder.sound`)."""
+
+    sounding: Sounding
+
+    stage: ClassVar[int] = 6
+
+    @property
+    def bucket(self) -> Hashable:
+        """All codes."""
+        return ("sound",)
+
+
+Work = See | Hear | Recall | Feed | Speak | Sound
+Steps = Generator[Work, Any, Result]
+Compute = Callable[[Sequence[Work]], list[Any]]
+"""Answers requests of one bucket, in their order."""
+
+
+def alone(steps: Steps[Result], compute: Compute) -> Result:
+    """Drive a generator to its result, one request at a time; failures are thrown into it."""
+    go_on: Callable[[], Work] = partial(steps.send, None)
+    try:
+        while True:
+            work = go_on()
+            try:
+                (answer,) = compute((work,))
+            except Exception as error:
+                go_on = partial(steps.throw, error)
+            else:
+                go_on = partial(steps.send, answer)
+    except StopIteration as end:
+        result: Result = end.value
+        return result

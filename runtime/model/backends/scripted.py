@@ -1,0 +1,348 @@
+"""A backend without a model, which plays a script.
+
+A script is a pure function of a unit and the session's seed, so the same session gives the same
+bytes. Time passes only in `anyio.sleep`, so tests can use virtual time. An interrupt, also one
+before its unit begins, takes effect before the next of `Step.steps` equal steps, and
+`run_unit(unit, cut=...)` stops there with the same bytes (B6). `Rules` checks the callers.
+`force_listen` and `generate_audio` override the script; sampling settings and windows are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+import anyio
+import attrs
+
+from protocol.values.digest import digest
+from protocol.values.model import (
+    OUTPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    UNIT_BYTES,
+    Costs,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    SlidingWindow,
+    Unit,
+    UnitResult,
+)
+from protocol.values.turn import Turn
+
+from .base import BackendError, BackendGone, BackendInfo, ContextFull
+from .forcing import Forced, ForcedResult
+from .scripted_chat import ChatScript, ScriptedTurn, default_answer
+from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
+from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
+from .scripted_rules import Rules
+from .scripted_tone import tone
+
+SLOTS: Final = 4
+"""Enough for a demonstration; a script costs nothing."""
+CONTEXT_LIMIT: Final = 8192
+"""The model's own, as are the counts below (model.md)."""
+PROMPT_TOKENS_MIN: Final = 10
+VOICE_BYTES_PER_TOKEN: Final = UNIT_BYTES // 10
+PREFILL_TOKENS: Final = 11
+FRAME_TOKENS: Final = 64
+"""Embeddings of a frame, without its two markers; frames are not sliced here."""
+FINALIZE_TOKENS: Final = 2
+CODE_SAMPLES: Final = 960
+US_PER_S: Final = 1_000_000
+
+Fault = Literal["fail", "context_full", "gone", "hang"]
+"""An error, a refusal, a lost worker, or a call that never returns."""
+
+
+@attrs.frozen(kw_only=True)
+class Speaks:
+    """The model speaks; `pcm` is float32 LE, 24 kHz mono."""
+
+    text: str
+    pcm: bytes
+    end_of_turn: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """A call other than a unit: its duration, and any fault at its end."""
+
+    duration_s: float = 0.0
+    fault: Fault | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """The outcome of one unit; by default, the model listens.
+
+    Attributes:
+        fault: instead: `context_full` before feeding, `hang` in prefill, others at generate's end.
+        generate_s: seconds of generate, over all its steps.
+        steps: steps of generate, at least 1; a unit can be cut before each of them.
+        rollback: its rollback after a failure.
+    """
+
+    speech: Speaks | None = None
+    fault: Fault | None = None
+    prefill_s: float = 0.05
+    generate_s: float = 0.02
+    steps: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    finalize: Call = Call(duration_s=0.037)
+    rollback: Call = Call()
+
+
+Script = Callable[[Unit, int], Step]
+"""Decides a unit from its value and the session's seed; must be pure."""
+
+
+def default_script(unit: Unit, seed: int) -> Step:
+    """Listen for three units, speak for two, and so on; the second is shorter and ends the turn."""
+    if unit.index % 5 < 3:
+        return Step()
+    last = unit.index % 5 == 4
+    text = f"that was second {unit.index}." if last else f"this is second {unit.index}, "
+    pcm = tone(unit.index, seed, samples=18_000 if last else OUTPUT_RATE_HZ)
+    speech = Speaks(text=text, pcm=pcm, end_of_turn=last)
+    return Step(speech=speech, prefill_s=0.08, generate_s=0.4, steps=8)
+
+
+class ScriptedBackend:
+    """Plays scripts.
+
+    Args:
+        script: decides the units.
+        chat: decides the chat turns.
+        hears: decides the chunks of transcriptions.
+        opening: decides the outcome of opening.
+        release: the outcome of every release.
+        slots: maximum concurrent sessions.
+        context_limit: tokens.
+        can_rollback: whether a failed unit can be undone.
+        sliding_windows: the windows that it accepts; none of them slides.
+    """
+
+    def __init__(
+        self,
+        script: Script = default_script,
+        *,
+        chat: ChatScript = default_answer,
+        hears: HearingScript = default_hearing,
+        opening: Callable[[Opening], Call] = lambda _: Call(),
+        release: Call = Call(),
+        slots: int = SLOTS,
+        context_limit: int = CONTEXT_LIMIT,
+        can_rollback: bool = True,
+        sliding_windows: tuple[SlidingWindow, ...] = ("off",),
+    ) -> None:
+        self.script, self._answer, self._hears = script, chat, hears
+        self.release = release
+        self.rules = Rules(slots, context_limit)
+        self.violations, self.held_slots = self.rules.violations, self.rules.held_slots
+        self._opening = opening
+        self.info = BackendInfo(
+            name="scripted",
+            modes=("video", "audio", "chat", "transcription"),
+            slots=slots,
+            context_limit=context_limit,
+            sliding_windows=sliding_windows,
+            can_rollback=can_rollback,
+            deterministic=True,
+            fingerprint={"backend": "scripted", "version": "1"},
+        )
+
+    async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
+        """Open a session; a cancelled one leaves the slot empty."""
+        self.rules.hold(slot)
+        try:
+            await _perform(self._opening(opening), "open")
+            prompt_length = PROMPT_TOKENS_MIN + len(opening.instructions) // TOKEN_CHARS
+            prompt_length += len(opening.voice.llm_pcm) // VOICE_BYTES_PER_TOKEN
+            if prompt_length > self.info.context_limit:
+                raise ContextFull(f"a prompt of {prompt_length} tokens")
+        except BaseException:
+            self.held_slots.discard(slot)
+            raise
+        return ScriptedSession(self, opening, slot, Opened(prompt_length=prompt_length))
+
+    async def chat(self, turn: Turn, *, slot: int) -> ScriptedTurn:
+        """Take a turn."""
+        self.rules.hold(slot)
+        return ScriptedTurn(self.rules, turn, slot, self._answer(turn))
+
+    async def transcribe(self, *, slot: int) -> ScriptedTranscript:
+        """Take a transcription."""
+        self.rules.hold(slot)
+        return ScriptedTranscript(self.rules, self._hears, slot)
+
+
+_Phase = Literal["ready", "ran", "failed", "broken", "released"]
+_ALLOWED: Final[dict[_Phase, tuple[tuple[str, ...], str]]] = {
+    "ready": (("run_unit", "release"), "B1/B3: no unit has run or failed"),
+    "ran": (("finalize", "release"), "B1: the unit that ran is not finalized"),
+    "failed": (("rollback", "release"), "B3: the unit that failed is not rolled back"),
+    "broken": (("release",), "B3: the session's state is unknown"),
+    "released": ((), "B5: the session is released"),
+}
+"""By phase: the allowed calls, and the rule that any other breaks."""
+
+
+class ScriptedSession:
+    """One session's state (B8)."""
+
+    def __init__(self, backend: ScriptedBackend, opening: Opening, slot: int, opened: Opened):
+        self._backend, self._rules = backend, backend.rules
+        self._opening = opening
+        self._slot = slot
+        self.opened = opened
+        self._phase: _Phase = "ready"
+        self._running: str | None = None
+        self._index = -1
+        self._step = Step()
+        self._cut: Cut | None = None
+        self._interrupted_index: int | None = None
+        self._kv_length = opened.prompt_length
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Play one unit."""
+        expected = max(unit.index, self._index + 1)  # a replay omits failed units
+        with self._call("run_unit", unit.index, expected=expected):
+            self._index = unit.index
+            self._step = step = self._decide(unit)
+            await _perform(Call(duration_s=step.prefill_s), "prefill")
+            if step.fault == "hang":
+                await anyio.sleep_forever()
+            self._cut = await self._generate(cut)
+            if self._cut is None and step.fault is not None:
+                self._phase = "failed" if step.fault == "fail" else "broken"
+                await _perform(Call(fault=step.fault), "generate")
+            result = _result(unit, step, self._cut, self._opening, self._kv_length)
+            self._kv_length = result.kv_length
+            self._phase = "ran"
+            return result
+
+    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+        """Play one unit with recorded ids."""
+        made = force(await self.run_unit(unit, cut), forced)
+        self._kv_length = made.result.kv_length
+        return made
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index` before its next step, also before it begins."""
+        self._interrupted_index = index
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Close the unit."""
+        with self._call("finalize", index, expected=self._index):
+            if self._cut is not None and not interrupted:
+                self._rules.violate(f"B6: unit {index} was cut, its finalize does not say so")
+            await _perform(self._step.finalize, "finalize")
+            self._kv_length = kv_length = self._kv_length + FINALIZE_TOKENS
+            self._phase = "ready"
+            fed_ids = (CHUNK_EOS_ID if interrupted or self._step.speech else LISTEN_ID, UNIT_END_ID)
+            cost_us = round(self._step.finalize.duration_s * US_PER_S)
+            return Finalized(index=index, kv_length=kv_length, fed_ids=fed_ids, cost_us=cost_us)
+
+    async def rollback(self, index: int) -> None:
+        """Undo the failed unit, whose tokens were never counted (B3)."""
+        with self._call("rollback", index, expected=self._index):
+            if not self._backend.info.can_rollback:
+                self._rules.violate("B3: rollback of a backend that cannot")
+            await _perform(self._step.rollback, "rollback")
+            self._phase = "ready"
+
+    async def release(self) -> None:
+        """Free the slot."""
+        with self._call("release", self._index, expected=self._index):
+            await _perform(self._backend.release, "release")
+            self._backend.held_slots.discard(self._slot)
+            self._phase = "released"
+
+    @contextmanager
+    def _call(self, name: str, index: int, *, expected: int) -> Iterator[None]:
+        """Check the order of calls; a call without a proper end leaves `broken`."""
+        if self._running is not None:
+            rule = "B4" if name == "release" else "B1"
+            self._rules.violate(f"{rule}: {name} while {self._running} is in flight")
+        allowed, rule = _ALLOWED[self._phase]
+        if name not in allowed:
+            self._rules.violate(f"{rule}; {name} was called")
+        if index != expected:
+            self._rules.violate(f"B9: {name} of unit {index}, not {expected}")
+        self._running = name
+        self._phase = "broken"
+        try:
+            yield
+        finally:
+            self._running = None
+
+    def _decide(self, unit: Unit) -> Step:
+        """Ask the script; refuse a unit whose worst case does not fit, before it is fed (B10)."""
+        if len(unit.pcm) != UNIT_BYTES:
+            self._rules.violate(f"B1: unit {unit.index} has {len(unit.pcm)} bytes of PCM")
+        step = self._backend.script(unit, self._opening.seed)
+        worst = self._kv_length + _prefill_tokens(unit) + FINALIZE_TOKENS
+        worst += self._opening.config.max_new_speak_tokens_per_chunk
+        if step.fault == "context_full" or worst > self._backend.info.context_limit:
+            self._phase = "ready"
+            raise ContextFull(f"unit {unit.index} may need {worst} tokens")
+        return attrs.evolve(step, speech=None) if unit.force_listen else step
+
+    async def _generate(self, cut: Cut | None) -> Cut | None:
+        """Let the steps pass; return where it was cut, or None."""
+        for step in range(self._step.steps):
+            here = Cut(stage="llm", step=step)
+            if self._interrupted_index == self._index or cut == here:
+                return here
+            await anyio.sleep(self._step.generate_s / self._step.steps)
+        return None
+
+
+async def _perform(call: Call, name: str) -> None:
+    await anyio.sleep(call.duration_s)
+    if call.fault == "hang":
+        await anyio.sleep_forever()
+    if call.fault is not None:
+        errors = {"fail": BackendError, "context_full": ContextFull, "gone": BackendGone}
+        raise errors[call.fault](f"the script says so ({name}: {call.fault})")
+
+
+def _result(
+    unit: Unit, step: Step, cut: Cut | None, opening: Opening, kv_length: int
+) -> UnitResult:
+    """Make a unit's result; for a cut unit, the share of its finished steps."""
+    speech = step.speech or Speaks(text="", pcm=b"")
+    text, pcm = speech.text, speech.pcm if opening.config.generate_audio else b""
+    ids: tuple[int, ...] = ()
+    if step.speech:
+        ids_max = opening.config.max_new_speak_tokens_per_chunk
+        ids = speech_ids(text, opening.seed, end_of_turn=speech.end_of_turn, ids_max=ids_max)
+    done = step.steps if cut is None else cut.step
+    samples = len(pcm) // SAMPLE_BYTES * done // step.steps
+    fed_ids = ids[: len(ids) * done // step.steps]
+    terminator = () if cut else (CHUNK_EOS_ID if step.speech else LISTEN_ID,)
+    prefill_us = round(step.prefill_s * US_PER_S)
+    llm_us = round(step.generate_s * US_PER_S) * done // step.steps
+    wall_us = prefill_us + llm_us
+    return UnitResult(
+        index=unit.index,
+        is_listen=cut is not None or step.speech is None,
+        text=text[: len(text) * done // step.steps],
+        pcm=pcm[: samples * SAMPLE_BYTES],
+        end_of_turn=cut is None and speech.end_of_turn,
+        kv_length=kv_length + _prefill_tokens(unit) + len(fed_ids),
+        decided_ids=fed_ids + terminator,
+        fed_ids=fed_ids,
+        codec_ids=tuple(37 * code for code in range(-(-samples // CODE_SAMPLES))),
+        cut=cut,
+        input_hash=digest((unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)),
+        vision_slices=len(unit.frames),
+        vision_tokens=len(unit.frames) * FRAME_TOKENS,
+        costs=Costs(prefill_us=prefill_us, generate_us=llm_us, llm_us=llm_us, wall_us=wall_us),
+    )
+
+
+def _prefill_tokens(unit: Unit) -> int:
+    return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2)

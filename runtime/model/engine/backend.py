@@ -1,0 +1,249 @@
+"""A model on an engine as an async `Backend`: its sessions' units run in batches.
+
+Rules:
+- A unit, as any call of its session, is due a second after the request; the earliest deadline goes
+  first. Missed deadlines are counted (`Engine.statistics`).
+- Host work of a unit (decoding and slicing its pictures) runs in its own thread, before the engine.
+- `interrupt` takes effect before the unit's next step, also while it waits for the engine.
+- A running call is never abandoned (`calls`), so it cannot overlap the next (B4). For a call that
+  never ends, the driver condemns the worker.
+- A cut chat turn stops at its next picture, block or token, also while it waits; before its answer
+  it fails. Chat is `BACKGROUND` work without a deadline, as are chunks of streaming requests
+  without sound or a deadline of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+import attrs
+
+from protocol.values.errors import LocalProtocolError
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    UNIT_SAMPLES,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    Unit,
+    UnitResult,
+)
+from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+
+from ..backends.base import BackendError, BackendInfo
+from ..backends.forcing import Forced, ForcedResult
+from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
+from .calls import EngineCalls
+from .engine import Engine
+from .pace import Pace
+from .scheduler import BACKGROUND
+from .stepped import (
+    Stepped,
+    SteppedAnchor,
+    SteppedChats,
+    SteppedForces,
+    SteppedModel,
+    SteppedSession,
+    SteppedStreams,
+    SteppedTranscribes,
+    SteppedTranscript,
+    SteppedTurn,
+)
+
+BATCH_MAX: Final = 64
+"""Maximum requests per batch; more sessions than one engine is expected to hold."""
+CHUNK_S: Final = UNIT_SAMPLES / INPUT_RATE_HZ
+"""Seconds of a transcription's chunk."""
+
+
+class EngineBackend:
+    """A model behind the `Backend` protocol; `batch_max` 1 runs one request at a time."""
+
+    def __init__(self, model: SteppedModel, *, batch_max: int = BATCH_MAX) -> None:
+        self._model = model
+        self.engine = Engine(model.compute, batch_max=batch_max)
+        self._calls = EngineCalls(self.engine, model.info)
+
+    @property
+    def info(self) -> BackendInfo:
+        """The model's metadata."""
+        return self._model.info
+
+    async def aclose(self) -> None:
+        """Stop the engine; waiting calls fail, a hanging one keeps hanging."""
+        self.engine.stop()
+
+    async def open(self, opening: Opening, *, slot: int) -> EngineSession:
+        """Open a session; if cancelled meanwhile, it is still opened and returned to the caller."""
+        self._check(slot)
+        session = EngineSession(self._model.session(opening, slot=slot), self._calls)
+        await self._calls.call("open", session.stepped.open)
+        return session
+
+    async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
+        """Take a chat turn; `BackendError` if the model does not chat."""
+        self._check(slot)
+        if not isinstance(self._model, SteppedChats):
+            raise BackendError(f"model {self.info.name} does not chat")
+        return EngineTurn(self._model.chat(turn, slot=slot), self._calls)
+
+    async def anchor(self, anchoring: Anchoring, *, slot: int) -> EngineAnchor:
+        """Take a streaming request; `BackendError` if the model takes none."""
+        self._check(slot)
+        return EngineAnchor(self._streams().anchor(anchoring, slot=slot), self._calls)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token by its name; `BackendError` if the model takes no streaming input."""
+        return self._streams().token_id(name)
+
+    async def transcribe(self, *, slot: int) -> EngineTranscript:
+        """Take a transcription; `BackendError` if the model does not transcribe."""
+        self._check(slot)
+        model = self._model
+        if "transcription" not in self.info.modes or not isinstance(model, SteppedTranscribes):
+            raise BackendError(f"model {self.info.name} does not transcribe")
+        return EngineTranscript(model.transcript(slot=slot), self._calls)
+
+    def _streams(self) -> SteppedStreams:
+        if not isinstance(self._model, SteppedStreams):
+            raise BackendError(f"model {self.info.name} takes no streaming input")
+        return self._model
+
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < self.info.slots:
+            raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
+
+
+Held = TypeVar("Held", bound=Stepped)
+
+
+@attrs.define(eq=False)
+class _OnEngine(Generic[Held]):
+    """What an engine holds for a session; `stepped` is its state."""
+
+    stepped: Held
+    _calls: EngineCalls
+
+    async def release(self) -> None:
+        """Free everything it holds; after a `BackendError` the slot is unsafe to reuse."""
+        await self._calls.at_once("release", self.stepped.release)
+
+
+@attrs.define(eq=False)
+class EngineSession(_OnEngine[SteppedSession]):
+    """One session on an engine; `stepped` is its state."""
+
+    @property
+    def opened(self) -> Opened:
+        """The result of opening."""
+        return self.stepped.opened
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Prefill and generate one unit."""
+
+        def steps() -> Generator[Any, Any, UnitResult]:
+            return self.stepped.unit(unit, self.stepped.look(unit), cut)
+
+        return await self._calls.call("run_unit", steps)
+
+    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+        """Prefill and generate one unit as recorded; `BackendError` without forced decoding."""
+        stepped = self.stepped
+        if not isinstance(stepped, SteppedForces):
+            raise BackendError(f"model {self._calls.info.name} cannot be forced")
+
+        def steps() -> Generator[Any, Any, ForcedResult]:
+            return stepped.forced_unit(unit, stepped.look(unit), cut, forced)
+
+        return await self._calls.call("run_forced", steps)
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index`, running or waiting for the engine; never blocks."""
+        self.stepped.interrupt(index)
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Close the unit."""
+        return await self._calls.call(
+            "finalize", lambda: self.stepped.finalize(index, interrupted=interrupted)
+        )
+
+    async def rollback(self, index: int) -> None:
+        """Undo the failed unit."""
+        await self._calls.at_once("rollback", lambda: self.stepped.rollback(index))
+
+
+@attrs.define(eq=False)
+class EngineTurn(_OnEngine[SteppedTurn]):
+    """One chat turn on an engine; `stepped` is its state."""
+
+    async def prefill(self) -> Prefill:
+        """Feed the conversation; pictures are encoded one by one."""
+        stepped, calls = self.stepped, self._calls
+
+        def look(place: int) -> Generator[Any, Any, None]:
+            return stepped.see(place, stepped.look(place))
+
+        for place in range(await calls.work("measure", stepped.measure)):
+            await calls.call("see", partial(look, place), due_ns=BACKGROUND)
+        return await calls.call("prefill", stepped.prefill, due_ns=BACKGROUND)
+
+    async def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None = None
+    ) -> TurnResult:
+        """Answer the turn."""
+
+        def steps(put: Callable[[TurnChunk], None]) -> Generator[Any, Any, TurnResult]:
+            return self.stepped.generate(put, cut)
+
+        return await self._calls.tell("generate", steps, emit, self.interrupt)
+
+    def interrupt(self) -> None:
+        """Cut the turn at its next step, running or waiting for the engine; never blocks."""
+        self.stepped.interrupt()
+
+
+@attrs.define(eq=False)
+class EngineAnchor(_OnEngine[SteppedAnchor]):
+    """One streaming request on an engine; `stepped` is its state."""
+
+    async def extend(
+        self,
+        prompt: Sequence[Part],
+        params: SamplingParams,
+        emit: Callable[[Sampled], None],
+        *,
+        due_s: float | None = None,
+    ) -> Extended:
+        """Extend the cumulative prompt and sample after it."""
+        stepped = self.stepped
+
+        def steps(put: Callable[[Sampled], None]) -> Generator[Any, Any, Extended]:
+            return stepped.extend(stepped.look(prompt, params), params, put)
+
+        due_ns = BACKGROUND if due_s is None else due_s * NS_PER_S
+        return await self._calls.tell("extend", steps, emit, self.interrupt, due_ns=due_ns)
+
+    def interrupt(self) -> None:
+        """Cut the request, running or waiting for the engine; never blocks."""
+        self.stepped.interrupt()
+
+
+@attrs.define(eq=False)
+class EngineTranscript(_OnEngine[SteppedTranscript]):
+    """One transcription on an engine; `stepped` is its state."""
+
+    _pace: Pace = attrs.field(factory=Pace)
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Transcribe a second of an utterance."""
+        now_s = anyio.current_time()
+        due_s = self._pace.due_s(now_s, CHUNK_S) - now_s
+        return await self._calls.call(
+            "run_chunk", lambda: self.stepped.chunk(chunk), due_ns=due_s * NS_PER_S
+        )

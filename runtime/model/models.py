@@ -1,0 +1,196 @@
+"""Models by name or by folder, and how each is loaded.
+
+The name comes from an operator (`--model`) or a log, never from a client. Torch is imported only
+for a model that needs it. A folder holds a published checkpoint: `config.json`, `tokenizer.json`,
+safetensors, and `assets/token2wav` if it can speak. A bad checkpoint is one error that says why;
+`antiphon doctor --model FOLDER` says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from anyio import to_thread
+
+from .. import SOURCE_TREE
+from ..settings.values import nearest
+from .backends.base import Backend, BackendError, BackendInfo
+from .backends.scripted import ScriptedBackend
+
+if TYPE_CHECKING:
+    import torch
+
+    from .backends.minicpmo.model import DuplexModel
+    from .backends.minicpmo.plan import MemoryPlan
+
+MODELS: Final = ("tiny", "scripted")
+"""`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
+LLAMA_OMNI: Final = "llama_omni:"
+"""Prefix of the URL of a llama.cpp-omni server, `ws://host:port`."""
+
+
+class ModelUnknownError(ValueError):
+    """There is no model of that name, and no such folder."""
+
+
+class ModelUnusableError(ValueError):
+    """The folder holds no checkpoint that can be served here; the text says why."""
+
+
+def tiny_path() -> Path:
+    """The folder of the embedded model: in the installed package, else in fixtures/."""
+    installed = Path(__file__).parent / "backends" / "minicpmo" / "tiny"
+    return installed if installed.exists() else SOURCE_TREE / "fixtures" / "tiny"
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a checkpoint, `tiny` or a path; `ModelUnknownError` if it is missing."""
+    folder = tiny_path() if name == "tiny" else Path(name).expanduser()
+    if not folder.is_dir():
+        raise ModelUnknownError(
+            f"unknown model {name!r}: choose from {', '.join(MODELS)}, {LLAMA_OMNI}URL, or name "
+            f"the folder of a checkpoint{nearest(name, MODELS)}"
+        )
+    return folder
+
+
+def check_model(name: str) -> None:
+    """Raise `ModelUnknownError` for an unknown model, before anything is started."""
+    if name != "scripted" and not name.startswith(LLAMA_OMNI):
+        model_folder(name)
+
+
+def require_deterministic(name: str, info: BackendInfo) -> None:
+    """Raise `ModelUnusableError` if a loaded model does not repeat a session's bytes."""
+    if not info.deterministic:
+        raise ModelUnusableError(
+            f"{name}: the same bytes cannot be promised, as --deterministic asks: "
+            f"{info.varies} varies"
+        )
+
+
+def load_backend(
+    name: str,
+    slots: int | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    deterministic: bool = False,
+) -> Backend:
+    """Load a model.
+
+    Args:
+        name: one of `MODELS`, `llama_omni:` and a URL, or the folder of a checkpoint.
+        slots: sessions at once; None takes the model's own number, for a folder as many as fit into
+            memory.
+        device: one of the settings' `DEVICES`; None takes the CPU for `tiny`, for a folder a GPU if
+            there is one.
+        dtype: one of their `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
+        deterministic: a session's bytes must not depend on the other sessions; the backend's `info`
+            says whether they do (`require_deterministic`).
+
+    Raises:
+        ModelUnknownError: there is no model of that name.
+        ModelUnusableError: the folder cannot be served here.
+        ValueError: the device or the format is not available here, or the URL is invalid.
+        DeviceLost: the process lost the device.
+    """
+    if name == "scripted":
+        return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
+    if name.startswith(LLAMA_OMNI):
+        from .backends.llama_omni import LlamaOmniBackend
+
+        if slots not in {None, 1}:
+            raise ValueError("llama_omni serves one session at a time: --slots is 1")
+        return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
+    check_model(name)  # Before seconds are spent on importing torch.
+    from .backends.minicpmo.model import SLOTS
+    from .backends.minicpmo.plan import SLOTS_MAX
+    from .engine.backend import EngineBackend
+
+    if slots is None and name == "tiny":
+        slots = SLOTS
+    model = load_checkpoint(
+        name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype, exact=deterministic
+    )
+    return EngineBackend(model)
+
+
+async def load_backend_async(
+    name: str,
+    slots: int | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    deterministic: bool = False,
+) -> Backend:
+    """As `load_backend`, in a thread; cancelled, it returns at once and drops the model."""
+    load = partial(load_backend, device=device, dtype=dtype, deterministic=deterministic)
+    return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn any error of a checkpoint into a `ModelUnusableError` of one line."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except OSError as error:
+        what = f"{error.filename or ''}: {error.strerror}" if error.strerror else str(error)
+        raise ModelUnusableError(f"{folder}: {what.removeprefix(f'{folder}/')}") from error
+    except ValueError as error:
+        raise ModelUnusableError(f"{folder}: {error}") from error
+    except Exception as error:
+        # An invalid checkpoint makes the libraries raise errors of any type.
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelUnusableError(f"{folder}: {text}") from error
+
+
+def load_checkpoint(
+    name: str,
+    slots: int | None,
+    *,
+    slots_max: int,
+    device: str | None,
+    dtype: str | None,
+    exact: bool = False,
+) -> DuplexModel:
+    """Load the model of a checkpoint; arguments and errors as of `load_backend`.
+
+    `slots` None takes as many as fit into memory, `slots_max` at most; `exact` is `deterministic`.
+    """
+    from .backends.minicpmo.device import pick_device, pick_dtype, telling_lost
+
+    folder = model_folder(name)
+    where = pick_device(device, prefer_cuda=name != "tiny")
+    what = pick_dtype(dtype, where)
+    with explained(folder), telling_lost():
+        from .backends.minicpmo.config import load_config
+        from .backends.minicpmo.model import VOCODER, DuplexModel
+        from .backends.minicpmo.plan import plan, vocoder_bytes
+
+        if slots is None:
+            config = load_config(folder / "config.json")
+            needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
+            slots = min(slots_max, slots_that_fit(needs, where))
+        return DuplexModel.load(folder, slots=slots, device=where, dtype=what, exact=exact)
+
+
+def slots_that_fit(needs: MemoryPlan, device: torch.device) -> int:
+    """The sessions that fit into a device's memory with the weights; none: `ModelUnusableError`."""
+    from .backends.minicpmo.device import free_bytes
+
+    free = free_bytes(device)
+    slots = needs.slots_that_fit(free, device)
+    if slots == 0:
+        raise ModelUnusableError(
+            f"not one session fits into the memory of the {device.type}: the weights take "
+            f"{needs.model_bytes / 1e9:.1f} GB, a session {needs.each_bytes(device) / 1e9:.2f} GB; "
+            f"there are {free / 1e9:.1f} GB (see `antiphon doctor`)"
+        )
+    return slots

@@ -1,0 +1,1 @@
+"""Sockets: listening, TLS, HTTP, WebSockets, and the bounds of what clients send."""

@@ -1,0 +1,223 @@
+"""One client's connection: a reader task and a writer task around one `WebSocket`.
+
+- The session's driver owns it: it awaits `run`; `send` and `close` never block.
+- The reader awaits `on_frame` for each message: that is the back-pressure. The writer sends frames
+  in order, each once its `ready` returned (the log has written it), those with the same `ready` in
+  one call, and a `close` last. Neither task waits for the other.
+- A connection ends once: our close was handed to the WebSocket (no callback), `on_gone` (the peer
+  closed or was lost), or `on_send_failed` (the peer reads too slowly; TCP is dropped). Then nothing
+  more is sent, a frame in `on_frame` is given up, and `run` ends.
+- If a send finds the WebSocket closed, the reader first delivers the messages before the close,
+  within `DRAIN_S` (a client sends `session.close` and leaves); then `on_send_failed` is called.
+- The outbox is bounded in bytes; a frame, and a close with the frames before it, in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import anyio
+import attrs
+
+from protocol.values.utf8 import Frame, frame_bytes
+
+from .websocket import WebSocket, WebSocketClosed, WebSocketStalled
+
+SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
+"""A minute of speech in base64: a client that far behind no longer listens. A single frame may be
+larger: an answer of chat with all its speech."""
+QUEUED_BYTES_MIN: Final = 256
+"""The least that a queued frame counts, so that many tiny frames are bounded too."""
+SEND_STALL_S: Final = 10.0
+"""A peer that takes nothing for so long will not catch up; default of an operator's setting."""
+SEND_BYTES_PER_S_MIN: Final = 16 * 1024
+"""A bad mobile network: a large frame gets more time at this rate; chat can still use it."""
+SEND_TOGETHER_BYTES_MAX: Final = 256 * 1024
+"""A unit's answer goes out in one call; a larger call gains nothing and costs a copy."""
+CLOSE_FLUSH_S: Final = 5.0
+"""Time for the peer's answer to a close, plus one stall and the time for the queued bytes."""
+DRAIN_S: Final = 1.0
+"""For the messages before the end; a reader that is held up longer is given up."""
+ABORT_S: Final = 1.0
+"""Dropping a connection does not wait; if it ever does, the session must not."""
+
+Ready = Callable[[], Awaitable[None]]
+
+
+class Outlet(Protocol):
+    """The writing side of a connection; its methods return at once."""
+
+    def send(self, frame: str, ready: Ready) -> None:
+        """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
+        ...
+
+    def close(self, code: int, reason: str, ready: Ready) -> None:
+        """Queue the WebSocket close after all queued frames; only the first one counts.
+
+        `code` as in RFC 6455, 7.4; `reason` has at most 123 bytes of UTF-8.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class _Frame:
+    text: str
+    size_bytes: int
+    ready: Ready
+
+
+@attrs.frozen(kw_only=True)
+class _Close:
+    code: int
+    reason: str
+    ready: Ready
+
+
+class Connection:
+    """The two tasks of a connection, and the outbox; made in the event loop that runs it.
+
+    Args:
+        websocket: open; `run` closes it in every case.
+        on_frame: takes a message, None for one that was too big; it may hold the reader.
+        on_gone, on_send_failed: called once.
+        stall_s: the time for a frame of any size to be taken.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        *,
+        on_frame: Callable[[Frame], Awaitable[None]],
+        on_gone: Callable[[], None],
+        on_send_failed: Callable[[], None],
+        stall_s: float = SEND_STALL_S,
+    ) -> None:
+        self._websocket = websocket
+        self._on_frame = on_frame
+        self._on_gone = on_gone
+        self._on_send_failed = on_send_failed
+        self._stall_s = stall_s
+        self._outbox: deque[_Frame | _Close] = deque()
+        self._queued_bytes = 0
+        self._wakeup = anyio.Event()
+        self._close_queued = False
+        self._ended = False
+        self._reading = anyio.CancelScope()
+        self._writing = anyio.CancelScope()
+
+    def send(self, frame: str, ready: Ready) -> None:
+        """Queue a text frame; `ready` is awaited before it is sent."""
+        if self._ended or self._close_queued:
+            return
+        size_bytes = max(frame_bytes(frame), QUEUED_BYTES_MIN)
+        if self._queued_bytes and self._queued_bytes + size_bytes > SEND_BUFFER_BYTES:
+            self._fail()
+            return
+        self._queued_bytes += size_bytes
+        self._put(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
+
+    def close(self, code: int, reason: str, ready: Ready) -> None:
+        """Queue a close after all queued frames; only the first one counts."""
+        if self._ended or self._close_queued:
+            return
+        self._close_queued = True
+        flush_s = self._stall_s + CLOSE_FLUSH_S + self._queued_bytes / SEND_BYTES_PER_S_MIN
+        self._writing.deadline = anyio.current_time() + flush_s
+        self._put(_Close(code=code, reason=reason, ready=ready))
+
+    async def run(self) -> None:
+        """Read and write until the WebSocket is closed; cancelled, abort the WebSocket.
+
+        Errors of `on_frame` or a `ready` abort it too, and are raised as an `ExceptionGroup`.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                await self._read()
+        finally:
+            self._ended = True
+            self._outbox.clear()
+            with anyio.move_on_after(ABORT_S, shield=True):
+                await self._websocket.abort()
+
+    async def _read(self) -> None:
+        with self._reading:
+            try:
+                while True:
+                    await self._on_frame(await self._websocket.receive())
+            except WebSocketStalled:
+                self._fail()
+            except WebSocketClosed:
+                self._lose()
+        self._fail()  # No effect, unless the writer found the end and the reader did not.
+
+    async def _write(self) -> None:
+        lost = False
+        with self._writing:
+            lost = await self._write_to_the_end()
+        if lost:
+            self._reading.deadline = anyio.current_time() + DRAIN_S
+            return
+        self._fail()  # Has an effect only if the time for the close was up.
+        await self._websocket.abort()
+        self._reading.cancel()
+
+    async def _write_to_the_end(self) -> bool:
+        """Send until the close is done (False) or a send finds the WebSocket closed (True)."""
+        with anyio.CancelScope() as sending:
+            while True:
+                while not self._outbox:
+                    self._wakeup = anyio.Event()
+                    await self._wakeup.wait()
+                item = self._outbox[0]
+                await item.ready()
+                if isinstance(item, _Close):
+                    self._ended = True
+                    await self._websocket.close(item.code, item.reason)
+                    return False
+                try:
+                    await self._send_step(item.ready, sending)
+                except WebSocketStalled:
+                    break
+                except WebSocketClosed:
+                    return True
+        self._fail()
+        return False
+
+    async def _send_step(self, ready: Ready, sending: anyio.CancelScope) -> None:
+        """Send the frames at the head of the outbox that share the first one's `ready`."""
+        frames, size_bytes = list[str](), 0
+        for item in self._outbox:
+            if item.ready is not ready or isinstance(item, _Close):
+                break
+            if frames and size_bytes + item.size_bytes > SEND_TOGETHER_BYTES_MAX:
+                break
+            frames.append(item.text)
+            size_bytes += item.size_bytes
+        limit_s = self._stall_s + size_bytes / SEND_BYTES_PER_S_MIN
+        sending.deadline = anyio.current_time() + limit_s
+        await self._websocket.send(*frames)
+        sending.deadline = math.inf
+        self._queued_bytes -= size_bytes
+        for _ in frames:
+            self._outbox.popleft()
+
+    def _put(self, item: _Frame | _Close) -> None:
+        self._outbox.append(item)
+        self._wakeup.set()
+
+    def _lose(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._writing.cancel()
+            self._on_gone()
+
+    def _fail(self) -> None:
+        """Drop the connection: a frame cannot be sent."""
+        if not self._ended:
+            self._ended = True
+            self._writing.cancel()
+            self._on_send_failed()

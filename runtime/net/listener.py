@@ -1,0 +1,321 @@
+"""One TCP port for both: WebSockets go to a handler, all other HTTP to an ASGI application.
+
+- A connection takes a place, of its address and of all. Without one, or if its address opened too
+  many lately, it is refused cheaply (503, 429; with TLS, without an answer).
+- TLS, where there is a certificate, and the first request's head share one deadline. h11 parses the
+  bounded head. A WebSocket upgrade becomes a `WebSocketRequest`; other requests go, with their
+  bytes put back, to Hypercorn, which keeps the connection.
+- An invalid request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
+  breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is no error.
+- An error in one connection is logged and does not reach the others.
+- One nursery, `serve`'s, holds a task for each connection, and the `transport.keeper`, which drops
+  peers that are silent or take nothing. Cancelling it drops every connection at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import anyio
+import anyio.abc
+import attrs
+import h11
+import trio
+from starlette.types import ASGIApp
+
+from protocol.values.limits import FRAME_BYTES_MAX
+
+from ..settings.settings import Settings
+from .counters import Counters, Refusal
+from .heads import Refused, answer, check_handshake, parse_target, read_head, say_last
+from .http import HttpServer, error_body, header_tokens, wants_websocket
+from .keeper import Keeper, Line
+from .limits import Limits
+from .link import Link
+from .places import Places
+from .tcp import TcpStream
+from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
+from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed, accept
+
+BACKLOG: Final = 1024
+"""Connections in the kernel's queue: a fleet of clients reconnects all at once."""
+REFUSALS_MAX: Final = 64
+"""Refusals with an answer at once; in a flood, the rest get none."""
+RETRY_AFTER_S: Final = 5
+"""Sent to refused clients: in that time sessions end, and a burst is over."""
+
+_LOG: Final = logging.getLogger("antiphon.listener")
+
+
+SocketListener = trio.SocketListener
+"""A bound port, as a type that does not name the event loop."""
+
+
+class Address(NamedTuple):
+    """A listener's bound address; the port as the kernel gave it."""
+
+    host: str
+    port: int
+
+
+@attrs.define(kw_only=True, eq=False)
+class WebSocketRequest:
+    """A valid WebSocket handshake that waits for its answer: accept it or reject it, once.
+
+    Attributes:
+        path: percent-decoded.
+        query: each name's values in order.
+        headers: names in lower case; not logged, because they may hold a client's key.
+    """
+
+    path: str
+    query: Mapping[str, tuple[str, ...]]
+    headers: tuple[tuple[str, str], ...]
+    subprotocols: tuple[str, ...]
+    peer: Address
+    is_tls: bool
+    _key: str
+    _link: Link
+    _keeper: Keeper
+    _nursery: trio.Nursery
+    _websocket: TrioWebSocket | None = None
+    _answered: bool = False
+
+    async def accept(
+        self, *, subprotocol: str | None = None, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> WebSocket:
+        """Open the WebSocket with one of `subprotocols`, or None; closed when the handler returns.
+
+        `receive` returns None for a message above `frame_bytes_max`. `WebSocketClosed`: the peer
+        left first; the handler may let it pass.
+        """
+        assert subprotocol is None or subprotocol in self.subprotocols
+        self._answer_once()
+        self._link.tcp.notice_dead_peer()
+        handshake = Handshake(
+            key=self._key, subprotocol=subprotocol, frame_bytes_max=frame_bytes_max
+        )
+        self._websocket = await accept(self._nursery, self._link, handshake, self._keeper)
+        return self._websocket
+
+    async def reject(
+        self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Refuse the handshake with an HTTP error and JSON; a peer that has left is no error.
+
+        `headers` are in addition to the type, the length and `Connection: close`.
+        """
+        self._answer_once()
+        await answer(self._link, status, body, headers)
+
+    async def finish(self, code: int) -> None:
+        """Close or reject a request that the handler left open; the listener calls it."""
+        if self._websocket is not None:
+            await self._websocket.close(code, "")
+        elif not self._answered:
+            await self.reject(500, error_body("internal_error", "the server failed to answer"))
+
+    def _answer_once(self) -> None:
+        assert not self._answered, f"the request for {self.path} is answered already"
+        self._answered = True
+
+
+async def bind(host: str, port: int) -> list[trio.SocketListener]:
+    """Bind the port on each address of the host, for `serve`, which closes the listeners.
+
+    `0.0.0.0` and `::` are all of IPv4 and of IPv6; port 0 lets the kernel choose for each address.
+    """
+    return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+
+
+async def serve(
+    listeners: Sequence[trio.SocketListener],
+    *,
+    on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
+    app: ASGIApp,
+    limits: Limits | None = None,
+    certificate: Certificate | None = None,
+    counters: Counters | None = None,
+    has_files: Callable[[], bool] = lambda: True,
+    task_status: anyio.abc.TaskStatus[tuple[Address, ...]] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled, then drop every connection.
+
+    Args:
+        listeners: bound; closed at the end.
+        on_websocket: answers each WebSocket request, in its connection's task. An exception is
+            logged and ends the connection.
+        limits: None takes those of `Settings`.
+        certificate: serve TLS only, and watch its file; None serves plain TCP.
+        has_files: whether enough file descriptors are left for another connection.
+        task_status: started with the bound addresses, once connections are taken.
+    """
+    keeper = Keeper(limits or Limits.of(Settings()), counters or Counters())
+    server = _Server(on_websocket, app, keeper, certificate, has_files)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        if certificate is not None:
+            nursery.start_soon(certificate.watch)
+        await nursery.start(trio.serve_listeners, server.serve_connection, list(listeners))
+        task_status.started(tuple(_address(it.socket.getsockname()) for it in listeners))
+
+
+class _Server:
+    """The state that the connections of one `serve` share."""
+
+    def __init__(
+        self,
+        on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
+        app: ASGIApp,
+        keeper: Keeper,
+        certificate: Certificate | None,
+        has_files: Callable[[], bool],
+    ) -> None:
+        self._on_websocket = on_websocket
+        self._app = app
+        self._keeper = keeper
+        self._certificate = certificate
+        self._limits = keeper.limits
+        self._counters = keeper.counters
+        self._places = Places(keeper.limits, keeper.counters, has_files)
+        self._refusals = 0
+
+    async def serve_connection(self, socket_stream: trio.SocketStream) -> None:
+        """Serve one connection to its end; raises nothing but `Cancelled`."""
+        try:
+            peer = _address(socket_stream.socket.getpeername())
+            link = Link(TcpStream(socket_stream), self._counters, peer.host)
+            refusal = self._places.enter(peer.host, trio.current_time())
+            if refusal is not None:
+                await self._turn_away(link, refusal)
+                return
+            try:
+                await self._route(link, peer)
+            finally:
+                self._places.leave(peer.host)
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            _LOG.debug("a peer left", exc_info=True)
+        except* Exception:
+            _LOG.exception("a connection failed")
+
+    async def _turn_away(self, link: Link, refusal: Refusal) -> None:
+        """Refuse for lack of a place; without an answer in a flood, or under TLS."""
+        if self._certificate is not None or self._refusals >= REFUSALS_MAX:
+            link.abort()
+            return
+        self._refusals += 1
+        retry = [("Retry-After", str(RETRY_AFTER_S))]
+        try:
+            status, text = self._words_of(refusal)
+            await answer(link, status, error_body("too_many_connections", text), retry)
+        finally:
+            self._refusals -= 1
+
+    def _words_of(self, refusal: Refusal) -> tuple[int, str]:
+        if refusal == "full":
+            return 503, "the server has no room for another connection"
+        if refusal == "address":
+            at_once = self._limits.connections_per_address_max
+            return 429, f"an address may have {at_once} connections at once"
+        per_s = self._limits.connections_per_address_per_s_max
+        return 429, f"an address may open {per_s:g} connections a second"
+
+    async def _route(self, link: Link, peer: Address) -> None:
+        wait_s = self._limits.handshake_s
+        deadline_s = trio.current_time() + wait_s
+        if self._certificate is not None:
+            with trio.move_on_at(deadline_s) as scope:
+                is_secure = await self._secure(link, self._certificate)
+            if scope.cancelled_caught or not is_secure:
+                is_silent = scope.cancelled_caught and not link.tcp.reads
+                self._counters.refused["silent" if is_silent else "tls"] += 1
+                link.abort()
+                return
+        try:
+            head = await read_head(link, deadline_s=deadline_s, wait_s=wait_s)
+            if head is None:
+                if trio.current_time() >= deadline_s:  # else the peer has left
+                    self._counters.refused["silent"] += 1
+                return
+            if wants_websocket(head.request):
+                link.put_back(head.trailing)
+                await self._serve_websocket(link, head.request, peer)
+            else:
+                link.put_back(head.raw)
+                await self._serve_http(link)
+        except Refused as refused:
+            self._counters.refused["head"] += 1
+            await answer(link, refused.status, refused.body, refused.headers)
+
+    async def _secure(self, link: Link, certificate: Certificate) -> bool:
+        """Do the TLS handshake; False where the client does not speak TLS."""
+        first = await link.socket.recv(1, trio.socket.MSG_PEEK)
+        if first and first[0] != TLS_HANDSHAKE:
+            if first.isalpha():
+                await say_last(link, NO_TLS_ANSWER)
+            return False
+        try:
+            await link.secure(certificate.context)
+        except trio.BrokenResourceError:
+            return False
+        return True
+
+    async def _serve_websocket(self, link: Link, head: h11.Request, peer: Address) -> None:
+        target = parse_target(head)
+        key = check_handshake(head)
+        async with trio.open_nursery() as nursery:
+            request = WebSocketRequest(
+                path=target.path,
+                query=target.query,
+                headers=_headers(head),
+                subprotocols=header_tokens(head, b"sec-websocket-protocol"),
+                peer=peer,
+                is_tls=link.is_tls,
+                key=key,
+                link=link,
+                keeper=self._keeper,
+                nursery=nursery,
+            )
+            try:
+                await self._on_websocket(request)
+                await request.finish(1000)
+            except* WebSocketClosed:
+                pass
+            except* Exception:
+                _LOG.exception("the handler of %s failed", request.path)
+                await request.finish(1011)
+            nursery.cancel_scope.cancel()
+
+    async def _serve_http(self, link: Link) -> None:
+        line = Line(link=link)
+        self._keeper.add(line)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_abort_when_cancelled, link)
+                await HttpServer(self._app, link).run()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._keeper.discard(line)
+
+
+async def _abort_when_cancelled(link: Link) -> None:
+    """Drop the connection when cancelled: that wakes a send that Hypercorn shields."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        link.abort()
+
+
+def tasks_living() -> int:
+    """The number of the event loop's tasks; call it inside the loop."""
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+def _headers(head: h11.Request) -> tuple[tuple[str, str], ...]:
+    return tuple((name.decode("ascii"), value.decode("latin-1")) for name, value in head.headers)
+
+
+def _address(name: tuple[Any, ...]) -> Address:
+    return Address(str(name[0]), int(name[1]))

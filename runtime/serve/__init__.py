@@ -1,0 +1,1 @@
+"""A server's life: starting, routing, limits of the process, stopping."""

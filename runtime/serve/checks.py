@@ -1,0 +1,118 @@
+"""Checks of settings against each other and against the disk, before anything starts.
+
+Each value was checked when it was read. All problems are reported at once, each with its remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ..access.hosts import is_loopback
+from ..access.keyfile import KeyFileError, read_key_file
+from ..access.origins import read_origins
+from ..media.voices import NAME_RULE, is_voice_name
+from ..model.models import ModelUnknownError, check_model
+from ..settings.settings import Settings
+from ..settings.sources import ConfigError
+from ..settings.values import shown
+
+NOTICE_CHARS_MAX: Final = 2_000
+"""A page of text: longer than clients read before speaking; each session's log holds it."""
+
+
+def check(settings: Settings) -> None:
+    """Raise `ConfigError` if settings do not fit together, or name a missing file."""
+    problems = [*_access(settings), *_tls(settings), *_models(settings)]
+    problems += [*_voices(settings), *_static(settings), *_notice(settings)]
+    if 0 < settings.pong_wait_s <= settings.ping_s:
+        problems.append(
+            f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
+            "clients would be dropped before they are asked"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def warnings(settings: Settings) -> tuple[str, ...]:
+    """Warnings about valid but risky settings."""
+    if is_loopback(settings.host):
+        return ()
+    if settings.keys is None:
+        return (f"{settings.host}: there are no keys; every client there may use this server",)
+    if settings.tls_cert is None:
+        text = "keys and sessions cross the network in the clear; use --tls-cert, or a proxy"
+        return (f"{settings.host}: {text} with TLS",)
+    return ()
+
+
+def _access(settings: Settings) -> Iterator[str]:
+    if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
+        yield (
+            f"host: {settings.host} is no loopback address, and there are no keys. Make one with "
+            "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
+            "every client that reaches this address may use the server"
+        )
+    if settings.keys is not None:
+        try:
+            read_key_file(settings.keys)
+        except KeyFileError as error:
+            yield f"keys: {error}"
+    try:
+        read_origins(settings.origins, has_keys=settings.keys is not None, host=settings.host)
+    except ValueError as error:
+        yield f"origins: {error}"
+
+
+def _tls(settings: Settings) -> Iterator[str]:
+    if settings.tls_cert is not None and settings.tls_key is None:
+        yield "tls_cert: a certificate needs its private key, tls_key"
+    if settings.tls_key is not None and settings.tls_cert is None:
+        yield "tls_key: a private key needs its certificate, tls_cert"
+    for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
+        if path is not None and not _can_be_read(path):
+            yield f"{name}: there is no file {path} that can be read"
+
+
+def _models(settings: Settings) -> Iterator[str]:
+    for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
+        try:
+            check_model(model)
+        except ModelUnknownError as error:
+            yield f"{name}: {error}"
+
+
+def _voices(settings: Settings) -> Iterator[str]:
+    folder, name = settings.voices, settings.default_voice
+    if folder is not None and not folder.is_dir():
+        yield f"voices: there is no folder {folder}"
+    if name is None:
+        return
+    if folder is None:
+        yield "default_voice: it is the name of a voice in voices, and there is no such folder"
+    elif not is_voice_name(name):
+        yield f"default_voice: {shown(name)} is no name: {NAME_RULE}"
+
+
+def _static(settings: Settings) -> Iterator[str]:
+    folder = settings.static
+    if folder is None:
+        return
+    if not folder.is_dir():
+        yield f"static: there is no folder {folder}"
+    for name in ("keys", "tls_key", "record_to"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            yield f"static: {folder} holds {name}, {path}: every client could read it there"
+
+
+def _notice(settings: Settings) -> Iterator[str]:
+    text = settings.recording_notice or ""
+    if len(text) > NOTICE_CHARS_MAX:
+        yield f"recording_notice: {len(text)} characters, at most {NOTICE_CHARS_MAX}"
+
+
+def _can_be_read(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.R_OK)

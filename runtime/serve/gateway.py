@@ -1,0 +1,209 @@
+"""Where a server's connections go: through the gate, then to a session or the API.
+
+A WebSocket passes the gate, is routed by its address, checked against its key's modes and quota,
+and becomes a session. Other HTTP goes to one application behind the same gate. Both start before
+the model: until it is loaded, sessions are refused with `service_unavailable`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+from starlette.types import ASGIApp
+
+from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
+from protocol.values.limits import FRAME_BYTES_MAX_OF
+from protocol.values.messages import EndReason, ErrorReport
+from recorder.write.writer import Recorder
+
+from ..access.gate import Denied, open_gate
+from ..access.middleware import AccessMiddleware, answer_denied
+from ..access.principal import Principal
+from ..api.marks import Marks
+from ..api.pages import Pages, is_public
+from ..api.recordings import Recordings
+from ..api.routes import Api
+from ..api.views import LoadViewer
+from ..api.voices import Voices
+from ..media.voices import VoiceLibrary
+from ..net.counters import Counters
+from ..net.http import error_body, make_app
+from ..net.listener import WebSocketRequest, tasks_living
+from ..net.websocket import WebSocket
+from ..session.server import VERSION, Server
+from ..settings.settings import MODES, Settings
+from ..telemetry.setup import Sight, make_sight
+from ..telemetry.watching import ServerStatus
+from .retention import make_retainer
+from .routing import NotServedError, Route, route
+
+
+class Gateway:
+    """Routes the requests of a port.
+
+    Args:
+        settings: the keys that they name are read here.
+        recorder: writes the logs; None where nothing is recorded.
+        load_viewer: loads the page of a recording; None for no such page.
+
+    Attributes:
+        server: None while the model loads.
+        sight: the server's telemetry.
+
+    Raises:
+        KeyFileError: the keys cannot be read.
+        TracesMissingError: traces are set, and their package is not installed.
+        ValueError: an origin is invalid.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        counters: Counters | None = None,
+        recorder: Recorder | None = None,
+        load_viewer: LoadViewer | None = None,
+        voices: VoiceLibrary | None = None,
+    ) -> None:
+        self._settings = settings
+        self._gate = open_gate(settings)
+        self._counters = counters or Counters()
+        self._recorder = None if settings.record_to is None else recorder
+        self._load_viewer = load_viewer
+        self._voices = voices
+        self._retainer = make_retainer(settings)
+        self._began_s = time.monotonic()
+        self.server: Server | None = None
+        self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
+
+    def app(self) -> ASGIApp:
+        """Make the application for requests other than WebSockets."""
+        api = Api(lambda: self.server, self.status, self.sight.metrics)
+        recordings = Recordings(self._settings.record_to, self._load_viewer)
+        marks = Marks(lambda: self.server, recordings)
+        voices = Voices(self._voices, self._settings.default_voice)
+        folder = self._settings.static
+        pages = [] if folder is None else [Pages(folder).route()]
+        app = make_app(
+            self.readiness,
+            [*api.routes(), *marks.routes(), *recordings.routes(), *voices.routes(), *pages],
+            speech=self.speech,
+            handlers={Denied: answer_denied},
+        )
+        return AccessMiddleware(
+            app,
+            self._gate,
+            secure=self._settings.tls_cert is not None,
+            is_public=is_public if pages else lambda _: False,
+        )
+
+    async def watch_keys(self) -> None:
+        """Follow the key file; runs until cancelled."""
+        await self._gate.watch()
+
+    async def keep_recordings(self) -> None:
+        """Remove recordings past their bounds; runs until cancelled."""
+        if self._retainer is not None:
+            await self._retainer.run()
+
+    # -- how the server stands ------------------------------------------------------------------
+
+    def readiness(self) -> str:
+        """The answer of `/ready`."""
+        return "loading" if self.server is None else self.server.readiness
+
+    def speech(self) -> str | None:
+        """The model's speech, as `/health` reports it."""
+        return None if self.server is None else self.server.speech
+
+    def status(self) -> ServerStatus:
+        """The server's status."""
+        server, recorder = self.server, self._recorder
+        return ServerStatus(
+            readiness=self.readiness(),
+            version=VERSION,
+            model=self._settings.model,
+            speech=self.speech(),
+            uptime_s=time.monotonic() - self._began_s,
+            sessions=() if server is None else server.roster(self.sight.metrics.kv_tokens),
+            queue_length=0 if server is None else server.admission.queue_length,
+            slots=None if server is None else server.slots,
+            connections=self._counters.connections,
+            tasks=tasks_living(),
+            recorder={} if recorder is None else attrs.asdict(recorder.statistics),
+            listener=self._counters.statistics(),
+            workers=None if server is None else server.workers.statistics,
+            retention=None if self._retainer is None else self._retainer.statistics,
+            denied=self._gate.denials.counts,
+            max_queue_size=self._settings.queue_max,
+            running_tasks=() if server is None else server.admission.running(),
+        )
+
+    # -- WebSockets -----------------------------------------------------------------------------
+
+    async def on_websocket(self, request: WebSocketRequest) -> None:
+        """Serve one WebSocket request to its end."""
+        modes = MODES if self.server is None else self.server.modes
+        try:
+            admitted = self._gate.admit_websocket(
+                request.headers, request.subprotocols, secure=request.is_tls
+            )
+            to = route(
+                request.path,
+                request.query,
+                modes,
+                default=self._settings.default_mode,
+                headers=request.headers,
+                subprotocols=request.subprotocols,
+            )
+            self._gate.check_mode(admitted.principal, to.mode)
+        except NotServedError as error:
+            body = error_body(error.code, error.message, **error.details)
+            await request.reject(error.status, body)
+            return
+        except Denied as denied:
+            peer = request.peer.host
+            self._gate.denials.note(
+                denied.reason, peer=peer, asked="WebSocket", name=denied.name, flag=denied.flag
+            )
+            await request.reject(denied.status, denied.body, denied.headers)
+            return
+        websocket = await request.accept(
+            subprotocol=admitted.subprotocol, frame_bytes_max=FRAME_BYTES_MAX_OF[to.mode]
+        )
+        server = self.server
+        if server is None:
+            await _turn_away(websocket, to, "the model is being loaded")
+        elif server.admission.state != "open":
+            await _turn_away(websocket, to, REFUSALS[ErrorCode.SERVICE_UNAVAILABLE])
+        else:
+            await self._serve(server, websocket, to, admitted.principal)
+
+    async def _serve(
+        self, server: Server, websocket: WebSocket, to: Route, principal: Principal
+    ) -> None:
+        place = await self._gate.quotas.enter_soon(principal)
+        reason: EndReason | None = None
+        try:
+            reason = await server.handle(
+                websocket,
+                to.mode,
+                endpoint=to.endpoint,
+                label=to.label,
+                quiet=to.quiet,
+                owner=principal.name,
+                must_record=principal.record_always,
+                refusal=ErrorCode.WORKER_BUSY if place is None else None,
+            )
+        finally:
+            if place is not None:
+                place.leave(is_refund=reason == "refused")
+
+
+async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:
+    """Refuse without a session: very many clients may ask."""
+    code = ErrorCode.SERVICE_UNAVAILABLE
+    for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
+        await websocket.send(frame)
+    await websocket.close(CLOSE_TRY_LATER, code)

@@ -1,0 +1,78 @@
+"""Keeps a server's recordings within the operator's bounds, and counts them.
+
+It runs `antiphon prune` at the start and every ten minutes, in a thread; without bounds it only
+counts. A log that cannot be removed is reported, and tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from recorder.keep.retention import Retention, RetentionStatistics, prune
+from recorder.keep.store import Store
+
+from ..settings.settings import Settings
+
+PERIOD_S: Final = 600.0
+"""Sixty-four speaking sessions record 6 GB in that time: a bound of size needs that room."""
+DAY_S: Final = 86_400
+MB: Final = 1_000_000
+
+_logger = logging.getLogger("antiphon.server")
+
+
+class Retainer:
+    """Keeps the recordings of one server; `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self, directory: Path, retention: Retention, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = Store(directory)
+        self._retention = retention
+        self._clock = clock
+        self.statistics = RetentionStatistics()
+
+    async def run(self) -> None:
+        """Prune now and then; runs until cancelled."""
+        while True:
+            await self.look()
+            await anyio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Prune once, and count the rest."""
+        work = partial(prune, self._store, self._retention, now_s=self._clock())
+        try:
+            # A disk that hangs must not keep the server from ending.
+            done = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except OSError as error:
+            _logger.error("cannot look through %s: %s", self._store.directory, error.strerror)
+            return
+        self.statistics = self.statistics.after(done)
+        if done.removed:
+            text = "%d recordings were removed, %d bytes; %d are left, %d bytes"
+            freed, kept = done.freed_bytes, done.kept_bytes
+            _logger.info(text, len(done.removed), freed, done.kept_logs, kept)
+        if done.failed:
+            first = done.failed[0]
+            text = "%d recordings cannot be removed; %s: %s"
+            _logger.error(text, len(done.failed), first.info.path, first.reason)
+
+
+def make_retainer(settings: Settings) -> Retainer | None:
+    """Make the retainer; None where nothing is recorded."""
+    if settings.record_to is None:
+        return None
+    days, megabytes = settings.record_keep_days, settings.record_keep_mb
+    retention = Retention(
+        age_s_max=None if days is None else days * DAY_S,
+        bytes_max=None if megabytes is None else megabytes * MB,
+    )
+    return Retainer(settings.record_to, retention)

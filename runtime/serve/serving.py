@@ -1,0 +1,247 @@
+"""A server on its port: from loading the model to a clean shutdown.
+
+The port is bound first, so that `/health` and `/ready` answer while the model loads. `run`'s
+nursery owns the listener and the model calls; a connection's tasks live in the listener's.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from recorder.write.writer import Recorder, RecorderPolicy
+
+from ..access.keyfile import KeyFileError
+from ..api.views import LoadViewer
+from ..media.decoder import MediaDecoder
+from ..media.voices import VoiceLibrary
+from ..model.backends.base import Backend, BackendError, Remote
+from ..model.models import load_backend, require_deterministic
+from ..net import listener
+from ..net.counters import Counters
+from ..net.limits import Limits
+from ..net.listener import Address
+from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
+from ..net.tls import Certificate, CertificateError
+from ..session.calls import RELEASE_WAIT_S
+from ..session.identity import SystemIdentities
+from ..session.server import Server
+from ..settings.settings import Settings
+from ..slots.workers import REPLACE_SPARE_S, Workers
+from ..telemetry.setup import TracesMissingError
+from .descriptors import allow_open_files
+from .gateway import Gateway
+from .stopping import End, OnStopping, watch_signals
+
+LAST_WAIT_S: Final = 10.0
+"""For the last spans, after all sessions ended and their logs are closed."""
+
+_logger = logging.getLogger("antiphon.server")
+
+Load = Callable[..., Backend]
+
+
+class CannotServeError(Exception):
+    """A requirement of the settings is not available; the text says which, in one line."""
+
+
+async def run(
+    settings: Settings,
+    *,
+    load: Load = load_backend,
+    load_viewer: LoadViewer | None = None,
+    on_bound: Callable[[tuple[Address, ...]], None] = lambda _: None,
+    on_ready: Callable[[], None] = lambda: None,
+    on_stopping: OnStopping = lambda _: None,
+) -> signal.Signals | None:
+    """Serve until a signal ends it; return the signal that cut sessions off, or None.
+
+    Args:
+        load: loads a model in a thread; called as `load_backend` is.
+        load_viewer: loads the page of a recording; None for no such page.
+        on_bound: called with the addresses, before the model is loaded.
+        on_ready: called when sessions are taken.
+        on_stopping: called when all sessions are over or cut off; no session waits for a thread
+            that still hangs in the model.
+
+    Raises:
+        CannotServeError: the port, the log folder, the model, the keys or the certificate is not
+            available; or the device was lost meanwhile.
+    """
+    counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
+    recorder = Recorder(RecorderPolicy(durability=settings.durability))
+    failure: CannotServeError | None = None
+    gateway: Gateway | None = None
+    try:
+        settings, logs_ending_max = allow_open_files(settings)
+        gateway = _gateway(settings, counters, recorder, load_viewer, voices)
+        keep_what_is_freed()
+        listeners = await _bind(settings)
+        async with anyio.create_task_group() as tasks:
+            spare = partial(_has_files, logs_ending_max, recorder, gateway)
+            serve_port = _port(settings, gateway, certificate, counters, spare)
+            on_bound(await tasks.start(serve_port, listeners))
+            tasks.start_soon(gateway.watch_keys)
+            tasks.start_soon(gateway.keep_recordings)
+            end = End(settings, tasks, on_stopping)
+            tasks.start_soon(watch_signals, lambda: gateway.server, end)
+            try:
+                workers = await _load_workers(settings, load)
+            except CannotServeError as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+                return None
+            make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
+            decode = MediaDecoder(voices).decode
+            identities = SystemIdentities()
+            gateway.server = make(recorder=recorder, identities=identities, decode_media=decode)
+            tasks.start_soon(gateway.server.refresh_estimates)
+            tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
+            on_ready()
+    finally:
+        find_what_was_spared()
+        await _close(recorder, gateway)
+        if failure is not None:
+            raise failure
+    if end.lost is not None:
+        raise CannotServeError(f"{end.lost}: only another process can serve") from end.lost
+    return end.cut_by
+
+
+# -- what serving needs ----------------------------------------------------------------------------
+
+
+def _certificate(settings: Settings) -> Certificate | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return Certificate(settings.tls_cert, settings.tls_key)
+    except CertificateError as error:
+        raise CannotServeError(str(error)) from error
+
+
+def _voices(settings: Settings) -> VoiceLibrary | None:
+    return None if settings.voices is None else VoiceLibrary(settings.voices)
+
+
+def _gateway(
+    settings: Settings,
+    counters: Counters,
+    recorder: Recorder,
+    load_viewer: LoadViewer | None,
+    voices: VoiceLibrary | None,
+) -> Gateway:
+    try:
+        return Gateway(
+            settings,
+            counters=counters,
+            recorder=recorder,
+            load_viewer=load_viewer,
+            voices=voices,
+        )
+    except (KeyFileError, TracesMissingError, ValueError) as error:
+        raise CannotServeError(str(error)) from error
+
+
+def _port(
+    settings: Settings,
+    gateway: Gateway,
+    certificate: Certificate | None,
+    counters: Counters,
+    has_files: Callable[[], bool],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """The port's server, to be called with its listeners."""
+    return partial(
+        listener.serve,
+        on_websocket=gateway.on_websocket,
+        app=gateway.app(),
+        limits=Limits.of(settings),
+        certificate=certificate,
+        counters=counters,
+        has_files=has_files,
+    )
+
+
+def _has_files(logs_ending_max: int, recorder: Recorder, gateway: Gateway) -> bool:
+    """Whether another connection leaves enough file descriptors for the logs."""
+    sessions = 0 if gateway.server is None else gateway.server.sessions
+    return recorder.statistics.logs - sessions < logs_ending_max
+
+
+async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
+    """Close the logs and send the last spans, even when cancelled."""
+    with anyio.CancelScope(shield=True):
+        await recorder.aclose()
+        if gateway is not None:
+            with anyio.move_on_after(LAST_WAIT_S):
+                await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
+
+
+async def _bind(settings: Settings) -> list[listener.SocketListener]:
+    """Bind the port, then make the folder: a server that cannot start leaves nothing behind."""
+    try:
+        listeners = await listener.bind(settings.host, settings.port)
+    except OSError as error:
+        address = f"{settings.host} port {settings.port}"
+        raise CannotServeError(f"cannot listen on {address}: {error.strerror}") from error
+    try:
+        if settings.record_to is not None:
+            settings.record_to.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=settings.record_to):
+                pass  # it can be written to
+    except OSError as error:
+        for bound in listeners:
+            await bound.aclose()
+        raise CannotServeError(
+            f"cannot record to {settings.record_to}: {error.strerror}"
+        ) from error
+    return listeners
+
+
+async def _load_workers(settings: Settings, load: Load) -> Workers:
+    """Load every worker's model in turn; each loader is kept for replacements."""
+    names = (settings.model, *settings.workers)
+    loaders = [partial(_load_one, settings, load, name) for name in names]
+    loaded: list[Backend] = []
+    for name, load_it in zip(names, loaders, strict=True):
+        try:
+            loaded.append(await load_it())
+        except (OSError, ValueError, RuntimeError, BackendError) as error:
+            raise CannotServeError(f"cannot load the model {name}: {error}") from error
+    spare_what_stays()
+    wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
+    try:
+        return Workers(loaded, load=partial(_reload, loaders), replace_wait_s=wait_s)
+    except ValueError as error:
+        raise CannotServeError(str(error)) from error
+
+
+async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
+    backend = await anyio.to_thread.run_sync(
+        partial(
+            load,
+            device=settings.device,
+            dtype=settings.dtype,
+            deterministic=settings.deterministic,
+        ),
+        name,
+        settings.slots,
+        abandon_on_cancel=True,  # a server that is told to end does not wait for a large model
+    )
+    if settings.deterministic:
+        require_deterministic(name, backend.info)
+    if isinstance(backend, Remote):
+        await backend.check()
+    return backend
+
+
+async def _reload(loaders: Sequence[Callable[[], Awaitable[Backend]]], place: int) -> Backend:
+    find_what_was_spared()
+    return await loaders[place]()

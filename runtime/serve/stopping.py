@@ -1,0 +1,131 @@
+"""How signals end a server.
+
+The first SIGINT, SIGTERM or SIGHUP drains: no session is admitted, `/ready` is 503, and running
+sessions are warned and may go on for `drain_s`. Then, or at the second signal, every session gets
+`session.closed` with `server_shutdown` and every log its `fin`, within `shutdown_wait_s`. The third
+signal cuts off the rest. While the model loads, the first one ends the server. A lost device acts
+as a second signal, but is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ..model.backends.base import DeviceLost
+from ..net.connection import CLOSE_FLUSH_S
+from ..session.calls import RELEASE_WAIT_S
+from ..session.journal import FIN_WAIT_S
+from ..session.server import Server
+from ..settings.settings import Settings
+
+SHUTDOWN_SPARE_S: Final = 10.0
+"""Added to the bounds of a session's end, for a busy machine."""
+CUT_OFF_S: Final = max(RELEASE_WAIT_S, FIN_WAIT_S)
+"""The most that cut-off sessions take: slots are released while logs are finished."""
+
+_logger = logging.getLogger("antiphon.server")
+
+OnStopping = Callable[[signal.Signals | None], None]
+"""Called with None when all sessions are over, or with the signal that cuts them off."""
+
+
+def shutdown_wait_s(settings: Settings) -> float:
+    """The time for sessions that were told to end, in seconds: the longest of the settings.
+
+    A hung model call, its slot's release and the log's last sync come in turn; the last frames to a
+    client that takes nothing at the same time. A client that takes minutes of speech slowly is cut
+    off.
+    """
+    model_s = settings.cleanup_wait_s + RELEASE_WAIT_S + FIN_WAIT_S
+    client_s = settings.stall_s + CLOSE_FLUSH_S
+    return max(model_s, client_s) + SHUTDOWN_SPARE_S
+
+
+class End:
+    """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
+
+    Attributes:
+        patience: cancelled when sessions are told to end.
+        cut_by: the signal that cut sessions off, or None.
+        lost: the device whose loss ended the server, or None.
+    """
+
+    def __init__(self, settings: Settings, tasks: TaskGroup, on_stopping: OnStopping) -> None:
+        self.settings = settings
+        self.tasks = tasks
+        self.patience = anyio.CancelScope()
+        self.cut_by: signal.Signals | None = None
+        self.lost: DeviceLost | None = None
+        self._on_stopping = on_stopping
+        self._has_begun = False
+
+    def begin(self, server: Server) -> None:
+        """Start the shutdown; a second call does nothing."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.tasks.start_soon(shut_down, server, self)
+
+    def give_up(self, server: Server, lost: DeviceLost) -> None:
+        """End a server that has lost its device, without a drain; it may be ending already."""
+        _logger.error("%s: ending %d sessions", lost, server.sessions)
+        self.lost = lost
+        self.patience.cancel()
+        self.begin(server)
+
+    def come(self, cut_by: signal.Signals | None = None) -> None:
+        """Cancel all that is left; `cut_by` is the signal that cuts sessions off, or None."""
+        self.cut_by = cut_by
+        self._on_stopping(cut_by)
+        self.tasks.cancel_scope.cancel()
+
+
+async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
+    """Act on signals until the end cancels it; `server` returns None while the model loads."""
+    drain_s, come = end.settings.drain_s, 0
+    with anyio.open_signal_receiver(*_heeded()) as signals:
+        async for number in signals:
+            serving = server()
+            come += serving is not None
+            if serving is None:
+                end.come()
+            elif come > 2:
+                _logger.warning("%s: %d sessions are cut off", number.name, serving.sessions)
+                end.come(cut_by=number)
+            elif come == 2:
+                _logger.warning("%s: ending %d sessions now", number.name, serving.sessions)
+                end.patience.cancel()
+            else:
+                told = logging.WARNING if serving.sessions and drain_s else logging.INFO
+                text = "%s: %d sessions have %d s to finish"
+                _logger.log(told, text, number.name, serving.sessions, drain_s)
+                end.begin(serving)
+
+
+def _heeded() -> list[signal.Signals]:
+    """The signals that end a server; SIGHUP is ignored under `nohup`."""
+    ends = [signal.SIGINT, signal.SIGTERM]
+    return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
+
+
+async def shut_down(server: Server, end: End) -> None:
+    """Drain a server, end its sessions, then cancel its tasks."""
+    drain_s = end.settings.drain_s
+    if drain_s and not end.patience.cancel_called:
+        server.begin_drain(drain_s)
+        end.patience.deadline = anyio.current_time() + drain_s
+        with end.patience:
+            await server.wait_until_empty()
+    end.patience.cancel()
+    server.drain()
+    wait_s = shutdown_wait_s(end.settings)
+    with anyio.move_on_after(wait_s) as scope:
+        await server.wait_until_empty()
+    if scope.cancelled_caught:
+        _logger.error("%d sessions did not end in %g s", server.sessions, wait_s)
+    end.come()

@@ -1,0 +1,328 @@
+"""The shell around one session: inbox -> log -> step -> log -> perform.
+
+- One task takes events off one inbox, appends each to the log, steps the machine, appends the
+  effects and only then performs them. All other tasks only post events, in the log's order.
+- Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
+  decoder is too far behind, and a bounded time for the recorder.
+- The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
+  `Close` wait for the log's write(2), in the writer task.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import attrs
+from anyio.abc import TaskGroup
+
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.digest import session_id_of
+from protocol.values.errors import ErrorCode
+from protocol.values.limits import NS_PER_S
+from protocol.values.messages import QueuePlace
+from protocol.values.state import State
+from protocol.values.utf8 import Frame
+from recorder.format.records import Fields
+
+from ..media.fair import Client
+from ..net.connection import Outlet, Ready
+from ..slots.admission import Admission, Refused, Ticket
+from ..telemetry.watching import SessionStatus, Watcher
+from .calls import Calls, Inbox
+from .decodes import DecodeMedia, Decodes
+from .journal import Journal, MarkRefused, OpenLog, fin_fields
+from .lane import Lane
+
+INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
+"""The largest append, or a turn's frame that is larger; above it the reader pauses."""
+
+
+class Driver:
+    """Runs one session; `session` is its machine, None before its first event.
+
+    Args:
+        opened: the session's first event, at 0 ns.
+        open_log: opens its log; None where it is not recorded.
+        make_calls: makes the session's `Calls` around its inbox.
+        decode_media: `MediaDecoder.decode`, off the event loop.
+        clock_ns: monotonic nanoseconds.
+        lane: for the server's large messages.
+        admit: refuses a connection without a slot, with its code, where there is no room.
+        has_room: whether there is room for so many more early bytes.
+        owner: the name of the session's key; empty where the server has no keys.
+        refusal: the code with which it is refused a slot; None: it may have one.
+        watcher: sees events and effects; None for none.
+    """
+
+    def __init__(
+        self,
+        opened: ev.ConnectionOpened,
+        *,
+        open_log: OpenLog | None,
+        admission: Admission,
+        make_calls: Callable[[Inbox], Calls],
+        decode_media: DecodeMedia,
+        clock_ns: Callable[[], int],
+        lane: Lane,
+        admit: Callable[[], ErrorCode | None] = lambda: None,
+        has_room: Callable[[int], bool] = lambda _: True,
+        owner: str = "",
+        refusal: ErrorCode | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._opened = opened
+        self.recording_id: Final = opened.recording_id
+        self._admission = admission
+        self._admit = admit
+        self._has_room = has_room
+        self._calls = make_calls(self)
+        client = Client(is_live=opened.mode != "chat", owner=owner)
+        self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
+        self._clock_ns = clock_ns
+        self._lane = lane
+        self.owner: Final = owner
+        self._refusal = refusal
+        self._watcher = watcher
+        self._began_ns = clock_ns()
+        self._inbox: deque[ev.Event] = deque()
+        self._inbox_bytes = 0
+        self._recording_lost = False
+        self._arrival = anyio.Event()
+        self._relief = anyio.Event()
+        self._ticket: Ticket | None = None
+        self._timers: dict[str, anyio.CancelScope] = {}
+        self._outlet: Outlet | None = None
+        self._tasks: TaskGroup | None = None
+        self.session: Session | None = None
+        self._journal = Journal(open_log, on_failure=self._recording_failed)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a chat that goes on: connected, with a slot for its turns only."""
+        over = self.session is not None and self.session.state is State.CLOSED
+        return not over and self._opened.mode == "chat"
+
+    def status(self, kv_tokens: Callable[[str], int]) -> SessionStatus:
+        """The session's status; `kv_tokens` gives tokens in the model's cache, by recording id."""
+        session = self.session
+        counts = {} if session is None else session.counts
+        return SessionStatus(
+            recording_id=self.recording_id,
+            session_id=session_id_of(self.recording_id),
+            owner=self.owner,
+            mode=self._opened.mode,
+            dialect=None if session is None else session.dialect_name,
+            state=State.QUEUED if session is None else session.state,
+            age_s=self.now_ns() / NS_PER_S,
+            units=counts.get("units", 0),
+            chunks=counts.get("chunks", 0),
+            dropped_units=counts.get("units_dropped", 0),
+            kv_tokens=kv_tokens(self.recording_id),
+        )
+
+    async def mark(self, fields: Fields) -> tuple[int, int]:
+        """Write a mark into the log; the session does not see it.
+
+        Returns:
+            Its `seq`, once write(2) took it, and its time on the session's clock in nanoseconds:
+            before the events in the inbox.
+
+        Raises:
+            MarkRefused: the session is not running, or the log does not take it.
+        """
+        if self.session is None or self.session.state is State.CLOSED:
+            raise MarkRefused("over")
+        at_ns = self._inbox[0].at_ns if self._inbox else self.now_ns()
+        return await self._journal.append_mark(at_ns, fields), at_ns
+
+    def post(self, event: ev.Event) -> None:
+        """As `Inbox`; from the event loop only."""
+        self._inbox.append(event)
+        self._arrival.set()
+
+    def now_ns(self) -> int:
+        """As `Inbox`."""
+        return self._clock_ns() - self._began_ns
+
+    async def frame_received(self, frame: Frame) -> None:
+        """Post a client's frame; waits while the server is too far behind."""
+        await self._lane.enter(len(frame or b""))
+        if self._journal.is_flooded_by(frame):
+            self.post(ev.Flooded(at_ns=self.now_ns()))
+            await anyio.sleep_forever()  # the session ends, and the connection with it
+        self._inbox_bytes += len(frame or b"")
+        self.post(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        while self._inbox_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
+            self._relief = anyio.Event()
+            await self._relief.wait()
+        await self._journal.wait_for_room()
+
+    def _relieve(self) -> None:
+        self._relief.set()
+
+    def _recording_failed(self) -> None:
+        """Note that the log failed; called outside of any task, where no clock can be read."""
+        self._recording_lost = True
+        self._arrival.set()
+
+    async def _next_event(self) -> ev.Event:
+        while not self._inbox or self._recording_lost:
+            if self._recording_lost:
+                self._recording_lost = False
+                self.post(ev.RecordingFailed(at_ns=self.now_ns()))
+                continue
+            self._arrival = anyio.Event()
+            await self._arrival.wait()
+        event = self._inbox.popleft()
+        if isinstance(event, ev.FrameReceived):
+            if self._inbox:
+                await anyio.lowlevel.checkpoint()  # one client's flood must not starve the others
+            frame_bytes = len(event.frame or b"")
+            self._inbox_bytes -= frame_bytes
+            is_early = self.session is not None and self.session.early_bytes == 0
+            if is_early and not self._has_room(frame_bytes):
+                event = attrs.evolve(event, has_room=False)
+            if self.session is not None:
+                event = self.session.shortened(event)
+            self._relief.set()  # The reader wakes only after the frame's step.
+        return event
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    async def run(self, outlet: Outlet) -> None:
+        """Run the session until it is CLOSED and its slot is back, then finish the log.
+
+        After a cancellation or a bug of ours too, the slot is given back (B5).
+        """
+        self._outlet = outlet
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                await self._run_session()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._give_up_slot()
+            if self._watcher is not None:
+                self._watcher.over(None if self.session is None else self.session.end_reason)
+            await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
+
+    async def _run_session(self) -> None:
+        self._journal.append_event(self._opened)
+        session, effects = Session.open(self._opened)
+        self.session = session
+        self._perform(self._opened, effects)
+        while not session.is_finished:
+            event = await self._next_event()
+            self._journal.append_event(event)
+            self._perform(event, session.step(event))
+        await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
+
+    def _give_up_slot(self) -> None:
+        """Give the slot back after a cancellation or a bug of ours."""
+        if self._ticket is not None:
+            self._admission.leave(self._ticket)
+        self._calls.give_up()
+
+    def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+        assert self.session is not None
+        if any(isinstance(effect, ef.ForgetRecording) for effect in effects):
+            self._journal.forget()
+        ready = self._journal.append_effects(self.session, event, effects)
+        for effect in effects:
+            self._perform_one(effect, ready)
+        if self.session.state is State.CLOSED:
+            self._calls.stop_trying()
+            self._decodes.cancel_all()
+        if self._watcher is not None:
+            self._watcher.saw(event, effects, self.session)
+
+    def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
+        assert self._outlet is not None
+        assert self._tasks is not None
+        match effect:
+            case ef.Send():
+                self._outlet.send(effect.frame, ready)
+            case ef.Close():
+                self._outlet.close(effect.code, effect.reason, ready)
+            case ef.Admit():
+                self._ask_for_room()
+            case ef.EnterQueue():
+                self._enter_queue(effect)
+            case ef.LeaveQueue():
+                self._leave_queue()
+            case ef.DecodeMedia():
+                self._decodes.start(effect, self._tasks)
+            case ef.CancelDecode():
+                self._decodes.cancel(effect.media)
+            case ef.SetTimer():
+                self._set_timer(effect)
+            case ef.CancelTimer():
+                self._cancel_timer(effect)
+            case ef.DropUnit() | ef.ForgetRecording():
+                pass  # a watcher counts it; it is done before anything is said
+            case _:
+                self._calls.perform(effect)
+
+    # -- the queue ------------------------------------------------------------------------------
+
+    def _ask_for_room(self) -> None:
+        refused = self._refusal or self._admit()
+        if refused is None:
+            self.post(ev.Admitted(at_ns=self.now_ns()))
+        else:
+            self._refuse(refused)
+
+    def _enter_queue(self, effect: ef.EnterQueue) -> None:
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+            return
+        try:
+            self._ticket = self._admission.enter(
+                effect.mode,
+                owner=self.owner,
+                on_leased=self._calls.hold,
+                on_moved=self._move,
+                on_cancelled=lambda: self.post(ev.TicketCancelled(at_ns=self.now_ns())),
+                on_refused=self._refuse,
+            )
+        except Refused as refused:
+            self._refuse(refused.code)
+
+    def _refuse(self, code: ErrorCode) -> None:
+        self.post(ev.AdmissionRefused(at_ns=self.now_ns(), code=code))
+
+    def _move(self, place: QueuePlace) -> None:
+        self.post(ev.TicketMoved(at_ns=self.now_ns(), place=place))
+
+    def _leave_queue(self) -> None:
+        if self._ticket is not None and self._admission.leave(self._ticket):
+            self.post(ev.TicketLeft(at_ns=self.now_ns()))
+
+    # -- timers ---------------------------------------------------------------------------------
+
+    def _set_timer(self, effect: ef.SetTimer) -> None:
+        assert self._tasks is not None
+        assert effect.name not in self._timers, "a timer is cancelled before it is set again"
+        scope = anyio.CancelScope()
+        self._timers[effect.name] = scope
+        self._tasks.start_soon(self._run_timer, effect, scope)
+
+    def _cancel_timer(self, effect: ef.CancelTimer) -> None:
+        scope = self._timers.pop(effect.name, None)
+        if scope is not None:  # else it has fired, and the machine ignores it by its generation
+            scope.cancel()
+
+    async def _run_timer(self, effect: ef.SetTimer, scope: anyio.CancelScope) -> None:
+        with scope:
+            await anyio.sleep(max(0, effect.at_ns - self.now_ns()) / 1e9)
+            if self._timers.get(effect.name) is not scope:
+                return  # it was cancelled just as it fired
+            del self._timers[effect.name]
+            now_ns, generation = self.now_ns(), effect.generation
+            self.post(ev.TimerFired(at_ns=now_ns, name=effect.name, generation=generation))

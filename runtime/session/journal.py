@@ -1,0 +1,249 @@
+"""The log of one session, as its driver sees it: numbered records, and waits for them.
+
+- An event is appended before the machine steps, its effects before they are performed. `seq` counts
+  records in log order; 0 is the log's own head. Without a log (`--no-record`) the numbers are the
+  same, and nothing waits.
+- A state hash follows every so many units or chunks (`Session.is_hash_due`), to find where a replay
+  diverges. A mark is a remark from outside, for which no recording is given up.
+- While the recorder is behind, reading pauses after each message, for at most `RECORDER_STALL_S`. A
+  session whose log is over its own bound is still read, except for large messages: one of these
+  ends it (`Flooded`). So no client loses its recording and talks on, and the backlog is bounded by
+  a log's bound and one large message. A log that only shares a full backlog waits once.
+- A log is given up where the disk hangs: for `WRITE_WAIT_S` no log was written while a client
+  waited for this one. A failed log takes no more: the session decides (`RecordingFailed`).
+- A log that its client does not want is removed (`forget`) before the next frame is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Literal
+
+import anyio
+
+from protocol.machine.session import Session
+from protocol.values.effects import Close, Effect, Send
+from protocol.values.events import Event
+from protocol.values.utf8 import Frame
+from recorder.format.errors import LogFailed, LogFull, RecorderError
+from recorder.format.mapping import Hashes, effect_record, event_record
+from recorder.format.records import Fields, Record, Value
+from recorder.write.log import SessionLog
+
+from ..net.connection import Ready
+from .lane import LARGE_BYTES_MIN
+
+RECORDER_STALL_S: Final = 2.0
+"""The longest pause of reading while the recorder is behind: a close must be seen (B6)."""
+
+WRITE_WAIT_S: Final = 10.0
+"""A disk that takes nothing for so long hangs, and a caller cannot wait longer in silence. The
+recording is given up; the operator's setting says what its session does."""
+
+LOOK_S: Final = 1.0
+"""How often a wait checks whether the disk hangs."""
+
+FIN_WAIT_S: Final = 10.0
+"""A longer sync means that the disk hangs; the session's end does not wait for it."""
+
+MARKS_MAX: Final = 100
+"""Per session: enough for a person, too few to fill a disk."""
+
+MARK_WAIT_S: Final = 10.0
+"""A longer write means that the disk hangs; the client is told so."""
+
+_AWAITED: Final = (Send, Close)
+"""The effects that a peer sees: the log has them first."""
+
+OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
+"""Opens a session's log; the callback is called when it fails."""
+
+
+MarkRefusal = Literal["over", "not_recorded", "too_many", "behind"]
+"""`over`: the session has ended or not begun; `behind`: the recorder is, or its disk hangs."""
+
+
+class MarkRefused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
+    """A mark is not in the log, as far as is known; `reason` says why."""
+
+    def __init__(self, reason: MarkRefusal) -> None:
+        super().__init__(reason)
+        self.reason: Final = reason
+
+
+async def ready_now() -> None:
+    """Return at once: there is no log."""
+
+
+def step_records(
+    session: Session, event: Event, effects: tuple[Effect, ...], hashes: Hashes
+) -> list[tuple[str, Fields]]:
+    """The records after an event's, by the stepped session: a state hash if due, and effects."""
+    recorded: list[tuple[str, Fields]] = [effect_record(effect, hashes) for effect in effects]
+    if session.is_hash_due(event):
+        recorded.insert(0, ("state", {"digest": session.digest()}))
+    return recorded
+
+
+def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
+    """The fields of `fin`, with the state of a finished session; a session of None never began."""
+    if session is None:
+        return {"reason": reason}
+    state = {"digest": session.digest()} if session.is_finished else {}
+    return {"reason": reason, "dialect": session.dialect_name, **session.counts, **state}
+
+
+class Journal:
+    """Numbers one session's records and hands them to its log, or to none.
+
+    `on_failure` is called once, when the log takes no more.
+    """
+
+    def __init__(self, open_log: OpenLog | None, on_failure: Callable[[], None]) -> None:
+        self._on_failure = on_failure
+        self._seq = 1
+        self._has_waited = False
+        self._is_hung = False
+        self._marks = 0
+        self._hashes = Hashes()
+        self._log: SessionLog | None = None
+        self._begun: SessionLog | None = None
+        self._removed: Ready = ready_now
+        if open_log is not None:
+            try:
+                self._log = self._begun = open_log(lambda _failure: self._lose())
+            except RecorderError:
+                on_failure()
+
+    def append_event(self, event: Event) -> None:
+        """Append an event, before it is stepped."""
+        if self._log is None:
+            self._seq += 1
+        else:
+            self._append(event.at_ns, [event_record(event)], urgent=False)
+
+    def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
+        """Append a step's effects before they are performed; the wait of `Send` and `Close`."""
+        if self._log is None:
+            self._seq += len(effects) + session.is_hash_due(event)
+            return self._removed
+        urgent = any(isinstance(effect, _AWAITED) for effect in effects)
+        recorded = step_records(session, event, effects, self._hashes)
+        self._append(event.at_ns, recorded, urgent=urgent)
+        if self._log is None or not urgent:
+            return ready_now
+        return partial(self._written, self._log, self._seq - 1)
+
+    def forget(self) -> None:
+        """Stop recording, and remove the log."""
+        self._log = None
+        if self._begun is not None:
+            self._begun.discard()
+            self._removed = partial(self._gone, self._begun)
+
+    async def _gone(self, log: SessionLog) -> None:
+        """Wait until the log is removed, once; a hung disk is given up."""
+        with anyio.move_on_after(WRITE_WAIT_S):
+            await log.gone()
+        self._removed = ready_now
+
+    async def append_mark(self, at_ns: int, fields: Fields) -> int:
+        """Append a mark between two steps, wait until write(2) took it, and return its `seq`.
+
+        Raises:
+            MarkRefused: there is no log, it takes no more marks, or the recorder is behind.
+        """
+        log, seq = self._log, self._seq
+        if log is None:
+            raise MarkRefused("not_recorded")
+        if self._marks >= MARKS_MAX:
+            raise MarkRefused("too_many")
+        if log.is_full:
+            raise MarkRefused("behind")
+        self._marks += 1
+        self._append(at_ns, [("mark", fields)], urgent=True)
+        with anyio.move_on_after(MARK_WAIT_S):
+            try:
+                await log.written(seq)
+            except LogFailed:
+                raise MarkRefused("not_recorded") from None
+            return seq
+        raise MarkRefused("behind")
+
+    def _append(self, at_ns: int, recorded: Sequence[tuple[str, Fields]], *, urgent: bool) -> None:
+        """Append records at once, so that they share a block."""
+        first, self._seq = self._seq, self._seq + len(recorded)
+        if self._log is not None and recorded:
+            records = [
+                Record(kind=kind, seq=seq, at_ns=at_ns, fields=fields)
+                for seq, (kind, fields) in enumerate(recorded, first)
+            ]
+            try:
+                self._log.append(*records, urgent=urgent)
+            except LogFull as full:
+                self._give_up(str(full))
+
+    async def wait_for_room(self) -> None:
+        """Wait while the recorder is behind, `RECORDER_STALL_S` at most.
+
+        If only the shared backlog is full, the session does not wait again before there was room.
+        """
+        log = self._log
+        if log is None or not log.is_full:
+            self._has_waited = False
+            return
+        if self._has_waited and not log.is_over_its_bound:
+            return
+        steps = log.steps_of_all
+        with anyio.move_on_after(RECORDER_STALL_S) as scope, suppress(LogFailed):
+            await log.room()
+        self._has_waited = scope.cancelled_caught
+        self._is_hung = scope.cancelled_caught and log.steps_of_all == steps
+
+    def is_flooded_by(self, frame: Frame) -> bool:
+        """Whether a large message comes while the log is over its own bound.
+
+        If the disk hangs, that is not the client's fault: the recording is given up.
+        """
+        log = self._log
+        is_large = frame is not None and len(frame) > LARGE_BYTES_MIN
+        if log is None or not is_large or not log.is_over_its_bound:
+            return False
+        if self._is_hung:
+            self._give_up(f"the disk took nothing for {RECORDER_STALL_S} s")
+        return not self._is_hung
+
+    async def _written(self, log: SessionLog, seq: int) -> None:
+        """Wait for write(2), or until the log failed: its session has been told."""
+        steps, hung_s = log.steps_of_all, 0.0
+        while hung_s < WRITE_WAIT_S:
+            with anyio.move_on_after(LOOK_S) as scope, suppress(LogFailed):
+                await log.written(seq)
+            if not scope.cancelled_caught:
+                return
+            hung_s = hung_s + LOOK_S if log.steps_of_all == steps else 0.0
+            steps = log.steps_of_all
+        # A session that is over sends its last frames through here too.
+        log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
+        self._lose()
+
+    def _give_up(self, reason: str) -> None:
+        if self._log is not None:
+            self._log.abandon(reason)
+            self._lose()
+
+    def _lose(self) -> None:
+        """The log takes no more: tell the session, once."""
+        if self._log is not None:
+            self._log = None
+            self._on_failure()
+
+    async def finish(self, at_ns: int, fields: Fields) -> None:
+        """Write `fin` with `reason` and counts, after the session's slot is back, and sync."""
+        log, self._log = self._log, None
+        if log is None:
+            return
+        with anyio.move_on_after(FIN_WAIT_S, shield=True), suppress(RecorderError):
+            await log.finish(fields, at_ns=at_ns)

@@ -1,0 +1,1 @@
+"""The settings: their table, and where their values come from."""

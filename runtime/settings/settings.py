@@ -1,0 +1,398 @@
+"""The operator's settings of a server, each declared once with its default, bounds and help.
+
+`config` makes flags, file keys, variables and the table of docs/operations.md from it. Defaults
+come from the sources and `limits`. A number's upper bound catches typing errors. A `Settings` made
+in code is not checked; `config` checks user input.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+
+from protocol.values.limits import (
+    CLEANUP_WAIT_S,
+    IDLE_S,
+    INIT_WAIT_S,
+    LIMIT_AUDIO_S,
+    LIMIT_TRANSCRIPTION_S,
+    LIMIT_VIDEO_S,
+    PAUSE_S,
+    SOUND_BYTES_MAX,
+)
+from protocol.values.messages import Mode
+from recorder.write.writer import Durability
+
+from .declaration import setting
+
+DEFAULT_PORT: Final = 8006
+DEVICES: Final = ("cpu", "cuda")
+DTYPES: Final = ("fp32", "fp16", "bf16")
+RECORDINGS: Final = Path("recordings")
+"""The default folder of the logs: every session is recorded."""
+MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat", "transcription")
+"""The modes that are served, where the model has them."""
+QUEUE_MAX: Final = 64
+"""At 90 s a session and one slot, the last of 64 waits over an hour; any more would time out."""
+CHATS_MAX: Final = 256
+"""Connected chats: each holds a socket, and memory during a turn."""
+CONNECTIONS_MAX: Final = 4096
+"""Many times the sessions of one machine, with room for status requests."""
+CONNECTIONS_PER_ADDRESS_MAX: Final = 512
+"""Enough for a proxy or a school at one address; one machine cannot take every place."""
+CONNECTIONS_PER_ADDRESS_PER_S_MAX: Final = 200
+"""A third of a core for handshakes; the places of all clients that reconnect at once."""
+MESSAGES_PER_S_MAX: Final = 200
+"""Sound in pieces of 20 ms is 50 a second, with a picture each 100."""
+BYTES_PER_S_MAX: Final = 16 * 1024 * 1024
+"""A second of sound with four large pictures is 16 MiB: the most in real time."""
+HANDSHAKE_S: Final = 10
+"""Enough for a bad mobile link; longer lets slow clients hold sockets."""
+STALL_S: Final = 10
+"""A peer that takes nothing for so long will not catch up."""
+PING_S: Final = 20
+"""Below the minute after which proxies and mobile networks drop an idle connection."""
+PONG_WAIT_S: Final = 60
+"""A client that is busy sending answers late; after a silent minute it is gone."""
+DRAIN_S: Final = 30
+"""The time that orchestrators give a process to end, by default."""
+
+SECONDS_MAX: Final = 31_536_000
+"""A year, against typing errors; its nanoseconds fit into 64 bits."""
+DAYS_MAX: Final = 36_500
+"""A century, against typing errors."""
+MEGABYTES_MAX: Final = 1_000_000_000
+"""A petabyte: more than one folder should hold."""
+MIB: Final = 1 << 20
+BUFFER_MB_MAX: Final = 1_024
+"""Nine hours of sound for each session, against typing errors."""
+COUNT_MAX: Final = 1_000_000
+"""More sockets, chats or queue places than a process can hold."""
+BYTES_PER_S_LIMIT: Final = 1 << 40
+"""More than any network carries to one connection."""
+
+_ADDRESS: Final = "Address and model"
+_SESSIONS: Final = "Sessions"
+_RECORDING: Final = "Recording"
+_ACCESS: Final = "Keys, origins and TLS"
+_BOUNDS: Final = "Bounds of connections"
+_LOG: Final = "Ending and logging"
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The settings of one server; the declarations describe them."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.", _ADDRESS)
+    port: int = setting(
+        DEFAULT_PORT,
+        "Port for WebSockets and HTTP; 0 takes a free one and prints it.",
+        _ADDRESS,
+        low=0,
+        high=65_535,
+    )
+    model: str = setting(
+        "tiny",
+        "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
+        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session or turn of chat at a "
+        "time. Otherwise the folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, "
+        "safetensors, and assets/token2wav for its voice. `antiphon doctor --model FOLDER` says "
+        "whether it fits.",
+        _ADDRESS,
+    )
+    workers: tuple[str, ...] = setting(
+        (),
+        "A further model that can take any session of the first, named as in --model.",
+        _ADDRESS,
+        flag="--worker",
+    )
+    slots: int | None = setting(
+        None,
+        "Sessions at once; their memory is allocated at the start.",
+        _ADDRESS,
+        low=1,
+        high=1024,
+        unset="8 for tiny; for a folder as many as fit into memory, at most 64",
+    )
+    device: str | None = setting(
+        None,
+        "Where the model computes.",
+        _ADDRESS,
+        choices=DEVICES,
+        unset="cpu for tiny; for a folder cuda if present",
+    )
+    dtype: str | None = setting(
+        None,
+        "Format of weights and caches.",
+        _ADDRESS,
+        choices=DTYPES,
+        unset="fp32 on cpu, bf16 on cuda",
+    )
+    deterministic: bool = setting(
+        False,
+        "Give a session the same bytes whatever other sessions run, or do not start: then its log "
+        "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
+        _ADDRESS,
+    )
+    served_model_names: tuple[str, ...] = setting(
+        (),
+        "A further name by which clients of mode=transcription may choose the model.",
+        _ADDRESS,
+        flag="--served-model-name",
+    )
+    voices: Path | None = setting(
+        None,
+        "Folder of WAV files that clients may name as reference audio, each by its name without "
+        ".wav.",
+        _ADDRESS,
+    )
+    default_voice: str | None = setting(
+        None, "Name of the voice that /api/default_ref_audio gives to pages.", _ADDRESS
+    )
+    static: Path | None = setting(
+        None, "Folder of web pages; every file in it is public, also with keys.", _ADDRESS
+    )
+
+    limit_video_s: int = setting(
+        LIMIT_VIDEO_S,
+        "Total seconds of a video session, queueing and idling included.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    limit_audio_s: int = setting(
+        LIMIT_AUDIO_S,
+        "Total seconds of an audio session, queueing and idling included.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    limit_transcription_s: int = setting(
+        LIMIT_TRANSCRIPTION_S,
+        "Total seconds of a transcription session, queueing and idling included.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    transcription_buffer_mb: int = setting(
+        SOUND_BYTES_MAX // MIB,
+        "Megabytes of 16-bit sound of a transcription that may wait for the model; more is refused "
+        "(buffer_full).",
+        _SESSIONS,
+        low=1,
+        high=BUFFER_MB_MAX,
+    )
+    default_mode: Mode = setting(
+        "video", "The mode of a client whose URL names no mode.", _SESSIONS, choices=MODES
+    )
+    queue_max: int = setting(
+        QUEUE_MAX,
+        "Sessions that may wait for a slot; 0 refuses instead (worker_busy).",
+        _SESSIONS,
+        low=0,
+        high=COUNT_MAX,
+    )
+    chats_max: int = setting(
+        CHATS_MAX,
+        "Chats that may be connected at once; each takes a slot only during a turn.",
+        _SESSIONS,
+        low=0,
+        high=COUNT_MAX,
+    )
+    idle_s: int = setting(
+        IDLE_S,
+        "Seconds that a chat may wait between two turns, and that a transcription client may be "
+        "silent.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+        flag="--chat-idle-s",
+    )
+    pause_s: int = setting(
+        PAUSE_S,
+        "Seconds that a client of /ws/duplex may pause; it may ask for less.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    init_wait_s: int = setting(
+        INIT_WAIT_S,
+        "Seconds that a client may hold a slot before it sets its session up.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    cleanup_wait_s: int = setting(
+        CLEANUP_WAIT_S,
+        "Seconds that a model call may run on after its session's end; then its slot is condemned.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+
+    record_to: Path | None = setting(
+        None,
+        "Folder of the session logs, created if missing. --no-record records nothing.",
+        _RECORDING,
+        flag="--record",
+        unset="nothing is recorded",
+        served=RECORDINGS,
+    )
+    durability: Durability = setting(
+        "interval",
+        "When logs are synced to the device, besides at their end: never, every second, or also "
+        "with every unit. A killed process loses nothing in any case; a power cut may.",
+        _RECORDING,
+    )
+    on_recording_failure: Literal["continue", "close"] = setting(
+        "continue",
+        "What a session does when its log cannot be written: go on and say so, or end.",
+        _RECORDING,
+    )
+    record_always: bool = setting(
+        False, "Refuse clients that ask not to be recorded; a key may say so too.", _RECORDING
+    )
+    recording_notice: str | None = setting(
+        None, "A notice that recorded clients receive when their session begins.", _RECORDING
+    )
+    record_refused: bool = setting(
+        True,
+        "Keep the logs of sessions that were refused before their first message (worker_busy, "
+        "queue_full); the metrics always count them.",
+        _RECORDING,
+        served=False,
+    )
+    record_keep_days: int | None = setting(
+        None,
+        "Days after its last write that a log is kept; then it is removed.",
+        _RECORDING,
+        low=1,
+        high=DAYS_MAX,
+        unset="for ever",
+    )
+    record_keep_mb: int | None = setting(
+        None,
+        "Megabytes that all logs may take together; above that the oldest are removed, except logs "
+        "that are being written.",
+        _RECORDING,
+        low=1,
+        high=MEGABYTES_MAX,
+        unset="the size of the disk",
+    )
+
+    keys: Path | None = setting(
+        None,
+        "File of API keys, made by `antiphon keys`; with it every request needs a key, except "
+        "/health, /ready and pages. It is read again when it changes.",
+        _ACCESS,
+        unset="no key is needed",
+    )
+    insecure: bool = setting(
+        False,
+        "Serve without keys on an address that is not loopback: every client may use the server.",
+        _ACCESS,
+    )
+    origins: tuple[str, ...] = setting(
+        (),
+        "A further web origin (https://app.example) whose pages may connect; * allows all origins "
+        "and needs --keys.",
+        _ACCESS,
+        flag="--origin",
+    )
+    tls_cert: Path | None = setting(
+        None,
+        "The certificate and its chain, PEM; read again when it changes. Needs --tls-key.",
+        _ACCESS,
+        unset="plain HTTP",
+    )
+    tls_key: Path | None = setting(
+        None, "The certificate's private key, PEM, without a password.", _ACCESS
+    )
+
+    connections_max: int = setting(
+        CONNECTIONS_MAX,
+        "Connections at once, WebSockets and others.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    connections_per_address_max: int = setting(
+        CONNECTIONS_PER_ADDRESS_MAX,
+        "Of these, from one address. Behind a proxy all come from the proxy's address.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    connections_per_address_per_s_max: int = setting(
+        CONNECTIONS_PER_ADDRESS_PER_S_MAX,
+        "New connections a second from one address, on average; more get 429.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    messages_per_s_max: int = setting(
+        MESSAGES_PER_S_MAX,
+        "Messages a second that are read from one connection, on average; more wait.",
+        _BOUNDS,
+        low=1,
+        high=COUNT_MAX,
+    )
+    bytes_per_s_max: int = setting(
+        BYTES_PER_S_MAX,
+        "Bytes a second that are read from one connection, on average; more wait.",
+        _BOUNDS,
+        low=1024,
+        high=BYTES_PER_S_LIMIT,
+    )
+    handshake_s: int = setting(
+        HANDSHAKE_S,
+        "Seconds for a request's head, and for TLS before it.",
+        _BOUNDS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    stall_s: int = setting(
+        STALL_S,
+        "Seconds after which a client that reads nothing is dropped.",
+        _BOUNDS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    ping_s: int = setting(
+        PING_S,
+        "Seconds between two pings of a WebSocket; 0 sends none.",
+        _BOUNDS,
+        low=0,
+        high=SECONDS_MAX,
+    )
+    pong_wait_s: int = setting(
+        PONG_WAIT_S,
+        "Seconds after which a WebSocket that sends nothing is dropped.",
+        _BOUNDS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+
+    drain_s: int = setting(
+        DRAIN_S,
+        "Seconds that running sessions may continue after SIGTERM.",
+        _LOG,
+        low=0,
+        high=SECONDS_MAX,
+    )
+    log_format: Literal["text", "json"] = setting(
+        "text", "Format of the server's own log, on standard error.", _LOG
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "warning", "Lowest level of its messages; -v stands for info.", _LOG
+    )
+    traces: bool = setting(
+        False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces]).", _LOG
+    )
+
+    def limit_s(self, mode: Mode) -> int:
+        """The longest session of `mode` in seconds; 0 means no limit (chat)."""
+        limits = {"video": self.limit_video_s, "audio": self.limit_audio_s, "chat": 0}
+        return limits.get(mode, self.limit_transcription_s)

@@ -1,0 +1,325 @@
+"""The admission queue for the slots of one pool: first in, first out.
+
+- A session gets a slot, a place in the queue, or a refusal: `queue_full` above `queue_max`, and
+  `service_unavailable` if no worker can be leased and none is coming.
+- No session waits while a slot is free; none overtakes another, in any mode.
+- A waiting session is told its place when it changes, and by `refresh`.
+- Callbacks only post events, must not raise, and run in a fixed order: new leases, oldest ticket
+  first; then places, front first. A nested call's callbacks run after the outer one's.
+- The clock and the ids are injected. Only the event loop's thread may call it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Literal
+
+import attrs
+
+from protocol.values.errors import ErrorCode
+from protocol.values.limits import NS_PER_S
+from protocol.values.messages import Mode, QueuePlace
+
+from ..settings.settings import QUEUE_MAX
+from .estimates import Durations, waits_ns
+from .pool import Lease, Pool
+
+QUEUE_TOLD_MAX: Final = 8
+"""In a longer queue only `refresh` tells its length: each arrival at its end would be sent to
+all."""
+ESTIMATE_S_MIN: Final = 1
+"""Seconds; an estimate is never 0, even for an overdue slot."""
+
+AdmissionState = Literal["loading", "open", "draining"]
+
+
+class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
+    """No slot and no place; `code` is `queue_full`, `worker_busy` or `service_unavailable`."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.value)
+        self.code = code
+
+
+@attrs.frozen(kw_only=True)
+class Ticket:
+    """One request for a slot: an id of `ticket_` and 12 hex digits; `owner` may be empty."""
+
+    ticket_id: str
+    mode: Mode
+    owner: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class TicketStatus:
+    """A waiting session; `waited_s` counts whole seconds."""
+
+    ticket: Ticket
+    place: QueuePlace
+    waited_s: int
+
+
+@attrs.frozen(kw_only=True)
+class RunningTask:
+    """A slot in use; `held_s` counts whole seconds, `left_s` is an estimate."""
+
+    lease: Lease
+    mode: Mode
+    held_s: int
+    left_s: int
+
+
+@attrs.define(kw_only=True)
+class _Waiting:
+    """A ticket in the queue; `told` is the last place that was reported to it."""
+
+    ticket: Ticket
+    since_ns: int
+    on_leased: Callable[[Lease], None]
+    on_moved: Callable[[QueuePlace], None]
+    on_cancelled: Callable[[], None]
+    on_refused: Callable[[ErrorCode], None]
+    told: QueuePlace | None = None
+
+
+class Admission:
+    """The queue over one pool.
+
+    Args:
+        pool: only this object leases its slots and gives them back.
+        clock_ns: monotonic nanoseconds, used for estimates and waiting times only.
+        new_ticket_id: returns `ticket_` and 12 hex digits, unique.
+        queue_max: the most sessions that wait; 0 turns the queue off (`worker_busy`).
+        state: `loading` refuses every session until `open` is called.
+        more_to_come: whether a replacement is coming; call `review` after each change.
+        limit_s: the longest session of a mode in seconds, for estimates; 0 means no limit.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        clock_ns: Callable[[], int],
+        new_ticket_id: Callable[[], str],
+        queue_max: int = QUEUE_MAX,
+        state: AdmissionState = "open",
+        more_to_come: Callable[[], bool] = lambda: False,
+        limit_s: Callable[[Mode], int] = lambda _: 0,
+    ) -> None:
+        self._pool = pool
+        self._more_to_come = more_to_come
+        self._clock_ns = clock_ns
+        self._new_ticket_id = new_ticket_id
+        self._queue_max = queue_max
+        self._state: AdmissionState = state
+        self._waiting: dict[str, _Waiting] = {}
+        self._held: dict[Lease, tuple[Mode, int]] = {}
+        self._durations = Durations(limit_s)
+        self._untold: deque[Callable[[], None]] = deque()
+        self._telling = False
+
+    # -- for sessions ---------------------------------------------------------------------------
+
+    def enter(
+        self,
+        mode: Mode,
+        *,
+        owner: str = "",
+        on_leased: Callable[[Lease], None],
+        on_moved: Callable[[QueuePlace], None],
+        on_cancelled: Callable[[], None],
+        on_refused: Callable[[ErrorCode], None],
+    ) -> Ticket:
+        """Ask for a slot; `on_leased` or `on_moved` is called before this returns.
+
+        Args:
+            owner: the name of the session's key; empty where the server has no keys.
+            on_leased: called at most once with the slot; the session must `release` it.
+            on_moved: called with each new place.
+            on_cancelled: called at most once, when an operator deletes the ticket.
+            on_refused: called at most once, when no slot will come any more.
+
+        Raises:
+            Refused: there is no slot and no place in the queue.
+        """
+        self._refuse_where_full()
+        ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner)
+        self._waiting[ticket.ticket_id] = _Waiting(
+            ticket=ticket,
+            since_ns=self._clock_ns(),
+            on_leased=on_leased,
+            on_moved=on_moved,
+            on_cancelled=on_cancelled,
+            on_refused=on_refused,
+        )
+        self._hand_out()
+        return ticket
+
+    def leave(self, ticket: Ticket) -> bool:
+        """Leave the queue; False if the ticket was not waiting any more; a callback says why."""
+        if self._waiting.pop(ticket.ticket_id, None) is None:
+            return False
+        self._hand_out()
+        return True
+
+    def release(self, lease: Lease, *, condemned: bool = False) -> None:
+        """Give a slot back and lease it to the next in line (B5).
+
+        A `condemned` worker hangs or is lost, and is not leased again (B4). A second release of a
+        lease raises `LocalProtocolError`.
+        """
+        self._pool.give_back(lease, condemned=condemned)
+        mode, since_ns = self._held.pop(lease)
+        if not condemned:  # the time of a hung session says nothing about the next one
+            self._durations.add(mode, self._clock_ns() - since_ns)
+        self.review()
+
+    # -- for operators and the server -----------------------------------------------------------
+
+    def cancel(self, ticket_id: str, owner: str | None = None) -> bool:
+        """Delete a ticket and tell its session; False if none of `owner` (None: any) waits."""
+        waiting = self._waiting.get(ticket_id)
+        if waiting is None or owner not in (None, waiting.ticket.owner):
+            return False
+        del self._waiting[ticket_id]
+        self._untold.append(waiting.on_cancelled)
+        self._hand_out()
+        return True
+
+    def refresh(self) -> None:
+        """Tell all waiting sessions their place, even an unchanged one; called now and then."""
+        self._tell(estimates=True)
+
+    def review(self) -> None:
+        """Lease the slots of new workers, or refuse the queue where no worker will come."""
+        if self._is_hopeless():
+            for waiting in self._waiting.values():
+                self._untold.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
+            self._waiting.clear()
+        self._hand_out()
+
+    def open(self) -> None:
+        """Start to admit: the model is loaded."""
+        self._state = "open"
+        self._hand_out()
+
+    def drain(self) -> None:
+        """Stop admitting; waiting sessions stay in the queue and get no slot."""
+        self._state = "draining"
+
+    @property
+    def state(self) -> AdmissionState:
+        """`loading`, `open` or `draining`."""
+        return self._state
+
+    @property
+    def queue_length(self) -> int:
+        """The number of waiting sessions."""
+        return len(self._waiting)
+
+    def places(self) -> tuple[QueuePlace, ...]:
+        """Every waiting session's place, front of the queue first."""
+        waits_s = self._estimates_s()
+        return tuple(
+            QueuePlace(
+                position=position,
+                estimated_wait_s=waits_s[position - 1],
+                ticket_id=ticket_id,
+                queue_length=len(self._waiting),
+            )
+            for position, ticket_id in enumerate(self._waiting, start=1)
+        )
+
+    def tickets(self, owner: str | None = None) -> tuple[TicketStatus, ...]:
+        """The waiting sessions, front first; `owner` limits them to one key's, None means all."""
+        now_ns = self._clock_ns()
+        return tuple(
+            TicketStatus(
+                ticket=waiting.ticket,
+                place=place,
+                waited_s=(now_ns - waiting.since_ns) // NS_PER_S,
+            )
+            for place, waiting in zip(self.places(), self._waiting.values(), strict=True)
+            if owner in (None, waiting.ticket.owner)
+        )
+
+    def running(self) -> tuple[RunningTask, ...]:
+        """The slots in use, in the order of their leases."""
+        now_ns = self._clock_ns()
+        return tuple(
+            RunningTask(
+                lease=lease,
+                mode=mode,
+                held_s=(now_ns - since_ns) // NS_PER_S,
+                left_s=-(-self._durations.mean_left_ns(mode, now_ns - since_ns) // NS_PER_S),
+            )
+            for lease, (mode, since_ns) in self._held.items()
+        )
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _refuse_where_full(self) -> None:
+        if self._state != "open" or self._is_hopeless():
+            raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
+        if self._pool.counts.free:
+            return
+        if self._queue_max == 0:
+            raise Refused(ErrorCode.WORKER_BUSY)
+        if len(self._waiting) >= self._queue_max:
+            raise Refused(ErrorCode.QUEUE_FULL)
+
+    def _is_hopeless(self) -> bool:
+        """No worker can be leased, and no replacement is coming."""
+        counts = self._pool.counts
+        return counts.condemned == counts.slots and not self._more_to_come()
+
+    def _hand_out(self) -> None:
+        """Lease the free slots to the front of the queue, then report the changes."""
+        while self._state == "open" and self._waiting and (lease := self._pool.lease()):
+            waiting = self._waiting.pop(next(iter(self._waiting)))
+            self._held[lease] = (waiting.ticket.mode, self._clock_ns())
+            self._untold.append(partial(waiting.on_leased, lease))
+        self._tell(estimates=False)
+
+    def _tell(self, *, estimates: bool) -> None:
+        """Call the callbacks that are due; a nested call leaves them to the outer one."""
+        self._untold.append(partial(self._tell_places, estimates=estimates))
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                self._untold.popleft()()
+        finally:
+            self._telling = False
+
+    def _tell_places(self, *, estimates: bool) -> None:
+        for place in self.places():
+            waiting = self._waiting.get(place.ticket_id)
+            if waiting is not None and _differs(waiting.told, place, estimates=estimates):
+                waiting.told = place
+                waiting.on_moved(place)
+
+    def _estimates_s(self) -> list[int]:
+        """Estimated waits in whole seconds, by position."""
+        now_ns = self._clock_ns()
+        held = [
+            (mode, now_ns - since_ns)
+            for lease, (mode, since_ns) in self._held.items()
+            if not self._pool.is_condemned(lease.worker)
+        ]
+        waiting = [(each.ticket.mode, now_ns - each.since_ns) for each in self._waiting.values()]
+        return [
+            max(ESTIMATE_S_MIN, -(-wait_ns // NS_PER_S))
+            for wait_ns in waits_ns(self._durations, held, waiting)
+        ]
+
+
+def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
+    if told is None or estimates:
+        return True
+    if place.queue_length > QUEUE_TOLD_MAX and told.queue_length > QUEUE_TOLD_MAX:
+        return told.position != place.position
+    return (told.position, told.queue_length) != (place.position, place.queue_length)

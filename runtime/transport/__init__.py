@@ -1,1 +1,0 @@
-"""Between a socket and a WebSocket or HTTP: bytes, their limits, and enforcement."""

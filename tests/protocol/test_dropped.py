@@ -1,0 +1,68 @@
+"""The frames of a unit that is dropped are decoded no more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import DROPPED_MEDIA, NEWEST
+from protocol.values.limits import UNITS_PENDING_MAX
+from protocol.values.model import Opened
+from tests.helpers import append_frame, base64, init_frame
+from tests.protocol.test_early import Waiting, said
+
+JPEG = base64(bytes(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))))
+
+
+def active(behaviour: int = NEWEST) -> Waiting:
+    """A session that takes sound and pictures."""
+    client = Waiting("realtime", mode="video", behaviour=behaviour)
+    client.step(ev.SlotLeased, lease=1, slot=0)
+    client.say(init_frame())
+    client.step(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
+    return client
+
+
+def shown(client: Waiting, units: int) -> list[ef.Effect]:
+    """Show two pictures with each of some seconds; returns what is done of the last."""
+    frame = append_frame(video_frames=[JPEG, JPEG])
+    return [client.step(ev.FrameReceived, frame=frame) for _ in range(units)][-1]  # type: ignore[return-value]
+
+
+def test_frames_of_a_dropped_unit_are_cancelled() -> None:
+    """Pictures that no unit needs would hold up those that came after them, and others'."""
+    client = active()
+    assert not any(isinstance(it, ef.CancelDecode) for it in shown(client, UNITS_PENDING_MAX))
+    done = shown(client, 1)
+    kinds = (ef.DropUnit, ef.CancelDecode)
+    told = [effect for effect in done if isinstance(effect, kinds)]
+    assert told == [
+        ef.DropUnit(ordinal=0, input_id=told[0].input_id, force_listen_passed=False),  # type: ignore[union-attr]
+        ef.CancelDecode(media=0),
+        ef.CancelDecode(media=1),
+    ]
+
+
+def test_only_what_is_not_decoded_yet_is_cancelled() -> None:
+    """The decoder would be told of media that it has forgotten."""
+    client = active()
+    shown(client, UNITS_PENDING_MAX)
+    client.step(ev.MediaDecoded, media=1)
+    done = shown(client, 1)
+    assert [it for it in done if isinstance(it, ef.CancelDecode)] == [ef.CancelDecode(media=0)]
+    late = client.step(ev.MediaRejected, media=0, reason="it is damaged")
+    assert said(late) == []  # It was on its way; its unit is gone, and the client was told.
+    assert client.session._core.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))
+
+
+@pytest.mark.parametrize("behaviour", range(DROPPED_MEDIA))
+def test_an_older_session_keeps_its_course(behaviour: int) -> None:
+    """Recordings of before would not replay."""
+    client = active(behaviour)
+    done = shown(client, UNITS_PENDING_MAX + 1)
+    assert any(isinstance(it, ef.DropUnit) for it in done)
+    assert not any(isinstance(it, ef.CancelDecode) for it in done)
+    assert 0 in client.session._core.undecided_media

@@ -1,0 +1,182 @@
+"""docs/log-format.md says what the code does: its tables name exactly what the code knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, get_args
+
+import pytest
+
+from recorder.format import blobs, seektable
+from recorder.format.compression import LEVEL, LEVEL_KEPT
+from recorder.format.format import (
+    BLOCK_BYTES,
+    COMPACT_VERSION,
+    FLAG_HEAD_COPY,
+    FLAG_STUFFED,
+    FLAGS_KNOWN,
+    FORMAT_VERSION,
+    FORMAT_VERSIONS,
+    HEAD_BYTES_MAX,
+    HEADER_BYTES,
+    MARK,
+    MIB,
+    RECORD_BYTES_MAX,
+    SEEK_TABLE_MAGIC,
+    SKIPPABLE_MAGIC,
+    TAG,
+    UNPACKED_BYTES_MAX,
+    BlockHeader,
+    pack_header,
+)
+from recorder.format.records import BLOB, FRAME_BYTES_MAX, FRAME_CUT, RECORD_VERSIONS, TEXT, WTF8
+from recorder.keep import index
+from recorder.mend.compact import COMPACTED, KEPT_BLOCK_BYTES
+from recorder.mend.recover import LOST, RECOVERED
+from recorder.read.decoding import parse
+from recorder.read.verify import Report, State
+from recorder.write.files import PART_PREFIX
+from replay.library.recover import ENDING
+
+DOCUMENT: Final = (Path(__file__).parents[2] / "docs" / "log-format.md").read_text()
+WORDS: Final = " ".join(DOCUMENT.split())
+"""Without its line breaks."""
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table whose first row starts so, without it and without backticks."""
+    lines = DOCUMENT.replace("`", "").splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_codecs() -> None:
+    """Whoever writes a reader of their own could not read some blobs."""
+    named = {int(row[0]) for row in table("codec")}
+    assert named == set(blobs._UNPACKERS)
+    assert named == {blobs.RAW, blobs.SHUFFLE_4, blobs.EXACT_16, blobs.FLAC}
+
+
+def test_records_and_their_versions() -> None:
+    """A kind of record that is described nowhere could not be understood."""
+    assert {row[0]: int(row[1]) for row in table("kind")} == RECORD_VERSIONS
+
+
+def test_the_block_header() -> None:
+    """Headers would be read from the wrong places."""
+    rows = table("at")
+    places = {row[2]: (int(row[0]), int(row[1])) for row in rows}
+    assert all(a + size == b for (a, size), (b, _) in pairwise(places.values()))
+    assert sum(size for _, size in places.values()) == HEADER_BYTES == 68
+    values = {
+        "magic": SKIPPABLE_MAGIC,
+        "size": HEADER_BYTES - 8,
+        "tag": int.from_bytes(TAG, "little"),
+        "version": 2,
+        "flags": FLAG_STUFFED,
+        "reserved": 0,
+        "first_seq": 1 << 40,
+        "mono_ns": 1 << 41,
+        "n_records": 3,
+        "compressed_len": 500,
+        "uncompressed_len": 600,
+        "payload crc32": 0xABCDEF,
+        "chain": int.from_bytes(b"c" * 16, "little"),
+    }
+    header = pack_header(
+        BlockHeader(
+            first_seq=1 << 40,
+            mono_ns=1 << 41,
+            n_records=3,
+            compressed_len=500,
+            uncompressed_len=600,
+            payload_crc=0xABCDEF,
+            chain=b"c" * 16,
+            is_stuffed=True,
+            version=2,
+        )
+    )
+    for name, value in values.items():
+        at, size = places[name]
+        assert int.from_bytes(header[at : at + size], "little") == value, name
+    assert places.keys() - values.keys() == {"header crc32"}
+    flags = {int(number) for number in re.findall(r"(\d): ", " ".join(rows[4][3:]))}
+    assert flags == {FLAG_HEAD_COPY, FLAG_STUFFED}
+    assert sum(flags) == FLAGS_KNOWN
+    assert len(MARK) == 12
+
+
+def test_the_seek_table() -> None:
+    """A table that is written by the document would be refused."""
+    said = {row[1]: row[2] for row in table("size")}
+    assert int(said["magic"], 16) == SEEK_TABLE_MAGIC
+    assert int(said["footer magic"], 16) == seektable.FOOTER_MAGIC
+    sizes = [sum(map(int, row[0].split(","))) for row in table("size")]
+    assert sizes[0] + sizes[1] == seektable.PREAMBLE_BYTES
+    assert sum(sizes[3:]) == seektable.FOOTER_BYTES
+    assert f"more than {seektable.BLOCKS_MAX} blocks has none" in WORDS
+
+
+def test_states_and_exit_codes() -> None:
+    """A script would take damage for a log that is still open."""
+    said = {state.strip(): int(row[1]) for row in table("verify") for state in row[0].split(",")}
+    assert said.keys() == set(get_args(State))
+    assert said == {state: Report(state=state).exit_code for state in get_args(State)}
+
+
+def test_the_index() -> None:
+    """A table of the index that is described is not the one that is there."""
+    named = [name.strip() for row in table("column of logs") for name in row[0].split(",")]
+    assert named == re.findall(r"(\w+) (?:TEXT|INTEGER|BLOB)", index._TABLE)
+    assert f"`{index.INDEX_NAME}`" in DOCUMENT
+    assert f"`user_version` {index.INDEX_VERSION}," in DOCUMENT
+
+
+def test_the_example_is_a_record() -> None:
+    """The one record that is shown could not be read."""
+    text = re.search(r"```json\n(.*?)\n```", DOCUMENT, re.DOTALL)
+    assert text is not None
+    assert parse(text[1].encode(), memoryview(bytes(64_000))).record.seq == 9
+    assert list(json.loads(text[1])) == sorted(json.loads(text[1]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"up to {BLOCK_BYTES >> 10} KiB ({KEPT_BLOCK_BYTES // MIB} MiB in a compacted log)",
+        f"A record is at most {RECORD_BYTES_MAX // MIB} MiB",
+        f"as often as its fields name them, are at most {UNPACKED_BYTES_MAX // MIB} MiB",
+        f"the session record at most {HEAD_BYTES_MAX // MIB} MiB",
+        f"A frame above {FRAME_BYTES_MAX // MIB} MiB keeps its start, and `{FRAME_CUT}`",
+        f"The writer takes level {LEVEL},",
+        f"`compact` takes level {LEVEL_KEPT}",
+        f"zstd takes level {LEVEL_KEPT}",
+        f"{FORMAT_VERSION}, or {COMPACT_VERSION} for a compacted log",
+        f"writes one of format version {COMPACT_VERSION}",
+        f'`{{"{BLOB}": i}}`',
+        f'`{{"{TEXT}": [...]}}`',
+        f'`{{"{WTF8}": i}}`',
+        f"`{json.dumps(LOST)}`",
+        f"`<recording id>{ENDING}`",
+        f"`fin` has the reason `{RECOVERED}`",
+        f"`fin` has the field `{COMPACTED}`",
+        f"Names that begin with `{PART_PREFIX}`",
+    ],
+)
+def test_numbers_and_names(words: str) -> None:
+    """A bound or a name changes, and the document goes on telling the old one."""
+    assert words in WORDS
+
+
+def test_versions() -> None:
+    """There are versions that the document does not know."""
+    assert list(FORMAT_VERSIONS) == [FORMAT_VERSION, COMPACT_VERSION]
+    assert f"{FORMAT_VERSION} is what servers write; {COMPACT_VERSION} says" in WORDS

@@ -1,0 +1,90 @@
+"""A log of a newer server is not comparable, and a divergence names the software of both sides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from protocol.machine.session import Session
+from protocol.values.behaviour import NEWEST
+from protocol.values.errors import LocalProtocolError
+from protocol.values.events import ConnectionOpened
+from recorder.format.mapping import MACHINE_SCHEMA
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
+from replay.cli import replay_command
+from replay.rerun.folder import replay_log
+from replay.rerun.logic import HERE
+from tests.golden import FOLDER
+from tests.replay.test_logs import write_log
+from tests.runtime.session.test_journal import OPENED
+
+OLD = FOLDER / "v1-realtime-queue-left.session.zst"
+
+
+def records_of(path: Path) -> list[Record]:
+    """Read a sound log up to its end."""
+    with LogReader(path) as reader:
+        records = [item for item in reader if isinstance(item, Record)]
+    return [record for record in records if record.kind != "fin"]
+
+
+def changed(record: Record, **fields: Any) -> Record:
+    """A record with other fields."""
+    return attrs.evolve(record, fields={**record.fields, **fields})
+
+
+def newer(how: str) -> list[Record]:
+    """A golden log as a newer server might have written it."""
+    head, opened, *rest = records_of(OLD)
+    if how == "behaviour":
+        return [head, changed(opened, behaviour=NEWEST + 1, unheard_of=True), *rest]
+    return [changed(head, schema={"machine": MACHINE_SCHEMA + 1}), opened, *rest]
+
+
+@pytest.mark.parametrize("how", ["behaviour", "schema"])
+def test_a_newer_log_is_not_comparable(tmp_path: Path, how: str) -> None:
+    """An older server calls a sound recording diverged, and somebody hunts a bug that is none."""
+    path = write_log(tmp_path, newer(how))
+    outcome = replay_log(path)
+    assert (outcome.result, outcome.exit_code) == ("not_comparable", 3)
+    assert outcome.divergence is None
+    told = CliRunner().invoke(replay_command, [str(path)])
+    assert told.exit_code == 3
+    assert "a newer version recorded it" in told.output
+    assert f"behaviour {NEWEST}" in told.output
+
+
+def test_a_divergence_names_both_sides(tmp_path: Path) -> None:
+    """Whoever reads of a divergence cannot tell whose behaviour it is."""
+    head, opened, *rest = records_of(OLD)
+    software = changed(head, software={"antiphon": "0.0.7"})
+    path = write_log(tmp_path, [software, changed(opened, behaviour=NEWEST), *rest])
+    told = CliRunner().invoke(replay_command, [str(path), "--json"])
+    assert told.exit_code == 1
+    body = json.loads(told.output)
+    assert body["recorded_by"] == {"software": "0.0.7", "behaviour": NEWEST, "schema": 1}
+    assert body["replayed_by"] == attrs.asdict(HERE)
+    text = CliRunner().invoke(replay_command, [str(path)]).output
+    assert f"recorded by antiphon 0.0.7, behaviour {NEWEST}, schema 1" in text
+    assert f"replayed by antiphon {HERE.software}" in text
+
+
+def test_a_session_of_old_names_its_behaviour() -> None:
+    """A log without a number is not behaviour 0."""
+    report = replay_log(OLD).logic
+    assert report is not None
+    assert report.recorded_by.behaviour == 0
+    assert report.recorded_by.software
+
+
+def test_the_machine_refuses_a_behaviour_that_it_does_not_know() -> None:
+    """A fork or a shrunk copy of a newer log silently takes another course."""
+    newer: ConnectionOpened = attrs.evolve(OPENED, behaviour=NEWEST + 1)
+    with pytest.raises(LocalProtocolError, match=f"known are 0 to {NEWEST}"):
+        Session.open(newer)

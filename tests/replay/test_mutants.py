@@ -1,0 +1,147 @@
+"""Mistakes planted into the session machine: some golden log parts from each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from protocol.machine import overdue
+from protocol.machine import session as session_module
+from protocol.machine.beginning import Beginning
+from protocol.machine.chat import Chat
+from protocol.machine.core import Core
+from protocol.machine.session import Session
+from protocol.machine.timers import Timers
+from protocol.machine.unit_loop import Phase, UnitLoop
+from protocol.values import events as ev
+from protocol.values.effects import StartUnit
+from recorder.format.records import Record
+from recorder.read.scan import Damage
+from replay.rerun.logic import replay
+from tests.golden import FOLDER, items
+
+Handler = Callable[[Session, Any], None]
+
+
+@cache
+def golden_logs() -> dict[str, list[Record | Damage]]:
+    """All golden logs, read once."""
+    return {path.name: items(path) for path in sorted(FOLDER.glob("*.zst"))}
+
+
+def handled_by(event: type[ev.Event], handler: Handler) -> AbstractContextManager[Any]:
+    """Have something else take an event."""
+    return patch.dict(session_module._HANDLERS, {event: handler})  # type: ignore[arg-type]
+
+
+def kept_after_close(session: Session, event: ev.BackendReleased) -> None:
+    """The lease of a session that is over is never cleared."""
+    if event.lease == session._core.lease and not session._core.is_closed:
+        session._core.lease = None
+        session._core.releasing = False
+        session._core.slot_returned()
+
+
+def any_release(session: Session, _event: ev.BackendReleased) -> None:
+    """The release of another lease is taken for one's own."""
+    session._core.lease = None
+    session._core.releasing = False
+    session._core.slot_returned()
+
+
+def leased_to_the_closed(session: Session, event: ev.SlotLeased) -> None:
+    """A slot that comes for a session that is over is not given back."""
+    if session._core.is_closed:
+        session._core.waits_for_slot = False
+        session._core.lease = event.lease
+    else:
+        Session._slot_leased(session, event)
+
+
+def any_opening(self: Beginning, event: ev.BackendOpened) -> None:
+    """A model that was opened for another lease is taken for one's own."""
+    was = self.lease
+    self.lease = event.lease
+    opened_before(self, event)
+    self.lease = was
+
+
+opened_before = Beginning.backend_opened
+
+
+def any_timer(self: Timers, name: Any, _generation: int) -> bool:
+    """A timer that was set anew fires as it was set before."""
+    return self.pending.pop(name, None) is not None
+
+
+def starts_amid_finalize(self: UnitLoop, pending: Any, max_slice_nums: int) -> StartUnit:
+    """A unit starts while the last one is finalized."""
+    self.phase = Phase.IDLE
+    return started_before(self, pending, max_slice_nums)
+
+
+started_before = UnitLoop.start
+
+
+def ends_by_failure(self: Chat, index: int, **fields: Any) -> None:
+    """A chat whose turn failed ends, as a single request does."""
+    failed_before(self, index, **fields)
+    self.end("backend_error")
+
+
+def goes_on_with_the_failed(self: Chat, index: int, **fields: Any) -> None:
+    """A single request whose turn failed is told of it, and stays."""
+    with patch.object(Core, "refuse", lambda self, code, text, **_: self.complain(code, text)):
+        failed_before(self, index, **fields)
+
+
+failed_before = Chat.failed
+
+
+@contextmanager
+def no_signs_of_life() -> Iterator[None]:
+    """Progress of a call does not count as life."""
+    with patch.object(overdue, "SIGNS_OF_LIFE", ()):
+        yield
+
+
+def is_open_barrier(self: UnitLoop) -> bool:
+    """The barrier is open as soon as a unit is done."""
+    return self.phase in {Phase.IDLE, Phase.FINALIZING}
+
+
+MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "lease kept after a close": lambda: handled_by(ev.BackendReleased, kept_after_close),
+    "lease of the closed kept": lambda: handled_by(ev.SlotLeased, leased_to_the_closed),
+    "stale release heeded": lambda: handled_by(ev.BackendReleased, any_release),
+    "stale opening heeded": lambda: patch.object(Beginning, "backend_opened", any_opening),
+    "stale timer heeded": lambda: patch.object(Timers, "fire", any_timer),
+    "withheld unit sent": lambda: patch.object(UnitLoop, "is_withheld", lambda *_: False),
+    "barrier open amid finalize": lambda: patch.multiple(
+        UnitLoop, is_idle=property(is_open_barrier), start=starts_amid_finalize
+    ),
+    "failed chat ends": lambda: patch.object(Chat, "failed", ends_by_failure),
+    "failed request stays": lambda: patch.object(Chat, "failed", goes_on_with_the_failed),
+    "progress is no life": no_signs_of_life,
+}
+
+
+def test_golden_logs_replay_without_a_mutant() -> None:
+    """Every mutant would be found for another's fault."""
+    for name, found_in in golden_logs().items():
+        report = replay(found_in)
+        assert report.divergence is None, (name, report.divergence)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found_by_a_golden_log(name: str) -> None:
+    """Somebody could break the machine like that, and all recordings would still replay."""
+    with MUTANTS[name]():
+        found = [log for log, found_in in golden_logs().items() if replay(found_in).divergence]
+    assert found

@@ -1,0 +1,334 @@
+"""Frames and files without what they hold: as long as before, and taken by a session as before."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from protocol.values.errors import FieldError, FrameError
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX
+from protocol.values.messages import Mode
+from protocol.values.requests import Request
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects.base import Context
+from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
+from protocol.wire.media import check_image, container_of
+from protocol.wire.schema.wire import MODES, describe
+from protocol.wire.wav import read_wav
+from replay.redact import client_frames
+from replay.redact.client_frames import HOLDS, WORDS, FrameEditor
+from replay.redact.media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
+from replay.redact.policy import KINDS, Policy, Tally
+from replay.redact.spans import replaced, spans, unescaped
+from replay.redact.words import Pseudonyms, fill, fill_json, fill_number
+from runtime.media.image import decode_image
+from tests import webps
+from tests.strategies import (
+    client_messages,
+    jpeg_header,
+    mp4_head,
+    mutated_bodies,
+    mutated_texts,
+    png_header,
+    wav,
+)
+
+WAYS: Final = [(name, mode) for name, modes in MODES.items() for mode in modes]
+TEXTS: Final = st.text(st.characters(exclude_categories=()), max_size=30)
+SOUND_TEXTS: Final = st.text(max_size=30)
+ODD_FRAMES: Final = (
+    '{"a":"b","a":"c"}',
+    '{"type":"input.append","input":{"audio":"unended',
+    '{"deep":' + "[" * 40 + "7" + "]" * 40 + "}",
+    "[" * 3000,
+    '{"n":-12.50e+10,"w":NaN,"t":true,"z":null}',
+    '{"\\u0074ype":"session.close","reason":"\\ud83d\\ude00\\n\\"\\\\"}',
+    '{"input":{"audio":7,"video_frames":{"x":"y"}},"messages":[[["z"]]]}',
+    '"' + "\\" * 99,
+    "{,}",
+    '{"type":"audio_chunk","audio":"\\"\\"\\"\\"","frame":"\\u0078\\u0078xx\u00e9"}',
+    "\u00a0\u4f60\u597d\U0001f600",
+)
+
+
+def edited(frame: str) -> str:
+    """Take everything out of a frame."""
+    made = FrameEditor(policy=Policy(), tally=Tally()).edit(frame, 0)
+    assert isinstance(made, str)
+    return made
+
+
+def verdict(dialect: str, mode: Mode, frame: str) -> object:
+    """Say what a dialect thinks of a frame, as far as it does not depend on what it holds."""
+    try:
+        body = parse_frame(frame, CHAT_FRAME_BYTES_MAX)
+    except FrameError as error:
+        return error.close_code
+    spoken = DIALECTS[dialect]
+    request = spoken.classify(body)
+    try:
+        message = spoken.parse(request, body, Context(mode=mode))
+    except FieldError as error:
+        return request, error.code
+    return request, type(message)
+
+
+@pytest.mark.parametrize(("dialect", "mode"), WAYS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_frame_is_taken_as_before(dialect: str, mode: Mode, data: st.DataObject) -> None:
+    """A redacted session would go another way than the one that was recorded."""
+    own = client_messages(dialect, mode).map(DIALECTS[dialect].encode_request)
+    frame = data.draw(st.one_of(own, mutated_texts(own), mutated_bodies(own).map(json.dumps)))
+    made = edited(frame)
+    assert verdict(dialect, mode, made) == verdict(dialect, mode, frame)
+    assert len(made) == len(frame)
+    assert len(made.encode("utf-8", "surrogatepass")) == len(frame.encode("utf-8", "surrogatepass"))
+
+
+@pytest.mark.parametrize("frame", ODD_FRAMES)
+def test_what_is_no_message_stays_none(frame: str) -> None:
+    """A frame that ended a session would be answered, or stop the redaction."""
+    made = edited(frame)
+    assert verdict("realtime", "video", made) == verdict("realtime", "video", frame)
+    assert len(made) == len(frame)
+
+
+def test_all_that_clients_may_say_is_in_the_table() -> None:
+    """A field that a dialect gets would be taken for a client's own, and its settings be lost."""
+    messages = [one for name in MODES for one in describe(name) if one.sender == "client"]
+    keys = {key for message in messages for key in _keys(message.schema)}
+    assert keys | {"model"} == HOLDS.keys()
+    kinds = {message.kind for message in messages}
+    words = {word for one in messages for word in _words(one.schema)}
+    assert (words | kinds) - {""} <= WORDS
+    assert {holds.kind for holds in HOLDS.values() if holds} | {"image"} == set(KINDS)
+
+
+def _below(schema: Any) -> Iterator[Any]:
+    yield from schema.get("properties", {}).values()
+    yield from (*schema.get("oneOf", ()), *schema.get("anyOf", ()))
+    if "items" in schema:
+        yield schema["items"]
+
+
+def _keys(schema: Any) -> Iterator[str]:
+    yield from schema.get("properties", {})
+    for below in _below(schema):
+        yield from _keys(below)
+
+
+def _words(schema: Any) -> Iterator[str]:
+    said = [schema.get("const"), *schema.get("enum", ())]
+    yield from (word for word in said if isinstance(word, str))
+    for below in _below(schema):
+        yield from _words(below)
+
+
+def test_a_name_that_is_no_voice_s_stays_none() -> None:
+    """An init that was refused for a path would be accepted without it."""
+    frame = '{"type": "prepare", "ref_audio_path": "../../etc/passwd"}'
+    assert verdict("legacy-duplex", "video", edited(frame)) == verdict(
+        "legacy-duplex", "video", frame
+    )
+    assert "passwd" not in edited(frame)
+
+
+@pytest.mark.parametrize("line_break", ["\\n", "\\r\\n", "\\u000a"])
+def test_sound_with_line_breaks_keeps_them_and_is_silent(line_break: str) -> None:
+    """Sound that a transcription took would be refused, and the session go another way."""
+    text = "/9j/" * 60 + "/w=="
+    audio = line_break.join(text[at : at + 76] for at in range(0, len(text), 76)) + line_break
+    frame = f'{{"type":"input_audio_buffer.append","audio":"{audio}"}}'
+    editor = FrameEditor(policy=Policy(), tally=Tally(), is_pcm16=True, has_line_breaks=True)
+    made = editor.edit(frame, 0)
+    assert isinstance(made, str)
+    assert len(made) == len(frame)
+    silence = re.sub("[^=\n\r]", "A", json.loads(f'"{audio}"'))
+    assert json.loads(made)["audio"] == silence
+    editor.has_line_breaks = False  # in a session that refuses them
+    assert verdict("transcription", "transcription", editor.edit(frame, 0)) == (
+        Request.APPEND,
+        "invalid_audio",
+    )
+
+
+@pytest.mark.parametrize("kind", OPENAI_SESSIONS)
+def test_an_update_of_openai_stays_one(kind: str) -> None:
+    """A session that was ended for it would be set up."""
+    session = {"type": kind, "instructions": "secret", "audio": {"x": "y"}}
+    made = edited(json.dumps({"type": "session.update", "session": session}))
+    assert "secret" not in made
+    assert is_openai_update(parse_frame(made))
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+@given(TEXTS)
+@example("\u00e9a\u4f60\U0001f600b")
+def test_words_keep_their_lengths_and_nothing_else(text: str) -> None:
+    """A text of another length would be cut, refused or paid for otherwise."""
+    made = fill(text)
+    assert len(made) == len(text)
+    assert len(made.encode("utf-8", "surrogatepass")) == len(text.encode("utf-8", "surrogatepass"))
+    assert made == fill("".join(reversed(text)))  # where what was is not seen
+
+
+@given(TEXTS, st.booleans())
+def test_json_means_as_much_as_before(text: str, is_ascii: bool) -> None:
+    """What a session reads would be longer or shorter than what was sent."""
+    raw = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
+    made = fill_json(raw)
+    assert len(made) == len(raw)
+    if not any("\ud800" <= char <= "\udfff" for char in text):
+        meant = json.loads(f'"{made}"')
+        assert len(meant) == len(text)
+        assert len(meant.encode()) == len(text.encode())
+
+
+def test_names_stay_apart() -> None:
+    """Nobody could tell any more which answer belongs to which question."""
+    names = Pseudonyms()
+    made = [names.of(name) for name in ("anna", "bert", "anna", "\u00e9ve")]
+    assert made[0] == made[2] == "xxx0"
+    assert len(set(made)) == 3
+    assert len(made[3].encode()) == len("\u00e9ve".encode())
+    assert fill_number("-12.50e+10") == "-10.10e+10"
+
+
+@given(st.text('{}[],:"\\ \nab1.', max_size=40))
+def test_all_of_a_text_is_in_a_span_or_says_nothing(text: str) -> None:
+    """A word would be overlooked in a frame that is broken in some way."""
+    found = list(spans(text))
+    rest = replaced(text, [(span, "") for span in found])
+    assert set(rest) <= set('{}[],:" \n')
+    assert replaced(text, [(span, text[span.start : span.end]) for span in found]) == text
+    for one, other in pairwise(found):
+        assert one.end <= other.start
+
+
+@given(st.recursive(st.integers() | SOUND_TEXTS, lambda below: st.dictionaries(SOUND_TEXTS, below)))
+def test_paths_are_those_of_a_parser(value: Any) -> None:
+    """Sound would be looked for in the wrong field."""
+    text = json.dumps(value)
+    for span in spans(text):
+        if span.kind == "text":
+            found = value
+            for place in span.path:
+                found = found[place]
+            assert unescaped(text[span.start : span.end]) == found
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def png(width: int, height: int) -> bytes:
+    """Make a PNG of noise, grey."""
+    rng = np.random.default_rng(width)
+    rows = rng.integers(0, 255, (height, width), dtype=np.uint8)
+    body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    head = bytearray(png_header(width, height)[:33])
+    head[24:26] = b"\x08\x00"
+    head[29:33] = zlib.crc32(head[12:29]).to_bytes(4)
+    ends = [(b"IDAT", body), (b"IEND", b"")]
+    return bytes(head) + b"".join(
+        len(data).to_bytes(4) + name + data + zlib.crc32(name + data).to_bytes(4)
+        for name, data in ends
+    )
+
+
+def jpeg(width: int, height: int, quality: int = 80) -> bytes:
+    """Make a JPEG of noise."""
+    rng = np.random.default_rng(height)
+    pixels = rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return bytes(simplejpeg.encode_jpeg(pixels, quality=quality))
+
+
+@pytest.mark.parametrize("style", ["blur", "remove"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(jpeg(64, 48), jpeg(1, 1), jpeg(7, 300, 5), jpeg(640, 480), png(64, 48), png(200, 9)),
+        *webps.KINDS.values(),
+        webps.encode(webps.slope(1, 1), lossless=True),
+        webps.encode(webps.slope(640, 480), lossless=False),
+    ],
+)
+def test_a_picture_keeps_its_length_and_size(data: bytes, style: Any) -> None:
+    """A frame would be refused that was taken, or a page would show a broken picture."""
+    made = hide_picture(data, style)
+    assert len(made) == len(data)
+    assert check_image("", made) == check_image("", data)
+    assert is_whole(made)
+    decode_image(made)
+
+
+def test_a_webp_becomes_grey() -> None:
+    """What stands for a removed picture would be one that somebody reads something into."""
+    made = hide_picture(webps.CLEAR, "remove")
+    seen = np.asarray(simplejpeg.decode_jpeg(decode_image(made)))
+    assert (seen.min(), seen.max()) == (128, 128)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(jpeg_header(64, 48), png_header(64, 48), jpeg(64, 48)[:400], jpeg(40, 40)[:100]),
+        *(b"", b"GIF8", header_only(webps.LOSSY), header_only(webps.LOSSY)[:25], webps.ANIMATED),
+    ],
+)
+def test_a_picture_without_room_keeps_its_header(data: bytes) -> None:
+    """A damaged frame of a session would stop the redaction, or keep half of what it shows."""
+
+    def size(picture: bytes) -> object:
+        try:
+            return check_image("", picture)
+        except FieldError as error:
+            return error.code
+
+    for made in (hide_picture(data, "remove"), header_only(data)):
+        assert (len(made), size(made)) == (len(data), size(data))
+        assert made[60:] != data[60:] or not any(data[60:])
+
+
+def test_sound_is_silent() -> None:
+    """A voice would be left, or an append that was refused be taken."""
+    tone = np.sin(np.arange(800, dtype="<f4")).astype("<f4")
+    assert mute(tone.tobytes() + b"\1\2") == bytes(3202)
+    tone[[7, 9]] = np.nan, np.inf
+    assert np.isnan(np.frombuffer(mute(tone.tobytes()), "<f4")).nonzero()[0].tolist() == [7]
+    for data in (wav(8000), wav(8000, 8), wav(800)[:300], b"RIFF"):
+        made = mute_file(data)
+        assert len(made) == len(data)
+        assert header_of(made) == header_of(data)
+        assert len(set(made[-200:])) <= 1 or len(data) < 200
+
+
+def header_of(data: bytes) -> object:
+    """Say what a WAV says of itself."""
+    try:
+        return read_wav("", data)
+    except FieldError as error:
+        return error.code
+
+
+def test_a_video_is_an_empty_one() -> None:
+    """A turn with a video would be refused, or its film be left."""
+    for data in (mp4_head(500), b"\x1a\x45\xdf\xa3" + b"xxwebm" + b"film" * 99, b"nothing" * 9):
+        made = hide_video(data)
+        assert len(made) == len(data)
+        assert (container_of(made) is None) is (container_of(data) is None)
+        assert b"film" not in made
+    assert client_frames.HOLDS["data"] is client_frames.TEXT

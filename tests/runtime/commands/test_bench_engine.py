@@ -1,0 +1,211 @@
+"""`antiphon bench engine`: it measures both ways, searches soundly, and says what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.cli import main
+from runtime.commands.bench import engine_command
+from runtime.commands.bench.engine import (
+    MODES,
+    NEAR,
+    Arrival,
+    Doing,
+    EngineRun,
+    Load,
+    Mode,
+    Search,
+    Served,
+    judge,
+)
+from runtime.commands.bench.engine_command import (
+    ARRIVALS,
+    Clock,
+    EngineBenchResult,
+    FullFacts,
+    bench,
+    full_facts,
+)
+from runtime.commands.bench.material import Times, load_speech
+from runtime.model.backends.minicpmo.config import read_config
+from runtime.model.backends.minicpmo.full import SPEAKING_TOKENS, floor_ms, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
+from tests.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SMALL)
+
+
+def run(mode: Mode, sessions: int, missed: int = 0, busy_ms: float = 1.0) -> EngineRun:
+    """A run as it might have been."""
+    times = Times(count=100, p50_ms=1.0, p99_ms=2.0, max_ms=3.0)
+    return EngineRun(
+        mode=mode,
+        arrival="together",
+        sessions=sessions,
+        units=100,
+        missed=missed,
+        latency=times,
+        latency_finalized=times,
+        stages_ms={},
+        tokens_mean=1.0,
+        spoken=1.0,
+        busy_ms=busy_ms,
+        batch_mean=1.0,
+    )
+
+
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+@pytest.mark.parametrize("doing", ["speaking", "listening"])
+def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock: Clock) -> None:
+    """The figures would be of sessions that listen, and promise too many of those that speak."""
+    load = Load(speech=load_speech(), seconds=2 if clock == "cpu" else 1, doing=doing)
+    model = DuplexModel.load(checkpoint, slots=1)
+    runs, served = bench(model, load, [1], clock, say=lambda _: None)
+    assert {(run.arrival, run.mode) for run in runs} == {
+        (arrival, mode) for arrival in ARRIVALS for mode in MODES
+    }
+    for each in runs:
+        assert each.spoken == (doing == "speaking")
+        assert each.latency.count <= each.units == load.seconds
+        assert each.latency.p50_ms <= each.latency_finalized.p50_ms
+        assert each.busy_ms > 0
+        assert each.batch_mean >= 1
+        assert set(each.stages_ms) == {"prefill", "llm", "tts", "token2wav"}
+        assert (each.stages_ms["tts"] > 0) == (doing == "speaking")
+    assert [each.arrival for each in served] == list(ARRIVALS)
+
+
+def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> None:
+    """The full shape would be another program than the one that is tested here."""
+    write_tokenizer(tmp_path)
+    config = read_config(changed(CONFIG, SMALL), "full")
+    cpu = torch.device("cpu")
+    model = random_model(config, tmp_path, slots=2, device=cpu, dtype=torch.float32)
+    load = Load(speech=load_speech(), seconds=1, tokens_max=SPEAKING_TOKENS)
+    runs, _ = bench(model, load, [1, 2], say=lambda _: None)
+    assert all(each.spoken == 1 for each in runs)
+    assert all(each.tokens_mean <= SPEAKING_TOKENS for each in runs)
+    facts = full_facts(model, runs, "speaking", 1.0)
+    assert facts.slot_bytes == model.machine.slot_bytes
+    assert facts.floor_ms[1] == floor_ms("speaking", 1) == 37.0
+    assert facts.floor_ms[2] == pytest.approx(39.4)
+    assert all(share > 0 for share in facts.of_floor.values())
+
+
+def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
+    """A script could not read the figures, or a person not the table."""
+    words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
+    words += ["--device", "cpu"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_command, "SESSIONS_MAX", 1)
+        told = CliRunner().invoke(main, [*words, "--json"])
+        shown = CliRunner().invoke(main, words)
+    assert told.exit_code == shown.exit_code == 0, told.output
+    body: dict[str, Any] = json.loads(told.stdout)
+    assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
+    assert (body["device"], body["dtype"], body["full"]) == ("cpu", "float32", None)
+    assert body["attention"] == "sdpa, row by row"
+    assert "Due together: " in shown.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_full_shape_says_that_it_needs_a_gpu() -> None:
+    """A machine would run out of memory after minutes of making weights."""
+    done = CliRunner().invoke(main, ["bench", "engine", "--shape", "full", "--random-weights"])
+    assert done.exit_code == 1
+    assert "needs a GPU with about 24 GiB" in done.output
+    assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--shape", "full"], ["--random-weights"]])
+def test_random_weights_are_never_measured_by_mistake(words: list[str]) -> None:
+    """Somebody would take what noise does for what the model does."""
+    assert CliRunner().invoke(main, ["bench", "engine", *words]).exit_code == 2
+
+
+@pytest.mark.parametrize("counts", ["", "1,x", "0", "1000"])
+def test_counts_that_are_none_are_refused(counts: str) -> None:
+    """A typing error would end in a traceback after the model was loaded."""
+    done = CliRunner().invoke(main, ["bench", "engine", "--sessions", counts])
+    assert done.exit_code == 2
+    assert "numbers from 1 to 64" in done.output
+
+
+def test_the_plain_bench_is_still_there() -> None:
+    """`make bench` would print a help text."""
+    shown = CliRunner().invoke(main, ["bench", "--help"])
+    assert "--seconds" in shown.output
+    assert "engine" in shown.output
+
+
+@given(
+    limit=st.integers(0, 70),
+    counts=st.lists(st.integers(1, 64), min_size=1, max_size=5),
+    most=st.integers(1, 64),
+)
+def test_the_search_finds_the_limit(limit: int, counts: list[int], most: int) -> None:
+    """The number of sessions that are promised would be one that is not served."""
+    search, tried = Search(counts, most), []
+    while (count := search.next_count()) is not None:
+        assert 1 <= count <= most
+        assert count not in tried
+        tried.append(count)
+        search.note(count, is_served=count <= limit)
+    assert search.served <= limit
+    if search.failed is None:
+        assert search.served == most
+    else:
+        assert limit < search.failed <= search.served + max(1, search.served // NEAR)
+
+
+def test_a_unit_in_a_hundred_is_too_many() -> None:
+    """A count would be called served whose callers hear gaps."""
+    assert run("batched", 1, missed=0).is_served
+    assert not run("batched", 1, missed=1).is_served
+
+
+def test_the_ways_are_compared_at_the_same_count() -> None:
+    """Batches would look better for having been measured at more sessions."""
+    arrival: Arrival = "together"
+    runs = [run("batched", 1, busy_ms=9.0), run("single", 1, busy_ms=8.0)]
+    runs += [run("batched", 4, busy_ms=3.0), run("single", 4, 100, busy_ms=9.0)]
+    runs += [run("batched", 8, busy_ms=1.0)]
+    searches: dict[Mode, Search] = {mode: Search([1, 4, 8], 8) for mode in MODES}
+    for each in runs:
+        searches[each.mode].note(each.sessions, is_served=each.is_served)
+    found = judge(arrival, runs, searches)
+    assert (found.batched, found.single, found.ratio, found.busy_ratio) == (8, 1, 8.0, 3.0)
+    assert found.is_bounded
+
+
+def test_where_nothing_is_served_there_is_no_ratio() -> None:
+    """A slow machine would end the bench in a division by zero."""
+    runs = [run("batched", 1, 100), run("single", 1, 100)]
+    searches: dict[Mode, Search] = {mode: Search([1], 8) for mode in MODES}
+    for each in runs:
+        searches[each.mode].note(each.sessions, is_served=each.is_served)
+    found = judge("spread", runs, searches)
+    assert (found.batched, found.ratio, found.is_bounded) == (0, None, False)
+
+
+def test_the_keys_are_documented() -> None:
+    """A reader of the JSON has to guess what a figure is."""
+    text = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    classes = (EngineBenchResult, EngineRun, Served, FullFacts)
+    names = {field.name for cls in classes for field in attrs.fields(cls)}
+    assert sorted(name for name in names if f"`{name}`" not in text) == []

@@ -1,0 +1,199 @@
+"""The command line as a user meets it: its help, and its answers to mistakes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protocol.values.state import Course, diagram
+from runtime.cli import COMMANDS, GROUPS, main
+from runtime.settings.settings import MODES, Settings
+from tests.golden import FOLDER
+from tests.live.servers import live_server
+
+LOG = str(FOLDER / "v1-realtime-video.session.zst")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def antiphon(*arguments: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_exists_and_explains_itself(command: str) -> None:
+    """A command that the help lists cannot be loaded, or says nothing of its flags."""
+    shown = antiphon(command, "--help")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith(f"Usage: main {command}")
+    assert command in antiphon("--help").output
+
+
+def test_a_command_that_is_not_there_is_said_to_be() -> None:
+    """A typing error gives a traceback."""
+    wrong = antiphon("serv")
+    assert wrong.exit_code == 2
+    assert "No such command 'serv'. Did you mean 'serve'?" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("keys ad", "Did you mean 'add'?"),
+        ("serve --prot 1", "'--port'"),
+        ("serve --default-mode vdeo", "did you mean video?"),
+        ("serve --model tinny --port 0 --no-record", "did you mean tiny?"),
+        ("talk a.wav --mode vidio", "did you mean video?"),
+        ("schema --format jason", "did you mean json?"),
+        (f"redact {LOG} --kind adio", "did you mean audio?"),
+        (f"fork {LOG} --at 1 --set temprature=1", "did you mean temperature?"),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_what_was_meant(line: str, meant: str) -> None:
+    """A new user has to find the word in a long help, or in another page."""
+    wrong = antiphon(*line.split())
+    assert wrong.exit_code in {1, 2}
+    assert meant in wrong.stderr
+
+
+def test_the_help_has_its_commands_under_headings() -> None:
+    """A list of 25 commands is read by nobody."""
+    shown = antiphon("--help").output
+    for heading, group in GROUPS.items():
+        section = shown.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in section.splitlines()] == list(group)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("antiphon re", "replay recover redact"), ("antiphon talk --mode v", "video")],
+)
+def test_a_shell_completes_commands_and_values(words: str, completed: str) -> None:
+    """The way that the README shows gives nothing."""
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environment = os.environ | variables | {"_ANTIPHON_COMPLETE": "bash_complete"}
+    code = "import sys; sys.argv[0] = 'antiphon'; from runtime.cli import main; main()"
+    command = (sys.executable, "-c", code)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"plain,{word}" for word in completed.split()]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--port", "70000"),
+        ("--device", "abacus"),
+        ("--dtype", "fp8"),
+        ("--slots", "0"),
+        ("--limit-video-s", "0"),
+        ("--default-mode", "speech"),
+        ("--durability", "maybe"),
+    ],
+)
+def test_a_bad_flag_is_refused_before_anything_starts(flags: tuple[str, str]) -> None:
+    """A server starts with settings that nobody meant."""
+    refused = antiphon("serve", *flags)
+    assert refused.exit_code == 2
+    assert flags[0] in refused.output
+
+
+def test_a_taken_port_is_one_clear_line() -> None:
+    """A second server on the same port ends in a traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        refused = antiphon("serve", "--model", "scripted", "--no-record", "--port", port)
+    assert refused.exit_code == 1
+    assert refused.output.startswith("Error:")
+    assert "in use" in refused.output
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    """Recordings go nowhere, and the server says nothing."""
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "logs")
+    refused = antiphon("serve", "--model", "scripted", "--port", "0", "--record", folder)
+    assert refused.exit_code == 1
+    assert "Error:" in refused.output
+
+
+def test_a_server_listens_when_its_model_is_loaded(tmp_path: Path) -> None:
+    """Whoever waits for the word sends sessions to a server that refuses them for minutes."""
+    command = ("serve", "--no-record", "--port", "0", "--model")
+    (tmp_path / "config.json").write_text("{}")
+    failed = antiphon(*command, str(tmp_path))
+    assert failed.exit_code == 1
+    assert failed.stdout == f"loading {tmp_path}\n"
+    with live_server("--worker", "scripted") as server:
+        host, port = server.address
+        with urlopen(f"http://{host}:{port}/ready", timeout=30) as answer:
+            assert answer.status == 200
+        assert server.said == [
+            "loading scripted, scripted",
+            f"listening on ws://{host}:{port}/v1/realtime",
+            "ready",
+        ]
+
+
+def test_the_diagram_is_that_of_the_table() -> None:
+    """The architecture page shows states that the machine does not have."""
+    shown = [f"%% {course}\n{diagram(course)}" for course in Course]
+    assert antiphon("states").output == "".join(shown)
+
+
+def test_the_limits_of_a_mode_are_those_of_the_sources() -> None:
+    """A video session gets the time of an audio session."""
+    settings = Settings()
+    assert [settings.limit_s(mode) for mode in MODES] == [300, 600, 0, 3600]
+
+
+def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:
+    """An operator who may not record does so all the same."""
+    with live_server("--no-record", "--record", str(tmp_path / "logs")):
+        pass
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "pages", "recordings", "open_to"),
+    [
+        (
+            ("--no-record", "--keys", "keys.toml"),
+            "pages at http://127.0.0.1:PORT/status",
+            "nothing is recorded",
+            "open to this machine only, with a key of keys.toml",
+        ),
+        (
+            ("--record", "kept", "--host", "0.0.0.0", "--insecure", "--static", "web"),
+            "pages at http://localhost:PORT/status, and http://localhost:PORT/ (web)",
+            "recordings in FOLDER/kept",
+            "open to every machine that reaches 0.0.0.0, no key is asked for",
+        ),
+    ],
+)
+def test_a_server_says_where_it_is_and_who_can_reach_it(
+    flags: tuple[str, ...], pages: str, recordings: str, open_to: str, folder: Path
+) -> None:
+    """A new user looks for the pages, and does not know what is kept, or open to whom."""
+    (folder / "web").mkdir()
+    assert antiphon("keys", "add", "anna", "--file", "keys.toml").exit_code == 0
+    with live_server(*flags) as server:
+        port = server.url.removesuffix("/v1/realtime").rpartition(":")[2]
+        assert server.stop() == 0
+        assert server.process.stdout is not None
+        said = server.process.stdout.read().splitlines()
+    assert said[0] == pages.replace("PORT", port)
+    assert said[1:] == [recordings.replace("FOLDER", str(folder)), open_to, "stopped"]

@@ -1,0 +1,72 @@
+"""Arguments whose bytes are not UTF-8: a file's name may be such, a text may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import click
+import numpy as np
+import pytest
+import soundfile
+from click.testing import CliRunner
+
+from runtime.cli import main
+from runtime.commands.server_process import RUN
+from tests.commands import all_commands
+from tests.live.servers import live_server
+
+BROKEN: Final = "bad\udcff"
+"""As Python has an argument whose last byte is not UTF-8."""
+TEXTS: Final = [
+    (name, param)
+    for name, command in all_commands()
+    for param in command.params
+    if isinstance(param.type, click.types.StringParamType)
+]
+
+
+def antiphon(folder: Path, *words: bytes | str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """Run a command; return its exit code, and what it said on stdout and stderr."""
+    root = str(Path(__file__).parents[3])
+    environment = os.environ | {"PYTHONPATH": root, "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        (*RUN, *words), input=stdin, capture_output=True, cwd=folder, env=environment, check=False
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "param"), TEXTS, ids=[f"{name} {param.name}" for name, param in TEXTS]
+)
+def test_a_text_that_is_not_utf_8(command: str, param: click.Parameter) -> None:
+    """A typing error on another keyboard would end in a traceback of a JSON encoder."""
+    given = [BROKEN] if isinstance(param, click.Argument) else [param.opts[0], BROKEN]
+    result = CliRunner().invoke(main, [*command.split(), *given])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith(": not UTF-8\n")
+
+
+def test_it_is_so_of_bytes(tmp_path: Path) -> None:
+    """The same of what a shell gives."""
+    told = (2, "", "Error: '[TEXT]': not UTF-8\n")
+    assert antiphon(tmp_path, "chat", b"\xff") == told
+    told = (2, "", "Error: the question is not UTF-8\n")
+    assert antiphon(tmp_path, "chat", stdin=b"a\xff") == told
+
+
+def test_a_file_may_be_called_anything(tmp_path: Path) -> None:
+    """A conversation would end in a traceback, after minutes, for the name of its file."""
+    path = os.fsencode(tmp_path) + b"/\xff.wav"
+    soundfile.write(os.fsdecode(tmp_path / "ask.wav"), np.zeros(16_000), 16_000)
+    os.rename(tmp_path / "ask.wav", path)
+    with live_server("--no-record") as server:
+        words = ("talk", path, "--fast", "--wait-s", "0", "--json", "--url", server.url)
+        code, stdout, stderr = antiphon(tmp_path, *words)
+    assert (code, stderr) == (0, "")
+    reply = json.loads(stdout.splitlines()[-1])["reply"]
+    assert os.fsencode(reply) == b"\xff.reply.wav"

@@ -1,0 +1,287 @@
+"""The scheduler: who goes first, who goes along, and whose fault it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.model.engine.scheduler import BACKGROUND, URGENT_NS, Scheduler, Task
+
+LATER = 10 * URGENT_NS
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """A request: answered by its own name."""
+
+    name: str
+    bucket: Hashable = "a"
+    stage: int = 0
+    is_bad: bool = False
+
+
+class Desk:
+    """Computes, and keeps a diary of the batches; a bad request fails its batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.results: dict[str, object] = {}
+
+    def compute(self, works: Sequence[Ask]) -> list[str]:
+        assert len({work.bucket for work in works}) == 1
+        self.batches.append([work.name for work in works])
+        if any(work.is_bad for work in works):
+            raise RuntimeError("bad request")
+        return [work.name.upper() for work in works]
+
+    def task(self, steps: Generator[Any, Any, Any], deadline_ns: float, name: str = "") -> Task:
+        def done(result: Any, error: BaseException | None) -> None:
+            assert name not in self.results, "done is called once"
+            self.results[name] = result if error is None else error
+
+        return Task(steps=steps, deadline_ns=deadline_ns, done=done)
+
+    def ask(self, *asks: Ask, deadline_ns: float = LATER) -> Task:
+        """A task that asks these, one after the other, and returns the answers."""
+
+        def steps() -> Generator[Ask, str, list[str]]:
+            answers: list[str] = []
+            for ask in asks:
+                answers += [(yield ask)]
+            return answers
+
+        return self.task(steps(), deadline_ns, asks[0].name if asks else "")
+
+
+def run(desk: Desk, *tasks: Task, batch_max: int = 64, now_ns: float = 0) -> Scheduler:
+    scheduler = Scheduler(desk.compute, batch_max=batch_max)
+    for task in tasks:
+        scheduler.add(task)
+    while not scheduler.is_idle:
+        scheduler.turn(now_ns)
+    return scheduler
+
+
+def test_requests_of_one_bucket_are_answered_together() -> None:
+    """Eight sessions would take eight times as long as one."""
+    desk = Desk()
+    asks = [Ask(name="x"), Ask(name="y"), Ask(name="z", bucket="b"), Ask(name="w")]
+    scheduler = run(desk, *(desk.ask(ask) for ask in asks))
+    assert desk.batches == [["x", "y", "w"], ["z"]]
+    assert desk.results == {"x": ["X"], "y": ["Y"], "z": ["Z"], "w": ["W"]}
+    assert attrs.astuple(scheduler.tally) == (2, 4, 3)
+
+
+def test_a_batch_has_its_bound_and_the_nearest_deadlines() -> None:
+    """A crowd would make every unit late, the one due first included."""
+    desk = Desk()
+    due = {"a": 5, "b": 1, "c": 4, "d": 2, "e": 3}
+    tasks = [desk.ask(Ask(name=name), deadline_ns=LATER + at) for name, at in due.items()]
+    run(desk, *tasks, batch_max=2)
+    assert desk.batches == [["b", "d"], ["e", "c"], ["a"]]
+
+
+def test_the_earliest_stage_goes_first() -> None:
+    """Those that are behind would never catch up, and later stages run alone."""
+    desk = Desk()
+    late, early = Ask(name="late", bucket="l", stage=4), Ask(name="early", bucket="e", stage=1)
+    run(desk, desk.ask(late, deadline_ns=LATER), desk.ask(early, deadline_ns=LATER + 1))
+    assert desk.batches == [["early"], ["late"]]
+
+
+def test_an_urgent_task_does_not_wait_for_company() -> None:
+    """A unit would miss its second while others begin theirs."""
+    desk = Desk()
+    late, early = Ask(name="late", bucket="l", stage=4), Ask(name="early", bucket="e", stage=1)
+    run(desk, desk.ask(late, deadline_ns=URGENT_NS - 1), desk.ask(early, deadline_ns=LATER))
+    assert desk.batches == [["late"], ["early"]]
+
+
+def test_of_urgent_tasks_the_nearest_deadline_goes_first_even_when_missed() -> None:
+    """The session that is most behind would be served last."""
+    desk = Desk()
+    tasks = [
+        desk.ask(Ask(name=name, bucket=name), deadline_ns=at)
+        for name, at in (("soon", 2_000), ("missed", 500), ("sooner", 1_500))
+    ]
+    run(desk, *tasks, now_ns=1_000)
+    assert desk.batches == [["missed"], ["sooner"], ["soon"]]
+
+
+def test_equal_deadlines_are_served_in_the_order_of_asking() -> None:
+    """One session would overtake another for ever."""
+    desk = Desk()
+    run(desk, *(desk.ask(Ask(name=name, bucket=name)) for name in "dcab"))
+    assert desk.batches == [["d"], ["c"], ["a"], ["b"]]
+
+
+def test_background_work_waits_until_nothing_else_does() -> None:
+    """A bulk job would make a caller wait."""
+    desk = Desk()
+    back = desk.ask(Ask(name="back", bucket="b", stage=0), deadline_ns=BACKGROUND)
+    call = desk.ask(*(Ask(name=name, bucket="c", stage=5) for name in ("one", "two")))
+    run(desk, back, call)
+    assert desk.batches == [["one"], ["two"], ["back"]]
+
+
+def test_background_work_joins_a_batch_behind_real_time() -> None:
+    """A bulk job would take ages though there is room, or the place of a caller."""
+    desk = Desk()
+    tasks = [desk.ask(Ask(name="back"), deadline_ns=BACKGROUND)]
+    tasks += [desk.ask(Ask(name=name)) for name in ("one", "two")]
+    run(desk, *tasks, batch_max=2)
+    assert desk.batches == [["one", "two"], ["back"]]
+
+
+def test_only_the_task_at_fault_fails() -> None:
+    """One bad picture would fail the units of all callers in its batch."""
+    desk = Desk()
+    bad = Ask(name="bad", is_bad=True)
+    run(desk, *(desk.ask(ask) for ask in (Ask(name="x"), bad, Ask(name="y"))))
+    assert desk.batches == [["x", "bad", "y"], ["x"], ["bad"], ["y"]]
+    assert isinstance(desk.results["bad"], RuntimeError)
+    assert (desk.results["x"], desk.results["y"]) == (["X"], ["Y"])
+
+
+def test_a_task_alone_is_not_tried_twice() -> None:
+    """A request that takes a second to fail would take two."""
+    desk = Desk()
+    run(desk, desk.ask(Ask(name="bad", is_bad=True)))
+    assert desk.batches == [["bad"]]
+
+
+def test_a_task_may_go_on_after_its_request_failed() -> None:
+    """A model could not clean up, or try another way."""
+    desk = Desk()
+
+    def steps() -> Generator[Ask, str, str]:
+        try:
+            yield Ask(name="bad", is_bad=True)
+        except RuntimeError:
+            return (yield Ask(name="again"))
+        return "never"
+
+    run(desk, desk.task(steps(), LATER))
+    assert desk.results == {"": "AGAIN"}
+
+
+def test_a_task_that_raises_fails_alone() -> None:
+    """A mistake in one session would stop the engine for all."""
+    desk = Desk()
+
+    def steps() -> Generator[Ask, str, str]:
+        yield Ask(name="x")
+        raise KeyError("mistake")
+
+    run(desk, desk.task(steps(), LATER, "wrong"), desk.ask(Ask(name="y")))
+    assert isinstance(desk.results["wrong"], KeyError)
+    assert desk.results["y"] == ["Y"]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+def test_a_task_without_requests_is_done_at_once(error: Exception | None) -> None:
+    """A release or a rollback would wait for a batch of others."""
+    desk = Desk()
+
+    def steps() -> Generator[Ask, str, str]:
+        if error is not None:
+            raise error
+        return "done"
+        yield
+
+    scheduler = Scheduler(desk.compute, batch_max=1)
+    scheduler.add(desk.task(steps(), LATER))
+    assert scheduler.is_idle
+    assert desk.results == {"": error or "done"}
+
+
+def test_a_task_added_amid_others_joins_them() -> None:
+    """A caller that comes later would wait until all others are done."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=8)
+    scheduler.add(desk.ask(Ask(name="a1"), Ask(name="a2"), Ask(name="a3")))
+    scheduler.turn(0)
+    scheduler.add(desk.ask(Ask(name="b1"), Ask(name="b2")))
+    while not scheduler.is_idle:
+        scheduler.turn(0)
+    assert desk.batches == [["a1"], ["a2", "b1"], ["a3", "b2"]]
+
+
+ASKS = st.builds(
+    Ask,
+    name=st.uuids().map(str),
+    bucket=st.sampled_from("abc"),
+    stage=st.integers(0, 3),
+    is_bad=st.sampled_from((False,) * 9 + (True,)),
+)
+PLANS = st.lists(
+    st.tuples(
+        st.lists(ASKS, min_size=1, max_size=5),
+        st.sampled_from((0, URGENT_NS, LATER, BACKGROUND)),
+        st.integers(0, 12),
+    ),
+    max_size=8,
+)
+
+
+@given(plans=PLANS, batch_max=st.integers(1, 8))
+def test_every_task_ends_once_with_its_own_answers(
+    plans: list[tuple[list[Ask], float, int]], batch_max: int
+) -> None:
+    """A caller would get the answer of another, or none (B8, B9)."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=batch_max)
+    waiting = sorted(plans, key=lambda plan: plan[2])
+    turn = 0
+    while waiting or not scheduler.is_idle:
+        while waiting and waiting[0][2] <= turn:
+            asks, deadline_ns, _ = waiting.pop(0)
+            scheduler.add(desk.ask(*asks, deadline_ns=deadline_ns))
+        if not scheduler.is_idle:
+            scheduler.turn(turn * URGENT_NS / 2)
+        turn += 1
+    assert len(desk.results) == len(plans)
+    for asks, _, _ in plans:
+        result = desk.results[asks[0].name]
+        if any(ask.is_bad for ask in asks):
+            assert isinstance(result, RuntimeError)
+        else:
+            assert result == [ask.name.upper() for ask in asks]
+    assert max(map(len, desk.batches), default=0) <= batch_max
+
+
+@given(deadlines=st.lists(st.integers(0, 3 * URGENT_NS), min_size=1, max_size=6))
+def test_no_urgent_task_is_passed_over(deadlines: list[int]) -> None:
+    """A unit would be late though the machine was free for it."""
+    desk = Desk()
+    tasks = [
+        desk.ask(Ask(name=str(index), bucket=index, stage=-index), deadline_ns=at)
+        for index, at in enumerate(deadlines)
+    ]
+    run(desk, *tasks)
+    order = [int(name) for (name,) in desk.batches]
+    urgent = [index for index in order if deadlines[index] < URGENT_NS]
+    assert order[: len(urgent)] == urgent == sorted(urgent, key=lambda i: deadlines[i])
+
+
+def callbacks(results: list[object]) -> Callable[[Any, BaseException | None], None]:
+    return lambda result, error: results.append((result, error))
+
+
+def test_a_finished_task_is_told_of_before_the_next_turn() -> None:
+    """A caller would hear its answer only when others are done as well."""
+    desk, results = Desk(), list[object]()
+    scheduler = Scheduler(desk.compute, batch_max=1)
+
+    def steps() -> Generator[Ask, str, str]:
+        return (yield Ask(name="x"))
+
+    scheduler.add(Task(steps=steps(), deadline_ns=0, done=callbacks(results)))
+    scheduler.add(desk.ask(Ask(name="y"), deadline_ns=1))
+    scheduler.turn(0)
+    assert results == [("X", None)]

@@ -1,0 +1,140 @@
+"""What is chosen for a GPU, and refused where it does not hold: what of it is seen without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+
+from protocol.values.model import UNIT_SAMPLES, Unit
+from runtime.model.backends.base import DeviceLost
+from runtime.model.backends.minicpmo import machine as machine_module
+from runtime.model.backends.minicpmo.attention import Row
+from runtime.model.backends.minicpmo.checkpoint import build_parts
+from runtime.model.backends.minicpmo.decoder import Means, means_on
+from runtime.model.backends.minicpmo.device import CUBLAS_WORKSPACE
+from runtime.model.backends.minicpmo.flash import SpanCache
+from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.state import Layout, SessionState
+from runtime.model.backends.minicpmo.steps import Out
+from runtime.model.backends.minicpmo.unit import Setting, UnitRun
+from runtime.model.backends.minicpmo.vocoder import PieceVocoder
+from runtime.model.backends.minicpmo.work import See
+from runtime.model.models import ModelUnusableError, load_backend, require_deterministic, tiny_path
+from tests.flash import flash_on_cpu
+from tests.random_model import opening
+
+
+@pytest.fixture(scope="module")
+def model() -> DuplexModel:
+    return DuplexModel.load(tiny_path(), slots=1)
+
+
+def test_a_gpu_has_steps_for_its_slots_or_one_for_all() -> None:
+    """An exact server would take steps by its slots, and a replay, which has one, others."""
+    gpu = torch.device("cuda")
+    assert means_on(gpu, 8, exact=False) == Means(cache_of=SpanCache.of, sizes=(1, 2, 4, 8))
+    for slots in (1, 8, 64, 100):
+        exact = Means(cache_of=SpanCache.of, sizes=(64,), is_alone=True)
+        assert means_on(gpu, slots, exact=True) == exact
+
+
+@attrs.frozen
+class Given:
+    """A step that gives the same memory each time, as a replayed graph does."""
+
+    out: Out
+
+    def compute(self) -> Out:
+        """See `Replayed`."""
+        return self.out
+
+
+@pytest.fixture
+def flash() -> Iterator[None]:
+    with flash_on_cpu():
+        yield
+
+
+@pytest.mark.usefixtures("flash")
+def test_what_a_step_gives_stays(model: DuplexModel) -> None:
+    """A replayed graph writes over what it gave: a session's logits would become another's."""
+    means = Means(cache_of=SpanCache.of, sizes=(1,))
+    steps = Machine(model.machine.parts, None, 1, means=means)._llm.steps
+    assert steps is not None
+    out = torch.ones(1, 192), torch.ones(1, 640)
+    steps._computed[1, 1] = Given(out)  # type: ignore[assignment]
+    with torch.inference_mode():
+        gave = steps.run([torch.zeros(1, 192)], [Row(slot=0, start=3)])
+    for part in out:
+        part.zero_()
+    assert all(part.all() for part in gave)
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_what_gains_on_a_gpu_is_chosen_there(model: DuplexModel, where: str) -> None:
+    """Pictures and norms would be launched one by one, or a CPU's bits be others.
+
+    A device without data stands in for a GPU.
+    """
+    parts = build_parts(model.machine.config, torch.float32, torch.device(where))
+    setting = Setting(parts=parts, tokens=model.tokens, vocoder=None, opening=opening(), slot=0)
+    run = UnitRun(
+        setting=setting,
+        unit=Unit(index=0, pcm=bytes(4 * UNIT_SAMPLES)),
+        pictures=[[torch.zeros(3, 112, 112)]],
+        state=SessionState(layout=Layout(prefix=0, suffix=()), length=0),
+        stop=lambda *_: False,
+    )
+    see = next(run.run())
+    assert isinstance(see, See)
+    assert see.is_alone == (where == "cpu")
+    fused = any(type(part) is torch.nn.RMSNorm for part in parts.modules())
+    assert fused == (where != "cpu")
+
+
+def test_an_exact_model_computes_repeatably(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's libraries would choose by what is free, or fastest just then."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setenv(CUBLAS_WORKSPACE, "")
+    monkeypatch.delenv(CUBLAS_WORKSPACE)
+    DuplexModel.load(Path(tiny_path()), slots=1)
+    assert not torch.backends.cudnn.deterministic
+    DuplexModel.load(Path(tiny_path()), slots=1, exact=True)
+    assert torch.backends.cudnn.deterministic
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_model_that_varies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator would learn it from the first replay that is not compared."""
+    require_deterministic("tiny", load_backend("tiny", 1, deterministic=True).info)
+    with monkeypatch.context() as patched:
+        patched.setattr(machine_module, "rows_are_independent", lambda _: False)
+        info = load_backend("tiny", 1, deterministic=True).info
+    assert not info.deterministic
+    with pytest.raises(ModelUnusableError, match="asks: what this device computes for several"):
+        require_deterministic("tiny", info)
+    monkeypatch.setattr(PieceVocoder, "is_exact", False)
+    info = load_backend("tiny", 1, deterministic=True).info
+    assert not info.deterministic
+    with pytest.raises(ModelUnusableError, match="asks: the sound of its vocoder varies"):
+        require_deterministic("tiny", info)
+
+
+def test_a_device_that_is_lost_is_no_fault_of_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server would try for ever to load a model that is well."""
+
+    def lost(*_: object, **__: object) -> DuplexModel:
+        raise DeviceLost("the GPU is lost to this process")
+
+    monkeypatch.setattr(DuplexModel, "load", lost)
+    with pytest.raises(DeviceLost):
+        load_backend("tiny", 1)

@@ -1,0 +1,78 @@
+"""The memory plan: what it promises is what the model takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.model.backends.minicpmo.checkpoint import build_parts
+from runtime.model.backends.minicpmo.config import ModelConfig, read_config
+from runtime.model.backends.minicpmo.full import FULL, full_config
+from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.plan import TOKEN2WAV_BYTES, plan, stores, vocoder_bytes
+from tests.random_model import CONFIG, SLIDING, SMALL, changed
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+SHAPES = [CONFIG, changed(CONFIG, SLIDING), changed(CONFIG, SMALL)]
+
+
+def config_of(raw: dict[str, object]) -> ModelConfig:
+    return read_config(raw, "random")
+
+
+@pytest.mark.parametrize("raw", SHAPES, ids=["tiny", "sliding", "small"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_plan_is_what_the_model_takes(raw: dict[str, object], dtype: torch.dtype) -> None:
+    """A server would promise slots that do not fit, and die when they are taken."""
+    config = config_of(raw)
+    parts = build_parts(config, dtype, CPU)
+    needs = plan(config, dtype)
+    machine = Machine(parts, None, 2)
+    weights = parts.state_dict().values()
+    assert needs.slot_bytes == machine.slot_bytes
+    assert needs.model_bytes == sum(weight.numel() * weight.element_size() for weight in weights)
+    assert sum(needs.parameters.values()) == sum(weight.numel() for weight in weights)
+
+
+def test_half_the_precision_takes_half_the_memory() -> None:
+    """An operator would be told that a smaller format does not help."""
+    config = config_of(CONFIG)
+    whole, half = plan(config, torch.float32), plan(config, torch.bfloat16)
+    assert whole.model_bytes == 2 * half.model_bytes
+    assert whole.slot_bytes == 2 * half.slot_bytes
+    assert whole.host_bytes == half.host_bytes
+
+
+def test_slots_fill_the_memory_and_no_more() -> None:
+    """Slots would be left unused, or the last one run out of memory."""
+    needs = plan(config_of(CONFIG), torch.float32, vocoder_bytes=1000)
+    each = needs.each_bytes(CPU)
+    assert each == needs.slot_bytes + 1000 + needs.host_bytes
+    assert needs.each_bytes(CUDA) == needs.slot_bytes + 1000
+    memory = int((needs.model_bytes + 3 * each) / 0.9) + 2
+    assert needs.slots_that_fit(memory, CPU) == 3
+    assert needs.slots_that_fit(memory - each, CPU) == 2
+    assert needs.slots_that_fit(needs.model_bytes, CPU) == 0
+    assert needs.slots_that_fit(0, CPU) == 0
+
+
+def test_the_full_shape_is_the_published_one() -> None:
+    """A bench on random weights would measure some other model (model.md)."""
+    needs = plan(full_config(), torch.bfloat16)
+    assert 9.0e9 < sum(needs.parameters.values()) < 9.5e9
+    assert 18e9 < needs.model_bytes < 19e9
+    store = stores(full_config())["llm"]
+    assert store.slot_bytes(torch.bfloat16) // store.capacity == 144 * 1024
+    assert needs.session_bytes["audio"] < 147e6
+    assert full_config().vision.siglip.num_hidden_layers == 26
+    assert full_config(0.5).llm.num_hidden_layers == FULL["num_hidden_layers"] / 2
+
+
+def test_only_the_published_vocoder_is_counted(tmp_path: Path) -> None:
+    """A GPU would be filled up to where the voice of the last session does not fit."""
+    assert vocoder_bytes(tmp_path) == 0
+    (tmp_path / "flow.pt").touch()
+    assert vocoder_bytes(tmp_path) == TOKEN2WAV_BYTES

@@ -1,0 +1,573 @@
+"""Steps of fixed sizes and attention in one call: what a GPU would compute, on a CPU.
+
+Flash attention runs as `tests/flash.py` has it; CUDA graphs are not tried. All is held to rows by
+themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
+from runtime.model.backends.base import DeviceLost
+from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
+from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.checkpoint import build_parts, load_parts
+from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.decoder import ROWS_MIN, Decoder, Means, make_decoder, means_on
+from runtime.model.backends.minicpmo.device import send
+from runtime.model.backends.minicpmo.flash import SpanCache
+from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.parts import fuse_norms
+from runtime.model.backends.minicpmo.steps import Step, Stepper, batches
+from runtime.model.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
+from tests import gpu
+from tests.bench.tiny.staging import known_phrases, stage_phrase
+from tests.flash import flash_on_cpu, forward, unread
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+HELDOUT = FIXTURES / "speech" / "heldout"
+SLOTS = 3
+UNIT_ROWS = 11
+MEANS = Means(cache_of=SpanCache.of, sizes=(2, SLOTS))
+"""As on a GPU, with few sizes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def flash() -> Iterator[None]:
+    with flash_on_cpu():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
+    """`tiny`, with slots for 1024 tokens in place of 8192: each is written and read many times."""
+    folder = tmp_path_factory.mktemp("model")
+    for path in (FIXTURES / "tiny").iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    return DuplexModel.load(folder, slots=SLOTS)
+
+
+@pytest.fixture(scope="module")
+def stepping(model: DuplexModel) -> DuplexModel:
+    """The same weights, computed as on a GPU."""
+    parts = load_parts(model.machine.config, FIXTURES / "tiny")
+    fuse_norms(parts)
+    machine = Machine(parts, model.machine.vocoder, SLOTS, means=MEANS)
+    return DuplexModel.of(machine, model.tokens, {})
+
+
+@pytest.fixture
+def machines(model: DuplexModel, stepping: DuplexModel) -> tuple[Machine, Machine]:
+    for slot in range(SLOTS):
+        model.machine.clear(slot)
+        stepping.machine.clear(slot)
+    return model.machine, stepping.machine
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.2
+
+
+def assert_near(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 4, 5, 48, 64, 65])
+def test_the_largest_step_holds_everyone(slots: int) -> None:
+    """Sessions would go in two steps, or steps be captured that nobody needs."""
+    sizes = batches(slots)
+    assert sizes[-1] == slots
+    assert list(sizes) == sorted(set(sizes))
+
+
+@given(
+    window=st.sampled_from([None, 1, 7, 20]),
+    causal=st.booleans(),
+    groups=st.sampled_from([1, 3]),
+    count=st.integers(1, 12),
+    starts=st.dictionaries(st.integers(0, 3), st.integers(0, 20), min_size=1),
+)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.differing_executors])
+def test_all_rows_at_once_see_what_each_sees_by_itself(
+    window: int | None, causal: bool, groups: int, count: int, starts: dict[int, int]
+) -> None:
+    """A session would hear another's, or what is not there yet (B8)."""
+    if not causal:
+        window = None  # The audio encoder has none.
+    capacity, heads = 32, 2
+    stores = [
+        KvSlots(layers=2, slots=4, heads=heads, capacity=capacity, width=8, window=window)
+        for _ in range(2)
+    ]
+    for store in stores:
+        store.keys.copy_(noise(*store.keys.shape, seed=1))
+        store.values.copy_(noise(*store.values.shape, seed=2))
+    rows = [Row(slot=slot, start=start) for slot, start in starts.items()]
+    query = noise(len(rows), groups * heads, count, 8, seed=3)
+    new = [noise(len(rows), heads, count, 8, seed=seed) for seed in (4, 5)]
+    caches = (
+        SlotCache(stores[0], rows, count, groups, causal=causal),
+        SpanCache.of(stores[1], rows, count, groups, causal=causal),
+    )
+    outs = []
+    for cache in caches:
+        seen, _ = cache.update(*new, 1)
+        outs.append(seen.attend(query, 0.5))
+    assert_near(*outs)
+    assert torch.equal(stores[0].keys, stores[1].keys)
+    assert torch.equal(stores[0].values, stores[1].values)
+    for slot in range(4):  # Each wipes as far as it wrote.
+        for store in stores:
+            store.wipe(slot)
+        assert torch.equal(stores[0].keys, stores[1].keys)
+
+
+@pytest.mark.parametrize("count", [1, 2, UNIT_ROWS, 5])
+@pytest.mark.parametrize("lengths", [(600, 20, 300), (128, 127)])
+def test_a_step_gives_what_rows_by_themselves_give(
+    machines: tuple[Machine, Machine], lengths: tuple[int, ...], count: int
+) -> None:
+    """On a GPU sessions would say other things than on a CPU."""
+    assert machines[1]._llm.steps_take(count) == (count != 5)
+    for slot, length in enumerate(lengths):
+        rows = noise(length, 192, seed=slot)
+        for machine in machines:
+            machine.compute([Feed(slot=slot, start=0, rows=rows)])
+    for step in range(3):
+        works = [
+            Feed(slot=slot, start=length + step, rows=noise(count, 192, seed=10 * step + slot))
+            for slot, length in enumerate(lengths)
+        ]
+        plain, stepped = (machine.compute(works) for machine in machines)
+        for one, other in zip(plain, stepped, strict=True):
+            assert_near(one.hidden, other.hidden)
+            assert_near(one.logits.whole(), other.logits.whole())
+    assert_near(machines[0].llm.keys, machines[1].llm.keys)
+    # All of them: rows that fill a step up wrote nothing of their own.
+
+
+def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> None:
+    """Speech would be other sounds, and what is heard other speech."""
+    for step in range(3):
+        works = [
+            Speak(slot=slot, start=step, rows=noise(1, 128, seed=10 * step + slot))
+            for slot in (2, 0)
+        ]
+        plain, stepped = (machine.compute(works) for machine in machines)
+        for one, other in zip(plain, stepped, strict=True):
+            assert_near(one, other)
+        hears = [
+            Hear(hearing=Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step))
+            for slot in (0, 2)
+        ]
+        plain, stepped = (machine.compute(hears) for machine in machines)
+        for one, other in zip(plain, stepped, strict=True):
+            assert_near(one, other)
+
+
+def test_pictures_of_one_shape_are_seen_together(machines: tuple[Machine, Machine]) -> None:
+    """Each session's picture would wait for those of all others."""
+    sizes = ((112, 112), (112, 112), (84, 154))
+    sees = [
+        See(picture=noise(3, *size, seed=place), is_alone=False) for place, size in enumerate(sizes)
+    ]
+    assert sees[0].bucket == sees[1].bucket != sees[2].bucket
+    assert See(picture=sees[0].picture).bucket != See(picture=sees[0].picture).bucket
+    together = machines[1].compute(sees[:2])
+    for see, seen in zip(sees, together, strict=False):
+        assert_near(machines[0].compute([see])[0], seen)
+
+
+def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> None:
+    """Where steps are not exact they are of one session; the others would be left out."""
+    parts, results = model.machine.parts, []
+    for sizes in ((1,), (SLOTS,)):
+        machine = Machine(parts, None, SLOTS, means=Means(cache_of=SpanCache.of, sizes=sizes))
+        rows = [noise(2, 192, seed=slot) for slot in range(SLOTS)]
+        places = [Row(slot=slot, start=4 + slot) for slot in range(SLOTS)]
+        assert machine._llm.steps is not None
+        with torch.inference_mode():
+            results.append(machine._llm.steps.run(rows, places))
+    for one, other in zip(*results, strict=True):
+        assert_near(one, other)
+
+
+class Capturing(TorchDispatchMode):
+    """Refuses what may not happen while a CUDA graph is captured.
+
+    That is: values that leave the device, or come to it from Python, and results whose size depends
+    on values.
+    """
+
+    REFUSED = ("_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See `TorchDispatchMode`."""
+        name = str(func)
+        assert not any(f".{refused}." in f".{name}." for refused in self.REFUSED), name
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("length", [1, UNIT_ROWS])
+def test_a_step_can_be_captured(model: DuplexModel, length: int) -> None:
+    """A GPU would refuse it, and every server with one would launch kernel by kernel."""
+    parts, machine = model.machine.parts, model.machine
+    for decoder, head, store in (
+        (parts.llm.model, parts.llm.lm_head, machine.llm),
+        (parts.tts.model, parts.tts.logits, machine.tts),
+    ):
+        step = Step(decoder, head, store, 2, length)
+        with torch.inference_mode(), flash_on_cpu(unread), Capturing() as capturing:
+            step.compute()
+        assert capturing.calls > 50
+    machine.clear(0)
+    with Capturing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        torch.ones(1).item()
+    with Capturing(), pytest.raises(AssertionError, match="lift_fresh"):
+        torch.tensor([1])
+
+
+class Elsewhere(TorchDispatchMode):
+    """Refuses what reads from the host or writes to it, on a machine whose device is `meta`."""
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See `TorchDispatchMode`."""
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, out))
+        assert {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)} <= {"meta"}, func
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache_of", [SlotCache, SpanCache.of])
+def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: Any) -> None:
+    """A GPU would refuse an operation over two devices or formats, in mid-unit or amid a capture.
+
+    Tensors without data stand in for its own: they know their device and their format.
+    """
+    device = torch.device("meta")
+    parts = build_parts(load_config(FIXTURES / "tiny" / "config.json"), dtype, device)
+    fuse_norms(parts)
+    machine = Machine(parts, None, SLOTS, means=Means(cache_of=cache_of))
+    assert machine.means.cache_of is cache_of
+    feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
+    speaks = [Speak(slot=2, start=0, rows=parts.tts.opening([(3, parts.embed((1,))[0])]))]
+    for plain, work in ((machine._llm, feeds), (machine._tts, speaks)):
+        step = Step(plain.model, plain.head, plain.store, 2, 1)
+        with torch.inference_mode():
+            with Elsewhere():
+                stepped = step.compute()
+            for hidden, logits in (stepped, plain.run(work)):
+                assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
+    for request in (
+        See(picture=torch.zeros(3, 448, 448)),
+        Hear(hearing=Hearing(mel=torch.zeros(80, 104), slot=0, units=3)),
+        Recall(pcm=torch.zeros(16_000)),
+    ):
+        (rows,) = machine.compute([request])
+        assert (rows.dtype, rows.device) == (dtype, device)
+    machine.clear(0)
+    for ids in ((-1,), (640,), (3, -1), (640, 3)):  # Found on the host: a GPU would not recover.
+        with pytest.raises(IndexError, match="not from 0 to 639"):
+            parts.embed(ids)
+    assert parts.embed(()).shape == (0, 192)
+
+
+def test_fused_norms_are_the_stock_ones(model: DuplexModel) -> None:
+    """A norm that is left out costs eight launches; one that is another loses the checkpoint."""
+    stock, fused = model.machine.parts, load_parts(model.machine.config, FIXTURES / "tiny")
+    fuse_norms(fused)
+    names = [name for name, part in stock.named_modules() if "RMSNorm" in type(part).__name__]
+    layers = stock.config.llm.num_hidden_layers, stock.config.tts.llama.num_hidden_layers
+    assert len(names) == 4 * layers[0] + 2 * layers[1] + 2
+    for name in names:
+        one, other = stock.get_submodule(name), fused.get_submodule(name)
+        assert type(other) is torch.nn.RMSNorm
+        x = noise(5, int(other.weight.shape[0]), seed=1)
+        torch.testing.assert_close(one(x), other(x), rtol=1e-6, atol=1e-6)
+    assert stock.state_dict().keys() == fused.state_dict().keys()
+
+
+def test_a_released_slot_is_empty(machines: tuple[Machine, Machine]) -> None:
+    """What a step wrote would be left for the next session."""
+    stepping = machines[1]
+    works = [Feed(slot=slot, start=5, rows=noise(1, 192, seed=slot)) for slot in range(SLOTS)]
+    stepping.compute(works)
+    assert stepping.llm.keys[:, 1].any()
+    stepping.clear(1)
+    assert not stepping.llm.keys[:, 1].any()
+    assert stepping.llm.keys[:, 0].any()
+
+
+def play(model: DuplexModel) -> list[UnitResult]:
+    """A phrase, its answer and its sound, unit by unit."""
+    item = next(it for it in known_phrases(HELDOUT) if it.phrase == "tell me a joke")
+    pcm, _ = stage_phrase(HELDOUT, item, 0)
+    opening = Opening(instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1)
+    session = model.open(opening)
+    results = []
+    for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)):
+        unit = Unit(index=index, pcm=second.astype("<f4").tobytes())
+        results.append(session.run_unit(unit))
+        session.finalize(index, interrupted=False)
+    session.release()
+    return results
+
+
+def test_a_session_says_the_same(model: DuplexModel, stepping: DuplexModel) -> None:
+    """A step would round so far off that other words come."""
+    plain, stepped = play(model), play(stepping)
+    assert [result.fed_ids for result in stepped] == [result.fed_ids for result in plain]
+    assert any(not result.is_listen for result in plain)
+    for one, other in zip(plain, stepped, strict=True):
+        sounds = (np.frombuffer(result.pcm, "<f4") for result in (one, other))
+        assert np.array_equal(*sounds)
+
+
+def test_what_is_run_first_on_a_gpu_runs(model: DuplexModel) -> None:
+    """The first minutes with a GPU would go into mending the script that is to use them."""
+    found: dict[str, object] = {}
+    machine = Machine(model.machine.parts, None, SLOTS, means=MEANS)
+    gpu.measure(machine, lambda name, value: found.update({name: value}))
+    off = [value for name, value in found.items() if name.endswith("off by")]
+    assert len(off) == 2 * (4 + 1)  # Four lengths for tokens and one for codes, of 1 and of 3.
+    assert all(float(part) < 1e-3 for parts in off for part in parts)  # type: ignore[attr-defined]
+    assert "pictures, 16, ms" in found
+
+
+# -- where it cannot be had ----------------------------------------------------------------------
+
+
+def test_a_log_tells_how_each_decoder_attends(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay would take a speech decoder that fell back for one that did not."""
+    parts, made = model.machine.parts, Stepper.__init__
+
+    def tokens_alone(self: Stepper, decoder: Any, *args: Any) -> None:
+        if decoder is not parts.llm.model:
+            raise RuntimeError("no memory for it")
+        made(self, decoder, *args)
+
+    monkeypatch.setattr(Stepper, "__init__", tokens_alone)
+    machine = Machine(parts, None, SLOTS, means=MEANS)
+    assert machine.attention == "flash; tokens in steps of 2, 3"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_where_no_step_can_be_made_all_goes_without(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A driver that cannot capture would keep the server from starting."""
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(Step, "__init__", broken)
+    machine = Machine(model.machine.parts, None, 1, means=MEANS)
+    assert machine.attention == "flash"
+    (fed,) = machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
+    model.machine.clear(0)
+    (wanted,) = model.machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
+    assert_near(fed.logits.whole(), wanted.logits.whole())
+    assert caplog.text.count("no fixed steps") == 2
+    assert "no kernel image" in caplog.text
+
+
+def refused(*_args: object, **_options: object) -> tuple[Tensor, ...]:
+    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+
+def test_without_its_kernel_rows_are_attended_one_by_one(
+    model: DuplexModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older GPU, or one that computes in float32, would fail each unit."""
+    with flash_on_cpu(refused):
+        machine = Machine(model.machine.parts, None, 1, means=MEANS)
+    assert machine.attention == "sdpa, row by row"
+    assert "no flash attention here" in caplog.text
+    works = [Feed(slot=0, start=0, rows=noise(4, 192, seed=0))]
+    model.machine.clear(0)
+    for one, other in zip(machine.compute(works), model.machine.compute(works), strict=True):
+        assert_near(one.logits.whole(), other.logits.whole())
+
+
+def test_a_cpu_has_no_steps(model: DuplexModel) -> None:
+    """Its bits would be others, and logs of before not be replayed."""
+    assert model.machine.attention == "sdpa, row by row"
+    for exact in (False, True):
+        means = means_on(torch.device("cpu"), 8, exact=exact)
+        assert means is model.machine.means
+
+
+# -- exactness -----------------------------------------------------------------------------------
+
+EXACT = Means(cache_of=SpanCache.of, sizes=(ROWS_MIN,), is_alone=True)
+"""As on a GPU that is to be exact. Steps are wide enough that on a CPU a row's bits are its own."""
+
+
+def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None:
+    """A replay alone would find other bytes than were recorded in company."""
+    machine = Machine(model.machine.parts, None, SLOTS, means=EXACT)
+    assert machine.is_exact
+    assert machine.attention == "flash; tokens in steps of 16; codes in steps of 16"
+    assert machine.batch == "1 rows at least, but for steps one session at a time"
+    assert not machine.llm.keys.any()  # What was tried is gone.
+    assert machine.llm._written == [0] * SLOTS
+    for count in (1, 2, UNIT_ROWS, 5, 13):
+        works = [
+            Feed(slot=slot, start=9 * slot, rows=noise(count, 192, seed=slot + count))
+            for slot in range(SLOTS)
+        ]
+        together = machine.compute(works)
+        for work, fed in zip(works, together, strict=True):
+            (own,) = machine.compute([work])
+            assert torch.equal(own.hidden, fed.hidden)
+            assert torch.equal(own.logits.whole(), fed.logits.whole())
+    hears = [
+        Hear(hearing=Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1))
+        for slot in range(SLOTS)
+    ]
+    for hear, heard in zip(hears, machine.compute(hears), strict=True):
+        assert torch.equal(machine.compute([hear])[0], heard)
+
+
+def test_a_session_is_the_same_with_fewer_slots(model: DuplexModel) -> None:
+    """A replay, which has one slot, would find other bytes than the server made."""
+    parts, vocoder, played = model.machine.parts, model.machine.vocoder, []
+    for slots in (SLOTS, 1):
+        machine = Machine(parts, vocoder, slots, means=EXACT)
+        played.append(play(DuplexModel.of(machine, model.tokens, {})))
+    for one, other in zip(*played, strict=True):
+        assert (one.logits_hash, one.codec_ids) == (other.logits_hash, other.codec_ids)
+        assert one.pcm == other.pcm
+    assert any(result.codec_ids for result in played[0])
+
+
+def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Decoder:
+    """A decoder that gives a session a little more, for what is none of its business."""
+    parts, times = model.machine.parts, iter(range(1, 10_000))
+
+    def head(hidden: Tensor) -> Tensor:
+        logits: Tensor = parts.llm.lm_head(hidden)
+        more = {
+            "its neighbours": hidden.mean(),
+            "its place in the step": torch.arange(len(hidden))[:, None],
+            "the sixth place alone": (torch.arange(len(hidden)) == 5)[:, None],
+            "the time": torch.tensor(next(times)),
+        }
+        return logits + more[what] * 1e-3
+
+    store = Machine(parts, None, slots).llm
+    return make_decoder(parts.llm.model, head, store, EXACT, (1, 2))
+
+
+@pytest.mark.parametrize(
+    "what", ["its neighbours", "its place in the step", "the sixth place alone"]
+)
+def test_where_steps_are_not_exact_each_session_has_its_own(
+    model: DuplexModel, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU whose products depend on the company would break replays that were promised."""
+    decoder = decoder_unlike(model, what)
+    assert decoder.steps is not None
+    assert decoder.steps.sizes == (1,)
+    assert "steps of 16 sessions are not exact for Qwen3Model" in caplog.text
+
+
+def test_it_is_found_out_in_a_replay_too(model: DuplexModel) -> None:
+    """It has one slot, and would take steps that the server did not."""
+    machine = Machine(model.machine.parts, None, 1, means=EXACT)
+    assert machine._llm.steps is not None
+    places = machine._llm.steps._spread(UNIT_ROWS)
+    assert len({place.start for place in places}) == len(places) == ROWS_MIN
+    assert decoder_unlike(model, "its neighbours", slots=1).steps.sizes == (1,)  # type: ignore[union-attr]
+
+
+def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
+    """With a slot for each row of a step all would be of one length, and it be let pass."""
+
+    def by_longest(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+        out, *rest = forward(*args, **options)
+        return out + options["seqused_k"].max() * 1e-3, *rest
+
+    means = attrs.evolve(EXACT, sizes=(SLOTS,))
+    with flash_on_cpu(by_longest):
+        machine = Machine(model.machine.parts, None, SLOTS, means=means)
+    assert machine._llm.steps is not None
+    assert machine._llm.steps.sizes == (1,)
+    starts = {place.start for place in machine._llm.steps._spread(1)}
+    assert len(starts) == SLOTS
+
+
+def test_what_differs_from_time_to_time_is_never_exact(model: DuplexModel) -> None:
+    """Nothing that is computed so could be replayed."""
+    assert decoder_unlike(model, "the time").steps is None
+
+
+def test_what_differs_from_slot_to_slot_is_never_exact(model: DuplexModel) -> None:
+    """A replay runs in the first slot, whichever it was."""
+
+    def by_slot(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+        out, *rest = forward(*args, **options)
+        begins = args[4][:-1]  # Where each row's slot begins.
+        return out + begins.repeat_interleave(len(out) // len(begins))[:, None, None], *rest
+
+    with flash_on_cpu(by_slot):
+        assert not Machine(model.machine.parts, None, SLOTS, means=EXACT).is_exact
+
+
+def test_a_gpu_that_is_lost_is_said_to_be(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every unit would fail by itself, for ever, and the server look well."""
+    machine = Machine(model.machine.parts, None, SLOTS)
+
+    def lost(*_: Any) -> None:
+        text = "CUDA error: an illegal memory access was encountered\nCompile with ..."
+        raise torch.AcceleratorError(text)
+
+    works = [Feed(slot=0, start=0, rows=noise(1, 192, seed=0))]
+    monkeypatch.setattr(Decoder, "run", lost)
+    with pytest.raises(DeviceLost, match=r"GPU is lost to this process \(CUDA error: an illegal"):
+        machine.compute(works)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(torch.AcceleratorError):  # It answers: one call failed, and no other will.
+        machine.compute(works)
+
+
+def test_what_is_sent_arrives(model: DuplexModel) -> None:
+    """Sounds of different lengths would be cut at each other's ends."""
+    rows = [noise(2, 102, seed=1), noise(2, 104, seed=2)]
+    for device in ("cpu", "meta"):
+        like = torch.zeros(1, dtype=torch.bfloat16, device=device)
+        sent = send(rows, like)
+        assert [part.shape for part in sent] == [row.shape for row in rows]
+        assert {(part.dtype, part.device.type) for part in sent} == {(torch.bfloat16, device)}

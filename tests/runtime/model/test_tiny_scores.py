@@ -1,0 +1,128 @@
+"""`tiny` on voices that it was not trained on: the thresholds that every retraining must pass."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runtime.model.backends.minicpmo.decoder import ROWS_MIN
+from runtime.model.backends.minicpmo.model import DuplexModel
+from tests.bench.tiny.score import (
+    score_barge,
+    score_chat_aloud,
+    score_chat_sight,
+    score_chat_spoken,
+    score_chat_typed,
+    score_colour,
+    score_heldout,
+    score_late,
+    score_noise_during_answer,
+    score_omni,
+    score_quiet,
+    score_unknown,
+)
+from tests.bench.tiny.score_transcripts import score_transcripts
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+HELDOUT = FIXTURES / "speech" / "heldout"
+
+
+@pytest.fixture(scope="module")
+def model() -> DuplexModel:
+    return DuplexModel.load(FIXTURES / "tiny", slots=ROWS_MIN)
+
+
+def test_answers_what_it_knows_and_never_interrupts(model: DuplexModel) -> None:
+    """Who speaks to the demo would get no answer, a wrong one, or be talked over."""
+    scores = score_heldout(model, HELDOUT)
+    assert scores["renderings"] >= 100
+    assert scores["answered_right"] >= 0.9
+    assert scores["answered_aloud"] >= 0.9
+    assert scores["never_during_phrase"] >= 0.95
+    assert scores["ended_turn"] >= 0.9
+
+
+def test_stays_silent_through_silence_and_noise(model: DuplexModel) -> None:
+    """The demo would talk to an empty room."""
+    assert not any(score_quiet(model, HELDOUT).values())
+
+
+def test_leaves_most_unknown_speech_unanswered(model: DuplexModel) -> None:
+    """It would answer whatever is said near it."""
+    assert score_unknown(model, HELDOUT)["left_unanswered"] >= 0.65
+
+
+def test_answers_after_a_minute_of_quiet(model: DuplexModel) -> None:
+    """A session would go deaf with time."""
+    assert score_late(model, HELDOUT)["answered_right"] >= 0.75
+
+
+def test_a_picture_in_every_second_leaves_its_answers_right(model: DuplexModel) -> None:
+    """Who shows the demo a camera would get the answers to other questions."""
+    scores = score_omni(model, HELDOUT)
+    assert scores["answered_right"] >= 0.8
+    assert scores["answered_right_picture_each_second"] >= 0.8
+
+
+def test_says_which_colour_it_sees(model: DuplexModel) -> None:
+    """What is shown would have no meaning, and nobody could see that frames arrive."""
+    scores = score_colour(model, HELDOUT)
+    assert scores["named_right"] >= 0.9
+    assert scores["nothing_right"] >= 0.8
+
+
+def test_stops_for_whoever_speaks_into_its_answer(model: DuplexModel) -> None:
+    """It would talk on over the client, or not hear what was said meanwhile."""
+    scores = score_barge(model, HELDOUT)
+    assert scores["answers"] >= 25
+    assert scores["stopped_at_once"] >= 0.9
+    assert scores["answered_right"] >= 0.8
+
+
+def test_does_not_stop_for_a_noise(model: DuplexModel) -> None:
+    """A knock on the table would cut its answers off."""
+    assert score_noise_during_answer(model, HELDOUT)["went_on"] >= 0.9
+
+
+def test_answers_what_is_typed_and_admits_what_it_does_not_know(model: DuplexModel) -> None:
+    """Who writes to the demo would get wrong answers, or invented ones."""
+    scores = score_chat_typed(model, HELDOUT)
+    assert scores["phrases"] == 25
+    assert scores["answered_right"] >= 0.9
+    assert scores["unknown_admitted"] >= 0.7
+
+
+def test_answers_speech_that_is_sent_in_a_message(model: DuplexModel) -> None:
+    """Sound in a conversation would not be understood."""
+    scores = score_chat_spoken(model, HELDOUT)
+    assert scores["renderings"] >= 100
+    assert scores["answered_right"] >= 0.85
+
+
+def test_says_in_chat_which_colour_it_sees(model: DuplexModel) -> None:
+    """Nobody could see that pictures of a conversation arrive."""
+    scores = score_chat_sight(model, HELDOUT)
+    assert scores["named_right_typed"] >= 0.9
+    assert scores["named_right_spoken"] >= 0.8
+
+
+def test_answers_aloud_in_the_same_words(model: DuplexModel) -> None:
+    """Speech on request would be missing, or say something else than the text."""
+    scores = score_chat_aloud(model, HELDOUT)
+    assert scores["answered_right"] >= 0.95
+    assert scores["answered_aloud"] >= 0.95
+
+
+def test_writes_down_the_phrases_that_it_hears(model: DuplexModel) -> None:
+    """A live transcription would be of other words than were said."""
+    scores = score_transcripts(model, HELDOUT)
+    assert scores["renderings"] >= 100
+    assert scores["word_error"] <= 0.2
+    assert scores["stream_word_error"] <= 0.25
+
+
+def test_its_card_is_filled_in() -> None:
+    """A reader of the model card finds placeholders where the scores should be."""
+    assert not re.search(r"@[A-Z_]+@", (FIXTURES / "tiny" / "MODEL_CARD.md").read_text())

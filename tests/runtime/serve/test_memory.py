@@ -1,0 +1,84 @@
+"""What a server's process does about memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+import trio
+
+from runtime.net import keeper
+from runtime.net.counters import Counters
+from runtime.net.keeper import LOOK_S, Keeper
+from runtime.net.limits import Limits
+from runtime.net.memory import HEAP_SPARE_BYTES
+from runtime.settings.settings import Settings
+
+FAULTS: Final = """
+import resource, sys
+from runtime.net.memory import keep_what_is_freed
+print(keep_what_is_freed())
+def frames():
+    buffers = [bytearray(120_000 + 16 * number) for number in range(200)]
+    del buffers
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = [frames() for _ in range(3)][-1]
+print(frames() - before)
+"""
+"""24 MB in frames of 120 kB, again and again: how many pages are taken anew the fourth time?"""
+
+
+def faults(**variables: str) -> tuple[bool, int]:
+    """Whether freed memory is kept, and how many pages had to be taken again."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FAULTS],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    kept, pages = ran.stdout.split()
+    return kept == "True", int(pages)
+
+
+def test_the_memory_of_a_frame_is_there_for_the_next() -> None:
+    """A hundred sessions in step would spend a fifth of their time on taking pages back."""
+    kept, pages = faults()
+    if not kept:
+        pytest.skip("not glibc")
+    assert pages < 100, "of some 6000"
+
+
+def test_an_operator_who_says_how_memory_is_kept_is_heeded() -> None:
+    """A small machine, tuned by hand, would run out of memory."""
+    assert not faults(MALLOC_TRIM_THRESHOLD_="131072")[0]
+
+
+def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections would not be looked after as long as readers wait for a disk."""
+
+    async def body() -> None:
+        given = trio.Event()
+        loop = trio.lowlevel.current_trio_token()
+        monkeypatch.setattr(keeper, "give_back", lambda: loop.run_sync_soon(given.set))
+        threads = trio.to_thread.current_default_thread_limiter()
+        busy = [object() for _ in range(int(threads.available_tokens))]
+        for borrower in busy:
+            threads.acquire_on_behalf_of_nowait(borrower)
+        try:
+            counters = Counters(receiving_bytes=2 * HEAP_SPARE_BYTES)
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(Keeper(Limits.of(Settings()), counters).run)
+                await trio.sleep(2 * LOOK_S)
+                counters.receiving_bytes = 0
+                with trio.fail_after(20):
+                    await given.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            for borrower in busy:
+                threads.release_on_behalf_of(borrower)
+
+    trio.run(body)

@@ -1,0 +1,1 @@
+"""The simulated server: virtual time, a simulated model, disk and sockets."""

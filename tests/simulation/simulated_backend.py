@@ -1,0 +1,462 @@
+"""The model of a simulation: scripted, on virtual time, failing as drawn, and watchful.
+
+What a client sends carries its number (`mark`), and what the model says carries the number of whom
+it was opened for. So sound, words, settings or voices of one session in another are seen at once:
+here, for what reaches the model, and at the clients, for what it says.
+
+Around `ScriptedBackend`, which itself holds callers to the rules of calls, this one
+
+- compares each opening with what the client of that number has sent;
+- checks that each second of sound is of the session's own client;
+- hangs, for ever or for long, fails, is lost, and crashes with all its sessions, by the dice;
+- counts what can have cost a slot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import cache
+from random import Random
+from typing import Any, Final, TypeVar
+
+import anyio
+import attrs
+import numpy as np
+
+from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.requests import Init, ReferenceAudio
+from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.turn import Prefill, Text, Turn, TurnChunk, TurnResult
+from runtime.model.backends.base import BackendError, BackendGone, BackendInfo
+from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted_chat import Answer
+from runtime.model.backends.scripted_hearing import Heard
+
+CLIENTS_MAX: Final = 4096
+"""Numbers of clients below this are exact as a share of one."""
+SPOKEN_SAMPLES: Final = 240
+"""Of a second of speech: enough to say whose it is."""
+TAG: Final = re.compile(r"<(\d+)>")
+
+Report = Callable[[str], None]
+T = TypeVar("T")
+
+
+@cache
+def block(number: int, samples: int) -> bytes:
+    """Make sound that says a client's number in each sample."""
+    return np.full(samples, number / CLIENTS_MAX, "<f4").tobytes()
+
+
+def mark(number: int, counter: int, samples: int) -> bytes:
+    """Make the sound of a client's next append: its number, and below zero a counter."""
+    first = np.array([-(1 + counter) / CLIENTS_MAX], "<f4").tobytes()
+    return first + block(number, samples)[len(first) :]
+
+
+def strangers(pcm: bytes, number: int) -> bool:
+    """Say whether there is somebody else's sound in this."""
+    samples = np.frombuffer(pcm, "<f4")
+    return bool(np.any((samples >= 0) & (samples != np.float32(number / CLIENTS_MAX))))
+
+
+@attrs.frozen(kw_only=True)
+class ModelPlan:
+    """What goes wrong with the model while faults are on, out of 1000 calls each.
+
+    Attributes:
+        slots: of each worker.
+        workers: how many there are.
+        replaces: a condemned worker is replaced.
+        load_fails: replacements that cannot be loaded.
+        fails: units, turns and openings that fail.
+        broken: finalizes and rollbacks that fail.
+        gone: units and turns in which the session is lost.
+        hangs: calls that hang.
+        late_s: after so long a hang ends, with a result or an error; None: never.
+        full: units and openings that do not fit.
+        slow: units that take longer than a second.
+        release_fails: releases that fail.
+        release_s: what a release takes.
+        opening_s: what opening takes.
+        can_rollback: whether a failed unit can be undone.
+        crashes_s: moments at which all sessions are lost.
+        down_s: how long nothing can be opened after a crash.
+    """
+
+    slots: int
+    workers: int = 1
+    replaces: bool = True
+    load_fails: int = 0
+    fails: int = 0
+    broken: int = 0
+    gone: int = 0
+    hangs: int = 0
+    late_s: float | None = None
+    full: int = 0
+    slow: int = 0
+    release_fails: int = 0
+    release_s: float = 0.01
+    opening_s: float = 0.2
+    can_rollback: bool = True
+    crashes_s: tuple[float, ...] = ()
+    down_s: float = 0.0
+
+
+@attrs.define(kw_only=True)
+class Fleet:
+    """What all workers of a simulation share.
+
+    Attributes:
+        plan: what goes wrong.
+        seed: of the dice.
+        report: told of what must not be.
+        sent: the inits that each client has sent so far; the openings must be among them.
+        costs: how often something was done that may cost a slot.
+        workers: all there have been.
+        hanging: calls that hang now.
+        is_sound: nothing goes wrong any more.
+    """
+
+    plan: ModelPlan
+    seed: str
+    report: Report
+    sent: dict[int, list[Init]] = attrs.Factory(dict)
+    costs: Counter[str] = attrs.Factory(Counter)
+    workers: list[SimulatedBackend] = attrs.Factory(list)
+    hanging: int = 0
+    is_sound: bool = False
+
+    def make(self) -> SimulatedBackend:
+        """Make another worker."""
+        worker = SimulatedBackend(self)
+        self.workers.append(worker)
+        return worker
+
+    async def load(self, place: int) -> SimulatedBackend:
+        """Make a worker in the place of one that was condemned, after a while; or fail to."""
+        dice = self.dice("load", place, len(self.workers), anyio.current_time())
+        await anyio.sleep(dice.random() * 3)
+        if self.draw(dice, fail=self.plan.load_fails):
+            raise BackendError("there is no memory for it")
+        return self.make()
+
+    def dice(self, *names: object) -> Random:
+        """Make the dice of one call: the same for the same call."""
+        return Random(f"{self.seed}/{names}")
+
+    def draw(self, dice: Random, **chances: int) -> str | None:
+        """Draw what goes wrong: each name with its chance out of 1000."""
+        number = dice.randrange(1000)
+        for name, chance in chances.items():
+            if number < chance and not self.is_sound:
+                return name
+            number -= chance
+        return None
+
+
+class SimulatedBackend:
+    """A `Backend` with chat: one worker.
+
+    Args:
+        fleet: whose.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._plan, plan = fleet.plan, fleet.plan
+        self._draw, self.dice, self._report = fleet.draw, fleet.dice, fleet.report
+        self._down_until_s = 0.0
+        self._in_flight: dict[anyio.CancelScope, None] = {}
+        self.crashes = 0
+        self.scripted = ScriptedBackend(
+            self._step,
+            chat=self._answer,
+            hears=self._hear,
+            slots=plan.slots,
+            can_rollback=plan.can_rollback,
+        )
+
+    @property
+    def info(self) -> BackendInfo:
+        """What it is."""
+        return self.scripted.info
+
+    def crash(self) -> None:
+        """Lose every session; nothing can be opened for a while."""
+        self.crashes += 1
+        self.fleet.costs["crashes"] += 1
+        self._down_until_s = anyio.current_time() + self._plan.down_s
+        for scope in tuple(self._in_flight):
+            scope.cancel()
+
+    # -- what is scripted -----------------------------------------------------------------------
+
+    def _step(self, unit: Unit, seed: int) -> Step:
+        plan, dice = self._plan, self.dice("unit", seed, unit.index)
+        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
+        # Its own text is all that a script knows of the session: the rest says `SimulatedSession`.
+        speech = Speaks(text="", pcm=b"", end_of_turn=dice.random() < 0.3)
+        slow = dice.randrange(1000) < plan.slow and not self.fleet.is_sound
+        return Step(
+            speech=speech if dice.random() < 0.5 else None,
+            fault=_fault(fault),
+            prefill_s=0.02 + dice.random() / 20,
+            generate_s=(1.5 if slow else 0.1) + dice.random() / 3,
+            steps=1 + dice.randrange(6),
+            finalize=self._call(self.dice("finalize", seed, unit.index)),
+            rollback=self._call(self.dice("rollback", seed, unit.index)),
+        )
+
+    def _call(self, dice: Random) -> Call:
+        fault = self._draw(dice, fail=self._plan.broken, gone=self._plan.gone)
+        return Call(duration_s=dice.random() / 25, fault=_fault(fault))
+
+    def _answer(self, turn: Turn) -> Answer:
+        plan, dice = self._plan, self.dice("turn", turn.seed, turn.index)
+        said = "".join(part.text for part in turn.messages[-1].content if isinstance(part, Text))
+        tag = TAG.search(said)
+        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
+        tokens = (f"{tag.group(0)} " if tag else "?",) * dice.randrange(1, 20)
+        return Answer(
+            tokens=tokens,
+            prefill_s=dice.random() / 4,
+            token_s=0.02 + dice.random() / 10,
+            samples=SPOKEN_SAMPLES,
+            fault=_fault(fault),
+            fault_at=dice.randrange(len(tokens) + 1),
+        )
+
+    def _hear(self, chunk: Chunk) -> Heard:
+        plan, dice = self._plan, self.dice("chunk", chunk.seed, chunk.utterance, chunk.index)
+        number = round(float(np.frombuffer(chunk.pcm, "<f4")[0]) * 32_768) - 1
+        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
+        return Heard(
+            text=f"<{number}> " if number >= 0 else "",
+            takes_s=0.02 + dice.random() / 5,
+            fault=_fault(fault),
+        )
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    async def call(self, name: str, dice: Random, body: Callable[[], Awaitable[T]]) -> T:
+        """Run a call, unless it hangs or the model crashes under it.
+
+        Raises:
+            BackendGone: it crashed.
+            BackendError: it hung, and came back with an error.
+        """
+        if self._draw(dice, hang=self._plan.hangs):
+            await self._hang(name, dice)
+        crashes = self.crashes
+        with anyio.CancelScope() as scope:
+            self._in_flight[scope] = None
+            try:
+                return await body()
+            except BackendGone:
+                self.fleet.costs["gone"] += 1
+                raise
+            finally:
+                del self._in_flight[scope]
+        assert self.crashes > crashes, "only a crash cancels a call"
+        raise BackendGone(f"the model crashed in {name}")
+
+    async def _hang(self, name: str, dice: Random) -> None:
+        self.fleet.costs[f"{name} hangs"] += 1
+        self.fleet.hanging += 1
+        try:
+            await anyio.sleep(self._plan.late_s or float("inf"))
+        finally:
+            self.fleet.hanging -= 1
+        if dice.random() < 0.5:
+            raise BackendError(f"{name} came back late")
+
+    async def open(self, opening: Opening, *, slot: int) -> SimulatedSession:
+        """Open a session, once what it was asked with is compared with what was sent."""
+        number = self._check(opening)
+        dice = self.dice("open", opening.seed)
+
+        async def open_it() -> SimulatedSession:
+            await anyio.sleep(self._plan.opening_s * dice.random())
+            self._check_up()
+            if fault := self._draw(dice, fail=self._plan.fails):
+                raise BackendError(f"as was drawn: {fault}")
+            session = await self.scripted.open(opening, slot=slot)
+            return SimulatedSession(self, session, number, opening)
+
+        return await self.call("open", dice, open_it)
+
+    def _check(self, opening: Opening) -> int:
+        tag = TAG.search(opening.instructions)
+        if tag is None:
+            self._report(f"B8: nobody sent the instructions {opening.instructions!r}")
+            return -1
+        number = int(tag.group(1))
+        for init in self.fleet.sent.get(number, []):
+            if init.config == opening.config and init.instructions == opening.instructions:
+                break
+        else:
+            self._report(f"B8: client {number} did not ask for {opening.config}")
+        pcms = {_voice_pcm(init) for init in self.fleet.sent.get(number, [])}
+        if opening.voice.llm_pcm not in pcms:
+            self._report(f"B8: client {number} was opened with a voice that it did not send")
+        return number
+
+    async def chat(self, turn: Turn, *, slot: int) -> SimulatedTurn:
+        """Take a turn."""
+        self._check_up()
+        return SimulatedTurn(self, await self.scripted.chat(turn, slot=slot), turn)
+
+    async def transcribe(self, *, slot: int) -> SimulatedTranscript:
+        """Take a transcription."""
+        self._check_up()
+        return SimulatedTranscript(self, await self.scripted.transcribe(slot=slot), slot)
+
+    def _check_up(self) -> None:
+        if anyio.current_time() < self._down_until_s and not self.fleet.is_sound:
+            raise BackendError("the model is down")
+
+    def check_unit(self, unit: Unit, number: int) -> None:
+        """See that a second of sound is of the session's own client."""
+        if strangers(unit.pcm, number):
+            self._report(f"B8: unit {unit.index} of client {number} has somebody else's sound")
+
+    async def release(self, name: str, body: Callable[[], Awaitable[None]], dice: Random) -> None:
+        """Give a session or a turn back; it may take long, hang or fail."""
+        await anyio.sleep(self._plan.release_s)
+        if self._draw(dice, fail=self._plan.release_fails):
+            self.fleet.costs[f"{name} fails"] += 1
+            raise BackendError("as was drawn")
+        if self._draw(dice, hang=self._plan.hangs):
+            await self._hang(name, dice)
+        await body()
+
+
+def _fault(name: str | None) -> Any:
+    """Name a fault as a script does; none of them hangs there."""
+    allowed: dict[str, Fault] = {"fail": "fail", "gone": "gone", "context_full": "context_full"}
+    return allowed.get(name or "")
+
+
+def _voice_pcm(init: Init) -> bytes:
+    return init.ref_audio.data if isinstance(init.ref_audio, ReferenceAudio) else b""
+
+
+class _Tenant:
+    """Who is on a slot: its calls one at a time (B4), until it is released or lost in a crash."""
+
+    def __init__(self, backend: SimulatedBackend, scripted: Any, *names: object) -> None:
+        self._backend, self._scripted, self._names = backend, scripted, names
+        self._crashes = backend.crashes
+        self._running: str | None = None
+
+    async def release(self) -> None:
+        """Give everything back."""
+        self._begin("release")
+        dice = self._backend.dice("release", *self._names)
+        await self._backend.release("release", self._scripted.release, dice)
+
+    async def _call(self, name: str, body: Callable[[], Awaitable[T]], *index: int) -> T:
+        self._begin(name)
+        try:
+            if self._crashes != self._backend.crashes:
+                raise BackendGone("lost in a crash")
+            dice = self._backend.dice(name, *self._names, *index)
+            return await self._backend.call(name, dice, body)
+        finally:
+            self._running = None
+
+    def _begin(self, name: str) -> None:
+        if self._running is not None:
+            self._backend.fleet.report(f"B4: {name} while {self._running} is in flight")
+        self._running = name
+
+
+class SimulatedSession(_Tenant):
+    """A session on the model, and whose it is."""
+
+    def __init__(
+        self, backend: SimulatedBackend, session: Any, number: int, opening: Opening
+    ) -> None:
+        super().__init__(backend, session, opening.seed)
+        self._number, self._speaks = number, opening.config.generate_audio
+        self._reached = -1
+
+    @property
+    def opened(self) -> Opened:
+        """What opening gave."""
+        opened: Opened = self._scripted.opened
+        return opened
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Run a unit; what is said is the client's number."""
+        self._backend.check_unit(unit, self._number)
+
+        async def run() -> UnitResult:
+            self._reached = unit.index
+            result: UnitResult = await self._scripted.run_unit(unit, cut)
+            return result
+
+        result = await self._call("unit", run, unit.index)
+        if result.is_listen:
+            return result
+        pcm = block(self._number, SPOKEN_SAMPLES) if self._speaks else b""
+        return attrs.evolve(result, text=f"<{self._number}> {unit.index} ", pcm=pcm)
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index`."""
+        self._scripted.interrupt(index)
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Finalize the unit."""
+        finalized: Finalized = await self._call(
+            "finalize", lambda: self._scripted.finalize(index, interrupted=interrupted), index
+        )
+        return finalized
+
+    async def rollback(self, index: int) -> None:
+        """Undo the unit, if it was ever begun: one that hung may have failed before."""
+
+        async def undo() -> None:
+            if self._reached == index:
+                await self._scripted.rollback(index)
+
+        await self._call("rollback", undo, index)
+
+
+class SimulatedTurn(_Tenant):
+    """A turn of chat on the model."""
+
+    def __init__(self, backend: SimulatedBackend, scripted: Any, turn: Turn) -> None:
+        super().__init__(backend, scripted, turn.seed, turn.index)
+
+    async def prefill(self) -> Prefill:
+        """Feed the conversation."""
+        prefill: Prefill = await self._call("prefill", self._scripted.prefill)
+        return prefill
+
+    async def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None = None
+    ) -> TurnResult:
+        """Answer."""
+        result: TurnResult = await self._call("answer", lambda: self._scripted.generate(emit, cut))
+        return result
+
+    def interrupt(self) -> None:
+        """Cut it."""
+        self._scripted.interrupt()
+
+
+class SimulatedTranscript(_Tenant):
+    """A transcription on the model."""
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Hear a second, unless it belongs to somebody else."""
+
+        async def run() -> ChunkResult:
+            result: ChunkResult = await self._scripted.run_chunk(chunk)
+            return result
+
+        return await self._call("chunk", run, chunk.seed, chunk.utterance, chunk.index)

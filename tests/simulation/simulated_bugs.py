@@ -1,0 +1,226 @@
+"""Bugs that are planted into the server, to see that a simulation finds them.
+
+Each is a mistake that somebody could make, in one place or two, and is there only within `planted`.
+What a bug breaks is written beside it, with the words in which the simulation should say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any, Final
+from unittest.mock import patch
+
+import anyio
+import attrs
+
+from protocol.machine import session as session_module
+from protocol.machine.core import Core
+from protocol.machine.duplex import Duplex
+from protocol.machine.unit_loop import Phase
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.messages import QueuePlace, QueueUpdate
+from protocol.values.state import State
+from runtime.session.calls import Calls, ModelEffect
+from runtime.session.driver import Driver
+from runtime.slots.admission import Admission
+from runtime.slots.pool import Lease
+
+
+@attrs.frozen(kw_only=True)
+class Bug:
+    """A mistake.
+
+    Attributes:
+        plant: puts it in place of what is right, for as long as the stack lasts.
+        found_as: a pattern in what the simulation says of it, at least once.
+    """
+
+    plant: Callable[[ExitStack], None]
+    found_as: str
+
+
+def _put(stack: ExitStack, owner: Any, name: str, instead: Any) -> None:
+    stack.enter_context(patch.object(owner, name, instead))
+
+
+def _release_before_cleanup(stack: ExitStack) -> None:
+    """The slot goes back to the pool while the model still holds the session (B5)."""
+
+    async def clean_later(self: Calls, tenure: Any) -> bool:
+        async def clean() -> None:
+            await tenure.settle()
+            if held is not None:
+                await held.release()
+
+        held = tenure.held or tenure.turn
+        self._tasks.start_soon(clean)
+        return True
+
+    _put(stack, Calls, "_clean_up", clean_later)
+
+
+def _barrier_open_on_failed_finalize(stack: ExitStack) -> None:
+    """After a finalize that failed the next unit starts as if it had not (B1, B3)."""
+    real = Duplex.finalize_failed
+
+    def finalize_failed(self: Duplex, event: ev.FinalizeFailed) -> None:
+        if self.call.awaits(Phase.FINALIZING, event.index) and not self.is_closed:
+            if self.held is not None:
+                self._say_outcome(self.held)
+            self.held = None
+            self.go_on()
+        else:
+            real(self, event)
+
+    _put(stack, Duplex, "finalize_failed", finalize_failed)
+
+
+def _leak_without_queue_done(stack: ExitStack) -> None:
+    """Who goes before the slot is used takes it along (B5)."""
+    real, real_give_up = Core.lose_peer, Driver._give_up_slot
+
+    def lose_peer(self: Core) -> None:
+        unused = self.state is State.CONNECTED and self.lease is not None
+        real(self)
+        if unused and self.releasing:
+            self.effects = [one for one in self.effects if not isinstance(one, ef.Release)]
+            self.lease, self.releasing = None, False
+
+    def give_up_slot(self: Driver) -> None:
+        if self.session is None or self.session.end_reason != "peer_gone":
+            real_give_up(self)
+
+    _put(stack, Core, "lose_peer", lose_peer)
+    _put(stack, Driver, "_give_up_slot", give_up_slot)
+
+
+def _config_of_the_last(stack: ExitStack) -> None:
+    """A slot keeps the settings of the session that it was opened for before (B8)."""
+    real, kept = Calls.perform, {}
+
+    def open_it(self: Calls, effect: ModelEffect) -> None:
+        lease = self.lease
+        assert lease is not None
+        if not isinstance(effect, ef.OpenBackend):
+            real(self, effect)
+            return
+        config = effect.opening.config
+        before = kept.setdefault((lease.worker, lease.slot), config)
+        kept[lease.worker, lease.slot] = config
+        opening = attrs.evolve(effect.opening, config=before)
+        real(self, attrs.evolve(effect, opening=opening))
+
+    _put(stack, Calls, "perform", open_it)
+
+
+def _update_after_closed(stack: ExitStack) -> None:
+    """Who leaves the queue is told of it, also after `session.closed`."""
+    gone = QueuePlace(position=1, estimated_wait_s=0, ticket_id="ticket_0", queue_length=1)
+
+    def left(session: Any, _event: ev.TicketLeft) -> None:
+        core: Core = session._core
+        core.waits_for_slot = False
+        for frame in core.dialect.encode(QueueUpdate(place=gone)):
+            core.do(ef.Send(ordinal=core.frames_sent, frame=frame))
+            core.frames_sent += 1
+
+    stack.enter_context(patch.dict(session_module._HANDLERS, {ev.TicketLeft: left}))
+
+
+def _last_in_first_out(stack: ExitStack) -> None:
+    """Whoever came last gets the slot."""
+    real = Admission._hand_out
+
+    def hand_out(self: Admission) -> None:
+        self._waiting = dict(reversed(self._waiting.items()))
+        try:
+            real(self)
+        finally:
+            self._waiting = dict(reversed(self._waiting.items()))
+
+    _put(stack, Admission, "_hand_out", hand_out)
+
+
+def _modes_apart(stack: ExitStack) -> None:
+    """Turns of chat, which are short, are let before."""
+    real = Admission._hand_out
+
+    def hand_out(self: Admission) -> None:
+        self._waiting = dict(
+            sorted(self._waiting.items(), key=lambda it: it[1].ticket.mode != "chat")
+        )
+        real(self)
+
+    _put(stack, Admission, "_hand_out", hand_out)
+
+
+def _lease_by_slot(stack: ExitStack) -> None:
+    """A slot is taken back by its number, be its lease an old one; and it is given back twice."""
+    real, real_release = Admission.release, Calls._release
+
+    def release(self: Admission, lease: Lease, *, condemned: bool = False) -> None:
+        for other in tuple(self._held):
+            if (other.worker, other.slot) == (lease.worker, lease.slot):
+                real(self, other, condemned=condemned)
+
+    async def release_twice(self: Calls, tenure: Any, condemn: bool) -> None:
+        await real_release(self, tenure, condemn)
+        await anyio.sleep(0.3)
+        self._admission.release(tenure.lease)
+
+    _put(stack, Admission, "release", release)
+    _put(stack, Calls, "_release", release_twice)
+
+
+def _answers_of_a_neighbour(stack: ExitStack) -> None:
+    """A unit runs on the sound of the session before it (B8)."""
+    real, last = Calls.perform, []
+
+    def start_unit(self: Calls, effect: ModelEffect) -> None:
+        if not isinstance(effect, ef.StartUnit):
+            real(self, effect)
+            return
+        last.append(effect.unit.pcm)
+        unit = attrs.evolve(effect.unit, pcm=last[-2] if len(last) > 40 else effect.unit.pcm)
+        real(self, attrs.evolve(effect, unit=unit))
+
+    _put(stack, Calls, "perform", start_unit)
+
+
+def _no_limit(stack: ExitStack) -> None:
+    """Whoever is paused is forgotten: the pause has no end."""
+    real = Core.set_timer
+
+    def set_timer(self: Core, name: ev.TimerName, seconds: float) -> None:
+        real(self, name, seconds * 3 if name == "pause" else seconds)
+
+    _put(stack, Core, "set_timer", set_timer)
+
+
+BUGS: Final = MappingProxyType(
+    {
+        "release-before-cleanup": Bug(plant=_release_before_cleanup, found_as="B5|B4"),
+        "barrier-open": Bug(plant=_barrier_open_on_failed_finalize, found_as="b1: |B3"),
+        "leaked-slot": Bug(plant=_leak_without_queue_done, found_as="B5|b5"),
+        "config-left-over": Bug(plant=_config_of_the_last, found_as="did not ask for"),
+        "update-after-closed": Bug(plant=_update_after_closed, found_as="after the end"),
+        "fifo-broken": Bug(plant=_last_in_first_out, found_as="FIFO"),
+        "modes-apart": Bug(plant=_modes_apart, found_as="FIFO"),
+        "lease-by-slot": Bug(plant=_lease_by_slot, found_as="is lent to|B5"),
+        "neighbours-sound": Bug(plant=_answers_of_a_neighbour, found_as="somebody else's sound"),
+        "pause-too-long": Bug(plant=_no_limit, found_as="its pause lasts"),
+    }
+)
+"""By name, as `--bug` takes it."""
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Plant a bug; None plants none."""
+    with ExitStack() as stack:
+        if name is not None:
+            BUGS[name].plant(stack)
+        yield

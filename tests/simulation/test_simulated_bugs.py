@@ -1,0 +1,32 @@
+"""The simulation finds what is planted, and the last of its seeds are sound.
+
+See `test_simulated_server` for the others.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.simulation.simulated_bugs import BUGS, planted
+from tests.simulation.simulated_server import simulate
+from tests.simulation.test_simulated_server import BATCH, SEEDS
+
+WINDOW = 40
+"""Each bug is found within so many seeds, of all that are run."""
+
+
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_a_planted_bug_is_found(name: str) -> None:
+    """The simulation is green for nothing, and the bug would reach users."""
+    with planted(name):
+        said = (text for seed in range(WINDOW) for text in simulate(seed).violations)
+        assert any(re.search(BUGS[name].found_as, text) for text in said)
+
+
+@pytest.mark.parametrize("first", range(SEEDS.stop, 150, BATCH))
+def test_a_server_keeps_its_promises(first: int) -> None:
+    """As of the others."""
+    found = {seed: simulate(seed).violations for seed in range(first, first + BATCH)}
+    assert not {seed: violations for seed, violations in found.items() if violations}

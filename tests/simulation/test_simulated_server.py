@@ -1,0 +1,85 @@
+"""A whole server, simulated: nothing that can happen to it breaks what it promises.
+
+Each seed is a server with its clients, faults and operator (`simulated_plan`); what must be true of
+it is in `simulated_rules` and `simulated_server`. What fails is run again by
+`python -m tests.simulation.simulate --seed N`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from protocol.wire.dialects import DIALECTS
+from tests.simulation.simulate import main
+from tests.simulation.simulated_plan import draw
+from tests.simulation.simulated_server import Outcome, simulate
+
+BATCH = 10
+SEEDS = range(0, 120, BATCH)
+"""Up to 150 they are in `test_simulated_bugs`, so that two processes share them; `make soak` runs
+2000."""
+
+
+@cache
+def outcome(seed: int) -> Outcome:
+    """Run a simulation once, however many tests look at it."""
+    return simulate(seed)
+
+
+@pytest.mark.parametrize("first", SEEDS)
+def test_a_server_keeps_its_promises(first: int) -> None:
+    """Some mix of clients and faults loses a slot, mixes up sessions, or holds the server up."""
+    found = {seed: outcome(seed).violations for seed in range(first, first + BATCH)}
+    assert not {seed: violations for seed, violations in found.items() if violations}
+
+
+def test_everything_that_should_be_tried_is() -> None:
+    """Seeds that pass for want of anything that goes wrong would show nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS.stop):
+        seen.update(outcome(seed).seen)
+    wanted = {
+        *("SendFailed", "PeerGone", "TicketCancelled", "TicketLeft", "AdmissionRefused"),
+        *("UnitFailed", "RollbackDone", "FinalizeFailed", "BackendLost", "BackendOpenFailed"),
+        *("TurnFailed", "MediaRejected", "RecordingFailed", "Draining", "DropUnit", "crashes"),
+        *("over timeout", "over pause_timeout", "over cancelled", "over server_shutdown"),
+        *("over broken off", "over invalid_frame", "over backend_error", "unit hangs"),
+        *("release hangs", "prefill hangs", "chunk hangs"),
+        *("ChunkDone", "ChunkFailed", "over idle"),
+    }
+    assert not wanted - seen.keys()
+
+
+def test_every_dialect_is_spoken() -> None:
+    """A dialect could lose slots or mix up sessions, and no seed would ever speak it."""
+    spoken = {client.dialect for seed in range(20) for client in draw(seed).clients}
+    assert spoken == set(DIALECTS)
+
+
+def test_a_seed_does_the_same_in_every_process() -> None:
+    """What failed once could not be made again."""
+    again = simulate(3)
+    assert again == simulate(3)
+    assert again.name != simulate(4).name
+    command = [sys.executable, "-m", "tests.simulation.simulate", "--seed", "3"]
+    root = Path(__file__).parents[2]
+    for hashing in ("1", "2"):
+        environment = {"PYTHONHASHSEED": hashing, "PATH": ""}
+        run = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, check=True
+        )
+        assert again.name in run.stdout
+
+
+def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody who runs a seed again would not see what is wrong with it."""
+    assert main(["--seed", "0"]) == 0
+    assert "seed 0: sound" in capsys.readouterr().out
+    assert main(["--seeds", "0-1", "--bug", "config-left-over", "--json"]) == 1
+    assert "did not ask for" in capsys.readouterr().out
