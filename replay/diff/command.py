@@ -63,11 +63,7 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
 
 
 def read_and_compare(log_a: Path, log_b: Path) -> DiffReport:
-    """Compare two logs.
-
-    Raises:
-        LogUnusableError: one cannot be read; the message names it.
-    """
+    """Compare two logs; `LogUnusableError` names the one that cannot be read."""
     with opened_log(log_a) as a, opened_log(log_b) as b:
         items_a, items_b = records_of(log_a, a), records_of(log_b, b)
         return compare(a.head.fields, items_a, b.head.fields, items_b)

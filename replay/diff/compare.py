@@ -1,15 +1,15 @@
-"""Two sessions aligned by unit, and where they part.
+"""Two sessions aligned by unit, and their differences.
 
 Rules:
-- Units are aligned by their index, and so are turns of chat: unit 7 is the seventh unit of the
-  model, at any time. A unit that only one session has is a difference.
+- Units and turns of chat are aligned by their index: unit 7 is the seventh unit of the model, at
+  any time. A unit that only one session has is a difference.
 - The model's input and output are compared. Times, costs and names never count; the settings of the
   sessions (seed, settings, environment) are reported separately, and so are logits, which rounding
   changes without another difference.
-- Ends are compared where both logs have one.
-- Both logs are streamed: an exchange of each is held at a time, and a bounded list of differences.
+- Ends are compared if both logs have one.
+- Both logs are streamed, with one exchange of each in memory and a bounded list of differences.
 
-It reads any two logs, also such that have nothing to do with each other.
+It reads any two logs, also unrelated ones.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ FIELDS: Final = (
     *("decided_ids", "fed_ids", "codec_ids", "kv_added", "generated_tokens", "text", "streamed"),
     *("pcm", "end_of_turn", "cut"),
 )
-"""In the order in which they are compared: the first that differs is nearest to the cause."""
+"""In the order of comparison: the first that differs is nearest to the cause."""
 FINALIZED_FIELDS: Final = ("finalized_ids", "finalized_kv_added")
-"""Compared after them, where both are finalized: a session may end before its last unit is."""
+"""Compared next, if both are finalized: a session may end before its last unit is."""
 UNANSWERED_FIELDS: Final = ("kind", "forced", "outcome")
-"""Where one of the two has no result, there is nothing else to compare."""
+"""Compared if one of the two has no result."""
 PARTINGS_KEPT: Final = 1000
-"""More units than a session of ten minutes has; beyond that differences are only counted."""
+"""More units than a session of ten minutes has; further differences are only counted."""
 TEXT_CHARS_MAX: Final = 200
-"""Of what an exchange says, where it differs: some seconds of speech."""
+"""Of an exchange's text that differs: some seconds of speech."""
 P95: Final = 95
 
 Items = Iterable[Record | Damage]
@@ -53,14 +53,8 @@ Items = Iterable[Record | Damage]
 def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> DiffReport:
     """Compare two sessions.
 
-    Args:
-        head_a: the fields of the first log's `session` record.
-        items_a: its records in order, that one first, and its damage.
-        head_b: as of the other log.
-        items_b: as of the other log.
-
-    Returns:
-        Where they part, and what they have in common.
+    For each log: the fields of its `session` record; its records in order, that one first, and its
+    damage.
     """
     a, b = _Reading(head_a, items_a), _Reading(head_b, items_b)
     tally = _Tally()
@@ -167,11 +161,11 @@ def _aligned(
             first, second = next(a, None), next(b, None)
 
 
-# -- what differs ---------------------------------------------------------------------------------
+# -- differences ----------------------------------------------------------------------------------
 
 
 def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
-    """Tell how two exchanges differ; None where they do not."""
+    """Describe how two exchanges differ, if they do."""
     there = a if a is not None else b
     assert there is not None
     fields: tuple[str, ...] = (there.kind,)
@@ -218,7 +212,7 @@ def _side(exchange: Exchange | None) -> Side | None:
 
 
 def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
-    """Compare what the model made of its prompt."""
+    """Compare the model's results for the prompt."""
     if a.prepared is not None and b.prepared is not None:
         found = compare_openings(a.prepared, b.prepared)
     elif a.prepared is b.prepared:
@@ -247,7 +241,7 @@ def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:
     )
 
 
-# -- what they were given, and how long it took ---------------------------------------------------
+# -- settings and times ---------------------------------------------------------------------------
 
 
 def _setup(a: _Reading, b: _Reading) -> Iterator[SetupLine]:
@@ -260,7 +254,7 @@ def _setup(a: _Reading, b: _Reading) -> Iterator[SetupLine]:
 
 
 def _given(reading: _Reading) -> dict[str, Value]:
-    """List what a session was given, one value a line."""
+    """List the settings of a session, one value a line."""
     head, opened = reading.head, reading.story.opened
     given: dict[str, Value] = {"model": model_of(head), "seed": head.get("seed")}
     if opened is not None:

@@ -1,7 +1,7 @@
-"""What a comparison of two sessions found: plain values, the same for text, JSON and tests.
+"""The findings of a comparison of two sessions: plain values, the same for text, JSON and tests.
 
-Rules: times are nanoseconds of each session's own clock, 0 at its start. `a` and `b` are the two
-sessions in the order in which they were named. Nothing here decides what a difference is.
+Times are nanoseconds of each session's own clock, 0 at its start. `a` and `b` are the two sessions
+in the order in which they were named.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ class Side:
     """One session's part of an exchange that differs.
 
     Attributes:
-        outcome: its outcome.
-        text: what was said, shortened.
-        audio_ms: how much of it was sound.
-        took_ns: from the question to the answer; None where there is none.
+        text: shortened.
+        audio_ms: the sound in it.
+        took_ns: from the question to the answer, if one came.
     """
 
     outcome: str
@@ -32,18 +31,16 @@ class Side:
 
 @attrs.frozen(kw_only=True)
 class Parting:
-    """A place at which two sessions differ.
+    """A place at which two sessions differ; values are shortened.
 
     Attributes:
-        what: how the model was opened, a unit, a turn of chat, or how the session ended.
+        what: the model's opening, a unit, a turn of chat, or the session's end.
         index: of the unit or turn; None for the others.
-        fields: all that differs there, nearest to the cause first.
-        path: where in the first of these.
-        in_a: what stands there, shortened.
-        in_b: the same of `b`.
+        fields: all that differ, nearest to the cause first.
+        path: in the first of these.
         snr_db: of sound that differs: the level of `a` relative to the difference; None if it is
             equal or cannot be measured.
-        a: the exchange in `a`; None where it is not there, or for an opening or an end.
+        a: the exchange in `a`, if it has one; None for an opening or an end.
         b: the exchange in `b`, in the same way.
     """
 
@@ -60,7 +57,7 @@ class Parting:
 
 @attrs.frozen(kw_only=True)
 class Latency:
-    """How long the model took to answer, in milliseconds; None where it never did."""
+    """The model's times to answer, in milliseconds; None if it never did."""
 
     p50_ms: float | None
     p95_ms: float | None
@@ -72,18 +69,15 @@ class SessionFacts:
     """One of the sessions.
 
     Attributes:
-        recording_id: its name.
-        model: the model's name.
-        mode: what it carried.
         seed: of its random choices.
         span_ns: from its start to its last record.
         exchanges: units or turns.
         drops: seconds of input that were lost.
         shortened: refused messages of which the log keeps length, hash and start.
         shortened_bytes: of all of them, as they came.
-        end_reason: why it ended; None where its log has no end.
+        end_reason: None if its log has no end.
         latency: of its exchanges.
-        damage_count: of its log; what is told has gaps then.
+        damage_count: of its log; with damage the values have gaps.
     """
 
     recording_id: str | None
@@ -102,7 +96,7 @@ class SessionFacts:
 
 @attrs.frozen(kw_only=True)
 class SetupLine:
-    """Something that the sessions were given and that differs; it is no difference of theirs."""
+    """A setting of the sessions that differs; it does not count as a difference."""
 
     name: str
     in_a: str
@@ -114,18 +108,16 @@ class DiffReport:
     """Two sessions compared.
 
     Attributes:
-        a: the first.
-        b: the second.
-        setup: what they were given that differs, seed and settings among it.
+        setup: settings that differ, the seed included.
         compared: exchanges that both have.
-        same: those of them that are the same.
+        same: those that are equal.
         only_a: exchanges that `b` does not have.
         only_b: exchanges that `a` does not have.
-        first: the first difference; None where there is none.
-        partings: the differences in order, that one among them, up to a bound.
+        first: the first difference.
+        partings: the differences in order, the first included, up to a bound.
         parting_count: all of them.
-        logits_changed: the first exchange whose first logits differ, even where its tokens do not;
-            it is no difference.
+        logits_changed: the first exchange whose first logits differ, even if its tokens do not; it
+            does not count as a difference.
     """
 
     a: SessionFacts
@@ -142,5 +134,5 @@ class DiffReport:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a log is damaged, so that what is found may be for want of what was lost."""
+        """Whether a log is damaged, so that a difference may come from lost records."""
         return bool(self.a.damage_count or self.b.damage_count)

@@ -1,7 +1,7 @@
-"""A comparison as text for a terminal: the first difference first, then the sessions side by side.
+"""A comparison as text for a terminal: the first difference, then the sessions side by side.
 
-Rules: what comes from a log is printed as it is, never as markup; a report fits on a screen however
-long its sessions were.
+Text from a log is printed as it is, never as markup; a report fits on a screen however long its
+sessions were.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .report import DiffReport, Parting, SessionFacts, Side
 ROWS_MAX: Final = 40
 """Differences in the table; the rest is counted, and in JSON."""
 SETUP_MAX: Final = 12
-"""Lines of what the sessions were given: two environments can differ in many."""
+"""Lines of settings: two environments can differ in many."""
 TEXT_CHARS_MAX: Final = 40
-"""Of what a unit says: two of them stand side by side."""
+"""Of a unit's text: two of them stand side by side."""
 
 
 def diff_lines(report: DiffReport) -> list[RenderableType]:
-    """Tell what was found, the first difference first."""
+    """Describe the findings, the first difference first."""
     lines: list[RenderableType] = [_verdict(report)]
     if report.first is not None:
         lines += _parting_lines(report.first)

@@ -1,9 +1,9 @@
-"""Captions: what is said, as SubRip (SRT) or WebVTT.
+"""Captions: the words of a session, as SubRip (SRT) or WebVTT.
 
-Rules: words with sound are a caption for as long as the sound lasts, one for each unit. Words
-without sound are joined while they are one answer and come without a gap, and stand long enough to
-be read. Text is one line: control characters, line breaks and lone surrogates become spaces. Marks
-are comments in WebVTT; SubRip has none.
+Words with sound are a caption for as long as the sound lasts, one for each unit. Words without
+sound are joined while they are one answer and come without a gap, and stand long enough to be read.
+Text is one line: control characters, line breaks and lone surrogates become spaces. Marks are
+comments in WebVTT; SubRip has none.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CAPTION_NS_MIN: Final = NS_PER_S
 CHARS_PER_S: Final = 15
 """As fast as most people read along."""
 GAP_NS_MAX: Final = 2 * NS_PER_S
-"""Words that come later than that stand in a caption of their own, and are not shown ahead."""
+"""Words that come later than that get a caption of their own, and are not shown ahead."""
 CHARS_MAX: Final = 84
-"""Two lines of 42, which is what broadcasters show at once."""
+"""Two lines of 42, as broadcasters show at once."""
 NAMES: Final[dict[Voice, str]] = {"user": "User", "model": "Model"}
 
 
@@ -41,7 +41,7 @@ class Caption:
 
 
 def captions(moments: Iterable[Moment]) -> Iterator[Caption]:
-    """Make captions of what is said, in the order in which they begin."""
+    """Make captions of words, in the order in which they begin."""
     silent: Words | None = None
     last_ns = 0
     for moment in moments:
@@ -83,7 +83,7 @@ def write_vtt(timeline: Timeline, file: BinaryIO) -> None:
 
 
 def _with_marks(moments: Iterable[Moment], marks: list[Note]) -> Iterator[Moment]:
-    """Pass moments on, and keep those that are marks."""
+    """Pass moments on, and collect the marks."""
     for moment in moments:
         if isinstance(moment, Note) and moment.kind == "mark":
             marks.append(moment)
@@ -91,7 +91,7 @@ def _with_marks(moments: Iterable[Moment], marks: list[Note]) -> Iterator[Moment
 
 
 def _write_marks(marks: list[Note], file: BinaryIO) -> None:
-    """Write marks as WebVTT's comments, and forget them."""
+    """Write marks as WebVTT's comments, and clear them."""
     for mark in marks:
         time, text = _clock(mark.begin_ns // NS_PER_MS, "."), plain(mark.text).replace("-->", "->")
         file.write(f"\nNOTE {time} {text}\n".encode(errors="replace"))
@@ -99,7 +99,7 @@ def _write_marks(marks: list[Note], file: BinaryIO) -> None:
 
 
 def plain(text: str) -> str:
-    """Replace whatever a terminal or a player could mistake for more than text by a space."""
+    """Replace characters that a terminal or a player could take for more than text by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -112,7 +112,7 @@ def _goes_on(words: Words, last_ns: int, more: Words) -> bool:
 
 
 def _silent_caption(words: Words, last_ns: int, following: Words | None) -> Iterator[Caption]:
-    """Let words without sound stand until they are read, or those after them come."""
+    """Show words without sound until they are read, or the next words come."""
     reading_ns = max(CAPTION_NS_MIN, len(words.text) * NS_PER_S // CHARS_PER_S)
     end_ns = last_ns + reading_ns
     if following is not None and following.voice == words.voice:
@@ -127,7 +127,7 @@ def _caption(words: Words, end_ns: int) -> Iterator[Caption]:
 
 
 def _times(caption: Caption, point: str) -> str:
-    """Write when a caption stands; one that ends where the next begins does not overlap it."""
+    """Write the times of a caption; one that ends where the next begins does not overlap it."""
     begin_ms = caption.begin_ns // NS_PER_MS
     end_ms = max(caption.end_ns // NS_PER_MS, begin_ms + 1)
     return f"{_clock(begin_ms, point)} --> {_clock(end_ms, point)}"

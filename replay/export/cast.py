@@ -1,8 +1,8 @@
 """The conversation as text that types itself: an asciicast of version 2, for `asciinema play`.
 
 A JSON object, and then a line `[seconds, "o", text]` for each piece of output. Both voices are
-written as they are heard, the model's words one after the other; what else happened stands in lines
-of its own. What sound says of the user is not known, so that only questions have words.
+written as they are heard, the model's words one after the other; other notes stand in lines of
+their own. The words of the user's sound are not known, so only questions have words.
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ TOLD: Final[frozenset[NoteKind]] = frozenset(
         "shortened",
     }
 )
-"""Notes that tell a reader something; a listen a second does not."""
+"""Notes of interest to a reader; a listen each second is not."""
 
 
 def write_cast(timeline: Timeline, file: BinaryIO) -> None:
-    """Write the conversation.
-
-    Args:
-        timeline: the session.
-        file: takes it.
-    """
+    """Write the conversation."""
     wall_ms, name = timeline.head.get("wall_ms"), timeline.head.get("recording_id")
     head: dict[str, object] = {"version": 2, "width": WIDTH, "height": HEIGHT}
     if isinstance(wall_ms, int):

@@ -1,7 +1,7 @@
 """The command `antiphon export`: a recorded session in the formats of other tools.
 
-Rules: what was written is told on stdout, what went wrong in one line on stderr; an export that
-fails leaves no file, and the one that was there, which is replaced with `--force` only.
+Results are on stdout, an error is one line on stderr. A failed export leaves no new file, and does
+not touch an existing one, which is replaced with `--force` only.
 """
 
 from __future__ import annotations

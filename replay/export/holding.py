@@ -1,12 +1,11 @@
-"""Moments that wait until nothing can change them, and come out in the order of their time.
+"""Moments that wait until they are final, and come out in the order of their time.
 
-- Each voice is a line, on which its sounds are placed one behind the other
-  (`replay.story.placing`).
-- What the model says can be cut short while it plays, so it is held until it has been heard.
-- Whatever comes out begins no earlier than what came out before.
+- Each voice is a line, on which its sounds are placed one after the other (`replay.story.placing`).
+- The model's sound can be cut short while it plays, so it is held until it has been heard.
+- No moment begins earlier than one that came out before.
 
 A session in real time holds a second or two. One that was faster than its own sound can hold most
-of it, so held PCM lies in a file where it is more than `HELD_BYTES_MAX`.
+of its sound, so held PCM above `HELD_BYTES_MAX` lies in a file.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from ..story.placing import VOICES, Line, Voice, sample_at, time_of
 from .moments import Moment, Note, Sound, Words
 
 HELD_BYTES_MAX: Final = 8 << 20
-"""Of PCM in memory: half a minute of both voices; beyond it a temporary file takes them."""
+"""Of PCM in memory: half a minute of both voices; more goes to a temporary file."""
 
 
 @attrs.define
 class _Stretch:
-    """What the user says without a gap; it moves back as a whole, by so many samples so far."""
+    """The user's sound without a gap, and how many samples it has moved back as a whole so far."""
 
     begin: int
     moved: int = 0
@@ -38,9 +37,9 @@ class _Stretch:
 
 @attrs.define(order=False)
 class _Held:
-    """A moment; `place` and `length` tell where the PCM of a sound lies.
+    """A moment, with the `place` and `length` of a sound's PCM.
 
-    Of the user's sounds, `moved` is how far the stretch had moved when this one was last placed.
+    For the user's sounds, `moved` is the stretch's move when this one was last placed.
     """
 
     begin_ns: int
@@ -59,8 +58,8 @@ class _Held:
 class Holding:
     """The moments that wait; its owner closes it.
 
-    The user's sounds have a queue of their own: those of a stretch move together, and stay in order
-    among themselves, so that only the first need ever know where it is. All else is in a heap.
+    The user's sounds have their own queue: those of a stretch move together and keep their order,
+    so that only the first one's place is needed. All others are in a heap.
     """
 
     def __init__(self) -> None:
@@ -73,7 +72,7 @@ class Holding:
         self._lines: Final = {voice: Line(voice) for voice in VOICES}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._pcm is not None:
             self._pcm.close()
 
@@ -82,16 +81,9 @@ class Holding:
         return self._lines[voice].settled_ns(now_ns)
 
     def sound(self, voice: Voice, at_ns: int, pcm: bytes, *, is_captured: bool = False) -> Sound:
-        """Place a sound behind what its voice still says, and hold it.
+        """Place a sound after its voice's earlier sound, and hold it; its words are placed with it.
 
-        Args:
-            voice: whose.
-            at_ns: when it came.
-            pcm: it.
-            is_captured: see `Line.place`.
-
-        Returns:
-            The sound, so that its words can be placed with it.
+        `at_ns` is when it came; for `is_captured` see `Line.place`.
         """
         samples = len(pcm) // SAMPLE_BYTES
         line = self._lines[voice]
@@ -114,7 +106,7 @@ class Holding:
         return sound
 
     def add(self, moment: Moment, begin_ns: int, end_ns: int | None = None) -> None:
-        """Hold a moment; what the model says until it is over, all else until it begins."""
+        """Hold a moment; the model's until it is over, all others until they begin."""
         heappush(self._held, self._new(moment, begin_ns, end_ns))
 
     def _new(self, moment: Moment, begin_ns: int, end_ns: int | None) -> _Held:
@@ -124,7 +116,7 @@ class Holding:
         return _Held(begin_ns, self._count, until_ns, moment)
 
     def _follow(self, line: Line) -> None:
-        """Move the stretch as the line did, or begin another behind a gap."""
+        """Move the stretch as the line did, or begin another after a gap."""
         if line.moved:
             self._stretch.moved += line.moved
             self._stretch.begin = line.begin
@@ -132,7 +124,7 @@ class Holding:
             self._stretch = _Stretch(line.begin)
 
     def _first(self) -> _Held | None:
-        """Find what comes out next, where it is now."""
+        """Find the next moment to come out, at its present place."""
         if not self._user:
             return self._held[0] if self._held else None
         heard = self._user[0]
@@ -140,7 +132,7 @@ class Holding:
         return heard if not self._held or heard < self._held[0] else self._held[0]
 
     def cut(self, at_ns: int) -> None:
-        """Let the model say no more of what it was still to say; words of that become a note."""
+        """Drop the model's sound and words after this time; dropped words become a note."""
         held, self._held = sorted(self._held), []
         unheard = ""
         for one in held:
@@ -159,10 +151,9 @@ class Holding:
             self.add(Note(begin_ns=at_ns, kind="unheard", text=unheard), at_ns)
 
     def ready(self, now_ns: int | None) -> Iterator[Moment]:
-        """Give what nothing can change any more.
+        """Yield the moments that are final.
 
-        Args:
-            now_ns: nothing that comes from now on begins before it; None: nothing will come.
+        Nothing that comes from now on begins before `now_ns`; None: nothing will come.
         """
         while (one := self._first()) is not None and (now_ns is None or one.until_ns <= now_ns):
             if one.stretch is not None:
@@ -182,7 +173,7 @@ class Holding:
 
 
 def _move_back(held: _Held) -> None:
-    """Place a sound where its stretch is now."""
+    """Place a sound at its stretch's present place."""
     if held.stretch is None or not isinstance(held.moment, Sound):
         return
     samples, held.moved = held.stretch.moved - held.moved, held.stretch.moved

@@ -1,11 +1,11 @@
 """The time line as JSON lines: an object for each moment, without its sound or picture.
 
-The first line is `session`, the last `end`. Each has its `kind`, and but for the first its time
-`at_ms`: milliseconds from the session's start to when it is heard, shown or said.
+The first line is `session`, the last `end`. Each has its `kind`, and all but the first the time
+`at_ms` at which it is heard, shown or said: milliseconds from the session's start.
 
 | kind | more keys |
 |---|---|
-| `session` | `recording_id`, `model`, `mode`, `wall_ms` (Unix); null where it is not known |
+| `session` | `recording_id`, `model`, `mode`, `wall_ms` (Unix); null if unknown |
 | `sound` | `voice`, `came_ms` (arrived or sent), `begin` and `samples` at `rate_hz`, `until_ms` |
 | `words` | `voice`, `came_ms`, `until_ms` (null without sound), `text`, `response_id` |
 | `picture` | `bytes` of the JPEG file |
@@ -27,12 +27,7 @@ from .timeline import Timeline
 
 
 def write_jsonl(timeline: Timeline, file: BinaryIO) -> None:
-    """Write the time line.
-
-    Args:
-        timeline: the session.
-        file: takes it.
-    """
+    """Write the time line."""
     head = timeline.head
     config = head.get("config")
     _write(

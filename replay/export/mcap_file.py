@@ -5,7 +5,7 @@
 | `/user/audio`, `/model/audio` | `foxglove.RawAudio` | sounds, 16 bits at the voice's rate |
 | `/user/image` | `foxglove.CompressedImage` | a JPEG file as it came |
 | `/user/text`, `/model/text` | `foxglove.Log` | words |
-| `/session` | `foxglove.Log` | what else happened; the kind of note is the `name` |
+| `/session` | `foxglove.Log` | other notes; the kind of note is the `name` |
 
 A message's `log_time` is when it is heard, shown or said, `publish_time` when it arrived or was
 sent; both are Unix time where the log says when the session began. The metadata record `session`
@@ -38,7 +38,7 @@ from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 from .timeline import Timeline
 
 START_NS_MAX: Final = 1 << 63
-"""Unix time in the year 2262. MCAP has 64 bits for a time, and a log 63 for one of its own."""
+"""Unix time in the year 2262. MCAP has 64 bits for a time, a log 63 for its own."""
 TIME_NS_MAX: Final = (1 << 64) - 1
 
 _TIME: Final[Mapping[str, object]] = {
@@ -99,12 +99,7 @@ _SEVERITIES: Final[Mapping[NoteKind, str]] = {
 
 
 def write_mcap(timeline: Timeline, file: BinaryIO) -> None:
-    """Write the session.
-
-    Args:
-        timeline: the session.
-        file: takes it.
-    """
+    """Write the session."""
     writer = Writer(file)
     writer.start(library=f"antiphon {version('antiphon')}")
     schemas = {
@@ -132,7 +127,7 @@ def write_mcap(timeline: Timeline, file: BinaryIO) -> None:
 
 
 def _start_ns(timeline: Timeline) -> int:
-    """Say when the session began, in Unix time; 0 where the log has no time that can be told."""
+    """Return the session's start in Unix time; 0 if the log has no usable time."""
     wall_ms = timeline.head.get("wall_ms")
     start_ns = wall_ms * NS_PER_MS if isinstance(wall_ms, int) else 0
     return start_ns if 0 <= start_ns <= START_NS_MAX else 0
@@ -155,7 +150,7 @@ def _facts(timeline: Timeline) -> dict[str, str]:
 
 
 def _message(moment: Moment, at_ns: int) -> tuple[str, dict[str, Any]]:
-    """Say on which topic a moment is told, and how."""
+    """Return the topic of a moment, and its message."""
     seconds, ns = divmod(at_ns, NS_PER_S)
     time = {"timestamp": {"sec": seconds, "nsec": ns}}
     match moment:

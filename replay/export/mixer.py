@@ -1,11 +1,11 @@
 """Both voices in one stereo sound: the user left, the model right, at 48 kHz.
 
 48 kHz is a multiple of both rates: sample `n` of the user stands at `3 n`, of the model at `2 n`,
-and neither voice is moved. Each voice is resampled as one stream, silence included, and has no
-seams where sounds meet.
+and neither voice is moved. Each voice is resampled as one stream, silence included, without seams
+between sounds.
 
 Sounds come in the order in which they begin, and stereo sound is given in pieces as soon as both
-voices are known: what is kept is what one of them is ahead.
+voices are known: only the lead of one of them is kept.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ CHANNELS: Final = 2
 PCM16_MAX: Final = 32_767
 PCM16_BYTES: Final = 2
 DURATION_S_MAX: Final = 6 * 3600
-"""A WAV counts its bytes in 32 bits, which is 6.2 hours; and a log can name any time as its end,
-with silence up to there."""
+"""A WAV counts its bytes in 32 bits, which is 6.2 hours.
+
+A log can name any time as its end, with silence up to there.
+"""
 
 _Floats = NDArray[np.float32]
 Stereo = NDArray[np.int16]
@@ -38,20 +40,16 @@ Stereo = NDArray[np.int16]
 
 
 def to_pcm16(samples: _Floats) -> NDArray[np.int16]:
-    """Make 16-bit samples; what is louder than full scale is clipped, what is no number silent.
-
-    Args:
-        samples: float32, any shape, in [-1, 1].
-    """
+    """Make 16-bit samples of float32 in [-1, 1], any shape; clip others, silence NaN."""
     finite: _Floats = np.nan_to_num(samples, posinf=1.0, neginf=-1.0)
     pcm16: NDArray[np.int16] = np.rint(finite.clip(-1, 1) * PCM16_MAX).astype(np.int16)
     return pcm16
 
 
 class Mixer:
-    """Lays the sounds of a session side by side.
+    """Mixes the sounds of a session.
 
-    All its methods raise `TooLongError` behind `DURATION_S_MAX`, before they give anything.
+    All its methods raise `TooLongError` after `DURATION_S_MAX`, before they give anything.
     """
 
     def __init__(self) -> None:
@@ -59,12 +57,12 @@ class Mixer:
         self._filled_ns = 0
 
     def add(self, sound: Sound) -> Iterator[Stereo]:
-        """Take the next sound; what came before it is complete."""
+        """Take the next sound; all before it is complete."""
         yield from self.advance(sound.begin_ns)
         self._lanes[VOICES.index(sound.voice)].add(sound)
 
     def advance(self, to_ns: int) -> Iterator[Stereo]:
-        """Give what is heard up to a time, which is silence where nothing was added."""
+        """Give the sound up to a time, silence if nothing was added."""
         if to_ns > DURATION_S_MAX * NS_PER_S:
             raise TooLongError(
                 f"the session goes on until {to_ns // NS_PER_S} s, and sound is written up to"
@@ -76,11 +74,7 @@ class Mixer:
             yield from self._fill(to_ns)
 
     def finish(self, duration_ns: int) -> Iterator[Stereo]:
-        """Give the rest; nothing may be added any more.
-
-        Args:
-            duration_ns: of it all, no less than the end of any sound.
-        """
+        """Give the rest, up to a duration no less than any sound's end; add nothing after it."""
         yield from self.advance(duration_ns)
         frames = -(-duration_ns * STEREO_HZ // NS_PER_S)
         for lane in self._lanes:
@@ -100,7 +94,7 @@ class Mixer:
 
 
 class _Lane:
-    """One voice: what went in at its own rate, and what came out at 48 kHz."""
+    """One voice: its input at its own rate, and its output at 48 kHz."""
 
     def __init__(self, voice: Voice) -> None:
         self.voice: Final[Voice] = voice
@@ -115,12 +109,12 @@ class _Lane:
         self._feed(np.frombuffer(sound.pcm[: len(sound.pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4"))
 
     def fill(self, to_sample: int) -> None:
-        """Be silent up to a sample; do nothing where more is known already."""
+        """Add silence up to a sample; do nothing if the voice is further already."""
         if to_sample > self._samples:
             self._feed(np.zeros(to_sample - self._samples, np.float32))
 
     def finish(self, frames: int) -> None:
-        """Give all that the resampler holds back, so that there are so many frames in all."""
+        """Flush the resampler, up to this number of frames in all."""
         self._put(self._stream.resample_chunk(np.zeros(0, np.float32), last=True))
         missing = frames - self._frames
         if missing > 0:
@@ -130,7 +124,7 @@ class _Lane:
             self._put(rest[:missing])
 
     def take(self, frames: int) -> _Floats:
-        """Take so many frames out; there are `ready`."""
+        """Take frames out, at most `ready`."""
         self.ready -= frames
         taken = []
         while frames:

@@ -1,4 +1,4 @@
-"""What happens on the time line of a session: plain values, the same for every format.
+"""The moments of a session's time line: plain values, the same for every format.
 
 Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the grid of its own rate
 (`replay.story.placing`). PCM is float32 LE, mono.
@@ -16,15 +16,14 @@ from ..story.placing import Voice, time_of
 
 
 class TooLongError(ValueError):
-    """A session goes on for longer than a format's sound is written of."""
+    """A session is longer than the sound that a format can hold."""
 
 
 @attrs.frozen(kw_only=True)
 class Sound:
-    """Something that is heard.
+    """A sound.
 
     Attributes:
-        voice: whose.
         at_ns: when it arrived from the user, or was sent to them.
         begin: its first sample, counted from the session's start at the voice's rate.
         pcm: float32 LE, mono, at the voice's rate.
@@ -56,13 +55,12 @@ class Words:
     """Text.
 
     Attributes:
-        voice: whose.
         at_ns: when it arrived from the user, or was sent to them.
-        begin_ns: when the sound begins that says it; without one, `at_ns`, or when the sound
-            that it was written of is over.
-        end_ns: when that sound is over; None without one.
+        begin_ns: when its sound begins; without one, `at_ns`, or the end of the sound that it
+            transcribes.
+        end_ns: when its sound is over; None without one.
         text: as it came, spaces included.
-        response_id: the model's turn; pieces of one turn are joined without more.
+        response_id: the model's turn; pieces of one turn are joined without a separator.
     """
 
     voice: Voice
@@ -75,7 +73,7 @@ class Words:
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """Something that the user shows: a JPEG file, from `begin_ns` until the next."""
+    """A picture from the user: a JPEG file, from `begin_ns` until the next."""
 
     begin_ns: int
     jpeg: bytes
@@ -103,10 +101,10 @@ NoteKind = Literal[
     "damage",
     "mark",
 ]
-"""Those up to `closed` are what the server said; see `protocol.values.messages`.
+"""Notes up to `closed` are the server's messages; see `protocol.values.messages`.
 
-`force_listen`: the user cuts the model short; `shortened`: a message of the client's was refused,
-and the log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
+`force_listen`: the user cuts the model short; `shortened`: a client's message was refused, and the
+log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
 `unheard`: words that were sent and, cut short, not heard; `close`: the WebSocket was closed;
 `damage`: some of the log is lost here; `mark`: an annotation of the running session.
 """

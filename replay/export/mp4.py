@@ -1,10 +1,9 @@
-"""An MP4: what the user showed, as H.264, and both voices, as AAC in stereo.
+"""An MP4: the user's pictures, as H.264, and both voices, as AAC in stereo.
 
-- A picture stands from when it came until the next; it is black before the first. There is one a
-  second at least, so that a player can seek. All have the size of the first, `SIDE_MAX` pixels at
-  most, and one of another shape gets black bars.
-- A session in which nothing was shown has no video track: players show of it what they show of
-  sound.
+- A picture stands from when it came until the next; it is black before the first. There is at least
+  one a second, so that a player can seek. All have the size of the first, `SIDE_MAX` pixels at
+  most; one of another shape gets black bars.
+- A session without pictures has no video track: players show it as they show sound.
 - The user is on the left, the model on the right, as in `wav`.
 
 A picture that cannot be decoded is left out; no server records one that it took.
@@ -33,12 +32,12 @@ from .moments import Picture, Sound
 from .timeline import Timeline
 
 SIDE_MAX: Final = 1280
-"""The model sees no more of a picture, and a larger one takes longer to encode than it stood."""
+"""The model sees no more of a picture, and encoding a larger one takes longer than its time."""
 SHOWN_MS_MAX: Final = 1000
 LAST_MS: Final = 40
-"""How long the last picture of all stands: that of a camera's."""
+"""The duration of the very last picture: that of a camera's."""
 KEY_PICTURES: Final = 5
-"""From one to which a player can jump to the next: some seconds."""
+"""Pictures between two to which a player can jump: some seconds."""
 CRF: Final = "23"
 """x264's own default: faults are hard to see."""
 AUDIO_BITS_PER_S: Final = 128_000
@@ -52,15 +51,9 @@ _Rgb = NDArray[np.uint8]
 
 
 def write_mp4(timeline: Timeline, file: BinaryIO) -> None:
-    """Write pictures and both voices.
+    """Write pictures and both voices to a file that can seek.
 
-    Args:
-        timeline: the session.
-        file: takes it; it can be sought in.
-
-    Raises:
-        OSError: it takes no more.
-        TooLongError: the session goes on for longer than sound is written of.
+    `OSError`: writing failed; `TooLongError`: the session is longer than sound can be written.
     """
     with av.open(file, "w", format="mp4") as container:
         movie = _Movie(container)
@@ -145,7 +138,7 @@ class _Video:
         return packets
 
     def _advance(self, to_ms: int) -> _Packets:
-        """Go on showing what is shown."""
+        """Go on with the present picture."""
         packets: _Packets = []
         at_ms = 0 if self._next_ms == 0 else self._next_ms - 1 + SHOWN_MS_MAX
         while at_ms < to_ms:

@@ -1,22 +1,20 @@
-"""The time line of a recorded session: what is heard, shown and said, and when.
+"""The time line of a recorded session: sound, pictures and words, with their times.
 
-- **User sound** ends when its message arrived, for it was heard before, or follows what arrived
+- **User sound** ends when its message arrived, since it was heard before, or follows the sound
   before it (`replay.story.placing`). A second that the server dropped is heard like any other. The
   sound and pictures of a chat's question stand where the question arrived; of the conversation that
   comes with it, only the last message is new.
-- **Model sound** begins when its frame was sent, or behind what still plays, as a client would play
-  it. A listen during a turn cuts short what plays, as the protocol asks of clients, and so does
-  `interrupted`; what is left when a turn has ended plays to its end.
+- **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
+  would play it. A listen during a turn cuts playing sound short, as the protocol asks of clients,
+  and so does `interrupted`; sound left when a turn has ended plays to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
   follows the words, with the sound that comes within `HOLD_NS`. Words without sound stand where
-  they were sent, and so do the words of a user's question. What is written of an utterance stands
-  there too, but not before the sound is heard that it is written of.
+  they were sent, and so do the words of a user's question. An utterance's text stands there too,
+  but not before its sound is heard.
 
-Rules: the recording is shown, not the result of a replay. Stepping the session only says
-which requests it took; where it parts from its log, each that parses counts as taken. Damage is a
-note. Moments come in the order in which they begin; memory is bounded, see `holding`.
-
-It opens no file, and knows no format.
+The recording is shown, not the result of a replay. Stepping the session only decides which requests
+were taken; after a divergence, each that parses counts as taken. Damage is a note. Moments come in
+the order in which they begin; memory is bounded, see `holding`.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 
 HOLD_NS: Final = NS_PER_S
-"""Words of an answer wait so long for their sound: a voice is made a second at a time."""
+"""How long words of an answer wait for their sound: a voice is made a second at a time."""
 
 _NOTES: Final[dict[type, NoteKind]] = {
     ms.Queued: "queued",
@@ -72,7 +70,6 @@ class Timeline:
         items: its records in order, and its damage.
 
     Attributes:
-        head: as given.
         story: the log, so far.
         duration_ns: to the end of all that was read so far, sound included.
     """
@@ -104,7 +101,7 @@ class Timeline:
 
     @property
     def _settled_ns(self) -> int:
-        """Nothing that comes begins before it: what is still to be placed came later."""
+        """The time before which no later moment begins."""
         waiting = [words.at_ns for words in self._texts[:1]]
         asked = [] if self._asked_ns is None else [self._asked_ns]
         settled_ns = self._holding.settled_ns("user", self._now_ns)
@@ -145,7 +142,7 @@ class Timeline:
         if passage.step is not None:
             self._take_question(passage.step)
 
-    # -- what the user says ---------------------------------------------------------------------
+    # -- the user's -----------------------------------------------------------------------------
 
     def _take_request(self, request: ClientMessage | None) -> None:
         match request:
@@ -165,7 +162,7 @@ class Timeline:
                 self._ask(request)
 
     def _ask(self, ask: Ask) -> None:
-        """Tell the words of a question; its sound and pictures come once they are decoded."""
+        """Add the words of a question; its sound and pictures come once they are decoded."""
         parts = ask.messages[-1].content
         text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         self._has_deltas = False
@@ -194,12 +191,12 @@ class Timeline:
         begin_ns = self._now_ns if at_ns is None else at_ns
         self._holding.add(Picture(begin_ns=begin_ns, jpeg=jpeg), begin_ns)
 
-    # -- what the server says -------------------------------------------------------------------
+    # -- the server's ---------------------------------------------------------------------------
 
     def _take_message(self, message: ms.ServerMessage) -> None:
         match message:
             case ms.Pending():
-                return  # the answer to a chunk that completes no unit: nothing is heard or said
+                return  # answers a chunk that completes no unit
             case ms.TranscriptDelta(text=text):
                 words = self._words("model", text, f"utterance {self._utterances}")
                 begin_ns = max(self._now_ns, self.story.dictated.heard_ns)
@@ -223,7 +220,7 @@ class Timeline:
         self._note(_NOTES[type(message)], _told(message))
 
     def _tell(self, text: str, pcm: bytes, response_id: str) -> None:
-        """Tell what the model says; its words may come before their sound."""
+        """Add the model's words and sound; its words may come before their sound."""
         if self._texts and self._texts[0].response_id != response_id:
             self._flush_texts()
         if text:
@@ -241,12 +238,12 @@ class Timeline:
             self._texts.clear()
 
     def _flush_texts(self) -> None:
-        """Wait no more for the sound of words."""
+        """Stop waiting for the sound of words."""
         for words in self._texts:
             self._holding.add(words, words.begin_ns)
         self._texts.clear()
 
-    # -- all else -------------------------------------------------------------------------------
+    # -- others ---------------------------------------------------------------------------------
 
     def _words(self, voice: Voice, text: str, response_id: str = "") -> Words:
         """Make words without sound."""

@@ -1,7 +1,7 @@
 """A stereo WAV: the user left, the model right, 16 bits at 48 kHz, on the session's clock.
 
-Frame `n` is heard `n / 48000` seconds after the session's start; see `timeline` for where sound
-stands and `mixer` for how it comes to 48 kHz. Ten minutes are 115 MB, written a second at a time.
+Frame `n` is heard `n / 48000` seconds after the session's start; `timeline` places sound and
+`mixer` brings it to 48 kHz. Ten minutes are 115 MB, written a second at a time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ from .timeline import Timeline
 
 
 def write_wav(timeline: Timeline, file: BinaryIO) -> None:
-    """Write both voices.
+    """Write both voices to a file that can seek.
 
-    Args:
-        timeline: the session.
-        file: takes it; it can be sought in.
-
-    Raises:
-        OSError: it takes no more.
-        TooLongError: the session goes on for longer than sound is written of.
+    `OSError`: writing failed; `TooLongError`: the session is longer than sound can be written.
     """
     mixer = Mixer()
     with wave.open(file, "wb") as sound:

@@ -1,6 +1,6 @@
-"""A session's log written in one format, or nothing: half a file is never left.
+"""A session's log written in one format; no incomplete file is left.
 
-The file is written next to its name, with its log's permissions, and renamed when it is whole.
+The file is written next to its name, with its log's permissions, and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
     {**{f".{name}": name for name in FORMATS}, ".cast": "txt"}
 )
-"""What a file's name says of its format."""
+"""Formats by a file's ending."""
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
-"""What is written from its start to its end, and may go to stdout."""
+"""Formats written from start to end, which may go to stdout."""
 
 _MODULES: Final = {"srt": "captions", "vtt": "captions", "mcap": "mcap_file", "txt": "cast"}
 _WRITERS: Final = {"txt": "write_cast"}
-"""Where a format's writer is named otherwise than the format."""
+"""Writers whose name is not the format's."""
 
 Write = Callable[[Timeline, BinaryIO], None]
 
 
 @attrs.frozen(kw_only=True)
 class Exported:
-    """What was written.
+    """A written export.
 
     Attributes:
-        format: of the file.
-        duration_ns: from the session's start to the end of all that is heard.
+        duration_ns: from the session's start to the end of all sound.
         finished: the log has its end; else the session was open, or its server killed.
-        damage_count: of the log; the file has gaps then.
+        damage_count: of the log; with damage the file has gaps.
     """
 
     format: Format
@@ -68,15 +67,15 @@ def export(
         head: the fields of the log's `session` record.
         items: its records in order, and its damage.
         to: the format.
-        output: the file, or what takes one of `STREAMS`.
+        output: the file, or a stream for one of `STREAMS`.
         like: the log: the same people may read and write the file.
-        replaces: a file that is there is replaced.
+        replaces: replace an existing file.
 
     Raises:
         FileExistsError: there is a file of that name.
         OSError: it cannot be written.
         RecorderError: the log cannot be read.
-        TooLongError: it goes on for longer than the format's sound is written of.
+        TooLongError: the session is longer than the format's sound can be.
     """
     timeline = Timeline(head, items)
     with _opened(output, like, replaces=replaces) as file:
@@ -91,7 +90,7 @@ def export(
 
 @contextmanager
 def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Iterator[BinaryIO]:
-    """Give a file that takes its name once it is whole."""
+    """Open a file that takes its name once it is complete."""
     if not isinstance(output, Path):
         yield output
         return
@@ -100,7 +99,7 @@ def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> It
 
 
 def _writer(to: Format) -> Write:
-    """Load what writes a format; of those not asked for, nothing is imported."""
+    """Load the writer of a format, without importing the others."""
     module = import_module(f".{_MODULES.get(to, to)}", __package__)
     write: Write = getattr(module, _WRITERS.get(to, f"write_{to}"))
     return write

@@ -9,9 +9,8 @@ Rules:
   last step: the unit is complete, and its result is not sent (B6).
 - Costs are the recording's; nothing is measured here.
 - A failure that the environment caused fails again, without a call of the model (`timeline`).
-
-A failure of the model becomes the same event as on a server; a failure that loses the session there
-ends the fork.
+- A failure of the model becomes the same event as on a server; one that loses the session there
+  ends the fork.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ class ForkQuestion:
     """A call of the model.
 
     Attributes:
-        effect: the call.
         at_ns: time of the answer.
-        answer: the recorded answer.
         recorded: the event of that answer; None without one.
         is_interrupted: the client interrupted this unit.
     """
@@ -72,8 +69,7 @@ class ForkedModel:
         at: the first unit without forced decoding.
         anyway: continue if the model does not reach the state of the recording.
 
-    Attributes:
-        prefix: the results for the units before that one.
+    `prefix` holds the results for the units before `at`.
     """
 
     def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
@@ -87,8 +83,7 @@ class ForkedModel:
     async def answer(self, question: ForkQuestion) -> ev.Event:
         """Perform an effect that calls the model, and return the answer.
 
-        Raises:
-            CannotForkError: the model is lost, or does not reach the state of the recording.
+        `CannotForkError`: the model is lost, or does not reach the state of the recording.
         """
         if question.answer.event is not None:
             self._has_run = False

@@ -47,7 +47,7 @@ class Client:
     Args:
         change: the requested changes.
         connected: the session's first event.
-        begin_sample: start of the fork's unit in the client's sound, in samples.
+        begin_sample: start of the fork's unit in the client's sound.
     """
 
     def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:
@@ -61,17 +61,9 @@ class Client:
         self._wire: Final = Wire(connected)
 
     def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
-        """Return the client's frames in place of a recorded frame.
+        """Return the client's frames in place of a recorded frame: the same, or others at its time.
 
-        Args:
-            event: the recorded frame.
-            session: the session before this frame.
-
-        Returns:
-            The same event, or others at the same time.
-
-        Raises:
-            ForkRefusedError: the requested change is not possible.
+        `session` is as before this frame. `ForkRefusedError`: the requested change is not possible.
         """
         self._note_heard(session)
         if not self._is_changed:
@@ -158,8 +150,7 @@ class Client:
 def read_setting(text: str) -> tuple[str, Setting]:
     """Read `NAME=VALUE`; the value is JSON, or else text.
 
-    Raises:
-        ForkRefusedError: the setting is unknown, or has no value.
+    `ForkRefusedError`: the setting is unknown, or has no value.
     """
     name, equals, value = text.partition("=")
     if name not in SETTING_NAMES or not equals:

@@ -52,7 +52,7 @@ async def make_fork(
     anyway: bool = False,
     watch: Watch = lambda _done, _units: None,
 ) -> tuple[Path, Forked]:
-    """Fork a recording.
+    """Fork a recording; return the fork's log, and a summary.
 
     Args:
         log: the recording.
@@ -62,10 +62,7 @@ async def make_fork(
         load: loads a model, as `Loading.load` does.
         anyway: fork although the environment differs, or the model does not reach the state of the
             recording.
-        watch: receives the number of finished units, and of all units.
-
-    Returns:
-        The fork's log, and a summary.
+        watch: called with the number of finished units, and of all units.
 
     Raises:
         ForkRefusedError: the request is not possible for this recording.
@@ -129,10 +126,9 @@ def _load(head: Fields, name: str | None, load: Load) -> Backend:
 def _check(
     head: Fields, times: RecordedTimes, info: BackendInfo, change: Change, *, anyway: bool
 ) -> bool:
-    """Whether the environment differs from the recording's; refuse it unless requested.
+    """Whether the environment differs from the recording's.
 
-    Raises:
-        CannotForkError: it differs, and this was not requested.
+    `CannotForkError`: it differs, and `anyway` is not set.
     """
     mode = times.connected.mode
     if mode not in info.modes:

@@ -56,11 +56,7 @@ class _Due:
 
 
 class _World:
-    """The recorded external events, and the recorded answers between them.
-
-    Attributes:
-        next: the next event and its time; None after the last.
-    """
+    """Recorded external events and answers; `next` is the next with its time, None at the end."""
 
     def __init__(self, items: Items, at: int) -> None:
         self._at: Final = at
@@ -101,10 +97,9 @@ class ForkRun:
         backend: the model.
         journal: of the fork's log.
         anyway: see `ForkedModel`.
-        watch: receives the number of finished units, and of all units.
+        watch: called with the number of finished units, and of all units.
 
     Attributes:
-        model: the model and its session.
         is_reached: the unit of the fork was started, as required.
         ended_early: the fork was still running at the recording's end, so that its client left.
     """
@@ -131,14 +126,9 @@ class ForkRun:
         self._interrupted = -1
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
-        """Run the fork to its end.
+        """Run the fork to its end; return the finished session.
 
-        Args:
-            connected: the fork's first event.
-            items: the recording's records in order.
-
-        Returns:
-            The session, finished.
+        `connected` is the fork's first event, `items` are the recording's records in order.
 
         Raises:
             ForkRefusedError: the requested change is not possible.

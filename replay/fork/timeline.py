@@ -61,15 +61,12 @@ class Answer:
 class RecordedTimes:
     """The times of a recording; it is replayed, which proves that it is sound.
 
-    Args:
-        items: its records in order, and its damage.
-        at: the unit of the fork.
+    `items` are its records in order, and its damage; `at` is the unit of the fork.
 
     Attributes:
         connected: its first event.
-        at: as given.
         begin_seq: the event by which that unit began.
-        begin_sample: start of that unit in the client's sound, in samples.
+        begin_sample: start of that unit in the client's sound.
         end_ns: time of its last record.
         units: units started.
 

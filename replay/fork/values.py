@@ -33,16 +33,15 @@ class CannotForkError(ForkError):
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """The changes of a fork.
+    """The changes of a fork; None keeps the recorded value.
 
     Attributes:
         at: the first changed unit.
         force_listen: that unit has to listen.
-        pcm: the sound from that unit on, float32 LE, 16 kHz mono, followed by silence; None keeps
-            the recorded sound.
-        seed: of the session's random choices; None keeps the recorded seed.
+        pcm: the sound from that unit on, float32 LE, 16 kHz mono, followed by silence.
+        seed: of the session's random choices.
         settings: of the session's init, by name.
-        model: another model's name; None takes the recorded model.
+        model: another model's name.
     """
 
     at: int
@@ -64,10 +63,9 @@ class Prefix:
 
     Attributes:
         units: their number.
-        held: units whose own answer would have differed, and which forced decoding answered as
-            recorded (`runtime.model.backends.forcing`).
+        held: units whose own answer would have differed, forced to the recorded one.
         otherwise: units whose results differ nevertheless.
-        first: the first difference, in words; None without one.
+        first: the first difference, in words.
     """
 
     units: int = 0
@@ -81,11 +79,9 @@ class Forked:
     """A fork that was made.
 
     Attributes:
-        recording_id: its name.
         parent: the recording that it comes from.
         parent_seq: the parent's event by which the unit began: everything before it is equal.
         unit: the first unit of the fork.
-        model: the model that made it.
         units: units started in it.
         prefix: the units before that one.
         ended_early: the fork was still running at the recording's end, so that its client left.

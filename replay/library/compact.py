@@ -1,8 +1,8 @@
 """The command `antiphon compact`: make finished logs smaller.
 
 The savings are on stdout, as text or as one JSON object; a refused log is one line on stderr, and
-stops no other. A log is replaced atomically, by one that was read back; it keeps its owner, mode
-and times, so that retention counts its days as before.
+does not stop the others. A log is replaced atomically, by one that was read back; it keeps its
+owner, mode and times, so that retention counts its days as before.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _write(log: Path, output: Path, watch: Watch) -> Compacted:
 
 
 def _replace(log: Path, watch: Watch) -> Compacted | None:
-    """Replace a log by its compacted one; None where it would not be smaller."""
+    """Replace a log by its compacted one; None if it would not be smaller."""
     with TemporaryDirectory(prefix=PART_PREFIX, dir=log.parent) as folder:
         part = Path(folder) / log.name
         made = compact(log, part, watch=watch)

@@ -1,7 +1,7 @@
 """The command `antiphon recover`: valid logs from damaged or unfinished ones.
 
 The results are on stdout, as text or as one JSON object; a refused log is one line on stderr, and
-stops no other. The logs themselves are only read.
+does not stop the others. The logs themselves are only read.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Done:
     """The result for one log.
 
     Attributes:
-        output: the new log; None where none was written now.
+        output: the new log; None if none was written now.
         records: good ones.
         units: the last good unit's index and one.
         records_lost: missing in the new log.
         damage: the number of damaged places.
         tail_bytes: of an incomplete block at the end, left out.
         reason, file_bytes: of the new log.
-        error: why there is none.
+        error: why there is no new log.
     """
 
     log: str

@@ -1,7 +1,6 @@
 """The replay of several logs as one table for a terminal, the worst first.
 
-Rules: those of `text`; logs that were not identical come first, so that what matters is seen
-however many there are.
+The rules are those of `text`; logs that were not identical come first.
 """
 
 from __future__ import annotations
@@ -25,20 +24,15 @@ from ..rerun.report import Divergence, FullReport
 from .text import speed_text
 
 ROWS_MAX: Final = 60
-"""A folder of more is told by what is wrong in it, and in full by --json."""
+"""Of a larger folder only failures are listed; --json has all."""
 NAME_CHARS_MAX: Final = 48
-"""A recording's id, and a folder; a longer name is folded before anything else is."""
+"""A recording's id, and a folder; a longer name is the first column to wrap."""
 COLUMNS: Final = ("log", "result", "units", "session", "where")
 NUMBERS: Final = ("units", "session")
 
 
 def summary_lines(outcomes: Sequence[Outcome], elapsed_s: float) -> list[RenderableType]:
-    """Tell what became of several logs.
-
-    Args:
-        outcomes: in the order of the logs, one at least.
-        elapsed_s: what all of it took; less than the sum where processes shared the work.
-    """
+    """Describe the replay of logs, at least one; `elapsed_s` is for all, less with processes."""
     severity = list(EXIT_CODES)
     ordered = sorted(outcomes, key=lambda outcome: -severity.index(outcome.result))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -65,7 +59,7 @@ def _row(outcome: Outcome, folder: Path) -> tuple[str, ...]:
 
 
 def _where(outcome: Outcome) -> str:
-    """Say in a few words what is wrong."""
+    """Describe a failure in a few words."""
     if outcome.error is not None:
         return outcome.error
     if outcome.divergence is not None and outcome.result != "damaged":

@@ -1,7 +1,7 @@
 """Reports as text for a terminal, by rich.
 
-Rules: what comes from a log is printed as it is, never as rich's markup, and with its control
-characters escaped; a report fits on a screen however long its session was.
+Text from a log is printed as it is, never as rich's markup, with control characters escaped; a
+report fits on a screen however long its session was.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SHOWN_MAX: Final = 5
 ROWS_MAX: Final = 40
 """Rows of the table of units; the rest is counted, and in JSON."""
 SHOWN_UNITS_MAX: Final = 12
-"""Units that came out otherwise, told one by one."""
+"""Units that differ, listed one by one."""
 HASH_CHARS_MIN: Final = 32
 """Shorter texts of hexadecimal digits may be words or versions."""
 HASH_CHARS_SHOWN: Final = 12
 TEXT_CHARS_MAX: Final = 60
-"""Of what a unit says."""
+"""Of a unit's text."""
 
 
 def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
-    """Print lines and tables, without reading markup or colours into what a log holds."""
+    """Print lines and tables; text from a log is not read as markup or colours."""
     for line in lines:
         if isinstance(line, str):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -52,13 +52,9 @@ def table(
     overflow: OverflowMethod = "ellipsis",
     more: str = "",
 ) -> RenderableType:
-    """Write a table.
+    """Write a table of plain text; columns whose name begins with `<` stand on the left.
 
-    Args:
-        columns: their names; those that begin with `<` stand on the left.
-        rows: plain text.
-        overflow: what becomes of text that is too long.
-        more: the line below it, if there is one.
+    `overflow` is for text that is too long; `more` is a line below the table.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
@@ -70,7 +66,7 @@ def table(
 
 
 def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:
-    """Tell what logic replay found."""
+    """Describe the findings of logic replay."""
     lines: list[RenderableType] = [_verdict(report)]
     old = f", {report.states_of_old} of an older kind not compared" if report.states_of_old else ""
     lines.append(
@@ -105,12 +101,12 @@ def _verdict(report: ReplayReport) -> str:
         return "damaged: what could be compared came out as recorded"
     if report.finished:
         return "identical"
-    amid = ", amid the effects of its last event" if report.truncated else ""
+    amid = ", in the middle of its last event's effects" if report.truncated else ""
     return f"identical as far as the log goes: it ends without fin{amid}"
 
 
 def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
-    """Tell what full replay found, the environment first."""
+    """Describe the findings of full replay, the environment first."""
     lines = _environment_lines(report)
     if not report.compared or report.recorded is None:
         return [*lines, "to compare all the same: --anyway, best with --teacher-forced"]
@@ -144,7 +140,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
 
 
 def _environment_lines(report: FullReport) -> list[RenderableType]:
-    """Tell where the model runs, and what differs from where it was recorded."""
+    """Describe the environment, and its differences from the recorded one."""
     if not report.environment:
         here = [f"{label(name)} {_brief(line)}" for name, line in report.fingerprint.items()]
         return [f"environment as recorded: {'; '.join(here)}"]
@@ -166,7 +162,7 @@ def _brief(line: str) -> str:
 
 
 def _forced_lines(report: FullReport) -> list[RenderableType]:
-    """Tell how a forced model judged each unit; of one that was not, what forcing would tell."""
+    """Describe the verdict on each forced unit; without forcing, what it would show."""
     first = report.divergence
     if not report.teacher_forced:
         is_decision = first is not None and first.field.startswith(("decided_ids", "codec_ids"))
@@ -190,11 +186,11 @@ def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
 
 
 def _apart(found: Divergence | UnitDifference) -> str:
-    """Say how far a decision was from the recorded one, and what that means."""
+    """Describe how far a decision was from the recorded one, and what that means."""
     if found.near_tie is None:
         return ""
     measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]
-    measured += [] if found.draw_gap is None else [f"drawn {found.draw_gap:.2g} beside it"]
+    measured += [] if found.draw_gap is None else [f"drawn {found.draw_gap:.2g} away"]
     return ", ".join(measured) + (": a near-tie" if found.near_tie else ": no near-tie")
 
 
@@ -223,7 +219,7 @@ def divergence_lines(divergence: Divergence) -> list[RenderableType]:
 
 
 def verify_lines(report: Report) -> list[RenderableType]:
-    """Tell what a log is worth."""
+    """Describe the state of a log."""
     lines: list[RenderableType] = [f"state: {report.state}"]
     if report.state == "unreadable":
         return [*lines, report.detail or "no session record is left"]
@@ -251,7 +247,7 @@ def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
 
 
 def inspect_lines(told: Inspection) -> list[RenderableType]:
-    """Tell a session on one screen."""
+    """Describe a session on one screen."""
     lines: list[RenderableType] = [
         f"{label(told.recording_id)}: session {label(told.session_id)},"
         f" {show_seconds(told.duration_ns)}, mode {told.mode},"
@@ -287,7 +283,7 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
 
 
 def _first(name: str, told: Sequence[str]) -> list[RenderableType]:
-    """Show the first of what there is, and say how many more there are."""
+    """Show the first items, and the number of the others."""
     shown = [f"{name} {text}" for text in told[:SHOWN_MAX]]
     more = len(told) - SHOWN_MAX
     return [*shown, f"{name} and {more} more, see --json"] if more > 0 else [*shown]
@@ -333,7 +329,7 @@ def _more(count: int, what: str) -> str:
 
 
 def _asked(told: Exchange | UtteranceStory) -> tuple[str, str, str]:
-    """Which it is, when it began, and how long it took."""
+    """Its name, when it began, and how long it took."""
     took = "" if told.done_ns is None else show_ms(told.done_ns - told.started_ns)
     return str(told.index), show_seconds(told.started_ns), took
 
@@ -391,7 +387,7 @@ def _outcome(run: Sequence[Exchange]) -> str:
 
 
 def speed_text(span_ns: int, elapsed_s: float) -> str:
-    """Say how long a replay took, and how many times faster than the session that was."""
+    """The time of a replay, and how many times faster than the session it was."""
     if elapsed_s <= 0:
         return "in no time"
     return f"in {elapsed_s:.3f} s, {span_ns / NS_PER_S / elapsed_s:.0f} times real time"

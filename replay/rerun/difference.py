@@ -1,10 +1,8 @@
-"""Where two values part, and how to say so in a line.
+"""Finds where two plain values differ, and shows the difference in a line.
 
-Rules: values are equal only if they are of the same type, all the way down: `1`, `1.0` and `True`
-are three values here, and `0.0` is not `-0.0`. What is shown is bounded, whatever is in a log: text
-around its first differing character, bytes by their length and digest, the rest cut short.
-
-It knows nothing of records or events: it compares plain values (`recorder.format.records.Value`).
+Values are equal only if they have the same type at every level: `1`, `1.0` and `True` are three
+values, and `0.0` is not `-0.0`. Output is bounded: text around its first differing character, bytes
+by length and digest, the rest cut short.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from protocol.values.digest import digest
 from recorder.format.records import Value
 
 SHOWN_CHARS_MAX: Final = 160
-"""A value on one line of a terminal, twice folded."""
+"""A value on one line of a terminal, wrapped twice."""
 CONTEXT_CHARS: Final = 60
-"""Shown before and after the character at which two texts part."""
+"""Shown before and after the character at which two texts differ."""
 LABEL_CHARS_MAX: Final = 64
 """A digest, an id or a name."""
 SHOWN_ITEMS_MAX: Final = 8
@@ -30,12 +28,10 @@ NOTHING: Final = "nothing"
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """The first place at which two values part.
+    """The first place at which two values differ; both are shortened.
 
     Attributes:
         path: where, such as `frame[1042]` or `unit.index`; empty for the whole value.
-        recorded: what stands there in the log, shortened.
-        came_out: what stands there now, shortened.
     """
 
     path: str
@@ -44,7 +40,7 @@ class Difference:
 
 
 def first_difference(recorded: Value, came_out: Value, path: str = "") -> Difference | None:
-    """Find where two values part; None where they are the same."""
+    """Find where two values differ; None if they are equal."""
     if isinstance(recorded, str) and isinstance(came_out, str):
         return _text_difference(recorded, came_out, path)
     if isinstance(recorded, Mapping) and isinstance(came_out, Mapping):
@@ -148,7 +144,7 @@ def _whole_difference(recorded: Value, came_out: Value, path: str) -> Difference
 
 
 def _is_hash(value: Mapping[str, Value]) -> bool:
-    """Whether this stands for bytes, as `recorder.format.mapping` writes them in effects."""
+    """Whether a mapping stands for bytes, as `recorder.format.mapping` writes them in effects."""
     return value.keys() == {"bytes", "blake2b"}
 
 

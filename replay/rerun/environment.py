@@ -1,9 +1,8 @@
-"""Whether a full replay here can be compared with what was recorded there.
+"""Whether a full replay on this machine can be compared with a recording.
 
-Rules: the recorded fingerprint and the backend's own must be equal, line by line; a line that only
-one of them has differs. A backend that says of itself that it is not deterministic cannot be
-compared at all. Which lines there are is the backend's business; a log without the line `numerics`
-was made by the first version of a backend's own arithmetic.
+The two fingerprints must be equal, line by line; a line that only one has is a difference. The
+backend chooses the lines. A backend that declares itself not deterministic cannot be compared. A
+log without the line `numerics` was made by version 1 of a backend's arithmetic.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from .report import Mismatch
 
 
 def model_of(head: Fields) -> str | None:
-    """Return the name of the model that a log was made with, as its head says; None if not."""
+    """Return the name of the model in a log's head; None if the head has no name."""
     config = head.get("config")
     name = config.get("model") if isinstance(config, Mapping) else None
     return name if isinstance(name, str) else None
 
 
 DTYPES: Final = MappingProxyType({"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"})
-"""What `load_backend` calls the formats that a fingerprint names."""
+"""The names in `load_backend` of a fingerprint's dtypes."""
 
 
 NUMERICS: Final = "numerics"
 FIRST_NUMERICS: Final = "1"
-"""The version of the arithmetic behind logs that do not say one."""
+"""The version of the arithmetic of logs without that line."""
 
 
 @attrs.frozen
 class Loading:
-    """A model and how it is to compute, as `load_backend` takes it."""
+    """A model and how it computes: the arguments of `load_backend`."""
 
     name: str
     device: str | None = None
@@ -47,11 +46,7 @@ class Loading:
     deterministic: bool = False
 
     def load(self) -> Backend:
-        """Load it with one slot, which all that is replayed needs.
-
-        Raises:
-            ValueError: it cannot be had here.
-        """
+        """Load it with one slot, enough for replay; `ValueError` if it is not available here."""
         return load_backend(
             self.name,
             1,
@@ -62,12 +57,7 @@ class Loading:
 
 
 def loading_of(head: Fields, name: str) -> Loading:
-    """How a model is loaded so that it computes as one did for a log, as far as that is known.
-
-    Args:
-        head: the fields of the log's `session` record.
-        name: the model; it may be the log's own in another place.
-    """
+    """Choose settings with which a model computes as the log with this head did, if known."""
     config, fingerprint = head.get("config"), head.get("fingerprint")
     if not isinstance(fingerprint, Mapping):
         return Loading(name)
@@ -82,19 +72,14 @@ def loading_of(head: Fields, name: str) -> Loading:
 
 
 def _gpu() -> str | None:
-    """A GPU where there is one; without it what there is, and the report says that it differs."""
+    """The GPU if there is one; otherwise the default, and the report shows the difference."""
     import torch  # It costs a second: only a log that was made on a GPU pays it.
 
     return "cuda" if torch.cuda.is_available() else None
 
 
 def mismatches(head: Fields, info: BackendInfo) -> tuple[Mismatch, ...]:
-    """List what differs between where a log was recorded and here.
-
-    Args:
-        head: the fields of the log's `session` record.
-        info: the backend that is to run it again.
-    """
+    """List the differences between the environment of the log with this head and this one."""
     said = head.get("fingerprint")
     there = {name: str(line) for name, line in said.items()} if isinstance(said, Mapping) else {}
     here = {name: str(line) for name, line in info.fingerprint.items()}

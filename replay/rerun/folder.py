@@ -1,7 +1,7 @@
-"""Several logs, replayed one after the other or in processes of their own.
+"""Replays several logs, one after the other or in processes.
 
-An unreadable or damaged log stops no other; outcomes keep the order of the logs. Only paths and
-`Outcome`s are passed between processes, so memory does not grow with the logs.
+An unreadable or damaged log does not stop the others; outcomes keep the order of the logs. Only
+paths and `Outcome`s pass between processes, so memory does not grow with the logs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .report import FullReport
 from .verdicts import ModelUnavailableError
 
 JOBS_MAX: Final = 64
-"""Processes: more than the cores of most machines gain nothing."""
+"""Processes: more than the cores of most machines, where more gain nothing."""
 
 
 class JobLostError(Exception):
@@ -46,7 +46,7 @@ RunFully = Callable[[LogReader, Watch], Awaitable[FullReport]]
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """The files, and all logs in and below folders by name; once, in the order of the paths."""
+    """List the files, and all logs in and below folders by name; once, in order of the paths."""
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -57,11 +57,11 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
 
 
 def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
-    """The logs for a command that makes new ones, of files and folders; at least one path.
+    """List the logs, in files and folders, that a command writes again; at least one path.
 
     Raises:
         click.UsageError: one output for several logs.
-        LogUnusableError: a log is missing, or there is none in the folders.
+        LogUnusableError: a log is missing, or the folders hold no log.
     """
     if output is not None and (len(paths) > 1 or paths[0].is_dir()):
         raise click.UsageError("--output is for one LOG")
@@ -74,14 +74,14 @@ def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether it is a file, and not the unfinished output of a command."""
+    """Whether it is a file, but not the unfinished output of a command."""
     return path.is_file() and not path.parent.name.startswith(PART_PREFIX)
 
 
 def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> Outcome:
     """Replay one log by logic; `go_on` reads past damage.
 
-    `OSError`: the file is missing or unreadable; `RecorderError`: it is no log.
+    `OSError`: the file is missing or unreadable; `RecorderError`: it is not a log.
     """
     began = time.perf_counter()
     with LogReader(log) as reader:
@@ -124,7 +124,7 @@ def replay_logs(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Start processes that no interrupt reaches: they inherit the mask; this one stops them."""
+    """Start processes that inherit a mask against interrupts; this process stops them."""
     ensure_running()  # of multiprocessing's own process, whose start would lift the mask
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

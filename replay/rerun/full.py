@@ -1,16 +1,15 @@
-"""Full replay: the model again on the inputs that were logged, then the machine on what it made.
+"""Full replay: runs the model again on the logged inputs, then the machine on its new outputs.
 
 Rules:
-- The inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`,
-  `StartTurn`, `RunChunk`): what the machine asks for is what the model is given. Which calls are
-  made again, and what is compared, is of one kind a session: `full_units`, `full_turns` or
-  `full_chunks`.
-- What the environment did stays as it was: a call without a result is not made.
-- The model's new outputs take the place of the recorded ones, with the recorded times, costs and
-  indices, and a second machine is stepped with those: it says what the client would have got.
-- The model goes on after a difference, on its own outputs, so that the units that differ can be
-  counted; what is explained is the first. Teacher-forced it goes on as it was recorded, so that
-  each unit is judged by itself. Turns of chat need no forcing: each carries all that it depends on.
+- The model's inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`,
+  `StartTurn`, `RunChunk`). A session has one kind of call: `full_units`, `full_turns` or
+  `full_chunks` run and compare it.
+- The environment's part stays as recorded: a call without a result is not run.
+- The model's new outputs, with the recorded times, costs and indices, replace the recorded ones,
+  and step a second machine, which gives the frames that the client would have got.
+- After a difference the model goes on, on its own outputs, so that the units that differ can be
+  counted; the first is explained. Teacher-forced it goes on as recorded, so that each unit is
+  judged by itself. Turns of chat need no forcing: each carries all its inputs.
 - The log must be sound: a model that missed an input cannot be compared.
 
 It works with any `Backend`, on any event loop that AnyIO runs on.
@@ -42,7 +41,7 @@ from .verdicts import Finding, ModelUnavailableError, Rerun, Verdicts
 from .words import Step
 
 RELEASE_WAIT_S: Final = 10.0
-"""A model that does not let go of a session in this time is left to the end of the process."""
+"""A model that takes longer to release a session keeps it to the end of the process."""
 
 KINDS: Final[Mapping[str, type[Rerun[Any]]]] = {
     "video": UnitReplay,
@@ -50,7 +49,7 @@ KINDS: Final[Mapping[str, type[Rerun[Any]]]] = {
     "chat": TurnReplay,
     "transcription": ChunkReplay,
 }
-"""What is made again, by the session's mode."""
+"""The replay of a session's calls, by its mode."""
 
 
 async def replay_fully(
@@ -63,22 +62,18 @@ async def replay_fully(
     teacher_forced: bool = False,
     watch: Watch = unwatched,
 ) -> FullReport:
-    """Run a log's model again and compare what it makes with what was recorded.
+    """Run a log's model again and compare its outputs with the recorded ones.
 
     Args:
         head: the fields of the log's `session` record.
-        items: its records in order, that one first, and its damage.
+        items: the log's records in order, `session` first, and its damage.
         load: loads a model, as `Loading.load` does.
-        model: its name, in place of the one that the log gives.
+        model: a model's name, in place of the log's.
         anyway: compare although the environment differs.
-        teacher_forced: make it decide what was recorded, and say where it would not have.
-        watch: told 0 when the model is loaded, then how many of its calls were made again.
+        teacher_forced: force the recorded decisions, and report where the model's own differ.
+        watch: called with 0 when the model is loaded, then with the number of calls made again.
 
-    Returns:
-        What was compared, and the first difference.
-
-    Raises:
-        ModelUnavailableError: no model is named, `load` failed, or it cannot be forced.
+    `ModelUnavailableError`: no model is named, `load` failed, or it cannot be forced.
     """
     name = model if model is not None else model_of(head)
     if name is None:
@@ -107,21 +102,16 @@ async def replay_fully(
 def _load(loading: Loading, load: Callable[[Loading], Backend]) -> Backend:
     try:
         return load(loading)
-    except Exception as error:  # whatever it is, there is no model
+    except Exception as error:  # any error means that there is no model
         text = f"the model {loading.name!r} cannot be loaded: {error}"
         raise ModelUnavailableError(text) from error
 
 
 class FullReplay:
-    """A full replay under way, record by record; `close` it.
+    """A full replay in progress, record by record; `close` it.
 
-    Args:
-        backend: the model.
-        teacher_forced: make it decide what was recorded.
-        held_units: units that were held to another recording (`held`), from the first on.
-
-    Attributes:
-        is_stopped: there is nothing left to run: it takes no more.
+    `held_units` units, from the first on, were held to another recording (`held`). After
+    `is_stopped` it takes no more records.
     """
 
     def __init__(
@@ -138,11 +128,11 @@ class FullReplay:
 
     @property
     def calls(self) -> int:
-        """How many units, turns and chunks were made again."""
+        """The number of units, turns and chunks made again."""
         return 0 if self._kind is None else self._kind.made
 
     async def feed(self, item: Record | Damage) -> None:
-        """Take the next record; run the model where it holds an output of the model's."""
+        """Take the next record; run the model if the record holds an output of the model."""
         step = self._recorded.feed(item)
         event = None if step is None else await self._renew(step)
         if not self.is_stopped:
@@ -150,7 +140,7 @@ class FullReplay:
             self.is_stopped = self._recorded.is_stopped
 
     def report(self) -> FullReport:
-        """Say what was found so far; the model's name and the environment are the caller's."""
+        """Report the findings so far; the caller adds the model's name and the environment."""
         found = self._verdicts
         return FullReport(
             model=self._backend.info.name,
@@ -173,7 +163,7 @@ class FullReplay:
     # -- the model again ------------------------------------------------------------------------
 
     async def _renew(self, step: Step) -> ev.Event | None:
-        """Make the model's part of an event again; None where it has none, or it failed."""
+        """Make the model's part of an event again; None if it has no part, or it failed."""
         if isinstance(step.event, ev.ConnectionOpened):
             kind = KINDS[step.event.mode]
             self._kind = kind(self._backend, self._teacher_forced, self._held_units)
@@ -184,7 +174,7 @@ class FullReplay:
             verdict = await self._kind.renew(step.event)
         except ModelUnavailableError:
             raise
-        except Exception as error:  # a bug of the backend's too: it is what came out
+        except Exception as error:  # the backend's bug is a result, too
             difference = Difference(
                 path="", recorded="a result", came_out=f"{type(error).__name__}: {error}"
             )

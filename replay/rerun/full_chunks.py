@@ -1,7 +1,7 @@
-"""Full replay of a transcription: the model hears each chunk again, and what it writes is compared.
+"""Full replay of a transcription: the model hears each chunk again, and its text is compared.
 
-A chunk is run when the log tells what the recorded model wrote of it; one that failed is not run
-again, for the utterance ends with it, and the next begins afresh.
+A chunk is run at its recorded result. A chunk that failed is not run again: it ended its utterance,
+and the next utterance starts without context.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ChunkReplay(Rerun[TranscriptSession]):
     name = "chunks"
 
     async def renew(self, event: ev.Event) -> Verdict:
-        """Make the model's part of an event again."""
+        """Run a chunk at its result."""
         match event:
             case ev.ChunkDone():
                 return await self._hear(event)

@@ -1,9 +1,8 @@
-"""Full replay of a turn of chat: the model answers again, its pieces compared as the log has them.
+"""Full replay of a turn of chat: the model answers again, and its pieces are compared in order.
 
-The model prefills when the log tells that the recorded one had, and answers, to the end, when the
-log tells of the first piece; its pieces then take the place of the recorded ones, one by one. A
-turn that was cut is run once more, to just where it was cut: what it left behind there is compared
-too. A turn that failed is compared as far as it had come: what the environment did stays.
+The model prefills at the recorded prefill, and at the first recorded piece it answers to the end;
+its pieces then replace the recorded ones, one by one. A turn that was cut is run once more up to
+the cut, to compare its result there. A turn that failed is compared up to the failure.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from .verdicts import Rerun, Verdict, finding_of
 
 @attrs.define
 class Running:
-    """A turn that the model is at again.
+    """A turn that the model runs again.
 
     Attributes:
-        effect: what it was asked.
-        chunks: its pieces that the log has not told of yet.
+        effect: the question.
+        chunks: its pieces after those that the log has reached.
         result: its end; None before the first piece was asked for.
-        failure: what it failed with instead.
+        failure: the error that ended it.
     """
 
     effect: ef.StartTurn
@@ -47,7 +46,7 @@ class TurnReplay(Rerun[TurnSession]):
     _running: Running | None = None
 
     async def renew(self, event: ev.Event) -> Verdict:
-        """Make the model's part of an event again."""
+        """Run a turn's prefill, pieces or end."""
         match event:
             case ev.TurnPrefilled(prefill=recorded):
                 return await self._prefilled(event, recorded)

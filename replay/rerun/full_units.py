@@ -1,8 +1,8 @@
 """Full replay of units: the model is opened again, runs each unit and finalizes it.
 
-A unit is cut where its recording was cut. An opening or a unit that failed is not run again, for
-its rollback left no trace. Teacher-forced, each unit is judged by itself. Units of a fork that were
-held to its parent's are held again, and not judged by what they decide.
+A unit is cut where its recording was cut. An opening or a unit that failed is not run again, since
+its rollback left no trace. Units of a fork that were held to its parent's are held again, and their
+decisions are not judged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnitReplay(Rerun[BackendSession]):
     logits_changed: int | None = None
 
     def counts(self, changed: int) -> dict[str, Any]:
-        """Say what the report counts."""
+        """Count units, held units and forced decisions."""
         return {
             **super().counts(changed),
             "units_held": self.units_held,
@@ -49,7 +49,7 @@ class UnitReplay(Rerun[BackendSession]):
         }
 
     async def renew(self, event: ev.Event) -> Verdict:
-        """Make the model's part of an event again."""
+        """Run an opening, a unit or its finalize at its result."""
         match event:
             case ev.BackendOpened():
                 return await self._open(event)
@@ -97,7 +97,7 @@ class UnitReplay(Rerun[BackendSession]):
     async def _play(
         self, session: BackendSession, unit: Unit, recorded: UnitResult
     ) -> ForcedResult:
-        """Run a unit as it was cut, and forced where it was or where that is asked for."""
+        """Run a unit as it was cut, forced if it was forced or `teacher_forced` is set."""
         is_held = self._is_held(unit.index)
         if not isinstance(session, Forces) or not (is_held or self.teacher_forced):
             made = await session.run_unit(unit, cut=recorded.cut)
@@ -108,7 +108,7 @@ class UnitReplay(Rerun[BackendSession]):
         return ForcedResult(result=hold(recorded, forced.result), choices=())
 
     def _is_held(self, index: int) -> bool:
-        """Whether a unit was held to another recording; what cannot be forced never was."""
+        """Whether a unit was held to another recording; only a model with forcing holds units."""
         return index < self.held_units and isinstance(self.held, Forces)
 
     def _count(self, forced: ForcedResult) -> None:

@@ -1,11 +1,9 @@
-"""Units of a fork that were held to its parent's: which they are, and what is made of them.
+"""The units of a fork that were held to its parent's: their number and their results.
 
-Where a fork changes what a model is told when a session opens, the units before the fork's own are
-*held*: the model is made to decide what was recorded (`runtime.model.backends.forcing`), for by
-itself it would have said something else. So their results have two makers. What was decided and
-said is the recording's; what the model was fed, and what that left in it, is its own.
-
-Whoever makes a fork and whoever replays one asks here, so that both make the same of it.
+If a fork changes the opening of the model, the units before the fork's own are *held*: the model is
+forced to the recorded decisions (`runtime.model.backends.forcing`), since its own would differ. So
+decisions and speech in their results are the recording's; the inputs, and the model's state after
+them, are the model's own. Making a fork and replaying one both use this module.
 """
 
 from __future__ import annotations
@@ -19,21 +17,17 @@ from protocol.values.model import UnitResult
 from recorder.format.records import Fields
 
 FORK: Final = "fork"
-"""Where the `config` of a fork's head says what was changed."""
+"""The field of the `config` of a fork's head that holds its changes."""
 IS_HELD: Final = "is_held"
-"""What it says there of the units before `parent.unit`."""
+"""The entry of `FORK` for the units before `parent.unit`."""
 OWN_FIELDS: Final = (
     *("fed_ids", "kv_length", "vision_slices", "vision_tokens", "logits_hash", "margin"),
 )
-"""Of a held unit's result, what is the model's own."""
+"""The fields of a held unit's result that are the model's own."""
 
 
 def held_units(head: Fields) -> int:
-    """Say how many units of a log were held, from its first on.
-
-    Args:
-        head: the fields of its `session` record.
-    """
+    """Return how many units, from the first on, were held in the log with this head."""
     config, parent = head.get("config"), head.get("parent")
     fork = config.get(FORK) if isinstance(config, Mapping) else None
     is_held = isinstance(fork, Mapping) and fork.get(IS_HELD) is True
@@ -42,10 +36,5 @@ def held_units(head: Fields) -> int:
 
 
 def hold(recorded: UnitResult, forced: UnitResult) -> UnitResult:
-    """Give the result of a held unit.
-
-    Args:
-        recorded: what was decided and said.
-        forced: what the model made when it was forced to that.
-    """
+    """Combine the result of a held unit: decisions and speech recorded, the rest as forced."""
     return attrs.evolve(recorded, **{name: getattr(forced, name) for name in OWN_FIELDS})

@@ -1,13 +1,13 @@
-"""Logic replay: the logged events again, through the same `Session` as the server's.
+"""Logic replay: steps the same `Session` as the server's with the logged events.
 
 Rules:
-- Each event is stepped once, in the order of the log; each effect and state hash that follows in
-  the log is compared with what came out, in order, a sent frame byte for byte.
-- The first divergence ends the comparison: whatever follows could only be its consequence.
-- Damage ends it too, unless told to go on: then what follows lost records is skipped up to the
-  next event, and the rest is compared as far as that still makes sense.
-- A log without `fin` may end amid the effects of its last event (a block ends where it fills), and
-  so may one that was recovered. That is `truncated`, not a divergence.
+- Each event is stepped once, in the order of the log; the effects and state hashes that follow in
+  the log are compared with the new ones, in order, a sent frame byte for byte.
+- The first divergence ends the comparison: later ones could only be its consequences.
+- Damage ends it too, unless `go_on` is set: then records after lost ones are skipped up to the next
+  event, and the rest is compared as far as possible.
+- A log without `fin`, or one that was recovered, may end among the effects of its last event (a
+  block ends where it fills). That is `truncated`, not a divergence.
 - A mark for a record that was lost (`antiphon recover --salvage`) is damage.
 
 It runs no model, opens no file and measures no time.
@@ -45,25 +45,20 @@ from .report import Divergence, Kind, Maker, ReplayReport
 from .words import Step, cause_of, describe, name_of, show_effect
 
 DAMAGE_KEPT: Final = 100
-"""Damages reported one by one; a file of nothing but damage is counted beyond that."""
+"""Damages reported one by one; later ones are only counted."""
 LOSSLESS: Final = frozenset({"chain", "head", "order", "fin", "seek"})
-"""Damage by which no record is lost: what follows it can be compared as it is."""
+"""Damage that loses no record: the records after it can be compared."""
 HERE: Final = Maker(software=version("antiphon"), schema=MACHINE_SCHEMA, behaviour=NEWEST)
-"""What replays."""
+"""The software that replays."""
 BROKEN_OFF: Final = "broken_off"
-"""What `fin` says of a session that was cut off from outside: the machine has no reason then."""
+"""The reason in `fin` of a session cut off from outside, for which the machine has no reason."""
 
 
 def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayReport:
-    """Run a log's events again and compare what comes out with what was recorded.
+    """Run a log's events again and compare the effects with the recorded ones.
 
-    Args:
-        items: the records of a log in order, and its damage, as `recorder.read.reader.LogReader`
-            gives them.
-        go_on: read past damage.
-
-    Returns:
-        What was compared, and the first divergence.
+    `items` are the records of a log in order, and its damage, as `recorder.read.reader.LogReader`
+    gives them; `go_on` reads past damage.
     """
     replayer = Replayer(go_on=go_on)
     for item in items:
@@ -74,11 +69,7 @@ def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayRe
 
 
 def advance(session: Session | None, event: ev.Event) -> tuple[Session, tuple[ef.Effect, ...]]:
-    """Step an event; the first one makes the session.
-
-    Raises:
-        LocalProtocolError: it cannot be the next one.
-    """
+    """Step an event; the first one makes the session. `LocalProtocolError`: it cannot come next."""
     if session is not None:
         return session, session.step(event)
     if not isinstance(event, ev.ConnectionOpened):
@@ -87,11 +78,11 @@ def advance(session: Session | None, event: ev.Event) -> tuple[Session, tuple[ef
 
 
 class Replayer:
-    """A logic replay under way, record by record.
+    """A logic replay in progress, record by record.
 
     Attributes:
         session: the machine; None before its first event.
-        is_stopped: a divergence or damage was found: it takes no more.
+        is_stopped: by a divergence or damage; it takes no more records.
     """
 
     def __init__(self, *, go_on: bool = False) -> None:
@@ -113,14 +104,9 @@ class Replayer:
         self._has_our_states = False
 
     def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> Step | None:
-        """Take the next record, or damage between records.
+        """Take the next record, or damage between records; step the event `instead` if it is given.
 
-        Args:
-            item: what comes next in the log.
-            instead: an event to step in place of the one that the record holds.
-
-        Returns:
-            What was stepped, if it is an event and the machine took it.
+        Returns the step; None unless it is an event that the machine took.
         """
         if self.is_stopped:
             return None
@@ -134,7 +120,7 @@ class Replayer:
         return self._take(item, instead)
 
     def report(self) -> ReplayReport:
-        """Say what was found so far; what is due and not recorded yet counts as truncated."""
+        """Report the findings so far; effects due and not recorded yet count as truncated."""
         counts = self._counts
         return ReplayReport(
             recorded_by=self._recorded_by,
@@ -177,7 +163,7 @@ class Replayer:
             self._take_fin(record)
         elif is_lost(record):
             self._take_lost(record)
-        return None  # what else there is (heads, marks) is not the machine's
+        return None  # heads and marks are not the machine's
 
     def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
         if self._due and not self._lost_track:
@@ -206,7 +192,7 @@ class Replayer:
         self._has_our_states = snapshot == SNAPSHOT
 
     def _is_newer(self, record: Record) -> bool:
-        """Note which behaviour the session has, and stop where this machine does not know it."""
+        """Note the session's behaviour version; stop if this machine does not know it."""
         behaviour = record.fields.get("behaviour", 0)
         if isinstance(behaviour, int):
             self._recorded_by = attrs.evolve(self._recorded_by, behaviour=behaviour)
@@ -218,7 +204,7 @@ class Replayer:
     def _step(self, record: Record, event: ev.Event) -> Step | None:
         try:
             self.session, effects = advance(self.session, event)
-        except Exception as error:  # also a bug of the machine's: it is what came out
+        except Exception as error:  # the machine's bug is a result, too
             came_out = f"{type(error).__name__}: {error}"
             self._last = Step(record=record, event=event, effects=())
             self._diverge("refused", record, "", describe(record), came_out)
@@ -231,7 +217,7 @@ class Replayer:
         return self._last
 
     def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
-        """See that the log is of the session that begins."""
+        """Check that the log is of the session that begins."""
         config = head.fields.get("config")
         said = {**(config if isinstance(config, Mapping) else {}), **head.fields}
         came_out: dict[str, Value] = {
@@ -289,7 +275,7 @@ class Replayer:
             self._compare_end(record, self.session)
 
     def _compare_end(self, record: Record, session: Session) -> None:
-        """Compare what `fin` says of the session; what it says of the log is `verify`'s."""
+        """Compare the session's fields in `fin`; the log's own fields are checked by `verify`."""
         said = record.fields
         is_broken_off = said.get("reason") == BROKEN_OFF
         if not (session.is_finished or is_broken_off):
@@ -305,10 +291,10 @@ class Replayer:
         else:
             self._counts["states"] += "digest" in names
 
-    # -- what is wrong --------------------------------------------------------------------------
+    # -- divergences ----------------------------------------------------------------------------
 
     def _is_next(self, record: Record) -> bool:
-        """See that no record is missing or comes again, where the reader has not said so."""
+        """Check that no record is missing or repeated, unless the reader has reported it."""
         expected = record.seq if self._next_seq is None else self._next_seq
         if record.seq != expected:
             damage = Damage(
@@ -326,7 +312,7 @@ class Replayer:
         return True
 
     def _take_lost(self, mark: Record) -> None:
-        """Tell of records that were lost before the log was recovered, once for all in a row."""
+        """Report records lost before the log was recovered, once for all in a row."""
         if self._lost_track:
             return
         detail = "records were lost before the log was recovered"

@@ -1,7 +1,7 @@
-"""What came of replaying one log: a verdict, the report behind it, and both as JSON.
+"""The result of replaying one log: a verdict, the report behind it, and both as JSON.
 
-Rules: damage weighs more than a divergence, which can be its consequence; of several logs the worst
-counts. The keys of the JSON stay: scripts read them.
+Damage outweighs a divergence, which it can cause; of several logs the worst counts. The keys of the
+JSON are stable: scripts read them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ _CONVERTER: Final = Converter()
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What came of one log.
+    """The result of replaying one log.
 
     Attributes:
-        log: its path, as it was named.
-        result: the verdict.
-        elapsed_s: what opening and replaying it took.
-        report: what was found; None where nothing could be replayed.
+        log: its path, as given.
+        elapsed_s: the time to open and replay it.
+        report: None if nothing could be replayed.
         error: why not, in one line.
     """
 
@@ -45,17 +44,17 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """Of a command that has replayed this log alone."""
+        """The exit code of a command that replayed only this log."""
         return EXIT_CODES[self.result]
 
     @property
     def logic(self) -> ReplayReport | None:
-        """The logic replay of the log as it is; None where there was none."""
+        """The logic replay of the log as it is; None if it was not run."""
         return self.report.recorded if isinstance(self.report, FullReport) else self.report
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first."""
+        """The first divergence."""
         report = self.report
         if isinstance(report, FullReport):
             return report.first_divergence
@@ -63,7 +62,7 @@ class Outcome:
 
     @property
     def span_ns(self) -> int:
-        """How long the session lasted, as far as it was replayed."""
+        """The session's length, as far as it was replayed."""
         return 0 if self.logic is None else self.logic.span_ns
 
 
@@ -85,14 +84,14 @@ def full_result(report: FullReport) -> Result:
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:
-    """The exit code of a command that has replayed several logs: that of the worst."""
+    """The exit code of a command that replayed several logs: that of the worst."""
     severity = list(EXIT_CODES)
     results: list[Result] = ["identical", *(outcome.result for outcome in outcomes)]
     return EXIT_CODES[max(results, key=severity.index)]
 
 
 def times_real_time(span_ns: int, elapsed_s: float) -> float | None:
-    """How much faster than the session its replay was; None where it took no time."""
+    """How much faster than the session its replay was; None if it took no time."""
     return round(span_ns / NS_PER_S / elapsed_s, 1) if elapsed_s > 0 else None
 
 

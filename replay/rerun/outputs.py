@@ -1,14 +1,14 @@
-"""The model's outputs, recorded and new, compared in the order in which one leads to the next.
+"""Compares the model's recorded and new outputs, in the order in which one leads to the next.
 
     input hash, listen or speak, decided ids, fed ids, codec ids, KV length, text, PCM bytes
 
-and then what else a unit says of itself. Where PCM differs, its SNR tells rounding (60 dB and more)
-from another utterance. Costs are left out: they are measured, not made. Logits are compared apart
-(`logits_differ`): they can move without any token moving with them.
+and then a unit's other fields. If PCM differs, its SNR separates rounding (60 dB and more) from
+another utterance. Costs are measured, so they are left out. Logits are compared separately
+(`logits_differ`): they can change without changing a token.
 
-Of a unit that was forced (`runtime.model.backends.forcing`), the ids are the recording's own; a
-decision in which the model parts from it counts as the difference of ids that it would have been. A
-*near-tie* is one that rounding could have turned; a model that does other work is further away.
+The ids of a unit that was forced (`runtime.model.backends.forcing`) are the recording's own; a
+decision where the model's choice differs counts as the difference of ids that it would have caused.
+Rounding could have turned a *near-tie*; a model that computes something else is further away.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNIT_FIELDS: Final = (
     *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
     *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
 )
-"""In the order in which they are compared: the first that differs is nearest to the cause."""
+"""In the order of comparison: the first that differs is nearest to the cause."""
 OPENED_FIELDS: Final = ("prompt_length", "fed_ids")
 FINALIZED_FIELDS: Final = ("kv_length", "fed_ids")
 PREFILL_FIELDS: Final = ("input_hash", "fed_ids", "input_tokens")
@@ -45,12 +45,16 @@ TURN_FIELDS: Final = (
 )
 
 NEAR_TIE_MARGIN: Final = 0.05
-"""Logits; what decides at a temperature of 0. Half precision moves those of the embedded model by
-about so much."""
+"""Logits; used at a temperature of 0.
+
+Half precision changes the logits of the embedded model by about this much.
+"""
 NEAR_TIE_DRAW_GAP: Final = 0.02
-"""Probability. Of 1539 decisions of the embedded model float16 turned 3, at most 0.0007 away, and
-bfloat16 23, at most 0.014 away, though their logits were up to 5 apart. Weights changed by half
-turned 240, most of them further away."""
+"""Probability, from 1539 decisions of the embedded model.
+
+float16 turned 3, at most 0.0007 away, and bfloat16 23, at most 0.014 away, though their logits were
+up to 5 apart. Weights changed by half turned 240, most of them further away.
+"""
 
 
 def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
@@ -61,11 +65,7 @@ def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
 def compare_forced(
     recorded: UnitResult, forced: ForcedResult
 ) -> tuple[Difference | None, Choice | None]:
-    """Find the first difference between a result of a unit and a forced one.
-
-    Returns:
-        The difference; and the decision, where it is one.
-    """
+    """Find the first difference of a forced result from a unit's, with its decision if any."""
     found = compare_units(recorded, forced.result)
     if not forced.choices:
         return found, None
@@ -79,7 +79,7 @@ def compare_forced(
 
 
 def is_near_tie(choice: Choice) -> bool | None:
-    """Whether rounding could have turned a decision; None where the model gives no measure."""
+    """Whether rounding could have turned a decision; None if the model gives no measure."""
     if choice.margin is None and choice.draw_gap is None:
         return None
     is_near = choice.margin is not None and abs(choice.margin) <= NEAR_TIE_MARGIN
@@ -87,7 +87,7 @@ def is_near_tie(choice: Choice) -> bool | None:
 
 
 def _root(path: str) -> str:
-    """The field that a path begins with."""
+    """The first field of a path."""
     return path.partition("[")[0].partition(".")[0]
 
 
@@ -112,7 +112,7 @@ def compare_chunks(recorded: TurnChunk, new: TurnChunk) -> Difference | None:
 
 
 def compare_heard(recorded: ChunkResult, new: ChunkResult) -> Difference | None:
-    """Find the first difference between what was written of a chunk."""
+    """Find the first difference between two results of a chunk."""
     return _compare(recorded, new, HEARD_FIELDS)
 
 
@@ -129,13 +129,7 @@ def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
 def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Difference | None:
     """Find the first difference between two values of one field of an output.
 
-    Args:
-        recorded: its value; bytes are float32 LE samples.
-        new: likewise.
-        name: of the field.
-
-    Returns:
-        The difference; of sound its path names the sample.
+    Bytes are float32 LE samples: the path of their difference names the sample.
     """
     if not isinstance(recorded, bytes) or not isinstance(new, bytes):
         return first_difference(_plain(recorded), _plain(new), name)
@@ -150,14 +144,10 @@ def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Dif
 
 
 def snr_db(recorded: bytes, new: bytes) -> float | None:
-    """Measure how loud the recorded signal is beside its difference from the new one.
+    """Measure in decibels how loud the recorded signal is against its difference from the new one.
 
-    Args:
-        recorded: float32 LE samples.
-        new: likewise; where one is longer, the rest of it counts as difference.
-
-    Returns:
-        Decibels; None where the bytes are equal, or the recorded signal is silence.
+    Both are float32 LE samples; the rest of the longer one counts as difference. None if the bytes
+    are equal or the recorded signal is silence.
     """
     if recorded == new or len(recorded) % SAMPLE_BYTES or len(new) % SAMPLE_BYTES:
         return None

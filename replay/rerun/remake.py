@@ -1,16 +1,16 @@
-"""A log made again: events through a fresh machine, and all that comes of them recorded anew.
+"""Makes a log again: steps a new machine with events, and records its effects.
 
     head, events -> Session -> records, as a server's journal makes them -> a log by the real writer
 
 Rules:
-- The effects, state hashes and `fin` are this machine's; nothing of an old log's is copied. So what
-  is remade verifies and logic-replays, whatever was changed in its events.
-- What the machine refuses cannot be remade: `RemakeError` names the event.
-- A session that has not ended is closed as one that was broken off, unless its log is to stay open.
-- A file is written elsewhere and is there when it is whole.
+- The effects, state hashes and `fin` are this machine's; none are copied from an old log. So the
+  new log verifies and logic-replays, whatever was changed in its events.
+- If the machine refuses an event, `RemakeError` names it.
+- A session that has not ended is closed as broken off, unless its log is to stay open.
+- A file appears only when it is complete.
 
-Whether an event could have happened (a result of a unit that nobody asked for) is not asked here:
-the machine ignores those. It keeps one block in memory.
+Events that could not happen (the result of a unit never asked for) are not checked here: the
+machine ignores them. It keeps one block in memory.
 """
 
 from __future__ import annotations
@@ -36,17 +36,14 @@ from .logic import BROKEN_OFF, advance
 
 
 class RemakeError(ValueError):
-    """The machine refuses the events: there is no such session."""
+    """The machine refuses the events: no such session exists."""
 
 
 @attrs.frozen(kw_only=True)
 class Remade:
     """An event that was stepped again.
 
-    Attributes:
-        event: what was stepped.
-        effects: what came of it.
-        records: both, and a state hash where one is due, as the log has them.
+    `records` are the log's: the event, its effects, and a state hash if one is due.
     """
 
     event: ev.Event
@@ -55,12 +52,7 @@ class Remade:
 
 
 class Remaker:
-    """Steps one session again, event by event.
-
-    Attributes:
-        session: the machine; None before its first event.
-        events: how many were stepped.
-    """
+    """Steps one session again; `session` is None before its first event, `events` counts them."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -70,14 +62,10 @@ class Remaker:
         self._at_ns = 0
 
     def step(self, event: ev.Event) -> Remade:
-        """Step an event.
-
-        Raises:
-            RemakeError: the machine refuses it.
-        """
+        """Step an event; `RemakeError` if the machine refuses it."""
         try:
             self.session, effects = advance(self.session, event)
-        except Exception as error:  # a bug of the machine's too: there is no log of it
+        except Exception as error:  # also a bug of the machine: no log is made
             name = type(event).__name__
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise RemakeError(f"event {self.events}, {name}: {why}") from error
@@ -94,7 +82,7 @@ class Remaker:
         return self._number("mark", fields)
 
     def end(self) -> Record:
-        """Make the record of the session's end, as far as it has one."""
+        """Make the record of the session's end."""
         session = self.session
         is_over = session is not None and session.is_finished
         reason = session.end_reason if session is not None and is_over else BROKEN_OFF
@@ -118,22 +106,19 @@ def remake(
     is_open: bool = False,
     is_durable: bool = True,
 ) -> int:
-    """Write the log of a session that is made of events.
+    """Write the log of a session that is made of events; return the number of events.
 
     Args:
-        path: the new file; there must be none of that name.
+        path: a new file.
         head: the fields of its `session` record.
         events: from `ConnectionOpened` on, in order.
         is_open: the log has no `fin`, as that of a session which still runs.
         is_durable: return only once it is on the device.
 
-    Returns:
-        How many events were written.
-
-    Raises:
-        RemakeError: the machine refuses an event; no file is left.
-        RecordInvalid: a value cannot be stored; likewise.
-        OSError: the disk refused, or the file exists; likewise.
+    Raises (and leaves no file):
+        RemakeError: the machine refuses an event.
+        RecordInvalid: a value cannot be stored.
+        OSError: the disk refused, or the file exists.
     """
     remaker = Remaker()
 
@@ -150,12 +135,9 @@ def remake(
 
 
 def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> None:
-    """Write records as a log, block by block.
+    """Write records, `session` first and `fin`, if any, last, as a new log, block by block.
 
-    Args:
-        path: the new file.
-        records: in order, `session` first; `fin`, where there is one, last.
-        is_durable: return only once it is on the device.
+    If `is_durable`, it returns only once the log is on the device.
 
     Raises:
         RecordInvalid: a value cannot be stored.

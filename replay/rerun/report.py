@@ -1,7 +1,7 @@
-"""What a replay found: plain values, the same for text, JSON and tests.
+"""The findings of a replay: plain values, the same for text, JSON and tests.
 
-Rules: times are nanoseconds of the session's clock, 0 at its start. What was recorded and what came
-out are short, readable text. Nothing here decides what a difference is, nor prints it.
+Times are nanoseconds of the session's clock, 0 at its start. Recorded and new values are short,
+readable text. Comparing and printing are done elsewhere.
 """
 
 from __future__ import annotations
@@ -44,13 +44,7 @@ Kind = Literal[
 
 @attrs.frozen(kw_only=True)
 class Cause:
-    """The event that led to something.
-
-    Attributes:
-        seq: its record.
-        kind: its class, such as `UnitDone`.
-        summary: its fields, shortened.
-    """
+    """The event that caused something: the record `seq`, its class and its shortened fields."""
 
     seq: int
     kind: str
@@ -59,23 +53,20 @@ class Cause:
 
 @attrs.frozen(kw_only=True)
 class Divergence:
-    """The first place at which a replay parted from its log.
+    """The first place at which a replay differs from its log.
 
     Attributes:
-        kind: how; see `Kind`.
-        seq: the record at which it shows.
-        record: what that record is, such as `tx` or `effect StartUnit`.
+        kind: see `Kind`.
+        seq: the record that differs.
+        record: its kind, such as `tx` or `effect StartUnit`.
         at_ns: its time.
         unit: the last unit started by then; None before the first.
-        field: where in the record; empty where all of it differs.
-        recorded: what the log says.
-        came_out: what the replay says.
+        field: path in the record; empty if all of it differs.
         cause: the last event the machine took; None before the first.
-        snr_db: of PCM that differs: how loud the recorded signal is beside the difference.
-        margin: of a decision, where the model was forced: how many logits the model's own choice
-            was above the recorded one.
-        draw_gap: likewise: how far the random number was from one that gives the recorded one.
-        near_tie: likewise: rounding could have turned it.
+        snr_db: of PCM that differs: the recorded signal's level against the difference.
+        margin: of a forced decision: logits of the model's own choice above the recorded one.
+        draw_gap: of a forced decision: how far the random number was from the recorded choice.
+        near_tie: of a forced decision: rounding could have turned it.
     """
 
     kind: Kind
@@ -95,13 +86,13 @@ class Divergence:
 
 @attrs.frozen(kw_only=True)
 class Maker:
-    """What recorded a session, or replays it.
+    """The software that recorded a session, or replays it.
 
     Attributes:
-        software: the version of Antiphon; empty where the log does not say.
+        software: the version of Antiphon; empty if the log has none.
         schema: the version of events and effects.
-        behaviour: the session's number (`protocol.values.behaviour`); of a replay the newest it
-            knows.
+        behaviour: the session's version (`protocol.values.behaviour`), or the newest known to
+            replay.
     """
 
     software: str = ""
@@ -111,25 +102,22 @@ class Maker:
 
 @attrs.frozen(kw_only=True)
 class ReplayReport:
-    """What logic replay found.
+    """The findings of logic replay.
 
     Attributes:
-        recorded_by: what recorded the session.
-        replayed_by: what replayed it.
-        records: records read, whatever their kind.
+        records: records read, of any kind.
         events: events the machine took.
-        effects: effects that came out as recorded, frames among them.
-        frames: sent frames that came out byte for byte.
-        states: state hashes that came out as recorded.
-        states_of_old: of another snapshot's keys, and so not compared.
+        effects: effects equal to the recorded ones, frames included.
+        frames: sent frames equal byte for byte.
+        states: state hashes equal to the recorded ones.
+        states_of_old: hashes of another snapshot's keys, and so not compared.
         units: units started.
         span_ns: the session's time from its start to the last record.
-        finished: `fin` was reached; a log without it ends where its server was killed, or it is
-            still being written.
-        truncated: the log ends, without `fin`, amid the effects of its last event.
-        divergence: the first one; None where everything came out as recorded.
-        damage: damage of the log, up to a bound; replay stopped at the first unless told to go on.
-        damage_count: all of it.
+        finished: `fin` was reached; without it the server was killed, or still writes the log.
+        truncated: the log ends, without `fin`, among the effects of its last event.
+        divergence: the first one.
+        damage: the first damages, bounded; replay stops at the first unless `go_on`.
+        damage_count: all damages.
     """
 
     recorded_by: Maker
@@ -150,19 +138,19 @@ class ReplayReport:
 
     @property
     def is_newer(self) -> bool:
-        """Whether the session was recorded by what this software does not know."""
+        """Whether this software does not know the version that recorded the session."""
         there, here = self.recorded_by, self.replayed_by
         return there.schema > here.schema or there.behaviour > here.behaviour
 
     @property
     def identical(self) -> bool:
-        """Whether everything in the log came out as recorded, and all that was read is sound."""
+        """Whether all effects came out as recorded, and all that was read is sound."""
         return self.divergence is None and not self.damage_count
 
 
 @attrs.frozen(kw_only=True)
 class Mismatch:
-    """A line of the environment's fingerprint that differs; None where it is not there."""
+    """A line of the environment's fingerprint that differs; None where the line is missing."""
 
     name: str
     recorded: str | None
@@ -171,7 +159,7 @@ class Mismatch:
 
 @attrs.frozen(kw_only=True)
 class UnitDifference:
-    """How one unit came out otherwise; its fields are those of `Divergence`."""
+    """The difference of one unit; its fields are those of `Divergence`."""
 
     unit: int
     seq: int
@@ -186,30 +174,24 @@ class UnitDifference:
 
 @attrs.frozen(kw_only=True)
 class FullReport:
-    """What full replay found.
+    """The findings of full replay; counts of `changed` include every difference in an output.
 
     Attributes:
-        model: its name.
-        environment: what differs between where it was recorded and here.
-        fingerprint: what the environment here is, line by line.
-        compared: whether the model ran: not where the environment differs and nobody insisted.
-        teacher_forced: whether it was made to decide what was recorded.
+        environment: differences between the recorded environment and this one.
+        fingerprint: this environment, line by line.
+        compared: the model ran; it does not if the environment differs, unless `anyway`.
         units: units that the model ran again.
-        units_held: those of them that a fork had held to its parent's (`held`), and which were held
-            again: what they decide is not judged.
-        units_changed: those of them whose output differs in anything.
-        changed: how each of those differs, the first of them up to a bound.
+        units_held: those held to a fork's parent's (`held`); their decisions are not judged.
+        changed: how each unit differs, the first of them up to a bound.
         turns: turns of chat that it answered again.
-        turns_changed: those of them whose output differs in anything.
         chunks: chunks of a transcription that it heard again.
-        chunks_changed: those of them whose output differs in anything.
         decisions: tokens and speech codes that it was forced to.
-        decisions_changed: those of them that it would have decided otherwise.
-        near_ties: those of these that rounding could have turned.
-        logits_changed: the first unit whose first logits differ, even where its tokens do not.
-        divergence: the first difference in what the model made.
-        recorded: logic replay of the log as it is; None where nothing was compared.
-        renewed: logic replay of the log with the model's new outputs in place of the old ones.
+        decisions_changed: those where its own decision was another.
+        near_ties: those changed that rounding could have turned.
+        logits_changed: the first unit whose first logits differ, even if its tokens do not.
+        divergence: the first difference in the model's outputs.
+        recorded: logic replay of the log as it is; None if nothing was compared.
+        renewed: logic replay of the log with the model's new outputs.
     """
 
     model: str
@@ -235,12 +217,12 @@ class FullReport:
 
     @property
     def first_divergence(self) -> Divergence | None:
-        """The model's own first; else the machine's: what it was given is the log's then."""
+        """The model's first; without one the machine's, which then got the log's outputs."""
         reports = (self.recorded, self.renewed)
         return self.divergence or next((r.divergence for r in reports if r and r.divergence), None)
 
     @property
     def identical(self) -> bool:
-        """Whether the model and the machine made again what was recorded."""
+        """Whether all outputs of the model and the machine are as recorded."""
         reports = (self.recorded, self.renewed)
         return self.divergence is None and all(r is not None and r.identical for r in reports)

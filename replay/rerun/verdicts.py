@@ -1,7 +1,7 @@
-"""What a full replay has found so far: the first difference, and each unit that differs.
+"""The findings of a full replay so far: the first difference, and each unit that differs.
 
-A `Rerun` makes the calls of one kind again, and gives a `Verdict` on each; `Verdicts` keeps them,
-in bounds. What is compared is `outputs`'.
+A `Rerun` makes the calls of one kind again, and gives a `Verdict` on each; `Verdicts` keeps a
+bounded number. `outputs` compares.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from .report import Divergence, Kind, UnitDifference
 from .words import Step, cause_of, name_of
 
 UNITS_KEPT: Final = 100
-"""Units that differ, told one by one; a model that does other work differs in all of them."""
+"""Units that differ, listed one by one; for some models all of them do."""
 
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """A difference between what the model made and what was recorded.
+    """A difference between the model's output and the recorded one.
 
     Attributes:
-        difference: where, and what stands there.
         snr_db: of PCM that differs (`outputs.snr_db`).
-        choice: the decision that it is; None where it is no decision, or none was forced.
+        choice: the decision that differs; None if it is not a forced decision.
     """
 
     difference: Difference
@@ -42,7 +41,7 @@ class Finding:
 def finding_of(
     difference: Difference | None, snr: float | None = None, choice: Choice | None = None
 ) -> Finding | None:
-    """Give what was found; None: there is no difference."""
+    """Make a finding; None if there is no difference."""
     if difference is None:
         return None
     return Finding(difference=difference, snr_db=snr, choice=choice)
@@ -50,12 +49,12 @@ def finding_of(
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What a recorded event is worth, and what it is to be replaced by.
+    """The verdict on a recorded event, and the event to replace it.
 
     Attributes:
-        event: the event with the model's new output; None where there is none.
-        finding: the first difference, or None.
-        index: of the call that it is of; None: it is of none.
+        event: the event with the model's new output, if any.
+        finding: the first difference.
+        index: of its call; None if it belongs to no call.
     """
 
     event: ev.Event | None = None
@@ -64,27 +63,27 @@ class Verdict:
 
 
 class ModelUnavailableError(Exception):
-    """The log does not name its model, or it cannot be had here, or not be forced."""
+    """The log does not name its model, or the model is not available here or cannot be forced."""
 
 
 Held = TypeVar("Held", bound=ModelSession)
 ASKED: Final = (ef.OpenBackend, ef.StartUnit, ef.StartFinalize, ef.StartTurn, ef.RunChunk)
-"""What the machine asks of a model that is compared."""
+"""The calls of the model that are compared."""
 
 
 class Rerun(Generic[Held]):
-    """The calls of one session, made again: those of one kind.
+    """The calls of one session, made again; a class for each kind.
 
     Args:
         backend: the model.
-        teacher_forced: make it decide what was recorded.
-        held_units: units that were held to another recording (`held`), from the first on.
+        teacher_forced: force the recorded decisions.
+        held_units: units, from the first on, that were held to another recording (`held`).
 
     Attributes:
-        name: what the report calls them.
-        made: how many were made again.
-        asked: what the machine asks the model for, until its answer comes.
-        held: what the model holds for the session.
+        name: the report's name of the calls.
+        made: the number of calls made again.
+        asked: calls that wait for their answer.
+        held: the model's state of the session.
     """
 
     name: ClassVar[str]
@@ -98,37 +97,27 @@ class Rerun(Generic[Held]):
         self.held: Held | None = None
 
     def counts(self, changed: int) -> dict[str, Any]:
-        """Say what the report counts."""
+        """Count for the report."""
         return {self.name: self.made, f"{self.name}_changed": changed}
 
     def note(self, effect: ef.Effect) -> None:
-        """Keep what the machine asks the model for."""
+        """Keep a call of the model."""
         if isinstance(effect, ASKED):
             self.asked[type(effect)] = effect
 
     async def renew(self, event: ev.Event) -> Verdict:
-        """Make the model's part of an event again.
-
-        Raises:
-            Exception: whatever the model raises, a bug of its own too.
-        """
+        """Make the model's part of an event again; any exception of the model's passes on."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Give back to the model what it holds."""
+        """Release the model's state."""
         held, self.held = self.held, None
         if held is not None:
             await held.release()
 
 
 class Verdicts:
-    """The findings of one full replay.
-
-    Attributes:
-        divergence: the first difference.
-        changed: how units differ, the first `UNITS_KEPT` of them.
-        indices: the units, turns or chunks that differ.
-    """
+    """The first difference, the first `UNITS_KEPT` units that differ, and all their indices."""
 
     def __init__(self) -> None:
         self.divergence: Divergence | None = None
@@ -136,12 +125,9 @@ class Verdicts:
         self.indices: Final[set[int]] = set()
 
     def take(self, step: Step, verdict: Verdict, last_unit: int | None) -> None:
-        """Take a verdict; of a unit that differs the first difference is kept.
+        """Take the verdict on a recorded event; a unit keeps its first difference.
 
-        Args:
-            step: the recorded event that it is on.
-            verdict: what was found.
-            last_unit: the last unit started by then; None in a session without units.
+        `last_unit` is the last unit started by then; None in a session without units.
         """
         finding, index = verdict.finding, verdict.index
         if finding is None:
@@ -159,13 +145,9 @@ class Verdicts:
     def first(
         self, step: Step, finding: Finding, *, unit: int | None, kind: Kind = "model"
     ) -> None:
-        """Keep a difference where it is the first.
+        """Keep a difference in a recorded event if it is the first.
 
-        Args:
-            step: the recorded event that it shows in.
-            finding: the difference.
-            unit: the last unit started by then.
-            kind: `model` or `model_failed`.
+        `unit` is the last unit started by then.
         """
         if self.divergence is None:
             self.divergence = Divergence(

@@ -19,7 +19,7 @@ from .report import Cause
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """An event that was stepped, and what came of it."""
+    """An event that was stepped, and its effects."""
 
     record: Record
     event: ev.Event
@@ -27,7 +27,7 @@ class Step:
 
 
 def name_of(record: Record) -> str:
-    """Name a record by its kind and what it holds, such as `effect StartUnit`."""
+    """Name a record by its kind and content, such as `effect StartUnit`."""
     name = record.fields.get("type")
     return f"{record.kind} {label(name)}" if isinstance(name, str) else record.kind
 
@@ -44,7 +44,7 @@ def show_effect(effect: ef.Effect) -> str:
 
 
 def cause_of(step: Step) -> Cause:
-    """Name an event as the cause of something."""
+    """Describe an event as the cause of something."""
     _, fields = event_record(step.event)
     return Cause(
         seq=step.record.seq,
@@ -54,7 +54,7 @@ def cause_of(step: Step) -> Cause:
 
 
 def show_shortened(short: Shortened) -> str:
-    """Say what a refused message was, and what is left of it."""
+    """Describe a refused message, and the part that is kept."""
     is_kept = bool(short.head or short.unreadable)
     kept = "first 1 KiB kept" if is_kept else "its start left out"
     return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}"

@@ -1,1 +1,1 @@
-"""What several rooms of replay use."""
+"""Parts that several rooms of replay use."""

@@ -83,7 +83,7 @@ def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
 
 
 def calls_of(log: Path) -> int:
-    """The calls of its model in a log, by its summary; 0 where it has none."""
+    """The calls of its model in a log, by its summary; 0 without one."""
     try:
         status = log.stat()
         info = LogInfo(
@@ -100,7 +100,7 @@ def calls_of(log: Path) -> int:
 
 
 def size_of(log: Path) -> int:
-    """The size of a file; 0 where there is none."""
+    """The size of a file; 0 if it is missing."""
     try:
         return log.stat().st_size
     except OSError:

@@ -1,1 +1,1 @@
-"""A recorded session's story, read once from its log; each command tells of it what it is for."""
+"""The story of a recorded session, read once from its log for several commands."""

@@ -1,7 +1,7 @@
-"""When the sound of a transcription's chunks is heard, of which something is written.
+"""The time at which the sound of a transcription's chunks is heard.
 
-A second of an utterance is given to the model as soon as it is there. A client that sends a file at
-once sends it long before it would be heard; what is written of it belongs where it is heard.
+Each second of an utterance is given to the model as soon as it is there. A client that sends a file
+at once sends it long before it would be heard; its text is placed where its sound is heard.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class _Piece:
 class Dictated:
     """The sound of a transcription that is not written down yet.
 
-    Attributes:
-        heard_ns: when all is heard of which the model was given to write, so far.
+    `heard_ns`: when the last sound was heard that the model was given so far.
     """
 
     def __init__(self) -> None:
@@ -38,12 +37,12 @@ class Dictated:
         self._utterance = self._samples = 0
 
     def hear(self, samples: int, end_ns: int, session: Session | None) -> None:
-        """Sound of the utterance that is open, as it is placed.
+        """Take sound of the open utterance, as it is placed.
 
         Args:
-            samples: how many there are.
+            samples: their number.
             end_ns: when the last of them is heard.
-            session: the machine that took it; None where there is none that can say whose it is.
+            session: the machine that took it; None if the utterance is unknown.
         """
         utterance = 0 if session is None else session.counts.get("utterances", 1) - 1
         if utterance != self._utterance:
@@ -52,7 +51,7 @@ class Dictated:
         self._pieces.append(_Piece(utterance, self._samples, end_ns))
 
     def write(self, chunk: object) -> None:
-        """The model is given a chunk, as `RunChunk` tells of it."""
+        """Take a chunk that the model is given, as in `RunChunk`."""
         if not isinstance(chunk, Mapping):
             return
         utterance, index = chunk.get("utterance"), chunk.get("index")

@@ -1,7 +1,7 @@
-"""What was asked of the model, and what came of it.
+"""The questions to the model, and their results.
 
-An exchange is a unit, a turn of chat, or a second of a transcription; all are told in the same
-terms, so that they are compared and shown alike. What was recorded is told; one is held at a time.
+An exchange is a unit, a turn of chat, or a second of a transcription, in the same terms for all, so
+that they are compared and shown in one way. Values are those recorded; one is held at a time.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Failure = Literal["failed", "context_full"]
 Outcome = (
     Literal["pending", "listen", "speech", "withheld", "ended", "heard"] | StopReason | Failure
 )
-"""What became of it.
+"""The result of an exchange.
 
-`pending`: no result came, or none yet; `withheld`: a unit spoke, and was interrupted (B6); `ended`:
+`pending`: no result yet, or none came; `withheld`: a unit spoke, and was interrupted (B6); `ended`:
 the session was over when its result came; `heard`: a second was written down; `failed` and
 `context_full` are the model's. The others are those of turns.
 """
 UNANSWERED: Final = frozenset({"pending", "failed", "context_full"})
 OUTPUTS: Final = frozenset({"pcm", "decided_ids", "fed_ids", "codec_ids", "finalized_ids"})
-"""What takes memory; who keeps many exchanges leaves it out."""
+"""Large outputs, which a caller that keeps many exchanges leaves out."""
 
 _BEGINNINGS: Final[Mapping[object, ExchangeKind]] = {
     "StartUnit": "unit",
     "StartTurn": "turn",
     "RunChunk": "chunk",
 }
-"""By the effect that an exchange begins with; the field that it is named by has what was asked."""
+"""By the effect that an exchange begins with, whose field of the same name holds the question."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,40 +45,36 @@ class Exchange:
     """One unit, one turn of chat, or one chunk of a transcription.
 
     Attributes:
-        kind: which of them.
-        index: counts the session's; of chunks, those of all utterances.
-        seq: the record by which the model was asked.
-        started_ns: when that was, on the session's clock.
-        prefilled_ns: when a turn's conversation was in the model; None where that is not told.
-        done_ns: when its result or failure came; None where neither did.
+        index: counts those of the session; of chunks, those of all utterances.
+        seq: the record of its question.
+        started_ns: when the model was asked, on the session's clock.
+        prefilled_ns: when a turn's conversation was in the model, if recorded.
+        done_ns: when its result or failure came, if it did.
         finalized_ns: when a unit's finalize was done.
-        outcome: what became of it.
         forced: the unit had to listen.
         frames: video frames that a unit saw.
-        place: of a chunk: the utterance, and which of its seconds it is.
+        place: of a chunk: the utterance, and the chunk's index in it.
         is_last: of a chunk: the utterance ends with it.
-        input_hash: of all that the model took in.
+        input_hash: of all inputs of the model.
         input_tokens: of a turn's conversation.
         vision_slices: image slices fed; 0 for a turn.
-        vision_tokens: likewise, vision embeddings.
-        decided_ids: token ids.
-        fed_ids: token ids; of a turn those of its prefill.
+        vision_tokens: vision embeddings; 0 for a turn.
+        fed_ids: of a turn those of its prefill.
         codec_ids: speech codes.
         kv_length: tokens in the KV cache after it.
-        kv_added: those of a unit that were not there after the one before it, or after the
-            opening; for a turn, all of them.
+        kv_added: tokens new in the KV cache since the unit before or the opening; for a turn, all.
         generated_tokens: of a turn; 0 for a unit.
         logits_hash: of the first token's logits.
-        text: what was said, also where it was withheld.
-        streamed: a turn's text as its pieces told it; empty for a unit.
-        pcm: likewise; float32 LE, 24 kHz mono.
-        audio_ms: likewise, in milliseconds.
+        text: the words spoken, even if withheld.
+        streamed: a turn's text from its pieces; empty for a unit.
+        pcm: sound from the pieces; float32 LE, 24 kHz mono.
+        audio_ms: its length.
         end_of_turn: the model's turn ends with this unit.
-        stopped: before what it was interrupted; of a turn, the token.
+        stopped: the step before which it was interrupted; of a turn, the token.
         costs: as measured.
-        heard: what was written of a chunk.
-        finalized_ids: token ids fed after a unit; None where it was not finalized.
-        finalized_kv_added: what that added to the KV cache, or took from it; None likewise.
+        heard: the text of a chunk.
+        finalized_ids: token ids fed after a unit; None if it was not finalized.
+        finalized_kv_added: tokens added by that to the KV cache, or removed.
     """
 
     kind: ExchangeKind
@@ -117,31 +113,24 @@ class Exchange:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the model made something of it."""
+        """Whether the model answered."""
         return self.outcome not in UNANSWERED
 
     @property
     def took_ns(self) -> int | None:
-        """From the question to the answer; None where there is none."""
+        """From the question to the answer, if one came."""
         return None if self.done_ns is None else self.done_ns - self.started_ns
 
     @property
     def cut(self) -> str:
-        """Where it was interrupted, as `stage step`; empty where it was not."""
+        """Where it was interrupted, as `stage step`; empty if it was not."""
         if isinstance(self.stopped, int):
             return f"token {self.stopped}"
         return "" if self.stopped is None else f"{self.stopped.stage} {self.stopped.step}"
 
 
 class Exchanges:
-    """Follows a session's exchanges: one at a time, for each begins when the last is over.
-
-    Args:
-        leaves_out: fields that are not kept.
-
-    Attributes:
-        current: the last that began; more may still become of it.
-    """
+    """Follows a session's exchanges, without fields left out: each begins when the last is over."""
 
     def __init__(self, leaves_out: frozenset[str] = frozenset()) -> None:
         self.current: Exchange | None = None
@@ -149,7 +138,7 @@ class Exchanges:
         self._kv_length = self._chunks = 0
 
     def begin(self, record: Record) -> Exchange | None:
-        """Take an effect; gives the exchange before the one that begins with it."""
+        """Take an effect; return the exchange before, if this one begins another."""
         kind = _BEGINNINGS.get(record.fields.get("type"))
         asked = record.fields.get(kind) if kind is not None else None
         index = asked.get("index") if isinstance(asked, Mapping) else None
@@ -176,17 +165,12 @@ class Exchanges:
         return last
 
     def withhold(self, fields: Fields) -> None:
-        """Take `StartFinalize`: of an interrupted unit, nothing was sent."""
+        """Take `StartFinalize`: nothing was sent of an interrupted unit."""
         if fields.get("interrupted") is True:
             self._change("unit", fields.get("index"), outcome="withheld")
 
     def take(self, event: ev.Event, *, is_over: bool) -> None:
-        """Take what became of one; what concerns another than the current is stale.
-
-        Args:
-            event: any event.
-            is_over: the session was over before it.
-        """
+        """Take any event, stale for an old exchange; `is_over`: the session had ended before."""
         at_ns = event.at_ns
         match event:
             case ev.BackendOpened(opened=opened):
@@ -219,7 +203,7 @@ class Exchanges:
         self._change("unit", result.index, done_ns=at_ns, outcome=outcome, **facts)
 
     def _chunk(self, utterance: int, index: int) -> int | None:
-        """The index of an utterance's chunk; None where it is not the current one."""
+        """The index of an utterance's chunk; None if it is not the current one."""
         current = self.current
         is_it = current is not None and current.place == (utterance, index)
         return current.index if is_it and current is not None else None
@@ -255,7 +239,7 @@ class Exchanges:
                 self._fail("turn", index, at_ns, is_full=is_full)
 
     def _added(self, made: TurnChunk | TurnResult, **more: Any) -> dict[str, Any]:
-        """Add a piece of an answer to what there is of it."""
+        """Add a piece of an answer to the earlier ones."""
         turn = self.current
         assert turn is not None
         more |= {"pcm": made.pcm, "codec_ids": made.codec_ids, "audio_ms": audio_ms(made.pcm)}
@@ -272,5 +256,5 @@ class Exchanges:
 
 
 def audio_ms(pcm: bytes) -> int:
-    """Say how long the model's sound is, in milliseconds."""
+    """Return the length of the model's sound."""
     return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ

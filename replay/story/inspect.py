@@ -1,9 +1,8 @@
-"""What happened in a session: its states, units, drops, errors and end, from its log alone.
+"""Reports what happened in a session from its log: its states, units, drops, errors and end.
 
-Rules: what was recorded is told, not what a replay would make of it. Only the states come from
-stepping the session, so they end where it parts from its log. Damage is counted and passed by.
-
-It compares nothing and prints nothing: see `logic` and `text`.
+Values are those recorded, not those of a replay. Only the states come from stepping the session, so
+they end at a divergence. Damage is counted and skipped. See `logic` for comparing, `text` for
+printing.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ from .reading import Passage, SessionStory
 
 
 def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
-    """Tell what happened in a session.
-
-    Args:
-        head: the fields of the log's `session` record.
-        items: its records in order, and its damage.
-    """
+    """Read a session, given the fields of its `session` record, all records in order and damage."""
     inspector = Inspector()
     for item in items:
         inspector.take(item)
@@ -38,11 +32,7 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
 
 
 class Inspector(SessionStory):
-    """A story that keeps its states and its exchanges, without what these made.
-
-    Attributes:
-        replayer: steps the session.
-    """
+    """A story that keeps its states and its exchanges without their outputs."""
 
     def __init__(self) -> None:
         self.replayer: Final = Replayer(go_on=True)
@@ -89,7 +79,7 @@ class Inspector(SessionStory):
         self._utterances[index] = told
 
     def inspection(self, head: Fields) -> Inspection:
-        """Tell what was collected, once all is taken."""
+        """Return the inspection, once all records are taken."""
         last, self.exchanges.current = self.exchanges.current, None
         if last is not None:
             self._keep(last)

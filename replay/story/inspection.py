@@ -1,4 +1,4 @@
-"""What is told of a session: plain values, the same for text and JSON.
+"""The description of a session: plain values, the same for text and JSON.
 
 Times are nanoseconds of the session's clock, 0 at its start. `inspect` collects them.
 """
@@ -25,24 +25,22 @@ class StateSpan:
 
 
 UtteranceOutcome = Outcome | Literal["done"]
-"""What became of an utterance; `pending`: its end was not heard, or not yet."""
+"""The result of an utterance; `pending`: its end was not heard, or not yet."""
 
 
 @attrs.frozen(kw_only=True)
 class UtteranceStory:
-    """One utterance of a transcription, from when the model was given its first second.
+    """One utterance of a transcription, from the start of its first chunk in the model.
 
     Attributes:
-        index: counts the session's utterances; those without sound ask no model.
-        started_ns: when its first chunk was started.
-        done_ns: when its last chunk was heard, or failed; None where neither is told.
-        outcome: what became of it.
-        chunks: seconds of it that the model heard, the silence at its end among them.
-        text: what the model wrote.
+        index: counts the session's utterances; those without sound are not given to the model.
+        done_ns: when its last chunk was heard, or failed, if recorded.
+        chunks: seconds that the model heard, with the silence at the end.
+        text: the model's.
         prompt_tokens: fed.
         completion_tokens: generated.
         kv_length: tokens in the KV cache after its last chunk.
-        longest_us: the longest time that a chunk took, by the backend's clock.
+        longest_us: the longest time of a chunk, by the backend's clock.
     """
 
     index: int
@@ -59,7 +57,7 @@ class UtteranceStory:
 
 @attrs.frozen(kw_only=True)
 class Drop:
-    """A second of input that was lost to newer input (B7); `seq` is the record that tells so."""
+    """A second of input that was lost to newer input (B7), from the record `seq`."""
 
     at_ns: int
     ordinal: int
@@ -85,7 +83,7 @@ class ShortenedFrame:
         at_ns: when it came.
         size_bytes: of the whole message.
         blake2b: of those bytes, 128 bits in hex.
-        told: the same and what is kept, in words.
+        told: a description, with the part that is kept.
     """
 
     at_ns: int
@@ -96,7 +94,7 @@ class ShortenedFrame:
 
 @attrs.frozen(kw_only=True)
 class Mark:
-    """What somebody said of the session while it ran; `by` is the name of their key."""
+    """A mark that an operator set while the session ran; `by` is the name of the operator's key."""
 
     at_ns: int
     text: str
@@ -105,12 +103,12 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class End:
-    """How a session ended.
+    """The end of a session.
 
     Attributes:
-        reason: in one word; None while it has not, as far as the log goes.
-        close_code: of the WebSocket; None where the server did not close it.
-        close_reason: likewise.
+        reason: in one word; None if the log has no end.
+        close_code: of the WebSocket; None unless the server closed it.
+        close_reason: of the WebSocket; None unless the server closed it.
         finished: the log has its `fin`.
     """
 
@@ -122,32 +120,25 @@ class End:
 
 @attrs.frozen(kw_only=True)
 class Inspection:
-    """One session, told.
+    """One session; lists are in order.
 
     Attributes:
-        recording_id: its name.
-        session_id: of the session, as its client and the server's log know it.
-        model: the model's name; None where the log does not say.
-        mode: what the session carried; None where its first event is lost.
+        session_id: as its client and the server's log know it.
+        model: None if the log does not name it.
+        mode: None if its first event is lost.
         dialect: the wire protocol.
-        seed: of its random choices.
         wall_ms: Unix milliseconds of its start.
         duration_ns: from its start to its last record.
-        states: in order, from QUEUED on.
+        states: from QUEUED on.
         frames_received: from the client.
-        shortened: those from the client that were refused and are kept shortened, in order.
+        shortened: the client's refused frames that are kept shortened.
         frames_sent: to the client.
-        fields_ignored: fields that the client sent and that mean nothing in its dialect.
-        units: in order.
-        turns: of chat, in order.
-        utterances: of a transcription, in order.
-        drops: in order.
-        errors: in order.
-        marks: in order.
-        end: how it ended.
+        fields_ignored: the client's fields without a meaning in its dialect.
+        turns: of chat.
+        utterances: of a transcription.
         records: read.
-        damage_count: of the log; what is told has gaps then.
-        diverged_seq: the record from which the states are unknown, as the machine parts from it.
+        damage_count: of the log; with damage the values have gaps.
+        diverged_seq: the record from which the machine differs and the states are unknown.
     """
 
     recording_id: str | None
@@ -196,5 +187,5 @@ _TOLD: Final[Mapping[str, tuple[str, ...]]] = {
     "drops": ("at_ns", "ordinal", "input_id"),
     "errors": ("at_ns", "code", "message"),
 }
-"""What is told of each."""
+"""The fields shown of each."""
 _CONVERTER: Final = Converter()

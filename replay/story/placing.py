@@ -1,18 +1,19 @@
-"""Where the sound of a voice is heard: on the session's clock, to the sample.
+"""Where a voice's sound is heard: on the session's clock, to the sample.
 
 Rules:
 - Sample `n` of a voice stands `n / rate` after the session's start, so sounds lie on one grid and
-  two of a voice never lie upon each other.
-- What a microphone sends was heard before it came. A sound of `n` samples that came at `t` ends at
-  `t`, or follows what came before it where that is not over: a client that sends faster than people
-  speak is heard later than it sent.
-- What a network held up comes at once, and was heard in the gap before: the stretch that begins
-  behind a gap is moved back into it, while sound comes that would else be late.
-- What is played begins when it came, or behind what still plays: the model's sound, as a client
-  plays it, and the sound of a chat's question, which is a file.
-- A sound that is cut off ends there, and what follows it may begin there.
+  two of a voice never overlap.
+- A microphone's sound was heard before it came. A sound of `n` samples that came at `t` ends at
+  `t`, or follows the sound before if that is not over: if a client sends faster than real time, its
+  sound is heard later than it came.
+- Sound that a network held up comes at once, and was heard in the gap before: the stretch that
+  begins after a gap is moved back into it, while sound comes that would otherwise be late.
+- Played sound begins when it came, or after the sound that still plays: the model's sound, as a
+  client plays it, and the sound of a chat's question, which is a file.
+- A sound that is cut off ends there, and the next may begin there.
 
-All that shows or exports a session asks here, so that a page and a file agree. It holds no sound.
+All commands that show or export a session use this, so that a page and a file agree. It holds no
+sound.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ RATE_HZ: Final[Mapping[Voice, int]] = MappingProxyType(
     {"user": INPUT_RATE_HZ, "model": OUTPUT_RATE_HZ}
 )
 CAPTURED_NS_MAX: Final = (APPEND_SAMPLES_MAX + 1) * NS_PER_S // INPUT_RATE_HZ
-"""What comes now was heard no longer ago: no dialect takes more sound at once; one for the grid."""
+"""How long before it came sound was heard at most: the most a dialect takes, plus one sample."""
 JITTER_MS: Final = 40
 """A shorter gap is the jitter of a network, and nothing is moved into it."""
 HELD_UP_S_MAX: Final = 10
 """A network that is silent for longer has lost the connection."""
 BURST_NS_MAX: Final = 2 * NS_PER_S
-"""What was held up comes within so long; who sends too fast for longer is no microphone."""
+"""Sound that was held up comes within this time; sending too fast for longer is no microphone."""
 SETTLED_NS: Final = CAPTURED_NS_MAX + HELD_UP_S_MAX * NS_PER_S + BURST_NS_MAX
-"""What stands so long before the last sound that came moves no more."""
+"""Sound this long before the last that came moves no more."""
 
 
 def sample_at(voice: Voice, at_ns: int) -> int:
-    """Name the first sample of a voice that is not before a time."""
+    """Return the first sample of a voice at or after a time."""
     return -(-at_ns * RATE_HZ[voice] // NS_PER_S)
 
 
 def time_of(voice: Voice, sample: int) -> int:
-    """Say when a sample is heard; never before what `sample_at` made it of."""
+    """Return when a sample is heard; never before the time that `sample_at` was given."""
     return sample * NS_PER_S // RATE_HZ[voice]
 
 
@@ -55,10 +56,9 @@ class Line:
     """One voice's line.
 
     Attributes:
-        voice: whose.
         end: the sample after the last one that was placed.
-        begin: the first of the stretch that goes on: all that was placed behind the last gap.
-        moved: by so many samples the last call of `place` moved that stretch back.
+        begin: the first sample of the current stretch, after the last gap.
+        moved: samples by which the last call of `place` moved that stretch back.
     """
 
     def __init__(self, voice: Voice) -> None:
@@ -68,15 +68,14 @@ class Line:
         self._came_ns = 0
 
     def place(self, at_ns: int, samples: int, *, is_captured: bool) -> int:
-        """Place a sound behind all that was placed before.
+        """Place a sound after all placed before; return its first sample.
+
+        Earlier sound of the stretch may have `moved`.
 
         Args:
             at_ns: when it came.
-            samples: how many there are.
-            is_captured: a microphone's, which was heard before; else it is played from now on.
-
-        Returns:
-            Its first sample; what stands before it in the stretch may have been `moved`.
+            samples: their number.
+            is_captured: from a microphone, so heard before; otherwise played from now on.
         """
         rate_hz = RATE_HZ[self.voice]
         if is_captured:
@@ -95,15 +94,11 @@ class Line:
         return begin
 
     def cut(self, at_ns: int) -> int:
-        """End what was placed at a time, where it is not over by then.
-
-        Returns:
-            The line's end.
-        """
+        """End the placed sound at a time, if it is not over by then; return the line's end."""
         self.end = min(self.end, sample_at(self.voice, at_ns))
         return self.end
 
     def settled_ns(self, now_ns: int) -> int:
-        """Say before when nothing moves, and nothing is placed, that comes from now on."""
+        """The time before which sound that comes from now on moves and places nothing."""
         can_move = now_ns - self._came_ns <= BURST_NS_MAX
         return time_of(self.voice, min(self._floor, self.end) if can_move else self.end)

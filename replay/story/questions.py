@@ -1,7 +1,7 @@
-"""Which event answers which effect: what a session asks the model for, and what it is told then.
+"""Which event answers which effect: a session's questions to the model, and the answers.
 
-Both are named alike, by a call and its number: a unit's or a turn's index, a chunk's in its
-utterance, or the lease.
+Both are named by a call and its number: a unit's or a turn's index, a chunk's in its utterance, or
+the lease.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUESTIONS: Final[Mapping[type, tuple[CallName, str]]] = {
     ef.RunChunk: ("chunk", "chunk.index"),
     ef.Release: ("release", "lease"),
 }
-"""By the effect; and where its number stands."""
+"""By the effect: the call, and the field of its number."""
 ANSWERS: Final[Mapping[type, tuple[CallName, str]]] = {
     ev.BackendOpened: ("open", "lease"),
     ev.BackendOpenFailed: ("open", "lease"),
@@ -46,27 +46,21 @@ ANSWERS: Final[Mapping[type, tuple[CallName, str]]] = {
     ev.ChunkFailed: ("chunk", "index"),
     ev.BackendReleased: ("release", "lease"),
 }
-"""By the event, likewise. A turn is answered piece by piece, all else at once."""
+"""By the event: the call, and the field of its number. A turn is answered in pieces."""
 
 
 def asked(effect: ef.Effect) -> Call | None:
-    """Name the call that an effect asks for; None where it asks the model for nothing."""
+    """Name the call that an effect asks for; None if it asks the model for nothing."""
     return _named(effect, QUESTIONS)
 
 
 def answered(event: ev.Event) -> Call | None:
-    """Name the call that an event answers; None where it answers none of the model."""
+    """Name the model's call that an event answers, if any."""
     return _named(event, ANSWERS)
 
 
 def renumbered(event: Told, number: int, **also: int) -> Told:
-    """Make an answer that of another question.
-
-    Args:
-        event: the answer.
-        number: of the question.
-        also: what else is otherwise of what stands beside it.
-    """
+    """Make an answer that of question `number`; `also` sets fields next to the number."""
     where, _, inner = ANSWERS[type(event)][1].rpartition(".")
     changes: dict[str, Any] = {inner: number, **also}
     if where:

@@ -1,14 +1,11 @@
-"""One log, read once: what each record says, and what was collected so far.
+"""Reads one log once: each record, and the state collected so far.
 
     story = SessionStory()
     for item in reader: passage = story.take(item)
 
-Rules: what was recorded is told, not what a replay would make of it. Damage is counted and passed
-by. Where the session is stepped beside that, it says which requests it took; where it parts from
-its log, each counts as taken.
-
-It keeps what happened to the session as a whole, and one exchange (`exchanges`); it compares
-nothing.
+Values are those recorded, not those of a replay. Damage is counted and skipped. If the session is
+stepped too, it decides which requests were taken; after a divergence each counts as taken. It keeps
+the story of the whole session and one exchange (`exchanges`).
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from .inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
 from .wire import Wire
 
 ERROR_CHARS_MAX: Final = 4096
-"""A longer frame is audio, and no `error`: it is not parsed to find that out."""
+"""A longer frame is audio, not an `error`, so it is not parsed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,13 +41,12 @@ class Passage:
     """A record, read.
 
     Attributes:
-        record: the record.
         effect: the effect's name; empty for all else.
-        event: that it holds; None where it holds none that can be read, or a frame that was taken.
-        step: what came of it, where the session is stepped and did not part from its log.
+        event: None if it holds none that can be read, or a frame that was taken.
+        step: its effects, if the session is stepped and did not diverge from its log.
         frame: of a `tx`, and of an `rx` that the session took whole; else empty.
-        short: a refused message, of which the log keeps a part.
-        ended: the exchange of which nothing more can become, from here on.
+        short: a refused message that the log keeps in part.
+        ended: the exchange that is complete from here on.
     """
 
     record: Record
@@ -63,29 +59,26 @@ class Passage:
 
 
 class SessionStory:
-    """A log under way.
+    """A log in progress.
 
     Args:
-        replayer: steps the session; None: it is not stepped.
+        replayer: steps the session, if given.
         leaves_out: fields of exchanges that are not kept.
 
     Attributes:
-        exchanges: of which the current one is held.
-        wire: the connection's dialect, as far as its frames have told.
-        dictated: the sound of a transcription that is not written down yet, as far as whoever
-            places it on the clock has told.
-        opened: the session's first event; None before it, and where it is lost.
-        opening: what the model was opened with, as its record tells; empty where it was not.
-        prepared: what the model made of that.
+        wire: the connection's dialect, as known from its frames so far.
+        dictated: sound of a transcription not yet written down, if a caller places it on the clock.
+        opened: the session's first event; None before it, and if it is lost.
+        opening: the model's opening, from its record; empty if it was not opened.
+        prepared: the model's result of the opening.
         drops: so far.
-        errors: likewise.
-        shortened: likewise, refused messages that are kept shortened.
-        marks: likewise.
-        end: how the session ended.
+        errors: so far.
+        shortened: refused messages that are kept shortened, so far.
+        marks: so far.
         frames_received: from the client.
-        frames_sent: to it.
+        frames_sent: to the client.
         records: read.
-        damage_count: damage passed by.
+        damage_count: skipped.
         duration_ns: the session's time so far.
     """
 
@@ -110,24 +103,17 @@ class SessionStory:
 
     @property
     def session(self) -> Session | None:
-        """The machine; None before its first event, and where none is stepped."""
+        """The machine; None before its first event, and if it is not stepped."""
         return None if self._replayer is None else self._replayer.session
 
     @property
     def _taken(self) -> int:
-        """The requests with something to hear that the session took; what only shows is none."""
+        """The number of requests with sound or a turn that the session took, not only pictures."""
         counts = {} if self.session is None else self.session.counts
         return counts.get("appends", 0) + counts.get("turns", 0)
 
     def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
-        """Read a log to its end.
-
-        Args:
-            items: its records in order, and its damage.
-
-        Yields:
-            Each exchange, once nothing more can become of it.
-        """
+        """Read a log to its end; yield each exchange when it is complete."""
         for item in items:
             passage = self.take(item)
             if passage is not None and passage.ended is not None:
@@ -136,7 +122,7 @@ class SessionStory:
             yield self.exchanges.current
 
     def take(self, item: Record | Damage) -> Passage | None:
-        """Take the next record, or damage, of which there is nothing to read."""
+        """Take the next record; for damage there is no passage."""
         before = self._taken
         step = None if self._replayer is None else self._replayer.feed(item)
         if isinstance(item, Damage):
@@ -173,14 +159,14 @@ class SessionStory:
                     passage = attrs.evolve(passage, event=event)
         return passage
 
-    # -- what was said --------------------------------------------------------------------------
+    # -- frames ---------------------------------------------------------------------------------
 
     def _take_received(self, passage: Passage, *, is_taken: bool) -> Passage:
         self.frames_received += 1
         record = passage.record
         frame = record.fields.get("frame")
         if isinstance(frame, str) and self.wire.dialect is OPENING:
-            self.wire.kind(frame)  # which dialect it is, the client's first frames tell
+            self.wire.kind(frame)  # the client's first frames decide the dialect
         if "shortened" not in record.fields:
             return attrs.evolve(passage, frame=frame if is_taken and isinstance(frame, str) else "")
         event = passage.step.event if passage.step is not None else event_in(record)
@@ -216,11 +202,11 @@ class SessionStory:
 
     def _take_mark(self, record: Record) -> None:
         text, by = record.fields.get("text"), record.fields.get("by")
-        if isinstance(text, str):  # else a machine made it, and it says something else
+        if isinstance(text, str):  # other marks are a machine's
             name = by if isinstance(by, str) else None
             self.marks.append(Mark(at_ns=record.at_ns, text=text, by=name))
 
-    # -- what happened --------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------
 
     def _take_event(self, event: ev.Event) -> None:
         match event:
@@ -256,7 +242,7 @@ class SessionStory:
 
 
 def event_in(record: Record) -> ev.Event | None:
-    """Read an event back from its record; None where it does not hold one."""
+    """Read an event back from its record; None if it does not hold one."""
     try:
         return event_of(record.fields, record.at_ns)
     except MappingError:

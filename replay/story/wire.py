@@ -1,10 +1,9 @@
 """The frames of a recorded connection, read as its two ends read them.
 
-Rules: frames are given in the order in which they were recorded, for the client's first init picks
-the dialect of `/v1/realtime`; what is no message of that dialect is nothing here, and no error. A
-transcription's two sets of names are read alike.
-
-It keeps no session: whether a request was welcome when it came is the machine's to say.
+Frames are given in recorded order, since the client's first init picks the dialect of
+`/v1/realtime`; frames that are no message of that dialect are skipped. A transcription's two sets
+of names are read in one way. Whether a request was accepted in the session's state is decided by
+the machine.
 """
 
 from __future__ import annotations
@@ -35,16 +34,15 @@ _BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
 
 
 class Wire:
-    """One connection's dialect, as far as its frames have told.
+    """One connection's dialect, as known from its frames so far.
 
     Args:
-        opened: the session's first event; None where it is lost, which is taken for `/v1/realtime`.
+        opened: the session's first event; if it is lost, `/v1/realtime` is assumed.
 
     Attributes:
-        mode: what the session carries.
-        endpoint: where the client connected.
-        dialect: the one in use.
-        context: what its requests are read by.
+        mode: the session's.
+        endpoint: the client's.
+        context: for reading the client's requests.
     """
 
     def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:
@@ -69,7 +67,7 @@ class Wire:
         return INVALID if body is None else self._dialect_for(body).classify(body).value
 
     def request(self, frame: Frame) -> ClientMessage | None:
-        """Read a client's frame; None where a server would refuse it whatever its state."""
+        """Read a client's frame; None if a server would refuse it in every state."""
         body = self._body(frame)
         if body is None:
             return None
@@ -80,9 +78,9 @@ class Wire:
             return None
 
     def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:
-        """Read a server's frame; nothing where it is none of the dialect.
+        """Read a server's frame; empty if it is not a message of the dialect.
 
-        Where the client's first frames are lost, it is read as one of `realtime`.
+        If the client's first frames are lost, it is read as one of `realtime`.
         """
         body = self._body(frame)
         dialects = (OPENING, REALTIME) if self.dialect is OPENING else (self.dialect,)

@@ -1,1 +1,1 @@
-"""A recorded session as one HTML file: both voices, what the model did, every record."""
+"""A recorded session as one HTML file: both voices, the model's work, every record."""

@@ -1,8 +1,8 @@
 """The command `antiphon view`: a recorded session as one HTML file.
 
-Rules: where the page went is on stdout, or the page itself; what went wrong is one line on stderr,
-never a traceback. A page that could not be finished is not left behind, and a file that is there
-is replaced with `--force` only.
+The page's path, or the page itself, is on stdout; an error is one line on stderr, never a
+traceback. An incomplete page is not left behind, and an existing file is replaced with `--force`
+only.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _compared(log: Path, other: Path) -> Comparison:
 
 @contextmanager
 def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterator[IO[bytes]]:
-    """Give a file that takes the target's name once it is whole."""
+    """Open a file that takes the target's name once it is complete."""
     if is_stdout:
         yield sys.stdout.buffer
         return

@@ -1,16 +1,17 @@
-"""What client and server said to each other, as it was heard, seen and read.
+"""The dialogue of client and server, as it was heard, seen and read.
 
 Rules:
 - Frames are read with the dialect's own parsers, the same as the server's and the client's; one
-  that is not understood, or that was refused, has no sound, picture or text.
+  that cannot be read, or that was refused, has no sound, picture or text.
 - A model's words stand where their sound is heard, since text is sent earlier; words without sound
   stand where they were sent.
-- Of an answer's end, the words that no delta told are taken: all, where it was not streamed.
-- A listen during a turn stops what plays, as a client does; after the turn's end it is played out.
-- Of a question in chat, what is new is taken: each carries the whole conversation again. Its sound
-  stands where it was asked.
+- From an answer's end, the words that were in no delta are taken: all, if it was not streamed.
+- A listen during a turn stops playing sound, as a client does; after the turn's end it is played
+  out.
+- From a question in chat, the new part is taken: each carries the whole conversation again. Its
+  sound stands where it was asked.
 
-It knows frames and media, and nothing of units: those are `story`'s.
+Units are `story`'s.
 """
 
 from __future__ import annotations
@@ -65,15 +66,13 @@ class _Held:
 class Dialogue:
     """Takes a session's frames and media in order.
 
-    Args:
-        dictated: the sound of a transcription that is not written down yet.
-
     Attributes:
+        dictated: the sound of a transcription that is not written down yet.
         user: the user's voice.
         model: the model's.
-        pictures: that were shown to it.
+        pictures: the user's.
         said: words: voice, when they begin and end, the text, the record.
-        pauses: of the session; the end is None while it has not come.
+        pauses: of the session; the end is None until it comes.
     """
 
     def __init__(self, dictated: Dictated) -> None:
@@ -109,7 +108,7 @@ class Dialogue:
         return []
 
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
-        """Take the words and the sound of a question, as far as it needs no decoding."""
+        """Take the words and the sound of a question that need no decoding."""
         self._asked_ns = record.at_ns
         words = [part.text for part in content if isinstance(part, TextPart)]
         heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
@@ -121,7 +120,7 @@ class Dialogue:
         return parts
 
     def decoded(self, event: ev.MediaDecoded) -> list[Part]:
-        """Take what became of a conversation's media."""
+        """Take a conversation's decoded media."""
         parts: list[Part] = []
         if event.pcm and (name := digest(event.pcm)) not in self._sounds:
             self._sounds.add(name)
@@ -130,11 +129,11 @@ class Dialogue:
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 
     def send(self, record: Record, messages: Iterable[ms.ServerMessage]) -> list[Part]:
-        """Take what the server said in a frame."""
+        """Take the server's messages of a frame."""
         return [part for message in messages for part in self._take(record, message)]
 
     def end(self) -> list[Part]:
-        """Give what is left."""
+        """Give the rest."""
         self._let_go()
         return [*self.user.end(), *self.model.end()]
 
@@ -177,7 +176,7 @@ class Dialogue:
         return parts
 
     def _hold(self, at_ns: int, seq: int, turn: str, text: str) -> None:
-        """Keep words until their sound comes, or none does."""
+        """Keep words until their sound comes, or will not come."""
         held = self._held
         if held is not None and (held.turn != turn or at_ns - held.begin_ns >= HOLD_NS):
             self._let_go()
@@ -197,7 +196,7 @@ class Dialogue:
         if not text.strip() or len(self.said) >= SAID_MAX:
             return
         last = self._last_said.get(voice)
-        if last is not None:  # what has no sound of its own gives way
+        if last is not None:  # words without sound give way
             last[2] = min(last[2], max(last[1], heard.begin_ns))
         self._last_said[voice] = said = [voice, heard.begin_ns, heard.end_ns, plain(text), seq]
         self.said.append(said)

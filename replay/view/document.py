@@ -3,14 +3,14 @@
     for chunk in page_of(reader): file.write(chunk)
 
 Rules:
-- The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own
-  script and style by their hashes, and sound and pictures that it makes itself; nothing else.
-- Data from a log stands only in data blocks, as JSON in ASCII without `<`, `>` and `&`: no
-  text can end a block, and lone surrogates are escapes. The page's script shows it as text.
+- The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own script and
+  style by their hashes, and sound and pictures that it makes itself; nothing else.
+- Data from a log stands only in data blocks, as JSON in ASCII without `<`, `>` and `&`: no text can
+  end a block, and lone surrogates are escapes. The page's script shows it as text.
 - Chunks come while the log is read; the caller may stop writing at any time.
 
-The scripts are ES modules that a browser or Node takes as they are. Put together they are one
-module: their lines of import are left out, and nothing else is changed.
+The scripts are ES modules that a browser or Node takes as they are. They are joined into one module
+without their lines of import, otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -48,31 +48,27 @@ SCRIPTS: Final = (
     "header.js",
     "main.js",
 )
-"""In the order in which they need each other."""
+"""In the order of their imports."""
 _IMPORT: Final = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export (?=const |let |class |function |async )", re.MULTILINE)
 _UNSAFE: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 NAME_CHARS_MAX: Final = 64
 """Of the page's title: as long as a recording id may be."""
 _PARTS: Final = "<!-- parts -->"
-"""Where the page's template takes the data."""
+"""The place of the data in the page's template."""
 
 
 def page_of(
     reader: LogReader, *, replayed: bool = False, comparison: Comparison | None = None
 ) -> Iterator[bytes]:
-    """Write a session as a page, while its log is read.
+    """Write a session as a page, while its log is read; yield UTF-8, a part at a time.
 
     Args:
         reader: the log, from its start.
-        replayed: say what logic replay found, also where that is nothing.
-        comparison: what came of comparing the session with another.
+        replayed: show the findings of logic replay, even if there are none.
+        comparison: the comparison with another session.
 
-    Yields:
-        The page, UTF-8, a part at a time.
-
-    Raises:
-        OSError: the log cannot be read any further.
+    `OSError`: the log cannot be read any further.
     """
     head = reader.head.fields
     before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
@@ -108,7 +104,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """Put the modules together."""
+    """Join the modules."""
     return "".join(_EXPORT.sub("", _IMPORT.sub("", _asset(name))) for name in SCRIPTS)
 
 

@@ -1,4 +1,4 @@
-"""Places of a session at which something is to be said: where a replay parts, or another differs.
+"""Remarks on places of a session: the divergence of a replay, or a difference from another session.
 
 Another comparison of sessions makes its own `Finding`s, and the page shows them too.
 """
@@ -15,17 +15,13 @@ from ..rerun.report import Divergence
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """A place in a session that something is to be said about.
-
-    One of `seq`, `unit`, `turn` and `at_ns` says where; of several the last wins.
+    """A remark on a place in a session: one of `seq`, `unit`, `turn` and `at_ns`; the last wins.
 
     Attributes:
         title: in a few words.
         detail: its lines.
-        seq: the record at which it shows.
-        unit: the unit.
-        turn: the turn of chat.
-        at_ns: when.
+        seq: the record.
+        turn: of chat.
     """
 
     title: str
@@ -38,19 +34,14 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What came of comparing the session with another.
-
-    Attributes:
-        name: the other's.
-        findings: where they differ; none where they are the same.
-    """
+    """The comparison with the session `name`; `findings` is empty if both are the same."""
 
     name: str
     findings: Sequence[Finding] = ()
 
 
 def finding_of(divergence: Divergence) -> Finding:
-    """Say where logic replay parts from the log."""
+    """Describe the divergence of logic replay."""
     field = f", {divergence.field}" if divergence.field else ""
     cause = divergence.cause
     return Finding(
@@ -66,12 +57,7 @@ def finding_of(divergence: Divergence) -> Finding:
 
 
 def comparison_of(report: DiffReport, name: str) -> Comparison:
-    """Say where another session differs.
-
-    Args:
-        report: of the session that is shown, as `a`, and the other.
-        name: the other's.
-    """
+    """Describe how the session `name` differs; in the report it is `b`, the shown session `a`."""
     found = [_parting(parting, name, report.a.span_ns) for parting in report.partings]
     return Comparison(name=name, findings=found)
 

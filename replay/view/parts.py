@@ -1,4 +1,4 @@
-"""What the page is told: parts, in the order in which the log gives them.
+"""The page's data: parts, in the order in which the log gives them.
 
 A part is a name and a plain JSON value. They are small, and there may be thousands, so that a page
 is written while its log is read and neither is ever whole in memory. The page puts them together:
@@ -10,8 +10,8 @@ is written while its log is read and neither is ever whole in memory. The page p
 | `picture` | a picture and when it was shown |
 | `story` | all else, once, at the end |
 
-Rules: nothing in a part is larger than the bounds below, whatever is in a log; bytes are named by
-their length; whole numbers that JavaScript cannot hold are text.
+Nothing in a part exceeds the bounds below, for any log; bytes are named by their length; whole
+numbers that JavaScript cannot hold are text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT_CHARS_MAX: Final = 4_000
 ITEMS_MAX: Final = 64
 """Of one list or object: the codes of a second of speech, and some more."""
 DEPTH_MAX: Final = 12
-"""The deepest record of ours, a conversation's start, nests seven levels."""
+"""The deepest of our records, a conversation's start, nests seven levels."""
 WHOLE_MAX: Final = 2**53
 """Beyond it JavaScript's numbers have gaps; seeds are larger."""
 ROWS_A_PART: Final = 400
@@ -40,14 +40,14 @@ ROWS_A_PART: Final = 400
 
 @attrs.frozen
 class Part:
-    """A piece of what the page is told."""
+    """A piece of the page's data."""
 
     name: str
     value: Json
 
 
 def row_of(record: Record, kept: str = "") -> Json:
-    """Write a record for the list; `kept` says what is left of a refused message."""
+    """Write a record for the list; `kept` describes the part kept of a refused message."""
     fields = {name: value for name, value in record.fields.items() if name != "type"}
     kind = record.fields.get("type")
     if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), str):
@@ -58,7 +58,7 @@ def row_of(record: Record, kept: str = "") -> Json:
 
 
 def plain(value: Value, depth: int = 0) -> Json:
-    """Shorten a value to what a person reads, as JSON that JavaScript holds."""
+    """Shorten a value for a reader, as JSON that JavaScript can hold."""
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if isinstance(value, str):

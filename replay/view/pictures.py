@@ -1,8 +1,8 @@
 """The pictures of a session, small enough for a page.
 
-Rules: a picture is decoded and encoded again, so nothing of a stranger's file reaches the browser;
-one that was shown before is named, not repeated; what does not decode, or goes beyond the bounds,
-is told without its picture. Small pictures are enough: the log has the originals.
+A picture is decoded and encoded again, so no bytes of a client's file reach the browser; a repeated
+picture is named, not repeated; one that does not decode, or exceeds the bounds, is listed without
+its image. Small pictures are enough: the log has the originals.
 """
 
 from __future__ import annotations
@@ -21,19 +21,14 @@ from runtime.media.values import MediaError
 from .parts import Json, Part
 
 SIDE_MAX: Final = 320
-"""Pixels of the longer side: what a panel of the page shows, on a fine display twice as dense."""
+"""Pixels of the longer side: the size of a panel of the page, on a fine display twice as dense."""
 QUALITY: Final = 70
 PICTURES_BYTES_MAX: Final = 10 << 20
 """Of the page: some 900 pictures, three a second of a video session's five minutes."""
 
 
 class Pictures:
-    """Takes a session's pictures, in order.
-
-    Attributes:
-        count: how many were taken.
-        left_out: how many of them the page does not show.
-    """
+    """Takes a session's pictures, in order; `count` were taken, and the page omits `left_out`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -46,7 +41,7 @@ class Pictures:
         return digest(jpeg) in self._numbers
 
     def take(self, at_ns: int, jpeg: bytes) -> Part:
-        """Take a picture that was shown at some time."""
+        """Take a picture that was shown at this time."""
         name, number = digest(jpeg), self.count
         self.count += 1
         shown: dict[str, Json] = {"at_ns": at_ns, "bytes": len(jpeg)}
@@ -62,7 +57,7 @@ class Pictures:
 
 
 def shrink(jpeg: bytes) -> bytes | None:
-    """Make a small JPEG of a JPEG; None where it is damaged, or none that a session would take."""
+    """Make a small JPEG of a JPEG; None if it is damaged, or a session would not take it."""
     try:
         decode_jpeg(jpeg)
         height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)

@@ -1,15 +1,14 @@
 """A voice on the session's clock: where it is heard, as compressed sound and as peaks to draw.
 
 Rules:
-- Where sound stands is `replay.story.placing`'s to say; it is shown there and nowhere else. A gap
-  that the jitter of a network made is silence.
+- `replay.story.placing` places the sound. A gap that the jitter of a network made is silence.
 - A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page decodes
-  only what it plays. Each begins with a little of what was before it, `lead` samples which are
-  decoded and not played, for a decoder needs that long to settle (RFC 7845, 4.6).
-- The model's pieces are made once their time has come, as what is queued may still be cut off.
-- Samples are clipped to what a loudspeaker can do: a log may hold anything finite.
+  only what it plays. Each begins with `lead` samples of the sound before, decoded and not played,
+  since a decoder needs that long to settle (RFC 7845, 4.6).
+- The model's pieces are made once their time has come, as queued sound may still be cut off.
+- Samples are clipped to a loudspeaker's range: a log may hold any finite value.
 
-Memory is bounded by what is queued at once, and by `VOICE_S_MAX` in all.
+Memory is bounded by the queued sound, and by `VOICE_S_MAX` in all.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .parts import Part
 PIECE_S: Final = 30
 """Decoded in some hundredths of a second, when playing comes near it."""
 LEAD_MS: Final = 80
-"""What RFC 7845 asks for after a seek."""
+"""After a seek, by RFC 7845."""
 VOICE_S_MAX: Final = 3_600
 """Six times the longest session: beyond it, sound is counted and not kept."""
 PEAKS_A_SECOND: Final = 200
@@ -46,18 +45,14 @@ _Samples = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True)
 class Heard:
-    """Where some sound is heard, on the session's clock."""
+    """The time at which a sound is heard, on the session's clock."""
 
     begin_ns: int
     end_ns: int
 
 
 class Track:
-    """One voice, fed in the order in which its sound came.
-
-    Attributes:
-        left_out_s: seconds beyond `VOICE_S_MAX`.
-    """
+    """One voice, fed in the order of its sound; `left_out_s` counts after `VOICE_S_MAX`."""
 
     def __init__(self, voice: Voice) -> None:
         self.left_out_s = 0.0
@@ -72,7 +67,7 @@ class Track:
 
     @property
     def end_ns(self) -> int:
-        """When what was queued so far will have been heard."""
+        """When the sound queued so far will have been heard."""
         return time_of(self._voice, self._line.end)
 
     def arrive(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
@@ -80,19 +75,14 @@ class Track:
         return self._take(at_ns, pcm, is_captured=True)
 
     def queue(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
-        """Queue sound.
+        """Queue float32 LE mono at the voice's rate, to be heard at `at_ns` at the earliest.
 
-        Args:
-            at_ns: when it may be heard at the earliest.
-            pcm: float32 LE mono at the voice's rate.
-
-        Returns:
-            Where it is heard, and the pieces that are complete by then.
+        Returns its time, and the pieces that are complete by then.
         """
         return self._take(at_ns, pcm, is_captured=False)
 
     def stop(self, at_ns: int) -> list[Part]:
-        """Play no more of what is queued; gives the pieces that are complete with that."""
+        """Stop queued sound; give the pieces that are complete with that."""
         if self.end_ns <= at_ns or not self._held_samples:
             return []
         kept = max(0, self._line.cut(at_ns) - self._begin)
@@ -102,7 +92,7 @@ class Track:
         return self._cut_off()
 
     def end(self) -> list[Part]:
-        """Give what is left."""
+        """Give the rest."""
         return self._cut_off()
 
     def _take(self, at_ns: int, pcm: bytes, *, is_captured: bool) -> tuple[Heard, list[Part]]:
@@ -130,7 +120,7 @@ class Track:
         self._kept_samples += len(samples)
 
     def _complete(self, now_ns: int) -> list[Part]:
-        """Give the pieces of full length that nothing can cut off any more."""
+        """Give the pieces of full length that cannot be cut off any more."""
         size, parts = PIECE_S * self._rate_hz, []
         while self._held_samples >= size and self._is_heard(self._begin + size, now_ns):
             samples = np.concatenate(self._held)
@@ -152,7 +142,7 @@ class Track:
         return parts
 
     def _piece(self, samples: _Samples) -> Part:
-        """Make a piece of what is held first; what follows it begins behind it."""
+        """Make a piece of the first held sound; the next begins after it."""
         lead, self._lead = self._lead, samples[-self._rate_hz * LEAD_MS // 1000 :]
         begin, self._begin = self._begin, self._begin + len(samples)
         value = {
@@ -167,12 +157,7 @@ class Track:
 
 
 def encode(samples: _Samples, voice: Voice) -> bytes:
-    """Compress sound: Opus in Ogg, which browsers decode to as many samples as there were.
-
-    Args:
-        samples: mono, in [-1, 1], at the voice's rate.
-        voice: whose it is.
-    """
+    """Compress mono in [-1, 1] at the voice's rate: Opus in Ogg, of the same length."""
     file = io.BytesIO()
     with av.open(file, "w", format="ogg", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream("libopus", rate=RATE_HZ[voice], layout="mono")
@@ -186,7 +171,7 @@ def encode(samples: _Samples, voice: Voice) -> bytes:
 
 
 def peaks(samples: _Samples, samples_each: int) -> bytes:
-    """Find the lowest and the highest of every few samples; int8 pairs, the last one of a rest."""
+    """Find the lowest and highest of each few samples; int8 pairs, the last may cover fewer."""
     padded = np.pad(samples, (0, -len(samples) % samples_each)).reshape(-1, samples_each)
     pairs = np.stack([padded.min(axis=1), padded.max(axis=1)], axis=1)
     found: bytes = np.rint(pairs * 127).astype(np.int8).tobytes()

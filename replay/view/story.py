@@ -4,11 +4,9 @@
     for item in reader: parts = narrator.tell(item)
     parts = narrator.conclude(head)
 
-Rules: what was recorded is told. When a unit's input had come, and how many waited, is known from
-stepping the session, so it is missing from where the machine parts from its log. Memory holds what
-the last part needs: some numbers a unit, words, errors.
-
-Frames and media are `dialogue`'s; nothing here is text for people.
+Values are those recorded. The arrival of a unit's input, and the number that waited, are known only
+from stepping the session, so they end at a divergence. Memory holds the last part: some numbers a
+unit, words, errors. Frames and media are `dialogue`'s.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ POINTS_MAX: Final = 50_000
 
 
 class Narrator(Inspector):
-    """Tells a session record by record; what `Inspector` collects comes with the last part."""
+    """Narrates a session record by record; what `Inspector` collects comes with the last part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class Narrator(Inspector):
         self._damages: list[Json] = []
 
     def tell(self, item: Record | Damage) -> list[Part]:
-        """Take the next record, or damage; give what the page is told by now."""
+        """Take the next record, or damage; give the parts that are complete by now."""
         before = self._counts()
         passage = self.take(item)
         if isinstance(item, Damage):
@@ -67,12 +65,11 @@ class Narrator(Inspector):
     def conclude(
         self, head: Fields, *, replayed: bool = False, comparison: Comparison | None = None
     ) -> list[Part]:
-        """Give what is left.
+        """Give the last parts, with the fields of the log's `session` record.
 
         Args:
-            head: the fields of the log's `session` record.
-            replayed: say what logic replay found, also where that is nothing.
-            comparison: what came of comparing the session with another.
+            replayed: show the findings of logic replay, even if there are none.
+            comparison: the comparison with another session.
         """
         parts = [*self._flush(), *self.dialogue.end()]
         told = to_json(self.inspection(head))
@@ -117,14 +114,14 @@ class Narrator(Inspector):
         rows, self._rows = self._rows, []
         return [Part("rows", rows)] if rows else []
 
-    # -- what only stepping tells ---------------------------------------------------------------
+    # -- from stepping --------------------------------------------------------------------------
 
     def _counts(self) -> Mapping[str, int]:
         session = self.session
         return {} if session is None else session.counts
 
     def _note_arrivals(self, record: Record, before: Mapping[str, int]) -> None:
-        """Follow the seconds of input that wait: those that came, and those that were dropped."""
+        """Count the waiting seconds of input: those that came, and those that were dropped."""
         session = self.session
         if session is None or self.replayer.is_stopped:
             self._arrived.clear()
@@ -141,7 +138,7 @@ class Narrator(Inspector):
         if session.units_waiting != waited and len(self._waiting) < POINTS_MAX:
             self._waiting.append([record.at_ns, session.units_waiting])
 
-    # -- what was recorded ----------------------------------------------------------------------
+    # -- from records ---------------------------------------------------------------------------
 
     def _note(self, passage: Passage) -> list[Part]:
         record, wire = passage.record, self.wire
@@ -192,7 +189,7 @@ class Narrator(Inspector):
                 self._mark("interrupt", record, {"index": fields.get("index")})
 
     def _place(self, unit: int, seq: int, arrived_ns: int | None = None) -> None:
-        """Note a unit's place in the log, and the facts that only stepping shows."""
+        """Note a unit's place in the log, and the facts known only from stepping."""
         place = self._places.setdefault(unit, {"seq": 0, "arrived_ns": None, "undone_ns": None})
         place |= {"seq": seq} if arrived_ns is None else {"seq": seq, "arrived_ns": arrived_ns}
 
