@@ -63,12 +63,14 @@ ALLOWED: Final = (
     Sense(r"\b(left|leave|leaves|let) (\w+ )?alone\b", "an idiom: not touched"),
     Sense(r"\bthere (is|are|was|were) none\b", "a thing is missing, and not of another kind"),
     Sense(r"\bamid a turn\b", "the words of an error on the wire, which recordings hold"),
+    Sense(r"\bgot a message that is none\b", "an error's words, pinned by tests of the backend"),
+    Sense(r"\bor one that is none\b", "an error's words, pinned by tests of the vocoder"),
+    Sense(r"\bwhich nobody asked\b", "an error's words, pinned by tests of the vocoder"),
+    Sense(r"\btext alone, without speech\b", "a warning's words, pinned by tests of the vocoder"),
+    Sense(r"\ba file that is not beside it\b", "an error's words, pinned by tests of checkpoints"),
 )
 
-NOT_HELD: Final = re.compile(
-    r"protocol/wire/|runtime/(model/backends|commands|client)/"
-    r"|replay/(\w+\.py|(story|rerun|library|shared)/)"
-)
+NOT_HELD: Final = re.compile(r"protocol/wire/")
 """Files whose text is not yet clean, by the beginning of their path; to be made shorter."""
 
 

@@ -100,7 +100,9 @@ class ChatSession:
             SessionClosedError: the session is over.
         """
         if self._answer is not None and not self._answer.is_over:
-            raise LocalProtocolError("a question amid the answer to another: read that to its end")
+            raise LocalProtocolError(
+                "a question during the answer to another: read that to its end"
+            )
         if isinstance(speech, bool):
             speech_request = SpeechRequest() if speech else None
         else:

@@ -215,12 +215,12 @@ def _formats_table(found: RecordingResult) -> Table:
     formats = found.formats
     rows: list[tuple[str, ...]] = [
         ("kB a unit", *(f"{size / 1000:.0f}" for size in _sizes(found))),
-        ("  the log's in terms of it", "1", *(f"{each.of_file_bytes:.2f}" for each in formats)),
+        ("  the log's relative to it", "1", *(f"{each.of_file_bytes:.2f}" for each in formats)),
         (
             "CPU ms a unit",
             *(f"{cost.total_ms:.2f}" for cost in (found.busy, *(each.cost for each in formats))),
         ),
-        ("  the log's in terms of it", "1", *(f"{each.of_cost:.2f}" for each in formats)),
+        ("  the log's relative to it", "1", *(f"{each.of_cost:.2f}" for each in formats)),
         ("keeps every byte", "yes", *("yes" if it.keeps_every_byte else "no" for it in formats)),
     ]
     return _table(["log", *(FORMAT_NAMES[each.name] for each in formats)], rows)

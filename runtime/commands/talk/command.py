@@ -32,7 +32,7 @@ from .view import JsonView, LineView, LiveView, View, summarize
 
 MODES: Final[tuple[Mode, ...]] = ("video", "audio")
 GOODBYE_S: Final = 0.5
-"""After Ctrl-C: a round trip across the world, and short for whoever waits for the prompt."""
+"""After Ctrl-C: a round trip across the world, and a short wait for the prompt."""
 SILENCE_S: Final = 10
 """A model that has not begun to answer ten seconds after the question will not."""
 
@@ -141,11 +141,7 @@ def read_speech(path: Path) -> tuple[bytes, ...]:
 
 
 def read_frame(path: Path) -> bytes:
-    """Read a JPEG that a server will take.
-
-    Raises:
-        UnusableError: it is none, or too large.
-    """
+    """Read a JPEG that a server will take; `UnusableError` if it is not a JPEG or too large."""
     with terminal.usable():
         data = path.read_bytes()
         check_jpeg(str(path), data)

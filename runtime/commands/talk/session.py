@@ -175,7 +175,7 @@ def _what_went_wrong(tally: Tally) -> str | None:
 
 
 class _Conversation:
-    """The two tasks, and what one tells the other: `_changed` is set anew with each message."""
+    """The two tasks, and the event between them: `_changed` is set again with each message."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""What a conversation came to so far: the one place where the server's messages are added up.
+"""The sums of a conversation so far, from the server's messages.
 
-A `Tally` is read by whoever shows the conversation and by `session`, which decides by it
-when the conversation is over. It takes messages with their time and does no IO.
+`view` shows a `Tally`, and `session` decides by it when the conversation is over. It takes messages
+with their time and does no IO.
 
-A unit is known by the id that its append was sent with. A dialect or server without ids is
-counted: an outcome for each unit, text and audio that follow each other being one. What was
-dropped has no outcome, so that from then on a count says no round trip any more.
+A unit is known by the id of its append. Without ids, in some dialects and servers, outcomes are
+counted: one for each unit, text and audio that follow each other being one. A dropped unit has no
+outcome, so after one a count gives no round trips.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Tally:
     """The sums of one conversation.
 
     Attributes:
-        place: in the queue; None outside of it.
-        created: what the server said of the session; None before it did.
+        place: in the queue; None outside the queue.
+        created: the server's message on the session; None before it came.
         speaking: whether the model spoke last.
         turns: the model's words, a text for each turn.
         pcm: its voice so far, float32 LE, 24 kHz mono.
@@ -69,12 +69,11 @@ class Tally:
         listens: units that the model listened to.
         speeches: units that it spoke in.
         last_listen: the number of the unit it last listened to; -1 before.
-        last_speech: likewise for speaking.
+        last_speech: the number of the unit it last spoke in; -1 before.
         metrics: of the last unit.
-        wall_ms: what the units took inside the server.
-        round_trips_ms: what they took as seen from here.
-        errors: all that the server reported.
-        closed: its last event.
+        wall_ms: the units' times inside the server.
+        round_trips_ms: the units' times as seen by the client.
+        closed: the server's last event.
         failure: why the conversation did not end well, in one line.
     """
 

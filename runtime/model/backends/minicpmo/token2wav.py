@@ -187,7 +187,7 @@ class Token2Wav:
                 if self._is_closed:
                     return
                 if self._restarts > RESTARTS_MAX:
-                    _log.error("the vocoder is given up; units give text alone")
+                    _log.error("the vocoder is given up; units give text only")
                     return
             try:
                 link, _ = self._start()
