@@ -80,8 +80,6 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
 
 
 class _Reading:
-    """One log while it is read, and its facts for the report."""
-
     def __init__(self, head: Fields, items: Items) -> None:
         self.head: Final = head
         self.story: Final = SessionStory()
@@ -165,7 +163,6 @@ def _aligned(
 
 
 def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
-    """Describe how two exchanges differ, if they do."""
     there = a if a is not None else b
     assert there is not None
     fields: tuple[str, ...] = (there.kind,)
@@ -212,7 +209,6 @@ def _side(exchange: Exchange | None) -> Side | None:
 
 
 def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
-    """Compare the model's results for the prompt."""
     if a.prepared is not None and b.prepared is not None:
         found = compare_openings(a.prepared, b.prepared)
     elif a.prepared is b.prepared:
@@ -254,7 +250,6 @@ def _setup(a: _Reading, b: _Reading) -> Iterator[SetupLine]:
 
 
 def _given(reading: _Reading) -> dict[str, Value]:
-    """List the settings of a session, one value a line."""
     head, opened = reading.head, reading.story.opened
     given: dict[str, Value] = {"model": model_of(head), "seed": head.get("seed")}
     if opened is not None:

@@ -15,13 +15,7 @@ What = Literal["opening", "unit", "turn", "chunk", "end"]
 
 @attrs.frozen(kw_only=True)
 class Side:
-    """One session's part of an exchange that differs.
-
-    Attributes:
-        text: shortened.
-        audio_ms: the sound in it.
-        took_ns: from the question to the answer, if one came.
-    """
+    """One session's part of an exchange that differs: shortened text, and time to answer."""
 
     outcome: str
     text: str
@@ -38,8 +32,7 @@ class Parting:
         index: of the unit or turn; None for the others.
         fields: all that differ, nearest to the cause first.
         path: in the first of these.
-        snr_db: of sound that differs: the level of `a` relative to the difference; None if it is
-            equal or cannot be measured.
+        snr_db: of sound that differs: `a` relative to the difference; None if not measured.
         a: the exchange in `a`, if it has one; None for an opening or an end.
         b: the exchange in `b`, in the same way.
     """
@@ -69,14 +62,12 @@ class SessionFacts:
     """One of the sessions.
 
     Attributes:
-        seed: of its random choices.
         span_ns: from its start to its last record.
         exchanges: units or turns.
         drops: seconds of input that were lost.
         shortened: refused messages of which the log keeps length, hash and start.
         shortened_bytes: of all of them, as they came.
         end_reason: None if its log has no end.
-        latency: of its exchanges.
         damage_count: of its log; with damage the values have gaps.
     """
 
@@ -110,14 +101,10 @@ class DiffReport:
     Attributes:
         setup: settings that differ, the seed included.
         compared: exchanges that both have.
-        same: those that are equal.
         only_a: exchanges that `b` does not have.
-        only_b: exchanges that `a` does not have.
-        first: the first difference.
         partings: the differences in order, the first included, up to a bound.
         parting_count: all of them.
-        logits_changed: the first exchange whose first logits differ, even if its tokens do not; it
-            does not count as a difference.
+        logits_changed: the first exchange whose first logits differ, even if its tokens do not.
     """
 
     a: SessionFacts

@@ -83,7 +83,6 @@ def write_vtt(timeline: Timeline, file: BinaryIO) -> None:
 
 
 def _with_marks(moments: Iterable[Moment], marks: list[Note]) -> Iterator[Moment]:
-    """Pass moments on, and collect the marks."""
     for moment in moments:
         if isinstance(moment, Note) and moment.kind == "mark":
             marks.append(moment)
@@ -91,7 +90,6 @@ def _with_marks(moments: Iterable[Moment], marks: list[Note]) -> Iterator[Moment
 
 
 def _write_marks(marks: list[Note], file: BinaryIO) -> None:
-    """Write marks as WebVTT's comments, and clear them."""
     for mark in marks:
         time, text = _clock(mark.begin_ns // NS_PER_MS, "."), plain(mark.text).replace("-->", "->")
         file.write(f"\nNOTE {time} {text}\n".encode(errors="replace"))

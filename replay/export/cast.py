@@ -60,7 +60,6 @@ def write_cast(timeline: Timeline, file: BinaryIO) -> None:
 
 
 def _line(at_ns: int, text: str) -> str:
-    """Begin a line, with its time."""
     return f"{NEW_LINE if at_ns else ''}[{at_ns / NS_PER_S:7.3f}] {text}"
 
 

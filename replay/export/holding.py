@@ -37,10 +37,7 @@ class _Stretch:
 
 @attrs.define(order=False)
 class _Held:
-    """A moment, with the `place` and `length` of a sound's PCM.
-
-    For the user's sounds, `moved` is the stretch's move when this one was last placed.
-    """
+    """A moment, its PCM's `place` and `length`, and its stretch's `moved` when placed."""
 
     begin_ns: int
     number: int
@@ -81,10 +78,7 @@ class Holding:
         return self._lines[voice].settled_ns(now_ns)
 
     def sound(self, voice: Voice, at_ns: int, pcm: bytes, *, is_captured: bool = False) -> Sound:
-        """Place a sound after its voice's earlier sound, and hold it; its words are placed with it.
-
-        `at_ns` is when it came; for `is_captured` see `Line.place`.
-        """
+        """Hold a sound, placed after its voice's earlier sound; `is_captured` as in `place`."""
         samples = len(pcm) // SAMPLE_BYTES
         line = self._lines[voice]
         begin = line.place(at_ns, samples, is_captured=is_captured)
@@ -116,7 +110,6 @@ class Holding:
         return _Held(begin_ns, self._count, until_ns, moment)
 
     def _follow(self, line: Line) -> None:
-        """Move the stretch as the line did, or begin another after a gap."""
         if line.moved:
             self._stretch.moved += line.moved
             self._stretch.begin = line.begin
@@ -124,7 +117,6 @@ class Holding:
             self._stretch = _Stretch(line.begin)
 
     def _first(self) -> _Held | None:
-        """Find the next moment to come out, at its present place."""
         if not self._user:
             return self._held[0] if self._held else None
         heard = self._user[0]
@@ -173,7 +165,6 @@ class Holding:
 
 
 def _move_back(held: _Held) -> None:
-    """Place a sound at its stretch's present place."""
     if held.stretch is None or not isinstance(held.moment, Sound):
         return
     samples, held.moved = held.stretch.moved - held.moved, held.stretch.moved
@@ -183,7 +174,6 @@ def _move_back(held: _Held) -> None:
 
 
 def _shorten(held: _Held, at_ns: int) -> None:
-    """Cut off the model's sound and words at this time."""
     moment = held.moment
     if isinstance(moment, Sound):
         held.length = (sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES

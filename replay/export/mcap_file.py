@@ -127,7 +127,6 @@ def write_mcap(timeline: Timeline, file: BinaryIO) -> None:
 
 
 def _start_ns(timeline: Timeline) -> int:
-    """Return the session's start in Unix time; 0 if the log has no usable time."""
     wall_ms = timeline.head.get("wall_ms")
     start_ns = wall_ms * NS_PER_MS if isinstance(wall_ms, int) else 0
     return start_ns if 0 <= start_ns <= START_NS_MAX else 0
@@ -150,7 +149,6 @@ def _facts(timeline: Timeline) -> dict[str, str]:
 
 
 def _message(moment: Moment, at_ns: int) -> tuple[str, dict[str, Any]]:
-    """Return the topic of a moment, and its message."""
     seconds, ns = divmod(at_ns, NS_PER_S)
     time = {"timestamp": {"sec": seconds, "nsec": ns}}
     match moment:

@@ -29,10 +29,7 @@ CHANNELS: Final = 2
 PCM16_MAX: Final = 32_767
 PCM16_BYTES: Final = 2
 DURATION_S_MAX: Final = 6 * 3600
-"""A WAV counts its bytes in 32 bits, which is 6.2 hours.
-
-A log can name any time as its end, with silence up to there.
-"""
+"""A WAV counts its bytes in 32 bits, 6.2 hours; a log can name any time as its end."""
 
 _Floats = NDArray[np.float32]
 Stereo = NDArray[np.int16]
@@ -49,7 +46,7 @@ def to_pcm16(samples: _Floats) -> NDArray[np.int16]:
 class Mixer:
     """Mixes the sounds of a session.
 
-    All its methods raise `TooLongError` after `DURATION_S_MAX`, before they give anything.
+    All methods raise `TooLongError` after `DURATION_S_MAX`, before they give anything.
     """
 
     def __init__(self) -> None:

@@ -21,12 +21,10 @@ class TooLongError(ValueError):
 
 @attrs.frozen(kw_only=True)
 class Sound:
-    """A sound.
+    """A sound that arrived from the user, or was sent to them, at `at_ns`.
 
-    Attributes:
-        at_ns: when it arrived from the user, or was sent to them.
-        begin: its first sample, counted from the session's start at the voice's rate.
-        pcm: float32 LE, mono, at the voice's rate.
+    `begin` is its first sample from the session's start; `pcm` is float32 LE, mono; both at the
+    voice's rate.
     """
 
     voice: Voice
@@ -52,14 +50,12 @@ class Sound:
 
 @attrs.frozen(kw_only=True)
 class Words:
-    """Text.
+    """Text as it came, spaces included; it arrived from the user, or was sent to them, at `at_ns`.
 
     Attributes:
-        at_ns: when it arrived from the user, or was sent to them.
         begin_ns: when its sound begins; without one, `at_ns`, or the end of the sound that it
             transcribes.
         end_ns: when its sound is over; None without one.
-        text: as it came, spaces included.
         response_id: the model's turn; pieces of one turn are joined without a separator.
     """
 

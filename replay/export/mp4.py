@@ -138,7 +138,6 @@ class _Video:
         return packets
 
     def _advance(self, to_ms: int) -> _Packets:
-        """Go on with the present picture."""
         packets: _Packets = []
         at_ms = 0 if self._next_ms == 0 else self._next_ms - 1 + SHOWN_MS_MAX
         while at_ms < to_ms:

@@ -65,13 +65,8 @@ _NOTES: Final[dict[type, NoteKind]] = {
 class Timeline:
     """The moments of one session, to be iterated once.
 
-    Args:
-        head: the fields of the log's `session` record.
-        items: its records in order, and its damage.
-
-    Attributes:
-        story: the log, so far.
-        duration_ns: to the end of all that was read so far, sound included.
+    `head` holds the fields of the log's `session` record, `items` its records in order and its
+    damage. `duration_ns` is to the end of all that was read so far, sound included.
     """
 
     def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
@@ -162,7 +157,6 @@ class Timeline:
                 self._ask(request)
 
     def _ask(self, ask: Ask) -> None:
-        """Add the words of a question; its sound and pictures come once they are decoded."""
         parts = ask.messages[-1].content
         text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         self._has_deltas = False
@@ -238,7 +232,6 @@ class Timeline:
             self._texts.clear()
 
     def _flush_texts(self) -> None:
-        """Stop waiting for the sound of words."""
         for words in self._texts:
             self._holding.add(words, words.begin_ns)
         self._texts.clear()
@@ -246,7 +239,6 @@ class Timeline:
     # -- others ---------------------------------------------------------------------------------
 
     def _words(self, voice: Voice, text: str, response_id: str = "") -> Words:
-        """Make words without sound."""
         return Words(
             voice=voice,
             at_ns=self._now_ns,
@@ -261,7 +253,6 @@ class Timeline:
 
 
 def _told(message: ms.ServerMessage) -> str:
-    """Return the details of a message for its note, without its kind."""
     match message:
         case ms.ErrorReport(code=code, message=text):
             return f"{code}: {text}"

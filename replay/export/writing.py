@@ -38,12 +38,10 @@ Write = Callable[[Timeline, BinaryIO], None]
 
 @attrs.frozen(kw_only=True)
 class Exported:
-    """A written export.
+    """A written export; `duration_ns` is from the session's start to the end of all sound.
 
-    Attributes:
-        duration_ns: from the session's start to the end of all sound.
-        finished: the log has its end; else the session was open, or its server killed.
-        damage_count: of the log; with damage the file has gaps.
+    The log has its end if `finished`; else the session was open, or its server killed. With damage
+    the file has gaps.
     """
 
     format: Format
@@ -61,12 +59,9 @@ def export(
     like: Path | None = None,
     replaces: bool = False,
 ) -> Exported:
-    """Write a log's session.
+    """Write a log's session, given its head, records in order and damage.
 
     Args:
-        head: the fields of the log's `session` record.
-        items: its records in order, and its damage.
-        to: the format.
         output: the file, or a stream for one of `STREAMS`.
         like: the log: the same people may read and write the file.
         replaces: replace an existing file.
@@ -90,7 +85,6 @@ def export(
 
 @contextmanager
 def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Iterator[BinaryIO]:
-    """Open a file that takes its name once it is complete."""
     if not isinstance(output, Path):
         yield output
         return

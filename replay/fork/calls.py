@@ -46,12 +46,9 @@ RELEASE_WAIT_S: Final = 10.0
 
 @attrs.frozen(kw_only=True)
 class ForkQuestion:
-    """A call of the model.
+    """A call of the model and the time of its answer.
 
-    Attributes:
-        at_ns: time of the answer.
-        recorded: the event of that answer; None without one.
-        is_interrupted: the client interrupted this unit.
+    `recorded` is the recorded event of that answer; the client may have interrupted the unit.
     """
 
     effect: ef.Effect
@@ -62,14 +59,9 @@ class ForkQuestion:
 
 
 class ForkedModel:
-    """One fork's model; `close` it.
+    """One fork's model; `close` it. `prefix` holds the results for the units before `at`.
 
-    Args:
-        backend: the model.
-        at: the first unit without forced decoding.
-        anyway: continue if the model does not reach the state of the recording.
-
-    `prefix` holds the results for the units before `at`.
+    Before the unit `at` decoding is forced; `anyway` goes on if the recorded state is not reached.
     """
 
     def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
@@ -185,7 +177,6 @@ class ForkedModel:
 
 
 def _failure(question: ForkQuestion, error: BackendError) -> ev.Event:
-    """Return the event that a server posts for a failed call."""
     at_ns, is_full = question.at_ns, isinstance(error, ContextFull)
     match question.effect:
         case ef.OpenBackend(lease=lease):

@@ -42,13 +42,7 @@ SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
 
 
 class Client:
-    """The client of a fork.
-
-    Args:
-        change: the requested changes.
-        connected: the session's first event.
-        begin_sample: start of the fork's unit in the client's sound.
-    """
+    """The client of a fork, whose unit begins at `begin_sample` of the client's sound."""
 
     def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:
         self._change: Final = change
@@ -61,9 +55,9 @@ class Client:
         self._wire: Final = Wire(connected)
 
     def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
-        """Return the client's frames in place of a recorded frame: the same, or others at its time.
+        """Return the client's frames in place of a recorded one, at its time.
 
-        `session` is as before this frame. `ForkRefusedError`: the requested change is not possible.
+        `session` is as before that frame. `ForkRefusedError`: the requested change is not possible.
         """
         self._note_heard(session)
         if not self._is_changed:
@@ -82,7 +76,6 @@ class Client:
     # -- sound ----------------------------------------------------------------------------------
 
     def _note_heard(self, session: Session) -> None:
-        """Count the last append's sound, if the session took it."""
         samples, appends = self._appending
         if samples and session.counts["appends"] > appends:
             self._sent_samples += samples

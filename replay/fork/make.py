@@ -52,12 +52,9 @@ async def make_fork(
     anyway: bool = False,
     watch: Watch = lambda _done, _units: None,
 ) -> tuple[Path, Forked]:
-    """Fork a recording; return the fork's log, and a summary.
+    """Fork a recording into a folder; return the fork's log, and a summary.
 
     Args:
-        log: the recording.
-        change: the requested changes, and their first unit.
-        folder: the folder of the fork's log.
         identity: its name; the seed is the recording's, unless it changes.
         load: loads a model, as `Loading.load` does.
         anyway: fork although the environment differs, or the model does not reach the state of the
@@ -126,10 +123,7 @@ def _load(head: Fields, name: str | None, load: Load) -> Backend:
 def _check(
     head: Fields, times: RecordedTimes, info: BackendInfo, change: Change, *, anyway: bool
 ) -> bool:
-    """Whether the environment differs from the recording's.
-
-    `CannotForkError`: it differs, and `anyway` is not set.
-    """
+    """Whether the environment differs from the recording's: `CannotForkError` unless `anyway`."""
     mode = times.connected.mode
     if mode not in info.modes:
         raise CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
@@ -166,7 +160,6 @@ def _connected(
 
 
 def _head(head: Fields, times: RecordedTimes, connected: ev.ConnectionOpened) -> dict[str, Value]:
-    """The fields of the fork's `session` record that identify the session."""
     return {
         **head,
         "recording_id": connected.recording_id,
@@ -186,7 +179,6 @@ def _head(head: Fields, times: RecordedTimes, connected: ev.ConnectionOpened) ->
 def _model_fields(
     head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
-    """The fields that describe its model and its changes."""
     config = head.get("config")
     parent: Mapping[str, Value] = config if isinstance(config, Mapping) else {}
     is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0

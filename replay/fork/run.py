@@ -48,8 +48,6 @@ Watch = Callable[[int, int], None]
 
 @attrs.frozen(kw_only=True)
 class _Due:
-    """A requested effect and the time of its answer; a timer needs no answer."""
-
     place: Place
     effect: ef.Effect
     answer: Answer | None
@@ -91,13 +89,7 @@ class _World:
 class ForkRun:
     """One fork in progress.
 
-    Args:
-        times: of the recording.
-        change: the requested changes.
-        backend: the model.
-        journal: of the fork's log.
-        anyway: see `ForkedModel`.
-        watch: called with the number of finished units, and of all units.
+    `watch` is called with the number of finished units, and of all; `anyway` as in `ForkedModel`.
 
     Attributes:
         is_reached: the unit of the fork was started, as required.
@@ -126,13 +118,10 @@ class ForkRun:
         self._interrupted = -1
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
-        """Run the fork to its end; return the finished session.
+        """Run the fork to its end, with its first event and the recording's records in order.
 
-        `connected` is the fork's first event, `items` are the recording's records in order.
-
-        Raises:
-            ForkRefusedError: the requested change is not possible.
-            CannotForkError: the model is lost, or does not reach the state of the recording.
+        `ForkRefusedError`: the change is not possible; `CannotForkError`: the model is lost, or
+        does not reach the state of the recording.
         """
         world = _World(items, self._change.at)
         client = Client(self._change, connected, self._times.begin_sample)
@@ -157,7 +146,6 @@ class ForkRun:
     # -- the next event ----------------------------------------------------------------------
 
     async def _next(self, session: Session, world: _World) -> ev.Event:
-        """Return the next event: an external one, or an answer to an effect."""
         call = min(self._due, key=lambda call: self._due[call].place, default=None)
         due_place = NEVER if call is None else self._due[call].place
         world_place = NEVER if world.next is None else world.next[0]

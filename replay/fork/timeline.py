@@ -39,11 +39,10 @@ LAST_SEQ: Final = 1 << 63
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """The answer to a call.
+    """The answer to a call, `after_ns` its request.
 
     Attributes:
         seq: the record that holds the answer; `LAST_SEQ` without one.
-        after_ns: delay after the request.
         event: the answer, if it was a failure that the environment caused; else None.
         cut: where the unit was interrupted.
         costs: the measured costs of the unit.
@@ -64,11 +63,9 @@ class RecordedTimes:
     `items` are its records in order, and its damage; `at` is the unit of the fork.
 
     Attributes:
-        connected: its first event.
         begin_seq: the event by which that unit began.
         begin_sample: start of that unit in the client's sound.
         end_ns: time of its last record.
-        units: units started.
 
     Raises:
         LogDamaged: it is damaged.

@@ -61,11 +61,8 @@ class Change:
 class Prefix:
     """The units before the fork: the model's results compared with the recording.
 
-    Attributes:
-        units: their number.
-        held: units whose own answer would have differed, forced to the recorded one.
-        otherwise: units whose results differ nevertheless.
-        first: the first difference, in words.
+    Of `units`, `held` were forced to a recorded answer that their own would have differed from; the
+    results of `otherwise` differ nevertheless. `first` is the first difference, in words.
     """
 
     units: int = 0
@@ -76,12 +73,10 @@ class Prefix:
 
 @attrs.frozen(kw_only=True)
 class Forked:
-    """A fork that was made.
+    """A fork that was made, from its `unit` on.
 
     Attributes:
-        parent: the recording that it comes from.
         parent_seq: the parent's event by which the unit began: everything before it is equal.
-        unit: the first unit of the fork.
         units: units started in it.
         prefix: the units before that one.
         ended_early: the fork was still running at the recording's end, so that its client left.

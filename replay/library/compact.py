@@ -39,10 +39,7 @@ _CONVERTER: Final = Converter()
 
 @attrs.frozen(kw_only=True)
 class Done:
-    """The result for one log, with its size now, or that of the new log, and FLAC pieces.
-
-    `error` says why it was not changed.
-    """
+    """The result for one log: its size now, or the new log's, FLAC pieces, or the error."""
 
     log: str
     result: Result
@@ -94,7 +91,6 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
 
 
 def _try(log: Path, output: Path | None, watch: Watch) -> Done:
-    """Compact one log; an error is reported, and the log stays."""
     before_bytes = size_of(log)
     left = Done(log=str(log), result="kept", before_bytes=before_bytes, after_bytes=before_bytes)
     try:

@@ -115,7 +115,6 @@ def recover_command(
 
 
 def _try(log: Path, output: Path | None, watch: Watch, *, salvage: bool, is_named: bool) -> Done:
-    """Recover one log; an error is reported."""
     try:
         target = _default_of(log) if output is None else output
         if not is_named and is_held(log):
@@ -186,7 +185,6 @@ def _finish(done: list[Done], *, as_json: bool) -> NoReturn:
 
 
 def _lines(done: Done) -> list[str]:
-    """The lines on a recovered log."""
     if done.output is None:
         return []
     lines = [f"{done.output}: {done.records} records, {done.units} units"]

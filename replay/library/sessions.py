@@ -155,7 +155,6 @@ def _print(found: Sequence[Summary], limit: int) -> None:
 
 
 def _table(rows: Sequence[tuple[str, ...]], left_out: Sequence[str]) -> Table:
-    """Make the table, without some of its columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     kept = [at for at, name in enumerate(COLUMNS) if name not in left_out]
     for name in (COLUMNS[at] for at in kept):
@@ -185,7 +184,6 @@ def _row(summary: Summary) -> tuple[str, ...]:
 
 
 def _amount(summary: Summary) -> str:
-    """The count for the session's mode."""
     if summary.turns:
         return f"{summary.turns} turn{'s' * (summary.turns > 1)}"
     if summary.chunks:

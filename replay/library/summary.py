@@ -59,7 +59,6 @@ def _row(outcome: Outcome, folder: Path) -> tuple[str, ...]:
 
 
 def _where(outcome: Outcome) -> str:
-    """Describe a failure in a few words."""
     if outcome.error is not None:
         return outcome.error
     if outcome.divergence is not None and outcome.result != "damaged":

@@ -140,7 +140,6 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
 
 
 def _environment_lines(report: FullReport) -> list[RenderableType]:
-    """Describe the environment, and its differences from the recorded one."""
     if not report.environment:
         here = [f"{label(name)} {_brief(line)}" for name, line in report.fingerprint.items()]
         return [f"environment as recorded: {'; '.join(here)}"]
@@ -156,7 +155,6 @@ def _environment_lines(report: FullReport) -> list[RenderableType]:
 
 
 def _brief(line: str) -> str:
-    """A line of a fingerprint; a hash by its first digits."""
     is_hash = len(line) >= HASH_CHARS_MIN and not line.strip("0123456789abcdef")
     return line[:HASH_CHARS_SHOWN] if is_hash else label(line)
 
@@ -283,7 +281,6 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
 
 
 def _first(name: str, told: Sequence[str]) -> list[RenderableType]:
-    """Show the first items, and the number of the others."""
     shown = [f"{name} {text}" for text in told[:SHOWN_MAX]]
     more = len(told) - SHOWN_MAX
     return [*shown, f"{name} and {more} more, see --json"] if more > 0 else [*shown]
@@ -329,7 +326,6 @@ def _more(count: int, what: str) -> str:
 
 
 def _asked(told: Exchange | UtteranceStory) -> tuple[str, str, str]:
-    """Its name, when it began, and how long it took."""
     took = "" if told.done_ns is None else show_ms(told.done_ns - told.started_ns)
     return str(told.index), show_seconds(told.started_ns), took
 

@@ -74,7 +74,6 @@ def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether it is a file, but not the unfinished output of a command."""
     return path.is_file() and not path.parent.name.startswith(PART_PREFIX)
 
 
@@ -134,7 +133,6 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _begin_job() -> None:
-    """End this process when its parent ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -62,13 +62,12 @@ async def replay_fully(
     teacher_forced: bool = False,
     watch: Watch = unwatched,
 ) -> FullReport:
-    """Run a log's model again and compare its outputs with the recorded ones.
+    """Run a log's model again, or another `model`, and compare its outputs with the recorded ones.
 
     Args:
         head: the fields of the log's `session` record.
         items: the log's records in order, `session` first, and its damage.
         load: loads a model, as `Loading.load` does.
-        model: a model's name, in place of the log's.
         anyway: compare although the environment differs.
         teacher_forced: force the recorded decisions, and report where the model's own differ.
         watch: called with 0 when the model is loaded, then with the number of calls made again.

@@ -25,11 +25,8 @@ from .verdicts import Rerun, Verdict, finding_of
 class Running:
     """A turn that the model runs again.
 
-    Attributes:
-        effect: the question.
-        chunks: its pieces after those that the log has reached.
-        result: its end; None before the first piece was asked for.
-        failure: the error that ended it.
+    `chunks` are its pieces that the log has not reached; `result` is None before the first piece is
+    asked for, `failure` the error that ended it.
     """
 
     effect: ef.StartTurn

@@ -112,7 +112,6 @@ class UnitReplay(Rerun[BackendSession]):
         return index < self.held_units and isinstance(self.held, Forces)
 
     def _count(self, forced: ForcedResult) -> None:
-        """Count a forced unit's decisions."""
         made = forced.result
         self.decisions += len(made.decided_ids) + len(made.codec_ids)
         self.decisions_changed += len(forced.choices)

@@ -78,12 +78,7 @@ def advance(session: Session | None, event: ev.Event) -> tuple[Session, tuple[ef
 
 
 class Replayer:
-    """A logic replay in progress, record by record.
-
-    Attributes:
-        session: the machine; None before its first event.
-        is_stopped: by a divergence or damage; it takes no more records.
-    """
+    """A logic replay in progress, until `is_stopped` by a divergence or damage."""
 
     def __init__(self, *, go_on: bool = False) -> None:
         self.session: Session | None = None
@@ -217,7 +212,6 @@ class Replayer:
         return self._last
 
     def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
-        """Check that the log is of the session that begins."""
         config = head.fields.get("config")
         said = {**(config if isinstance(config, Mapping) else {}), **head.fields}
         came_out: dict[str, Value] = {
@@ -346,7 +340,6 @@ class Replayer:
 
 
 def _first_of(said: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
-    """Compare some fields by their names."""
     names = sorted(names)
     return first_difference(
         {name: said.get(name) for name in names}, {name: came_out[name] for name in names}

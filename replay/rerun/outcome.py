@@ -27,13 +27,9 @@ _CONVERTER: Final = Converter()
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """The result of replaying one log.
+    """The result of replaying one log, in `elapsed_s` with its opening.
 
-    Attributes:
-        log: its path, as given.
-        elapsed_s: the time to open and replay it.
-        report: None if nothing could be replayed.
-        error: why not, in one line.
+    `report` is None if nothing could be replayed; then `error` says why, in one line.
     """
 
     log: str

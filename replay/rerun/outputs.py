@@ -45,10 +45,7 @@ TURN_FIELDS: Final = (
 )
 
 NEAR_TIE_MARGIN: Final = 0.05
-"""Logits; used at a temperature of 0.
-
-Half precision changes the logits of the embedded model by about this much.
-"""
+"""Logits; used at a temperature of 0: half precision changes the embedded model's by about this."""
 NEAR_TIE_DRAW_GAP: Final = 0.02
 """Probability, from 1539 decisions of the embedded model.
 
@@ -87,7 +84,6 @@ def is_near_tie(choice: Choice) -> bool | None:
 
 
 def _root(path: str) -> str:
-    """The first field of a path."""
     return path.partition("[")[0].partition(".")[0]
 
 
@@ -127,9 +123,9 @@ def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
 
 
 def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Difference | None:
-    """Find the first difference between two values of one field of an output.
+    """Find the first difference between two values of a field; bytes are float32 LE samples.
 
-    Bytes are float32 LE samples: the path of their difference names the sample.
+    The path of their difference names the sample.
     """
     if not isinstance(recorded, bytes) or not isinstance(new, bytes):
         return first_difference(_plain(recorded), _plain(new), name)

@@ -41,10 +41,7 @@ class RemakeError(ValueError):
 
 @attrs.frozen(kw_only=True)
 class Remade:
-    """An event that was stepped again.
-
-    `records` are the log's: the event, its effects, and a state hash if one is due.
-    """
+    """An event that was stepped again; `records` also hold a state hash if one is due."""
 
     event: ev.Event
     effects: tuple[ef.Effect, ...]
@@ -109,16 +106,13 @@ def remake(
     """Write the log of a session that is made of events; return the number of events.
 
     Args:
-        path: a new file.
         head: the fields of its `session` record.
         events: from `ConnectionOpened` on, in order.
         is_open: the log has no `fin`, as that of a session which still runs.
         is_durable: return only once it is on the device.
 
-    Raises (and leaves no file):
-        RemakeError: the machine refuses an event.
-        RecordInvalid: a value cannot be stored.
-        OSError: the disk refused, or the file exists.
+    No file is left by `RemakeError` (the machine refuses an event), `RecordInvalid` (a value cannot
+    be stored) or `OSError` (the disk refused, or the file exists).
     """
     remaker = Remaker()
 
@@ -137,11 +131,8 @@ def remake(
 def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> None:
     """Write records, `session` first and `fin`, if any, last, as a new log, block by block.
 
-    If `is_durable`, it returns only once the log is on the device.
-
-    Raises:
-        RecordInvalid: a value cannot be stored.
-        OSError: the disk refused, or the file exists.
+    If `is_durable`, it returns only once the log is on the device. `RecordInvalid`: a value cannot
+    be stored; `OSError`: the disk refused, or the file exists.
     """
     file = LogFile(path, disk=LocalDisk(), compressor=Compressor())
     file.create()

@@ -56,10 +56,7 @@ class Divergence:
     """The first place at which a replay differs from its log.
 
     Attributes:
-        kind: see `Kind`.
-        seq: the record that differs.
-        record: its kind, such as `tx` or `effect StartUnit`.
-        at_ns: its time.
+        seq: the record that differs, of a kind such as `tx` or `effect StartUnit` in `record`.
         unit: the last unit started by then; None before the first.
         field: path in the record; empty if all of it differs.
         cause: the last event the machine took; None before the first.
@@ -86,13 +83,10 @@ class Divergence:
 
 @attrs.frozen(kw_only=True)
 class Maker:
-    """The software that recorded a session, or replays it.
+    """The software that recorded a session, or replays it; `software` is empty if the log has none.
 
-    Attributes:
-        software: the version of Antiphon; empty if the log has none.
-        schema: the version of events and effects.
-        behaviour: the session's version (`protocol.values.behaviour`), or the newest known to
-            replay.
+    `behaviour` is the session's version (`protocol.values.behaviour`), or the newest known to
+    replay.
     """
 
     software: str = ""
@@ -102,20 +96,17 @@ class Maker:
 
 @attrs.frozen(kw_only=True)
 class ReplayReport:
-    """The findings of logic replay.
+    """The findings of logic replay; effects, frames and states count those equal to the recorded.
 
     Attributes:
         records: records read, of any kind.
         events: events the machine took.
         effects: effects equal to the recorded ones, frames included.
-        frames: sent frames equal byte for byte.
-        states: state hashes equal to the recorded ones.
         states_of_old: hashes of another snapshot's keys, and so not compared.
         units: units started.
         span_ns: the session's time from its start to the last record.
         finished: `fin` was reached; without it the server was killed, or still writes the log.
         truncated: the log ends, without `fin`, among the effects of its last event.
-        divergence: the first one.
         damage: the first damages, bounded; replay stops at the first unless `go_on`.
         damage_count: all damages.
     """
@@ -180,11 +171,9 @@ class FullReport:
         environment: differences between the recorded environment and this one.
         fingerprint: this environment, line by line.
         compared: the model ran; it does not if the environment differs, unless `anyway`.
-        units: units that the model ran again.
+        units: units that the model ran again, as `turns` of chat and `chunks` of a transcription.
         units_held: those held to a fork's parent's (`held`); their decisions are not judged.
         changed: how each unit differs, the first of them up to a bound.
-        turns: turns of chat that it answered again.
-        chunks: chunks of a transcription that it heard again.
         decisions: tokens and speech codes that it was forced to.
         decisions_changed: those where its own decision was another.
         near_ties: those changed that rounding could have turned.

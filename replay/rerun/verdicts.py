@@ -28,9 +28,7 @@ UNITS_KEPT: Final = 100
 class Finding:
     """A difference between the model's output and the recorded one.
 
-    Attributes:
-        snr_db: of PCM that differs (`outputs.snr_db`).
-        choice: the decision that differs; None if it is not a forced decision.
+    `snr_db` is for PCM (`outputs.snr_db`), `choice` for a forced decision that differs.
     """
 
     difference: Difference
@@ -49,12 +47,10 @@ def finding_of(
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """The verdict on a recorded event, and the event to replace it.
+    """The verdict on a recorded event.
 
-    Attributes:
-        event: the event with the model's new output, if any.
-        finding: the first difference.
-        index: of its call; None if it belongs to no call.
+    `event` has the model's new output, if any, to replace it; `index` is of its call, if it has
+    one.
     """
 
     event: ev.Event | None = None
@@ -74,10 +70,7 @@ ASKED: Final = (ef.OpenBackend, ef.StartUnit, ef.StartFinalize, ef.StartTurn, ef
 class Rerun(Generic[Held]):
     """The calls of one session, made again; a class for each kind.
 
-    Args:
-        backend: the model.
-        teacher_forced: force the recorded decisions.
-        held_units: units, from the first on, that were held to another recording (`held`).
+    `held_units` units, from the first on, were held to another recording (`held`).
 
     Attributes:
         name: the report's name of the calls.
@@ -125,10 +118,7 @@ class Verdicts:
         self.indices: Final[set[int]] = set()
 
     def take(self, step: Step, verdict: Verdict, last_unit: int | None) -> None:
-        """Take the verdict on a recorded event; a unit keeps its first difference.
-
-        `last_unit` is the last unit started by then; None in a session without units.
-        """
+        """Take a verdict; a unit keeps its first difference. `last_unit` is None without units."""
         finding, index = verdict.finding, verdict.index
         if finding is None:
             return
@@ -145,10 +135,7 @@ class Verdicts:
     def first(
         self, step: Step, finding: Finding, *, unit: int | None, kind: Kind = "model"
     ) -> None:
-        """Keep a difference in a recorded event if it is the first.
-
-        `unit` is the last unit started by then.
-        """
+        """Keep a difference in a recorded event if it is the first; `unit` is the last started."""
         if self.divergence is None:
             self.divergence = Divergence(
                 kind=kind,

@@ -26,10 +26,7 @@ class _Piece:
 
 
 class Dictated:
-    """The sound of a transcription that is not written down yet.
-
-    `heard_ns`: when the last sound was heard that the model was given so far.
-    """
+    """Sound of a transcription not written down yet; the model was given all up to `heard_ns`."""
 
     def __init__(self) -> None:
         self.heard_ns = 0
@@ -37,12 +34,9 @@ class Dictated:
         self._utterance = self._samples = 0
 
     def hear(self, samples: int, end_ns: int, session: Session | None) -> None:
-        """Take sound of the open utterance, as it is placed.
+        """Take samples of the open utterance, ending at `end_ns`.
 
-        Args:
-            samples: their number.
-            end_ns: when the last of them is heard.
-            session: the machine that took it; None if the utterance is unknown.
+        Without a session that took them the utterance is unknown.
         """
         utterance = 0 if session is None else session.counts.get("utterances", 1) - 1
         if utterance != self._utterance:

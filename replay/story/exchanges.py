@@ -50,15 +50,13 @@ class Exchange:
         started_ns: when the model was asked, on the session's clock.
         prefilled_ns: when a turn's conversation was in the model, if recorded.
         done_ns: when its result or failure came, if it did.
-        finalized_ns: when a unit's finalize was done.
         forced: the unit had to listen.
         frames: video frames that a unit saw.
         place: of a chunk: the utterance, and the chunk's index in it.
         is_last: of a chunk: the utterance ends with it.
         input_hash: of all inputs of the model.
         input_tokens: of a turn's conversation.
-        vision_slices: image slices fed; 0 for a turn.
-        vision_tokens: vision embeddings; 0 for a turn.
+        vision_slices: image slices fed; 0 for a turn, as `vision_tokens` (embeddings).
         fed_ids: of a turn those of its prefill.
         codec_ids: speech codes.
         kv_length: tokens in the KV cache after it.
@@ -68,10 +66,7 @@ class Exchange:
         text: the words spoken, even if withheld.
         streamed: a turn's text from its pieces; empty for a unit.
         pcm: sound from the pieces; float32 LE, 24 kHz mono.
-        audio_ms: its length.
-        end_of_turn: the model's turn ends with this unit.
         stopped: the step before which it was interrupted; of a turn, the token.
-        costs: as measured.
         heard: the text of a chunk.
         finalized_ids: token ids fed after a unit; None if it was not finalized.
         finalized_kv_added: tokens added by that to the KV cache, or removed.
@@ -239,7 +234,6 @@ class Exchanges:
                 self._fail("turn", index, at_ns, is_full=is_full)
 
     def _added(self, made: TurnChunk | TurnResult, **more: Any) -> dict[str, Any]:
-        """Add a piece of an answer to the earlier ones."""
         turn = self.current
         assert turn is not None
         more |= {"pcm": made.pcm, "codec_ids": made.codec_ids, "audio_ms": audio_ms(made.pcm)}

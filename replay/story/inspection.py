@@ -36,9 +36,6 @@ class UtteranceStory:
         index: counts the session's utterances; those without sound are not given to the model.
         done_ns: when its last chunk was heard, or failed, if recorded.
         chunks: seconds that the model heard, with the silence at the end.
-        text: the model's.
-        prompt_tokens: fed.
-        completion_tokens: generated.
         kv_length: tokens in the KV cache after its last chunk.
         longest_us: the longest time of a chunk, by the backend's clock.
     """
@@ -77,13 +74,9 @@ class ErrorSent:
 
 @attrs.frozen(kw_only=True)
 class ShortenedFrame:
-    """A refused message of which the log keeps length, hash and start.
+    """A refused message of which the log keeps length, hash (128 bits in hex) and start.
 
-    Attributes:
-        at_ns: when it came.
-        size_bytes: of the whole message.
-        blake2b: of those bytes, 128 bits in hex.
-        told: a description, with the part that is kept.
+    `told` is a description, with the part that is kept.
     """
 
     at_ns: int
@@ -103,13 +96,9 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class End:
-    """The end of a session.
+    """The end of a session; the close is of the WebSocket, and None unless the server closed it.
 
-    Attributes:
-        reason: in one word; None if the log has no end.
-        close_code: of the WebSocket; None unless the server closed it.
-        close_reason: of the WebSocket; None unless the server closed it.
-        finished: the log has its `fin`.
+    `reason` is one word, None if the log has no end; `finished`: the log has its `fin`.
     """
 
     reason: str | None = None
@@ -126,17 +115,11 @@ class Inspection:
         session_id: as its client and the server's log know it.
         model: None if the log does not name it.
         mode: None if its first event is lost.
-        dialect: the wire protocol.
         wall_ms: Unix milliseconds of its start.
         duration_ns: from its start to its last record.
         states: from QUEUED on.
-        frames_received: from the client.
         shortened: the client's refused frames that are kept shortened.
-        frames_sent: to the client.
         fields_ignored: the client's fields without a meaning in its dialect.
-        turns: of chat.
-        utterances: of a transcription.
-        records: read.
         damage_count: of the log; with damage the values have gaps.
         diverged_seq: the record from which the machine differs and the states are unknown.
     """

@@ -53,12 +53,10 @@ def time_of(voice: Voice, sample: int) -> int:
 
 
 class Line:
-    """One voice's line.
+    """One voice's line, placed up to `end`.
 
-    Attributes:
-        end: the sample after the last one that was placed.
-        begin: the first sample of the current stretch, after the last gap.
-        moved: samples by which the last call of `place` moved that stretch back.
+    `begin` is the first sample of the current stretch, after the last gap; the last call of `place`
+    moved that stretch back by `moved` samples.
     """
 
     def __init__(self, voice: Voice) -> None:
@@ -68,14 +66,10 @@ class Line:
         self._came_ns = 0
 
     def place(self, at_ns: int, samples: int, *, is_captured: bool) -> int:
-        """Place a sound after all placed before; return its first sample.
+        """Place samples that came at `at_ns` after all placed before; return the first one's place.
 
-        Earlier sound of the stretch may have `moved`.
-
-        Args:
-            at_ns: when it came.
-            samples: their number.
-            is_captured: from a microphone, so heard before; otherwise played from now on.
+        Captured sound is a microphone's, heard before it came, and earlier sound of the stretch may
+        have `moved`; other sound is played from now on.
         """
         rate_hz = RATE_HZ[self.voice]
         if is_captured:

@@ -59,27 +59,18 @@ class Passage:
 
 
 class SessionStory:
-    """A log in progress.
-
-    Args:
-        replayer: steps the session, if given.
-        leaves_out: fields of exchanges that are not kept.
+    """A log in progress; lists and counts are so far. `leaves_out` are exchange fields not kept.
 
     Attributes:
-        wire: the connection's dialect, as known from its frames so far.
+        replayer: steps the session, if given.
+        wire: the connection's dialect, as known from its frames.
         dictated: sound of a transcription not yet written down, if a caller places it on the clock.
         opened: the session's first event; None before it, and if it is lost.
         opening: the model's opening, from its record; empty if it was not opened.
         prepared: the model's result of the opening.
-        drops: so far.
-        errors: so far.
-        shortened: refused messages that are kept shortened, so far.
-        marks: so far.
-        frames_received: from the client.
-        frames_sent: to the client.
-        records: read.
-        damage_count: skipped.
-        duration_ns: the session's time so far.
+        shortened: refused messages that are kept shortened.
+        damage_count: damages skipped.
+        duration_ns: the session's time.
     """
 
     def __init__(

@@ -34,15 +34,9 @@ _BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
 
 
 class Wire:
-    """One connection's dialect, as known from its frames so far.
+    """One connection's dialect, as known from its frames so far; `context` is for reading requests.
 
-    Args:
-        opened: the session's first event; if it is lost, `/v1/realtime` is assumed.
-
-    Attributes:
-        mode: the session's.
-        endpoint: the client's.
-        context: for reading the client's requests.
+    If the session's first event is lost, `/v1/realtime` is assumed.
     """
 
     def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:

@@ -98,7 +98,6 @@ def _compared(log: Path, other: Path) -> Comparison:
 
 @contextmanager
 def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterator[IO[bytes]]:
-    """Open a file that takes the target's name once it is complete."""
     if is_stdout:
         yield sys.stdout.buffer
         return

@@ -54,8 +54,6 @@ SAID_MAX: Final = 20_000
 
 @attrs.define(kw_only=True)
 class _Held:
-    """Words that wait for their sound."""
-
     turn: str
     seq: int
     begin_ns: int
@@ -66,13 +64,8 @@ class _Held:
 class Dialogue:
     """Takes a session's frames and media in order.
 
-    Attributes:
-        dictated: the sound of a transcription that is not written down yet.
-        user: the user's voice.
-        model: the model's.
-        pictures: the user's.
-        said: words: voice, when they begin and end, the text, the record.
-        pauses: of the session; the end is None until it comes.
+    `said` holds words: voice, when they begin and end, the text, the record; the last of `pauses`
+    has no end until it comes. `dictated` is the sound of a transcription not written down yet.
     """
 
     def __init__(self, dictated: Dictated) -> None:
@@ -108,7 +101,6 @@ class Dialogue:
         return []
 
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
-        """Take the words and the sound of a question that need no decoding."""
         self._asked_ns = record.at_ns
         words = [part.text for part in content if isinstance(part, TextPart)]
         heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)

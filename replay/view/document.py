@@ -61,14 +61,10 @@ _PARTS: Final = "<!-- parts -->"
 def page_of(
     reader: LogReader, *, replayed: bool = False, comparison: Comparison | None = None
 ) -> Iterator[bytes]:
-    """Write a session as a page, while its log is read; yield UTF-8, a part at a time.
+    """Write a session as a page, while its log is read from its start; yield parts in UTF-8.
 
-    Args:
-        reader: the log, from its start.
-        replayed: show the findings of logic replay, even if there are none.
-        comparison: the comparison with another session.
-
-    `OSError`: the log cannot be read any further.
+    If `replayed`, findings of logic replay are shown even if there are none. `OSError`: the log
+    cannot be read any further.
     """
     head = reader.head.fields
     before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
@@ -81,7 +77,6 @@ def page_of(
 
 
 def _block(part: Part) -> bytes:
-    """Write a part as a block of data, which a browser keeps and does not run."""
     text = json.dumps(part.value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
     return f'<script type="application/json" data-part="{part.name}">{text}</script>\n'.encode()
 
@@ -104,7 +99,6 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """Join the modules."""
     return "".join(_EXPORT.sub("", _IMPORT.sub("", _asset(name))) for name in SCRIPTS)
 
 

@@ -15,14 +15,7 @@ from ..rerun.report import Divergence
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """A remark on a place in a session: one of `seq`, `unit`, `turn` and `at_ns`; the last wins.
-
-    Attributes:
-        title: in a few words.
-        detail: its lines.
-        seq: the record.
-        turn: of chat.
-    """
+    """A remark on a place in a session: one of `seq`, `unit`, `turn` and `at_ns`; the last wins."""
 
     title: str
     detail: tuple[str, ...] = ()

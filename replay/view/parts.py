@@ -83,7 +83,6 @@ def plain(value: Value, depth: int = 0) -> Json:
 
 
 def _without_base64(frame: str) -> str:
-    """Name the media in a frame by its length."""
     pieces = extract(frame)
     return "".join(piece if isinstance(piece, str) else f"({len(piece)} bytes)" for piece in pieces)
 

@@ -67,9 +67,7 @@ class Narrator(Inspector):
     ) -> list[Part]:
         """Give the last parts, with the fields of the log's `session` record.
 
-        Args:
-            replayed: show the findings of logic replay, even if there are none.
-            comparison: the comparison with another session.
+        If `replayed`, findings of logic replay are shown even if there are none.
         """
         parts = [*self._flush(), *self.dialogue.end()]
         told = to_json(self.inspection(head))
