@@ -138,7 +138,7 @@ def replay_command(
 @_LOG
 @_JSON
 def verify_command(log: Path, as_json: bool) -> None:
-    """Check that LOG is as it was written: every checksum, the chain, its end and seek table.
+    """Check that LOG is as written: every checksum, the chain, its end and seek table.
 
     \b
     Exit codes:
@@ -159,11 +159,11 @@ def verify_command(log: Path, as_json: bool) -> None:
 @_LOG
 @_JSON
 def inspect_command(log: Path, as_json: bool) -> None:
-    """Tell what happened in the session LOG: states, units, drops, errors, and how it ended.
+    """Describe the session LOG: its states, units, drops, errors and end.
 
     \b
     Exit codes:
-      0  told; a log with damage is told with gaps
+      0  described; a log with damage has gaps
       2  the log cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
     with opened_log(log) as reader:

@@ -1,7 +1,6 @@
 """The command `antiphon diff`: two session logs side by side.
 
-The result is on stdout, as text or as one JSON object, and in the exit code. A log that cannot be
-read gives one line on stderr.
+The result is on stdout, as text or as one JSON object; an unreadable log is one line on stderr.
 """
 
 from __future__ import annotations

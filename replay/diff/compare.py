@@ -1,15 +1,12 @@
-"""Two sessions aligned by unit, and their differences.
+"""Two sessions aligned by unit, and their differences; it reads any two logs, also unrelated ones.
 
 Rules:
-- Units and turns of chat are aligned by their index: unit 7 is the seventh unit of the model, at
-  any time. A unit that only one session has is a difference.
-- The model's input and output are compared. Times, costs and names never count; the settings of the
-  sessions (seed, settings, environment) are reported separately, and so are logits, which rounding
-  changes without another difference.
-- Ends are compared if both logs have one.
+- Units and turns of chat are aligned by index, not time. A unit that only one session has is a
+  difference.
+- The model's input and output are compared, and ends if both logs have one. Times, costs and names
+  never count; settings (seed, environment) and logits, which rounding changes without another
+  difference, are reported separately.
 - Both logs are streamed, with one exchange of each in memory and a bounded list of differences.
-
-It reads any two logs, also unrelated ones.
 """
 
 from __future__ import annotations
@@ -51,11 +48,7 @@ Items = Iterable[Record | Damage]
 
 
 def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> DiffReport:
-    """Compare two sessions.
-
-    For each log: the fields of its `session` record; its records in order, that one first, and its
-    damage.
-    """
+    """Compare two sessions: for each the fields of its `session` record, records and damage."""
     a, b = _Reading(head_a, items_a), _Reading(head_b, items_b)
     tally = _Tally()
     pairs = _aligned(iter(a), iter(b))

@@ -28,13 +28,10 @@ class Parting:
     """A place at which two sessions differ; values are shortened.
 
     Attributes:
-        what: the model's opening, a unit, a turn of chat, or the session's end.
-        index: of the unit or turn; None for the others.
+        index: of the unit or turn; None for an opening or an end, which have no `a` and `b` either.
         fields: all that differ, nearest to the cause first.
         path: in the first of these.
         snr_db: of sound that differs: `a` relative to the difference; None if not measured.
-        a: the exchange in `a`, if it has one; None for an opening or an end.
-        b: the exchange in `b`, in the same way.
     """
 
     what: What

@@ -1,7 +1,6 @@
 """A comparison as text for a terminal: the first difference, then the sessions side by side.
 
-Text from a log is printed as it is, never as markup; a report fits on a screen however long its
-sessions were.
+Text from a log is printed as it is, never as markup; a report always fits on a screen.
 """
 
 from __future__ import annotations

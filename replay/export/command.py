@@ -47,16 +47,16 @@ def export_command(
 
     \b
       wav    both voices in stereo, the user left, the model right, to the sample
-      mp4    the same with what the user showed
+      mp4    the same with the user's pictures
       srt    captions, as SubRip; vtt: as WebVTT
       mcap   sound, pictures and text for Foxglove and other readers of MCAP
-      jsonl  the time line: an object a line for what was heard, shown, said, lost and refused
-      txt    the conversation as it was said, an asciicast: asciinema play FILE (also .cast)
+      jsonl  the time line: a line for each sound, picture, text, loss and refusal
+      txt    the conversation as an asciicast: asciinema play FILE (also .cast)
 
-    All of them keep the session's clock: 0 is when the client connected. What the user says is over
-    when it arrived, what the model says begins when it was sent, each behind what the same voice
-    still says. A log whose server was killed is exported as far as it goes. WAV and MP4 hold six
-    hours at most. Those may read the file who may read LOG.
+    All keep the session's clock: 0 is when the client connected. The user's sound ends when it
+    arrived, the model's begins when it was sent, each after earlier sound of the same voice. A log
+    whose server was killed is exported as far as it goes. WAV and MP4 hold six hours at most. The
+    file has the permissions of LOG.
 
     \b
     Examples:
@@ -66,8 +66,8 @@ def export_command(
 
     \b
     Exit codes:
-      0  written; damage of the log is told, and the file has gaps there
-      2  the log cannot be read, or the file cannot be written; nothing is left of it
+      0  written; damage of the log is reported, and the file has gaps there
+      2  the log cannot be read, or the file cannot be written; no file is left
     """  # noqa: D301 - click takes a backspace to keep the lines
     suffix = None if output is None else SUFFIXES.get(output.suffix.lower())
     chosen = to or suffix

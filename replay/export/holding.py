@@ -55,8 +55,8 @@ class _Held:
 class Holding:
     """The moments that wait; its owner closes it.
 
-    The user's sounds have their own queue: those of a stretch move together and keep their order,
-    so that only the first one's place is needed. All others are in a heap.
+    The user's sounds have their own queue: those of a stretch move together and keep their order.
+    All others are in a heap.
     """
 
     def __init__(self) -> None:
@@ -143,10 +143,7 @@ class Holding:
             self.add(Note(begin_ns=at_ns, kind="unheard", text=unheard), at_ns)
 
     def ready(self, now_ns: int | None) -> Iterator[Moment]:
-        """Yield the moments that are final.
-
-        Nothing that comes from now on begins before `now_ns`; None: nothing will come.
-        """
+        """Yield the final moments: later ones begin at `now_ns` or after; None: no more come."""
         while (one := self._first()) is not None and (now_ns is None or one.until_ns <= now_ns):
             if one.stretch is not None:
                 self._user.popleft()

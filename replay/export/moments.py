@@ -23,8 +23,7 @@ class TooLongError(ValueError):
 class Sound:
     """A sound that arrived from the user, or was sent to them, at `at_ns`.
 
-    `begin` is its first sample from the session's start; `pcm` is float32 LE, mono; both at the
-    voice's rate.
+    `begin` (from the session's start) and `pcm` (float32 LE, mono) are at the voice's rate.
     """
 
     voice: Voice

@@ -42,7 +42,7 @@ CRF: Final = "23"
 """x264's own default: faults are hard to see."""
 AUDIO_BITS_PER_S: Final = 128_000
 AAC_FRAMES: Final = 1024
-"""What AAC encodes at once."""
+"""The number of samples that AAC encodes at once."""
 MS_PER_S: Final = 1000
 
 _Packets: TypeAlias = "list[Packet[AudioStream | VideoStream]]"

@@ -40,8 +40,7 @@ Write = Callable[[Timeline, BinaryIO], None]
 class Exported:
     """A written export; `duration_ns` is from the session's start to the end of all sound.
 
-    The log has its end if `finished`; else the session was open, or its server killed. With damage
-    the file has gaps.
+    If not `finished`, the session was open, or its server killed; with damage the file has gaps.
     """
 
     format: Format

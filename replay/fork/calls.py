@@ -46,10 +46,7 @@ RELEASE_WAIT_S: Final = 10.0
 
 @attrs.frozen(kw_only=True)
 class ForkQuestion:
-    """A call of the model and the time of its answer.
-
-    `recorded` is the recorded event of that answer; the client may have interrupted the unit.
-    """
+    """A call of the model, and its answer's time; `recorded` is the recorded answer's event."""
 
     effect: ef.Effect
     at_ns: int

@@ -38,7 +38,7 @@ from .values import Change, ForkRefusedError, Setting
 CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(DuplexConfig))
 INIT_NAMES: Final = ("instructions", "max_slice_nums")
 SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
-"""What `--set` can change, by the names of the messages (`requests.Init`, `model.DuplexConfig`)."""
+"""The names of `--set`, those of the messages (`requests.Init`, `model.DuplexConfig`)."""
 
 
 class Client:

@@ -1,7 +1,6 @@
 """The command `antiphon fork`: a recorded session continues from a unit with a change.
 
-The result and its comparison with the parent go to stdout, as text or as one JSON object; progress
-goes to stderr, if it is a terminal.
+Result and comparison are on stdout, as text or as one JSON object; progress is on stderr.
 """
 
 from __future__ import annotations

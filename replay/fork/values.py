@@ -61,8 +61,8 @@ class Change:
 class Prefix:
     """The units before the fork: the model's results compared with the recording.
 
-    Of `units`, `held` were forced to a recorded answer that their own would have differed from; the
-    results of `otherwise` differ nevertheless. `first` is the first difference, in words.
+    Of `units`, forced decoding changed the answers of `held`; the results of `otherwise` differ
+    nevertheless. `first` is the first difference, in words.
     """
 
     units: int = 0

@@ -49,9 +49,9 @@ def prune_command(
 
     \b
     Exit codes:
-      0  done, had anything to go or not
+      0  done, even if no log was removed
       1  some logs could not be removed
-      2  the folder cannot be read, or nothing was said of what may go
+      2  the folder cannot be read, or neither an age nor a size is given
     """  # noqa: D301 - click takes a backspace to keep the lines
     if older_than is None and larger_than is None:
         raise click.UsageError("say what may go: --older-than SPAN, --larger-than SIZE, or both")

@@ -86,7 +86,7 @@ def recover_command(
     end written. Where a disk lost records in the middle, the new log ends before the first of them,
     so that it replays to its end. With --salvage it continues after them: a mark stands for each
     lost record, all others keep their numbers, and a replay stops at the marks unless --go-on. The
-    new log's `fin` says what was lost.
+    new log's `fin` names the losses.
 
     A folder stands for all logs in it, except those that are valid, being written, or recovered
     before.
@@ -95,8 +95,8 @@ def recover_command(
     Exit codes:
       0  each log is valid, or recovered with no record missing
       1  recovered, but records are missing
-      2  of some log none was written: it is being written, a newer version wrote it, no session
-         record is left, there is a file of that name, or there is no such log
+      2  a log was not recovered: it is being written, a newer version wrote it, no session record
+         is left, there is a file of that name, or there is no such log
 
     \b
     Examples:

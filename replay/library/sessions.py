@@ -82,7 +82,7 @@ def sessions_command(
     """List the recorded sessions in DIRECTORY, newest first.
 
     The list is made from the head and the tail of each log, so a log that is listed as finished may
-    still be damaged in between: `antiphon verify` says. A log without an end is `open` while a
+    still be damaged in between: `antiphon verify` checks. A log without an end is `open` while a
     server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
 
     The list is cached in DIRECTORY/.index.sqlite, which may be deleted at any time.
@@ -95,7 +95,7 @@ def sessions_command(
 
     \b
     Exit codes:
-      0  listed, were there any or not
+      0  listed, even if there are no logs
       2  the folder cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
     wanted = Wanted(

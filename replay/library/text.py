@@ -160,7 +160,7 @@ def _brief(line: str) -> str:
 
 
 def _forced_lines(report: FullReport) -> list[RenderableType]:
-    """Describe the verdict on each forced unit; without forcing, what it would show."""
+    """Describe the verdict on each forced unit; without forcing, suggest it."""
     first = report.divergence
     if not report.teacher_forced:
         is_decision = first is not None and first.field.startswith(("decided_ids", "codec_ids"))
@@ -184,7 +184,7 @@ def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
 
 
 def _apart(found: Divergence | UnitDifference) -> str:
-    """Describe how far a decision was from the recorded one, and what that means."""
+    """Describe how far a decision was from the recorded one, and the verdict."""
     if found.near_tie is None:
         return ""
     measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]

@@ -30,8 +30,7 @@ NOTHING: Final = "nothing"
 class Difference:
     """The first place at which two values differ; both are shortened.
 
-    Attributes:
-        path: where, such as `frame[1042]` or `unit.index`; empty for the whole value.
+    `path` is such as `frame[1042]` or `unit.index`; empty for the whole value.
     """
 
     path: str

@@ -57,8 +57,8 @@ BROKEN_OFF: Final = "broken_off"
 def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayReport:
     """Run a log's events again and compare the effects with the recorded ones.
 
-    `items` are the records of a log in order, and its damage, as `recorder.read.reader.LogReader`
-    gives them; `go_on` reads past damage.
+    `items` are its records in order, and its damage, as from `LogReader`; `go_on` reads past
+    damage.
     """
     replayer = Replayer(go_on=go_on)
     for item in items:

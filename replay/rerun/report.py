@@ -25,7 +25,7 @@ Kind = Literal[
     "model",
     "model_failed",
 ]
-"""How a replay parted from its log:
+"""How a replay differs from its log:
 
 | kind | the log has | the replay has |
 |---|---|---|
@@ -36,7 +36,7 @@ Kind = Literal[
 | `refused` | an event | a machine that refuses it |
 | `unmapped` | a record | no event that it could stand for |
 | `fin` | a session's end, counts and state | others, or a session that goes on |
-| `head` | what the session is | a session that begins as another |
+| `head` | the session | a session that begins as another |
 | `model` | the model's output | another output (full replay) |
 | `model_failed` | the model's output | a model that failed (full replay) |
 """

@@ -37,7 +37,7 @@ _BEGINNINGS: Final[Mapping[object, ExchangeKind]] = {
     "StartTurn": "turn",
     "RunChunk": "chunk",
 }
-"""By the effect that an exchange begins with, whose field of the same name holds the question."""
+"""By an exchange's first effect, whose field named by the kind holds the question."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +65,7 @@ class Exchange:
         logits_hash: of the first token's logits.
         text: the words spoken, even if withheld.
         streamed: a turn's text from its pieces; empty for a unit.
-        pcm: sound from the pieces; float32 LE, 24 kHz mono.
+        pcm: float32 LE, 24 kHz mono.
         stopped: the step before which it was interrupted; of a turn, the token.
         heard: the text of a chunk.
         finalized_ids: token ids fed after a unit; None if it was not finalized.

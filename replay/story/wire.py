@@ -1,9 +1,8 @@
 """The frames of a recorded connection, read as its two ends read them.
 
 Frames are given in recorded order, since the client's first init picks the dialect of
-`/v1/realtime`; frames that are no message of that dialect are skipped. A transcription's two sets
-of names are read in one way. Whether a request was accepted in the session's state is decided by
-the machine.
+`/v1/realtime`; frames that are not messages of that dialect are skipped. A transcription's two sets
+of names are read in one way. The machine decides which requests were accepted.
 """
 
 from __future__ import annotations

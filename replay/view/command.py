@@ -1,8 +1,7 @@
 """The command `antiphon view`: a recorded session as one HTML file.
 
-The page's path, or the page itself, is on stdout; an error is one line on stderr, never a
-traceback. An incomplete page is not left behind, and an existing file is replaced with `--force`
-only.
+The page's path, or the page, is on stdout; an error is one line on stderr, never a traceback. No
+incomplete page is left behind, and only `--force` replaces an existing file.
 """
 
 from __future__ import annotations

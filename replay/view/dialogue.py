@@ -1,17 +1,14 @@
-"""The dialogue of client and server, as it was heard, seen and read.
+"""The dialogue of client and server, as it was heard, seen and read; units are `story`'s.
 
 Rules:
-- Frames are read with the dialect's own parsers, the same as the server's and the client's; one
-  that cannot be read, or that was refused, has no sound, picture or text.
+- Frames are read with the dialect's own parsers; one that cannot be read, or that was refused, has
+  no sound, picture or text.
 - A model's words stand where their sound is heard, since text is sent earlier; words without sound
   stand where they were sent.
 - From an answer's end, the words that were in no delta are taken: all, if it was not streamed.
-- A listen during a turn stops playing sound, as a client does; after the turn's end it is played
-  out.
-- From a question in chat, the new part is taken: each carries the whole conversation again. Its
-  sound stands where it was asked.
-
-Units are `story`'s.
+- A listen during a turn stops playing sound, as a client does; after the turn's end it plays out.
+- A question in chat carries the whole conversation again; only its new part is taken, and its sound
+  stands where it was asked.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ class Track:
         return self._take(at_ns, pcm, is_captured=True)
 
     def queue(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
-        """Queue float32 LE mono, from `at_ns` on; give its time and the complete pieces."""
+        """Queue float32 LE mono at the voice's rate, heard at `at_ns` at the earliest.
+
+        Returns when it is heard, and the pieces that are complete by then.
+        """
         return self._take(at_ns, pcm, is_captured=False)
 
     def stop(self, at_ns: int) -> list[Part]:
