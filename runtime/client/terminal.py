@@ -1,4 +1,4 @@
-"""What the commands that are clients share: options, files that are wrong, and how a server shows.
+"""Common parts of the client commands: options, unusable files, and showing a server.
 
 A server's text is shown without control characters, so that it cannot move the cursor.
 """
@@ -52,18 +52,14 @@ def dialect_option(*dialects: str) -> Callable[[Command], Command]:
 
 
 class UnusableError(click.ClickException):
-    """A file or an option that cannot be used: nothing was sent to a server."""
+    """A file or an option that cannot be used; nothing was sent to a server."""
 
     exit_code = 2
 
 
 @contextmanager
 def usable() -> Iterator[None]:
-    """Turn whatever is wrong with a file into one line.
-
-    Raises:
-        UnusableError: in place of what was raised.
-    """
+    """Convert errors with a file to `UnusableError`, in one line."""
     try:
         yield
     except OSError as error:
@@ -73,11 +69,7 @@ def usable() -> Iterator[None]:
 
 
 def check_url(url: str, mode: Mode, dialect: str = "realtime") -> None:
-    """Refuse an address before anything else is done.
-
-    Raises:
-        UnusableError: it cannot be one of a server.
-    """
+    """Refuse an address that cannot be a server's, before anything else: `UnusableError`."""
     try:
         endpoint(url, mode, dialect)
     except AddressError as error:
@@ -94,16 +86,16 @@ def echo_json(fields: dict[str, object]) -> None:
 
 
 def echo_error(error: Exception) -> None:
-    """Write what ended a session as a JSON object."""
+    """Write the error that ended a session as a JSON object."""
     echo_json({"type": "error", "code": getattr(error, "code", None), "message": str(error)})
 
 
 def clean(text: str, kept: str = "\n\t") -> str:
-    """Replace what is not text for a terminal: escapes and other control characters."""
+    """Replace characters that are not text for a terminal: escapes and other control characters."""
     return "".join(char if char.isprintable() or char in kept else " " for char in text)
 
 
 def show_place(place: QueuePlace) -> str:
-    """Say where in the queue a session is."""
+    """Describe a session's place in the queue."""
     where = f"place {place.position} of {place.queue_length}"
     return f"{where}, about {place.estimated_wait_s} s"

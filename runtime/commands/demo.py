@@ -48,7 +48,7 @@ class DemoError(click.ClickException):
 
 @attrs.frozen(kw_only=True)
 class Demo:
-    """What the demo plays: `told` names the files for people."""
+    """The demo's settings: `told` names the files for the user."""
 
     model: str
     folder: Path
@@ -58,7 +58,7 @@ class Demo:
     as_json: bool
 
     def tell(self, text: str, **fields: object) -> None:
-        """Print a line for people, or an object for programs."""
+        """Print a line for the user, or an object for programs."""
         if self.as_json:
             echo_json(fields)
         else:

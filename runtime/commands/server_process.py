@@ -84,7 +84,7 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
 
 
 def _last_words(errors: Path) -> str:
-    """The last line with words of what may be a traceback, framed as a group's is."""
+    """The last line with words of a possible traceback, framed as a group's is."""
     lines = errors.read_text(errors="replace").splitlines()
     said = [line.strip(" |+-") for line in lines]
     return next((line for line in reversed(said) if line), "it does not say why")

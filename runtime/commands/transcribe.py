@@ -1,14 +1,14 @@
-"""`antiphon transcribe`: have a server write down a sound file, and read the text as it comes.
+"""`antiphon transcribe`: transcribe a sound file on a server, and read the text as it comes.
 
 The file is read and checked before anything is sent. It records nothing from a microphone. One task
 sends the sound, another shows its text.
 
 A file that is longer than an utterance may be is several: a model's context holds some ten minutes.
-Of these the next is sent while the one before is being heard, and no more, so that the server keeps
-two at most, however long the file is. In real time a second is sent each second.
+The next is sent only while the one before is being heard, so that the server keeps two at most,
+however long the file is. In real time a second is sent each second.
 
-A server that keeps less says so of each piece that it did not keep. A transcript of the rest would
-have holes, so the first such piece ends it.
+A server that keeps less reports each lost piece. A transcript of the rest would have holes, so the
+first such piece ends it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from ..media.audio import read_wav
 from .interrupts import run
 
 UTTERANCE_S_MAX: Final = 300
-"""Half of what a context of 8192 holds, and of two in flight a third of what a server keeps."""
+"""Half of a context of 8192, and with two in flight a third of the sound that a server keeps."""
 SLOWER: Final = "--realtime sends no faster than speech"
 UTTERANCES_IN_FLIGHT: Final = 2
-"""One that is heard, and one that waits behind it."""
+"""One that is heard, and one that waits after it."""
 
 
 class TextTranscript:
@@ -58,13 +58,13 @@ class TextTranscript:
         click.echo()
 
     def fails(self, report: ErrorReport) -> None:
-        """Say what went wrong, on a line of its own; the words go on."""
+        """Write an error on a line of its own; the words go on."""
         if self._is_amid_line:
             click.echo(err=True)
         click.echo(f"Error: {terminal.clean(report.message)} ({report.code})", err=True)
 
     def breaks_off(self, _error: Exception) -> None:
-        """End a line that nothing more comes of."""
+        """End a line that is not continued."""
         if self._is_amid_line:
             click.echo()
 
@@ -77,7 +77,7 @@ class JsonTranscript:
         terminal.echo_json({"type": "delta", "text": delta.text})
 
     def ends(self, done: TranscriptDone) -> None:
-        """Write an utterance's text, and what it took."""
+        """Write an utterance's text, and its cost."""
         terminal.echo_json({"type": "done", **attrs.asdict(done)})
 
     def fails(self, report: ErrorReport) -> None:
@@ -85,7 +85,7 @@ class JsonTranscript:
         terminal.echo_json({"type": "error", "code": report.code, "message": report.message})
 
     def breaks_off(self, error: Exception) -> None:
-        """Write what ended it."""
+        """Write the error that ended it."""
         terminal.echo_error(error)
 
 
@@ -140,12 +140,7 @@ def transcribe_command(
 
 
 def cut_utterances(pcm: bytes, seconds: int = UTTERANCE_S_MAX) -> tuple[bytes, ...]:
-    """Cut sound into utterances; joined, they are the sound.
-
-    Args:
-        pcm: float32 LE, 16 kHz mono.
-        seconds: the length of each but the last.
-    """
+    """Cut float32 LE, 16 kHz mono into utterances; joined, they are the sound."""
     size = seconds * UNIT_BYTES
     return tuple(pcm[start : start + size] for start in range(0, len(pcm), size))
 
@@ -159,22 +154,17 @@ async def dictate(
     key: str | None = None,
     realtime: bool = False,
 ) -> bool:
-    """Have a server transcribe sound.
+    """Have a server transcribe sound; return whether no utterance had an error.
 
     Args:
         url: its address.
         utterances: float32 LE, 16 kHz mono, each within the model's context.
-        shown: is told what comes.
         model: by a name that the server knows it by.
-        key: the API key, where it asks for one.
+        key: the API key, if the server needs one.
         realtime: send a second each second; else as fast as it goes.
 
-    Returns:
-        Whether all of it was transcribed: no utterance had an error.
-
-    Raises:
-        ClientError: the server could not be reached, refused, has no such model, or ended it; or it
-            did not keep all of the sound.
+    `ClientError`: the server could not be reached, refused, has no such model, or ended it; or it
+    did not keep all of the sound.
     """
     async with transcribe(url, model=model, key=key) as session:
         places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)

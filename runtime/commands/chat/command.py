@@ -32,7 +32,7 @@ from .conversation import Asking, Chat, JsonAnswer, TextAnswer
 PROMPT: Final = "> "
 TOKENS_MAX: Final = ChatConfig().max_new_tokens
 FAILURES: Final = (ClientError, AudioFileError)
-"""What costs a question its answer, or the answer its WAV."""
+"""Errors that cost a question its answer, or the answer its WAV."""
 
 
 @click.command("chat")
@@ -141,7 +141,7 @@ def chat_command(
 
 
 def _converse(chat: Chat) -> None:
-    """Ask what is typed, until the end of the input."""
+    """Ask the typed questions, until the end of the input."""
     with suppress(ImportError):
         import readline  # noqa: F401 - lets `input` edit the line
     while (question := _read_question()) is not None:
@@ -156,11 +156,7 @@ def _converse(chat: Chat) -> None:
 
 
 def _read_all() -> str:
-    """Read the question from standard input.
-
-    Raises:
-        UnusableError: it is not UTF-8.
-    """
+    """Read the question from standard input; `UnusableError` if it is not UTF-8."""
     try:
         question = sys.stdin.read().strip()
         question.encode()
@@ -188,8 +184,7 @@ def read_media(
 ) -> tuple[Part, ...]:
     """Read the files that come with a question, and check them as a server will.
 
-    Raises:
-        UnusableError: one of them cannot be read, or will not be taken.
+    `UnusableError`: one of them cannot be read, or a server would refuse it.
     """
     parts: list[Part] = []
     with terminal.usable():

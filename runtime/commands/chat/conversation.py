@@ -1,10 +1,8 @@
-"""A conversation of `antiphon chat`: what was said so far, and the next question.
+"""A conversation of `antiphon chat`: its history, and the next question.
 
 The history is kept here, because a server keeps none. Each question has a connection of its own, so
-that one may think about the next for longer than a server waits. A question that was not answered
-is forgotten.
-
-An answer is shown as words, or as JSON for programs.
+that the user may think about the next for longer than a server waits. A question without an answer
+is forgotten. An answer is shown as words, or as JSON for programs.
 """
 
 from __future__ import annotations
@@ -32,15 +30,10 @@ RETRIES: Final = 0
 
 @attrs.frozen(kw_only=True)
 class Asking:
-    """How each question is asked.
+    """The settings of each question.
 
-    Attributes:
-        url: of the server.
-        dialect: the protocol that is spoken.
-        streams: the answer comes as it is made.
-        speech: how it is spoken; None: it is not.
-        config: how it is generated.
-        key: the API key, where the server asks for one.
+    `streams`: the answer comes as it is made; `speech` is None for words only; `key` is the API
+    key, if the server needs one.
     """
 
     url: str
@@ -58,7 +51,7 @@ class TextAnswer:
         self._said = ""
 
     def waits(self, place: QueuePlace) -> None:
-        """Say where in the queue."""
+        """Write the place in the queue."""
         click.echo(f"in the queue: {terminal.show_place(place)}", err=True)
 
     def hears(self, delta: Delta) -> None:
@@ -67,7 +60,7 @@ class TextAnswer:
         click.echo(terminal.clean(delta.text), nl=False)
 
     def ends(self, response: Response, speech_s: float) -> None:
-        """Write what was not written yet, and why it ends where it does not end by itself."""
+        """Write the rest of the text, and the reason of the end unless it is the model's own."""
         click.echo(terminal.clean(response.text.removeprefix(self._said)))
         if response.reason != "turn_end":
             why = "the limit of tokens is reached" if response.reason == "length" else "cut short"
@@ -80,7 +73,7 @@ class JsonAnswer:
     """One JSON object a line, without the sound."""
 
     def waits(self, place: QueuePlace) -> None:
-        """Write where in the queue."""
+        """Write the place in the queue."""
         terminal.echo_json({"type": "queued", **attrs.asdict(place)})
 
     def hears(self, delta: Delta) -> None:
@@ -90,7 +83,7 @@ class JsonAnswer:
         )
 
     def ends(self, response: Response, speech_s: float) -> None:
-        """Write the whole answer, and what it took."""
+        """Write the whole answer, and its cost."""
         terminal.echo_json(
             {
                 "type": "response",
@@ -108,13 +101,13 @@ Shown = TextAnswer | JsonAnswer
 
 
 class Chat:
-    """A conversation, and what was answered so far.
+    """A conversation, and its answers so far.
 
     Args:
-        asking: how each question is asked.
+        asking: the settings of each question.
         system: the system message; empty for none.
-        media: what comes with the first question.
-        speak: where the speech goes; None: nowhere.
+        media: for the first question.
+        speak: the file of the speech, if wanted.
     """
 
     def __init__(
@@ -127,14 +120,7 @@ class Chat:
         self._speech = bytearray()
 
     def ask(self, text: str, shown: Shown) -> Response:
-        """Ask, show the answer as it comes, and remember both.
-
-        Args:
-            text: the question.
-            shown: is told what comes.
-
-        Returns:
-            The end of the answer.
+        """Ask, show the answer as it comes, and remember both; return the end of the answer.
 
         Raises:
             ClientError: it was not answered, and is forgotten.

@@ -38,7 +38,7 @@ GATES: Final[Mapping[Course, tuple[Gate, ...]]] = {
     Course.REQUEST: (Gate.CONNECTED, Gate.TURN),
     Course.TRANSCRIPTION: (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
 }
-"""What a client's messages can be judged by; CLOSED hears nothing."""
+"""The gates that judge a client's messages; CLOSED receives nothing."""
 
 
 def asyncapi() -> Json:
@@ -88,7 +88,7 @@ def message_key(message: Message) -> str:
 
 
 def error_codes() -> Json:
-    """Say of each error code what it means, whose mistake it is, and which close follows."""
+    """Describe each error code: its meaning, the peer at fault, and the close that follows."""
     return {
         code.value: {"meaning": text, "type": error_type(code), "close": close_code(code)}
         for code, text in MEANINGS.items()
@@ -96,14 +96,9 @@ def error_codes() -> Json:
 
 
 def states(messages: tuple[Message, ...], course: Course) -> Json:
-    """Say how a session goes, in the words of a dialect.
+    """Describe a course of sessions in the words of a dialect, whose messages are given.
 
-    Args:
-        messages: the dialect's.
-        course: the session's.
-
-    Returns:
-        `begins`, `transitions` and `reception`.
+    Returns `begins`, `transitions` and `reception`.
     """
     frames = senders(messages, course)
     return {
@@ -128,13 +123,13 @@ WITHOUT_A_FRAME: Final[Mapping[str, str]] = {
     "ConnectionEnded": "the connection ends",
     "ModelChosen": "a model is chosen",
 }
-"""How the triggers read that are no message."""
+"""The words for triggers that are not messages."""
 
 
 def _moves(
     frames: Mapping[type, tuple[str, ...]], course: Course
 ) -> Iterator[tuple[State, State, list[str]]]:
-    """Group the transitions by where they lead, with the types of frames that make them."""
+    """Group the transitions by their target, with the types of frames that make them."""
     for state, row in TRANSITIONS[course].items():
         for target in dict.fromkeys(row.values()):
             names: list[str] = []

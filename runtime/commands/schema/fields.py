@@ -1,4 +1,4 @@
-"""JSON Schema as the rows of a table: one for each field, with the names of what it stands in."""
+"""JSON Schema as the rows of a table: one for each field, with its path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Objects = Mapping[str, tuple[str, Json]]
 """Objects that are written by themselves, by their name: where, and their schema."""
 
 SHARED_FIELDS_MIN: Final = 6
-"""An object of fewer fields is written where it stands, however often it does."""
+"""An object of fewer fields is written in place, however often it occurs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,7 +30,7 @@ class Row:
 
 
 def shared_objects(messages: tuple[Message, ...]) -> Objects:
-    """Find the objects of the server that stand in several of its messages, to be written once."""
+    """Find the server's objects that occur in several messages, to be written once."""
     seen: list[tuple[str, Json]] = []
     for message in messages:
         if message.sender == "server":
@@ -49,13 +49,10 @@ def shared_objects(messages: tuple[Message, ...]) -> Objects:
 
 
 def rows(schema: Json, *, sender: str, objects: Objects, at: str = "") -> Iterator[Row]:
-    """Write the fields of an object, and of those in it.
+    """Write the fields of an object that stands `at` a path, and of the objects in it.
 
-    Args:
-        schema: the object's.
-        sender: whose message it is; of the server's, limits are left out, since it keeps them.
-        objects: those that are written elsewhere.
-        at: where the object stands.
+    `sender` is the message's: the server keeps the limits, so they are left out of its own
+    messages. `objects` are those that are written elsewhere.
     """
     required = schema.get("required", ())
     group = [each["required"][0] for each in schema.get("anyOf", ()) if "required" in each]
@@ -76,7 +73,7 @@ def rows(schema: Json, *, sender: str, objects: Objects, at: str = "") -> Iterat
 
 
 def _below(schema: Json, sender: str, objects: Objects, at: str) -> Iterator[Row]:
-    """Write what stands in a field: an object, or the objects of an array, one kind or several."""
+    """Write the contents of a field: an object, or the objects of an array, one kind or several."""
     for kind in schema.get("anyOf", ()):
         yield from _below(kind, sender, objects, at)
     if "items" in schema:

@@ -1,7 +1,7 @@
 """The protocol reference for authors of clients: it writes `docs/protocol.md`.
 
-Everything but the sentences around it comes from `document` and `protocol.wire.schema`, as the
-AsyncAPI document does; they say what the server's own tables say.
+All facts come from `document` and `protocol.wire.schema`, as in the AsyncAPI document, and so from
+the server's own tables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .notes import CHANNELS, COURSES, DIALECTS, END_CLOSES, ENDS, RULES, Channel
 Json = Mapping[str, Any]
 
 VERDICTS: Final[Mapping[str, str]] = {"accept": "taken", "keep": "kept for its turn"}
-"""How the reception table's words read; the others are error codes."""
+"""The words for the reception table's verdicts; the others are error codes."""
 TITLES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "Full duplex",
     Course.CHAT: "Chat",
@@ -159,7 +159,7 @@ def _message(message: Message, objects: Objects) -> Iterator[str]:
 
 
 def _kinds(message: Message, objects: Objects) -> Iterator[str]:
-    """Write what all kinds have once, and then each kind's own."""
+    """Write the common part of all kinds once, and then each kind's own."""
     tag, kinds = message.schema["x-antiphon-tag"], message.schema["oneOf"]
     first, *others = (kind["properties"] for kind in kinds)
     common = {
@@ -203,7 +203,7 @@ def _example(body: Json) -> str:
 
 
 def _ends() -> str:
-    """Say each end in the words of each dialect, as the dialect writes it."""
+    """Describe each end in the words of each dialect."""
     names = [name for name in MODES if Course.REQUEST not in courses(name)]
     lines = [
         (

@@ -1,7 +1,7 @@
-"""What a client's author has to know that no class says: where to connect, and the common rules.
+"""Notes for authors of clients that no class holds: endpoints, and the common rules.
 
 Facts are taken from the code that acts on them (paths, limits, close codes); only the sentences
-around them are written here. Fields and events are not: `protocol.wire.schema` finds those.
+around them are written here. `protocol.wire.schema` describes fields and events.
 """
 
 from __future__ import annotations
@@ -47,11 +47,8 @@ MIB: Final = 1024 * 1024
 class Channel:
     """An endpoint.
 
-    Attributes:
-        name: for programs.
-        address: the path; `{session_id}` is the client's own label.
-        dialects: what is spoken there.
-        says: which of them, and how the mode is told.
+    `address` is the path, where `{session_id}` is the client's own label; `says` describes its
+    dialects, and where the mode stands.
     """
 
     name: str
@@ -100,7 +97,7 @@ DIALECTS: Final[Mapping[str, str]] = {
     "transcription-responses": "The same with other names, for clients that know these: a client "
     "that chooses its model by `session.create` gets them. Either may send the types of both.",
 }
-"""What each dialect is for."""
+"""The purpose of each dialect."""
 
 COURSES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "The client waits for its place in the queue, sets the session up, and then "
@@ -131,7 +128,7 @@ COURSES: Final[Mapping[Course, str]] = {
     f"and with `timeout` where it has chosen no model within {INIT_WAIT_S} s. An `error` whose "
     "code says how a session ends is its last message.",
 }
-"""How a session goes, by its course."""
+"""The course of a session."""
 
 ENDS: Final[Mapping[EndReason, str]] = {
     "client": "The client ended it.",
@@ -151,7 +148,7 @@ END_CLOSES: Final[Mapping[EndReason, tuple[int, ...]]] = {
     "invalid_frame": (CLOSE_INVALID_FRAME, CLOSE_TOO_BIG),
     "refused": (CLOSE_TRY_LATER,),
 }
-"""The close codes of ends that do not have one of their own: it is the frame's, or the error's."""
+"""The close codes of ends without one of their own: the frame's, or the error's."""
 
 RULES: Final[tuple[str, ...]] = (
     "A message is one JSON object in one text frame, in UTF-8, without a key twice, NaN, Infinity "
@@ -176,4 +173,4 @@ RULES: Final[tuple[str, ...]] = (
     f"{CLOSE_NORMAL} at once.",
     f"A paused session ends after {PAUSE_S} s, or earlier if its client says so.",
 )
-"""What holds in every dialect."""
+"""The rules of all dialects."""

@@ -1,9 +1,9 @@
-"""`antiphon talk`: say a sound file to a server, hear what it answers.
+"""`antiphon talk`: send a sound file to a server in real time, and read its answer.
 
 The command reads and checks files before it connects, chooses how the conversation is shown
 (`view`), holds it (`session`), and writes the reply. Ctrl-C ends it politely if the server is
-quick, and a second one at once. What was said until then is written where there was no reply yet;
-an existing reply is replaced only after a conversation that came to its end.
+quick, and a second one at once. The reply so far is written if the file is new; an existing reply
+is replaced only after a conversation that came to its end.
 
 It plays nothing on a loudspeaker and records nothing from a microphone.
 """
@@ -131,11 +131,7 @@ def talk_command(
 
 
 def read_speech(path: Path) -> tuple[bytes, ...]:
-    """Read a sound file as seconds of what the model hears.
-
-    Raises:
-        UnusableError: it cannot be read.
-    """
+    """Read a sound file as seconds of the model's input; `UnusableError` if it cannot be read."""
     with terminal.usable():
         return cut_units(read_wav(path))
 
@@ -149,7 +145,7 @@ def read_frame(path: Path) -> bytes:
 
 
 def _check(file: Path, reply: Path, url: str, mode: Mode) -> None:
-    """Find out before the conversation what would go wrong after it."""
+    """Check before the conversation for errors that would come after it."""
     terminal.check_url(url, mode)
     if not reply.parent.is_dir():
         raise terminal.UnusableError(f"--reply: there is no folder {reply.parent}")
@@ -188,7 +184,7 @@ async def _watch_interrupts(stop: anyio.Event, everything: anyio.CancelScope) ->
 
 
 def _write_reply(tally: Tally, path: Path) -> Path | None:
-    """Write what the model said, be it nothing, where there was a session and nothing is lost."""
+    """Write the model's speech, even if empty, if there was a session and nothing is lost."""
     if tally.created is None or (tally.failure is not None and path.exists()):
         return None
     try:

@@ -1,13 +1,13 @@
-"""One conversation with a server: a file is said to it, second by second, and it is heard out.
+"""One conversation with a server: sends a file second by second, and waits for the answer.
 
 Two tasks: one sends, one receives. The rules:
 
-- Second n is sent n seconds after the first, by the clock and not by how long sending took, so
-  that an hour does not drift; `fast` sends it when second n - 1 was answered instead.
-- After the file comes silence, until the model has answered what was said last and listens again,
-  or `silence_s_max` has passed. Then `session.close`, and the server's own end is waited for.
-- Whatever the server does wrong ends the conversation and becomes `Tally.failure`, one line; an
-  `inference_error` costs a unit and the conversation goes on.
+- Second n is sent n seconds after the first, by the clock and not by how long sending took, so that
+  an hour does not drift; `fast` sends it when second n - 1 was answered instead.
+- After the file comes silence, until the model has answered the last sound and listens again, or
+  `silence_s_max` has passed. Then `session.close`, and the server's own end is waited for.
+- A server's error ends the conversation and becomes `Tally.failure`, one line; an `inference_error`
+  costs a unit and the conversation goes on.
 
 It shows nothing (`view`) and reads no file (`command`).
 """
@@ -36,21 +36,21 @@ CLOSE_REASON: Final = "user_stop"
 CLOSED_WAIT_S: Final = 10.0
 """A server says `session.closed` at once; a dead one is not waited for."""
 ANSWER_WAIT_S: Final = 30.0
-"""Without a clock (`fast`) a unit is waited for this long: thirty times what it may take."""
+"""How long to wait for a unit without a clock (`fast`): thirty times its usual time."""
 SOUND_LEVEL_MIN: Final = 0.01
 """A second whose loudest sample is below -40 dB of full scale counts as silent."""
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What is said, and how.
+    """The material of a conversation.
 
     Attributes:
         units: the file, float32 LE 16 kHz mono, cut by `cut_units`.
         instructions: the system prompt.
-        frame: a JPEG that is shown with each second, in mode=video; None: none is.
+        frame: a JPEG for each second, in mode=video.
         silence_s_max: whole seconds of silence after the file, at most.
-        fast: a second as soon as the one before it was answered, and not in real time.
+        fast: send a second as soon as the one before it was answered, not in real time.
     """
 
     units: tuple[bytes, ...]
@@ -61,33 +61,26 @@ class Plan:
 
     @property
     def last_sound(self) -> int:
-        """The number of the last second that is not silent: the one that wants an answer."""
+        """The number of the last second that is not silent, which needs an answer."""
         return max((number for number, unit in enumerate(self.units) if has_sound(unit)), default=0)
 
     def is_answered(self, tally: Tally) -> bool:
-        """Whether the model has spoken since the last of what was said."""
+        """Whether the model has spoken since the last second with sound."""
         return tally.last_speech >= self.last_sound
 
 
 class Observer(Protocol):
-    """Is told what happens, as it happens; times are seconds since the conversation began."""
+    """Receives the events of a conversation as they happen; times are seconds since it began."""
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Take note that a second of input is being sent."""
 
     def heard(self, happening: Happening) -> None:
-        """Take note of what the server said."""
+        """Take note of a server's message."""
 
 
 def cut_units(pcm: bytes) -> tuple[bytes, ...]:
-    """Cut audio into seconds; the last one is filled up with silence.
-
-    Args:
-        pcm: float32 LE, 16 kHz mono.
-
-    Returns:
-        Units of one second each.
-    """
+    """Cut float32 LE, 16 kHz mono into seconds; the last one is filled up with silence."""
     starts = range(0, len(pcm), UNIT_BYTES)
     return tuple(pcm[start : start + UNIT_BYTES].ljust(UNIT_BYTES, b"\0") for start in starts)
 
@@ -112,16 +105,13 @@ async def talk(
 
     Args:
         url: of the server; see `client.session.endpoint`.
-        plan: what is said.
-        observer: is told what happens.
         mode: `audio` or `video`.
         dialect: `realtime`, `duplex-v1` or `legacy-duplex`.
-        key: the API key, where the server asks for one.
-        tally: is added up in; it can be read meanwhile.
+        key: the API key, if the server needs one.
+        tally: the sums, which can be read meanwhile.
         stop: set by the caller to end the conversation politely before its time.
 
-    Returns:
-        The tally; what went wrong is its `failure`.
+    Returns the tally; after an error it has a `failure`.
     """
     tally = tally or Tally()
     started_s = anyio.current_time()
@@ -145,11 +135,9 @@ async def converse(
     """Hold a conversation over a connection that is open, and leave it open.
 
     Args:
-        session: nothing was received of it yet.
-        plan: what is said.
-        observer: is told what happens.
-        tally: is added up in; its `failure` is what went wrong.
-        started_s: what times are counted from, by AnyIO's clock.
+        session: a session without a received message.
+        tally: the sums; after an error it has a `failure`.
+        started_s: the origin of times, by AnyIO's clock.
         stop: set by the caller to end the conversation politely before its time.
     """
     await _Conversation(
@@ -282,14 +270,14 @@ class _Conversation:
             self._stopped = True
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float = float("inf")) -> bool:
-        """Wait for a condition on what was heard; say whether it came before the deadline."""
+        """Wait for a condition on the tally; return whether it came before the deadline."""
         with anyio.CancelScope(deadline=deadline_s):
             while not condition():
                 await self._changed.wait()
         return condition()
 
     def _is_over(self) -> bool:
-        """Whether nothing more is to be said: stopped, ended by the server, or answered."""
+        """Whether all is sent: stopped, ended by the server, or answered."""
         tally = self._tally
         listens_again = tally.last_listen > tally.last_speech
         heard_out = tally.last_listen >= len(self._plan.units) - 1

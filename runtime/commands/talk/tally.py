@@ -31,18 +31,17 @@ from protocol.values.messages import (
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 
 UNIT_ID: Final = "unit-"
-"""What the ids of our appends begin with; the unit's number follows."""
+"""The beginning of the ids of our appends; the unit's number follows."""
 
 
 @attrs.frozen(kw_only=True)
 class Happening:
-    """One thing that the server said.
+    """A message from the server.
 
     Attributes:
         at_s: seconds since the conversation began.
-        message: what.
-        unit: the second of input that it answers, from 0; None where it answers none.
-        round_trip_ms: from sending that second to this; None where unknown.
+        unit: the second of input that it answers, from 0, if any.
+        round_trip_ms: from sending that second to this; None if unknown.
     """
 
     at_s: float
@@ -110,12 +109,12 @@ class Tally:
 
     @property
     def text(self) -> str:
-        """All that the model said."""
+        """All text of the model."""
         return " ".join(turn.strip() for turn in self.turns if turn.strip())
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the server found fault with what we send: more of it will not please it."""
+        """Whether the server refused our input, so that it would refuse more."""
         return any(report.code in CLIENT_ERRORS for report in self.errors)
 
     def sent(self, at_s: float) -> None:
@@ -123,15 +122,7 @@ class Tally:
         self._sent_at_s.append(at_s)
 
     def heard(self, message: ServerMessage, at_s: float) -> Happening:
-        """Add a message.
-
-        Args:
-            message: the server's.
-            at_s: seconds since the conversation began.
-
-        Returns:
-            The message with what is known about it.
-        """
+        """Add a message that came `at_s` seconds after the conversation began."""
         unit = round_trip_ms = None
         match message:
             case Queued(place=place) | QueueUpdate(place=place):
@@ -171,7 +162,7 @@ class Tally:
         return unit, round_trip_ms
 
     def _unit_of(self, message: Listen | Speech) -> tuple[bool, int]:
-        """Say whether a unit is heard of for the first time, and its number."""
+        """Return whether a unit is new, and its number."""
         number = message.input_id.removeprefix(UNIT_ID)
         if message.input_id != number and number.isdecimal():
             return int(number) != self._previous_unit, int(number)

@@ -1,8 +1,8 @@
-"""How a conversation looks: as lines, as lines under a live panel, or as JSON for programs.
+"""The views of a conversation: lines, lines under a live panel, or JSON for programs.
 
-`LineView` writes one line for each thing that happens; `LiveView`, on a terminal, keeps a panel
-below them with the state, the latencies and the KV cache. `JsonView` writes one object a line,
-without the audio. All take what `session.Observer` is told.
+`LineView` writes one line for each event; `LiveView`, on a terminal, keeps a panel below them with
+the state, the latencies and the KV cache. `JsonView` writes one object a line, without the audio.
+All are a `session.Observer`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONTEXT_TOKENS: Final = 8192
 REFRESHES_A_SECOND: Final = 8
 """Enough for a clock of tenths to look alive."""
 TEXT_CHARS_SHOWN: Final = 400
-"""Of the current turn, its end: what fits a few lines of a panel."""
+"""Of the current turn's end: a few lines of a panel."""
 
 
 class View(Observer, Protocol):
@@ -62,7 +62,7 @@ class View(Observer, Protocol):
         """Show no more."""
 
     def end(self, summary: dict[str, object]) -> None:
-        """Show what came of it, after the last thing that happened."""
+        """Show the summary, after the last event."""
 
 
 def printable(text: str) -> str:
@@ -71,12 +71,7 @@ def printable(text: str) -> str:
 
 
 class LineView:
-    """A line for each thing that happens.
-
-    Args:
-        console: where to.
-        listens: whether each unit that the model listened to is a line, too.
-    """
+    """A line for each event; `listens`: also for each unit that the model listened to."""
 
     def __init__(self, console: Console, *, listens: bool = True) -> None:
         self._console = console
@@ -96,7 +91,7 @@ class LineView:
         self._had_sound = has_sound
 
     def heard(self, happening: Happening) -> None:
-        """Write what the server said."""
+        """Write a server's message."""
         message, at_s = happening.message, happening.at_s
         match message:
             case Queued(place=place) | QueueUpdate(place=place):
@@ -157,13 +152,10 @@ def _end_of(closed: Closed) -> str:
 
 
 class LiveView(LineView):
-    """Lines, and a panel below them that tells how it stands.
+    """Lines, and a panel with the state below them, on a terminal.
 
-    Args:
-        console: a terminal.
-        tally: is read for the panel, a few times a second.
-        title: what is said to whom.
-        file_s: seconds of the file.
+    The panel reads `tally` a few times a second; `title` names the file and the server, `file_s` is
+    the file's length.
     """
 
     def __init__(self, console: Console, tally: Tally, title: str, file_s: int) -> None:
@@ -241,7 +233,7 @@ def _gauge(kv_length: int) -> RenderableType:
 
 
 class JsonView:
-    """One JSON object a line, on standard output: what happened, and a `summary` at the end."""
+    """One JSON object a line, on standard output: each event, and a `summary` at the end."""
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +246,7 @@ class JsonView:
         echo_json({"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound})
 
     def heard(self, happening: Happening) -> None:
-        """Write what the server said."""
+        """Write a server's message."""
         echo_json(
             {
                 "type": _TYPES[type(happening.message)],
@@ -312,16 +304,10 @@ def _speech_fields(message: Listen | Speech) -> dict[str, object]:
 def summarize(
     tally: Tally, *, answered: bool, elapsed_s: float, reply: Path | None
 ) -> dict[str, object]:
-    """Say in plain values what came of a conversation.
+    """Return the fields of the `summary` of a finished conversation.
 
-    Args:
-        tally: of the conversation, which is over.
-        answered: whether the model spoke after the last of what was said.
-        elapsed_s: how long it took.
-        reply: where the model's speech is written; None where it is not.
-
-    Returns:
-        The fields of the `summary`.
+    `answered`: the model spoke after the last second with sound; `reply` is the file of its speech,
+    if written.
     """
     return {
         "ok": tally.failure is None,
