@@ -138,7 +138,6 @@ class _Tally:
 def _aligned(
     a: Iterator[Exchange], b: Iterator[Exchange]
 ) -> Iterator[tuple[Exchange | None, Exchange | None]]:
-    """Pair exchanges by their index; an exchange of only one log has no partner."""
     first, second = next(a, None), next(b, None)
     while first is not None or second is not None:
         if first is not None and (second is None or first.index < second.index):

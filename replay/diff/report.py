@@ -1,7 +1,6 @@
-"""The findings of a comparison of two sessions: plain values, the same for text, JSON and tests.
+"""The findings of a comparison of two sessions, `a` and `b`, as named: plain values.
 
-Times are nanoseconds of each session's own clock, 0 at its start. `a` and `b` are the two sessions
-in the order in which they were named.
+Times are nanoseconds of each session's own clock, 0 at its start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Captions: the words of a session, as SubRip (SRT) or WebVTT.
 
 Words with sound are a caption for as long as the sound lasts, one for each unit. Words without
-sound are joined while they are one answer and come without a gap, and stand long enough to be read.
-Text is one line: control characters, line breaks and lone surrogates become spaces. Marks are
-comments in WebVTT; SubRip has none.
+sound are joined within one answer without a gap, and stand long enough to be read. Control
+characters, line breaks and lone surrogates become spaces. Marks are comments in WebVTT only.
 """
 
 from __future__ import annotations

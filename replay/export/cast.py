@@ -1,8 +1,7 @@
 """The conversation as text that types itself: an asciicast of version 2, for `asciinema play`.
 
-A JSON object, and then a line `[seconds, "o", text]` for each piece of output. Both voices are
-written as they are heard, the model's words one after the other; other notes stand in lines of
-their own. The words of the user's sound are not known, so only questions have words.
+A JSON object, then a line `[seconds, "o", text]` for each piece of output, as both voices are
+heard; other notes stand in lines of their own. Only a user's questions have words.
 """
 
 from __future__ import annotations

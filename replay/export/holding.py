@@ -1,11 +1,8 @@
 """Moments that wait until they are final, and come out in the order of their time.
 
-- Each voice is a line, on which its sounds are placed one after the other (`replay.story.placing`).
-- The model's sound can be cut short while it plays, so it is held until it has been heard.
-- No moment begins earlier than one that came out before.
-
-A session in real time holds a second or two. One that was faster than its own sound can hold most
-of its sound, so held PCM above `HELD_BYTES_MAX` lies in a file.
+Each voice is a line of sounds (`replay.story.placing`). The model's sound can be cut short while it
+plays, so it is held until it has been heard. A session in real time holds a second or two; one that
+was faster than its own sound can hold most of it, so PCM above `HELD_BYTES_MAX` lies in a file.
 """
 
 from __future__ import annotations
@@ -29,16 +26,12 @@ HELD_BYTES_MAX: Final = 8 << 20
 
 @attrs.define
 class _Stretch:
-    """The user's sound without a gap, and how many samples it has moved back as a whole so far."""
-
     begin: int
     moved: int = 0
 
 
 @attrs.define(order=False)
 class _Held:
-    """A moment, its PCM's `place` and `length`, and its stretch's `moved` when placed."""
-
     begin_ns: int
     number: int
     until_ns: int

@@ -8,12 +8,11 @@
 | `/session` | `foxglove.Log` | other notes; the kind of note is the `name` |
 
 A message's `log_time` is when it is heard, shown or said, `publish_time` when it arrived or was
-sent; both are Unix time where the log says when the session began. The metadata record `session`
-names the recording. Foxglove supports only 16-bit sound: the log keeps every byte.
+sent; both are Unix time if the log has the session's start. The metadata record `session` names the
+recording. Foxglove supports only 16-bit sound: the log keeps every byte.
 
-Messages are JSON, and each file brings the schemas: any reader can decode it. In zstd chunks that
-is a sixth more than raw bytes would be (74 against 63 kB for a second of both voices and a picture
-of 20 kB), but needs no generated code at either end.
+Messages are JSON with their schemas in the file, which needs no generated code. In zstd chunks that
+is a sixth more than raw bytes (74 against 63 kB for a second of both voices and a 20 kB picture).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Both voices in one stereo sound: the user left, the model right, at 48 kHz.
 
-48 kHz is a multiple of both rates: sample `n` of the user stands at `3 n`, of the model at `2 n`,
-and neither voice is moved. Each voice is resampled as one stream, silence included, without seams
-between sounds.
-
-Sounds come in the order in which they begin, and stereo sound is given in pieces as soon as both
-voices are known: only the lead of one of them is kept.
+48 kHz is a multiple of both rates: sample `n` of the user stands at `3 n`, of the model at `2 n`.
+Each voice is resampled as one stream, silence included, without seams between sounds. Sounds come
+in the order in which they begin; only the lead of one voice is kept.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""An MP4: the user's pictures, as H.264, and both voices, as AAC in stereo.
+"""An MP4: the user's pictures, as H.264, and both voices, as AAC in stereo like `wav`.
 
-- A picture stands from when it came until the next; it is black before the first. There is at least
-  one a second, so that a player can seek. All have the size of the first, `SIDE_MAX` pixels at
-  most; one of another shape gets black bars.
-- A session without pictures has no video track: players show it as they show sound.
-- The user is on the left, the model on the right, as in `wav`.
-
-A picture that cannot be decoded is left out; no server records one that it took.
+A picture stands from when it came until the next, at least one a second, so that a player can seek;
+it is black before the first. All have the size of the first, `SIDE_MAX` pixels at most, with black
+bars for another shape. A session without pictures has no video track: players show it as sound. A
+picture that cannot be decoded is left out; no server records one that it took.
 """
 
 from __future__ import annotations
@@ -113,8 +110,6 @@ class _Movie:
 
 
 class _Video:
-    """The pictures, in milliseconds."""
-
     def __init__(self, container: OutputContainer, first: _Rgb) -> None:
         height, width = first.shape[:2]
         self._height, self._width = _even(height, width)

@@ -1,16 +1,15 @@
 """The time line of a recorded session: sound, pictures and words, with their times.
 
-- **User sound** ends when its message arrived, since it was heard before, or follows the sound
-  before it (`replay.story.placing`). A second that the server dropped is heard like any other. The
-  sound and pictures of a chat's question stand where the question arrived; of the conversation that
-  comes with it, only the last message is new.
+- **User sound** ends when its message arrived, or follows the sound before it
+  (`replay.story.placing`); a second that the server dropped is heard too. Sound and pictures of a
+  chat's question stand where it arrived; of its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
-  would play it. A listen during a turn cuts playing sound short, as the protocol asks of clients,
-  and so does `interrupted`; sound left when a turn has ended plays to its end.
+  would play it. A listen during a turn, or `interrupted`, cuts playing sound short; sound left when
+  a turn has ended plays to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
-  follows the words, with the sound that comes within `HOLD_NS`. Words without sound stand where
-  they were sent, and so do the words of a user's question. An utterance's text stands there too,
-  but not before its sound is heard.
+  follows the words, with the sound that comes within `HOLD_NS`. Words without sound, and those of a
+  user's question, stand where they were sent; an utterance's text too, but not before its sound is
+  heard.
 
 The recording is shown, not the result of a replay. Stepping the session only decides which requests
 were taken; after a divergence, each that parses counts as taken. Damage is a note. Moments come in
@@ -84,7 +83,6 @@ class Timeline:
         self._utterances = 0
 
     def __iter__(self) -> Iterator[Moment]:
-        """Yield the moments in the order in which they begin."""
         try:
             for item in self._items:
                 self._take(item)

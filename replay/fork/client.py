@@ -122,7 +122,6 @@ class Client:
     # -- settings -------------------------------------------------------------------------------
 
     def _set_up(self, dialect: Dialect, recorded: Init) -> str:
-        """Encode an init with the requested settings; the dialect validates them."""
         settings = self._change.settings
         config: dict[str, Any] = {n: settings[n] for n in CONFIG_NAMES if n in settings}
         own: dict[str, Any] = {n: settings[n] for n in INIT_NAMES if n in settings}

@@ -141,7 +141,6 @@ def _check(
 def _connected(
     times: RecordedTimes, change: Change, identity: Identity, info: BackendInfo
 ) -> ev.ConnectionOpened:
-    """The fork's first event: the parent's, with the fork's name."""
     limits = times.connected.limits
     if change.model is not None:
         limits = attrs.evolve(

@@ -4,15 +4,12 @@
     calls of the model, timers <--answers at their recorded times--+
 
 Rules:
-- External events (frames, disconnects, the queue, decoded media, a shutdown) come as recorded, at
-  their recorded times. Answers to the session's own effects come after their recorded delays
-  (`timeline`). Events at the same time keep the order of the recording.
+- External events (frames, disconnects, the queue, decoded media, a shutdown) come at their recorded
+  times. Answers to the session's own effects come after their recorded delays (`timeline`). Events
+  at the same time keep the order of the recording.
 - So a fork without a change equals its parent, except for names that derive from the recording.
 - The fork ends where the recording ends: if its session has not ended by then, its client leaves.
-- The log is written by a server's journal, and names its parent. The parent's annotations are not
-  copied.
-
-The caller owns the model and the file. Only the model takes real time.
+- The log is a server's journal, and names its parent. The parent's annotations are not copied.
 """
 
 from __future__ import annotations

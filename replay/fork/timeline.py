@@ -1,8 +1,8 @@
 """The times of a recording: each model call and each timer, with its request and its answer.
 
-A fork runs on the recording's own clock. Events of client and server come at their recorded times;
-a call takes as long as the same call in the recording. So a fork without a change lasts exactly as
-long as its parent, to the nanosecond, and the same fork made twice is identical.
+A fork runs on the recording's own clock: events come at their recorded times, and a call takes as
+long as the same call did. So a fork without a change lasts exactly as long as its parent, to the
+nanosecond, and the same fork made twice is identical.
 
 Rules:
 - A call that the recording does not have takes the median time of its kind.
@@ -10,8 +10,6 @@ Rules:
   itself breaks off, its answer counts as coming after the end.
 - A unit that failed in the recording fails again, without the model: the environment caused it. A
   prompt or a unit that did not fit the context is an answer of the model, and requested again.
-
-It keeps a few numbers for each call, and no sound.
 """
 
 from __future__ import annotations

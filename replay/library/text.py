@@ -184,7 +184,6 @@ def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
 
 
 def _apart(found: Divergence | UnitDifference) -> str:
-    """Describe how far a decision was from the recorded one, and the verdict."""
     if found.near_tie is None:
         return ""
     measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]

@@ -1,8 +1,7 @@
 """Whether a full replay on this machine can be compared with a recording.
 
-The two fingerprints must be equal, line by line; a line that only one has is a difference. The
-backend chooses the lines. A backend that declares itself not deterministic cannot be compared. A
-log without the line `numerics` was made by version 1 of a backend's arithmetic.
+The two fingerprints must be equal, line by line, and the backend deterministic. The backend chooses
+the lines; in a log, a missing `numerics` stands for version 1 of a backend's arithmetic.
 """
 
 from __future__ import annotations

@@ -123,7 +123,6 @@ def replay_logs(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Start processes that inherit a mask against interrupts; this process stops them."""
     ensure_running()  # of multiprocessing's own process, whose start would lift the mask
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

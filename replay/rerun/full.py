@@ -1,9 +1,8 @@
 """Full replay: runs the model again on the logged inputs, then the machine on its new outputs.
 
 Rules:
-- The model's inputs are the effects of logic replay (`OpenBackend`, `StartUnit`, `StartFinalize`,
-  `StartTurn`, `RunChunk`). A session has one kind of call: `full_units`, `full_turns` or
-  `full_chunks` run and compare it.
+- The model's inputs are the effects of logic replay. A session has one kind of call: `full_units`,
+  `full_turns` or `full_chunks` run and compare it.
 - The environment's part stays as recorded: a call without a result is not run.
 - The model's new outputs, with the recorded times, costs and indices, replace the recorded ones,
   and step a second machine, which gives the frames that the client would have got.
@@ -11,8 +10,6 @@ Rules:
   counted; the first is explained. Teacher-forced it goes on as recorded, so that each unit is
   judged by itself. Turns of chat need no forcing: each carries all its inputs.
 - The log must be sound: a model that missed an input cannot be compared.
-
-It works with any `Backend`, on any event loop that AnyIO runs on.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Logic replay: steps the same `Session` as the server's with the logged events.
+"""Logic replay: steps the same `Session` as the server's with the logged events; no model runs.
 
 Rules:
-- Each event is stepped once, in the order of the log; the effects and state hashes that follow in
-  the log are compared with the new ones, in order, a sent frame byte for byte.
+- The effects and state hashes after each event are compared with the new ones, in order, a sent
+  frame byte for byte.
 - The first divergence ends the comparison: later ones could only be its consequences.
-- Damage ends it too, unless `go_on` is set: then records after lost ones are skipped up to the next
-  event, and the rest is compared as far as possible.
+- Damage ends it too, also a mark for a lost record (`antiphon recover --salvage`), unless `go_on`
+  is set: then records after lost ones are skipped up to the next event.
 - A log without `fin`, or one that was recovered, may end among the effects of its last event (a
   block ends where it fills). That is `truncated`, not a divergence.
-- A mark for a record that was lost (`antiphon recover --salvage`) is damage.
-
-It runs no model, opens no file and measures no time.
 """
 
 from __future__ import annotations
@@ -288,7 +285,6 @@ class Replayer:
     # -- divergences ----------------------------------------------------------------------------
 
     def _is_next(self, record: Record) -> bool:
-        """Check that no record is missing or repeated, unless the reader has reported it."""
         expected = record.seq if self._next_seq is None else self._next_seq
         if record.seq != expected:
             damage = Damage(

@@ -2,15 +2,11 @@
 
     head, events -> Session -> records, as a server's journal makes them -> a log by the real writer
 
-Rules:
-- The effects, state hashes and `fin` are this machine's; none are copied from an old log. So the
-  new log verifies and logic-replays, whatever was changed in its events.
-- If the machine refuses an event, `RemakeError` names it.
-- A session that has not ended is closed as broken off, unless its log is to stay open.
-- A file appears only when it is complete.
-
-Events that could not happen (the result of a unit never asked for) are not checked here: the
-machine ignores them. It keeps one block in memory.
+The effects, state hashes and `fin` are this machine's, so the new log verifies and logic-replays,
+whatever was changed in its events; those that could not happen are ignored by the machine.
+`RemakeError` names an event that it refuses. A session that has not ended is closed as broken off,
+unless its log is to stay open. A file appears only when it is complete. It keeps one block in
+memory.
 """
 
 from __future__ import annotations

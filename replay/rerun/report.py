@@ -1,7 +1,6 @@
 """The findings of a replay: plain values, the same for text, JSON and tests.
 
-Times are nanoseconds of the session's clock, 0 at its start. Recorded and new values are short,
-readable text. Comparing and printing are done elsewhere.
+Times are nanoseconds of the session's clock, 0 at its start. Values are short, readable text.
 """
 
 from __future__ import annotations

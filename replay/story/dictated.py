@@ -18,8 +18,6 @@ from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES
 
 @attrs.frozen
 class _Piece:
-    """Sound of an utterance, up to one of its samples."""
-
     utterance: int
     until: int
     end_ns: int

@@ -1,8 +1,7 @@
 """Reports what happened in a session from its log: its states, units, drops, errors and end.
 
-Values are those recorded, not those of a replay. Only the states come from stepping the session, so
-they end at a divergence. Damage is counted and skipped. See `logic` for comparing, `text` for
-printing.
+Values are those recorded. Only the states come from stepping the session, so they end at a
+divergence. Damage is counted and skipped.
 """
 
 from __future__ import annotations

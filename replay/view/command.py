@@ -108,7 +108,6 @@ def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterat
 
 
 def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Show the progress of reading the log on a terminal."""
     left_bytes = reader.tail_bytes
     with progress(left_bytes, "view") as watch:
         try:

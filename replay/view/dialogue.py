@@ -165,7 +165,6 @@ class Dialogue:
         return parts
 
     def _hold(self, at_ns: int, seq: int, turn: str, text: str) -> None:
-        """Keep words until their sound comes, or will not come."""
         held = self._held
         if held is not None and (held.turn != turn or at_ns - held.begin_ns >= HOLD_NS):
             self._let_go()

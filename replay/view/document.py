@@ -2,15 +2,12 @@
 
     for chunk in page_of(reader): file.write(chunk)
 
-Rules:
 - The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own script and
   style by their hashes, and sound and pictures that it makes itself; nothing else.
 - Data from a log stands only in data blocks, as JSON in ASCII without `<`, `>` and `&`: no text can
   end a block, and lone surrogates are escapes. The page's script shows it as text.
 - Chunks come while the log is read; the caller may stop writing at any time.
-
-The scripts are ES modules that a browser or Node takes as they are. They are joined into one module
-without their lines of import, otherwise unchanged.
+- The scripts are ES modules for a browser or Node, joined into one without their import lines.
 """
 
 from __future__ import annotations

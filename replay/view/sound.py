@@ -132,7 +132,6 @@ class Track:
         return self._voice == "user" or time_of(self._voice, sample) <= now_ns
 
     def _cut_off(self) -> list[Part]:
-        """End the stretch: later sound begins a new one."""
         samples = np.concatenate([self._lead[:0], *self._held])
         size = PIECE_S * self._rate_hz
         starts = range(0, len(samples), size)
@@ -142,7 +141,6 @@ class Track:
         return parts
 
     def _piece(self, samples: _Samples) -> Part:
-        """Make a piece of the first held sound; the next begins after it."""
         lead, self._lead = self._lead, samples[-self._rate_hz * LEAD_MS // 1000 :]
         begin, self._begin = self._begin, self._begin + len(samples)
         value = {
