@@ -1,8 +1,8 @@
 """How a session that keeps its model begins: an init, its voices decoded, the model opened.
 
-In between the session is CONNECTED, and a second init is out of place (`Gate.OPENING`). An init
-that turns out to be wrong leads back: the client may send a better one. Raw float32 voices are
-ready as they come; WAV files are decoded outside and come back by number.
+Meanwhile the session is CONNECTED, and a second init is refused (`Gate.OPENING`). After a wrong
+init the client may send a better one. Raw float32 voices are ready; WAV files are decoded outside
+and come back by number.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from .unit_loop import Phase
 
 @attrs.define
 class PendingInit:
-    """An accepted init and the voices it is still waiting for.
+    """An accepted init and the voices that it waits for.
 
     Attributes:
-        init: what the client asked for.
-        voices: PCM by field name, float32 LE 16 kHz mono, as far as it is known.
-        undecided: the media number of each voice that is being decoded, by field name.
+        voices: PCM by field name, float32 LE 16 kHz mono, as far as decoded.
+        undecided: media number of each voice being decoded, by field name.
     """
 
     init: Init
@@ -36,7 +35,7 @@ class PendingInit:
 
     @classmethod
     def of(cls, init: Init, decode: Decode) -> PendingInit:
-        """Take an init in, and have its voices decoded."""
+        """Take an init, and have its voices decoded."""
         pending = cls(init)
         for name, source in {"llm": init.ref_audio, "tts": init.tts_ref_audio}.items():
             known = b"" if source is None else decode_voice(source, decode)
@@ -51,14 +50,14 @@ class PendingInit:
         return media in self.undecided.values()
 
     def decoded(self, media: int, pcm: bytes) -> None:
-        """Take a decoded voice in."""
+        """Take a decoded voice."""
         for name, number in list(self.undecided.items()):
             if number == media:
                 self.voices[name] = pcm
                 del self.undecided[name]
 
     def to_opening(self, seed: int) -> Opening:
-        """What the backend is asked for; the spoken voice falls back on the heard one (000)."""
+        """Make the backend's request; the spoken voice defaults to the heard one (000)."""
         llm = self.voices.get("llm", b"")
         voice = Voice(llm_pcm=llm, tts_pcm=self.voices.get("tts", llm))
         return Opening(
@@ -70,43 +69,42 @@ class PendingInit:
 class Beginning(Core):
     """A session whose model is opened by an init.
 
-    Attributes:
-        pending: the init that was accepted; None before, and once the model is open.
+    `pending` is the accepted init; None before, and once the model is open.
     """
 
     pending: PendingInit | None = None
 
     def slot_leased(self) -> None:
-        """The client may say how it wants the session."""
+        """Wait for the client's init."""
         self.queue_done()
 
     @property
     def gate(self) -> Gate:
-        """What the client's messages are judged by."""
+        """The gate that judges the client's messages."""
         return super().gate if self.pending is None else Gate.OPENING
 
     def configure(self, init: Init) -> None:
         """Take the settings of an init, before the model is opened."""
 
     def ready(self, prompt_length: int) -> None:
-        """The model holds the prompt."""
+        """Go on: the model holds the prompt."""
         self.create(prompt_length=prompt_length)
 
     def init(self, init: Init) -> None:
-        """Take an init."""
+        """Accept an init."""
         self.cancel_timer("init")
         self.pending = PendingInit.of(init, self.decode)
         self._open_if_decoded(self.pending)
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Take a voice in, if it is one."""
+        """Take a decoded voice."""
         if self.pending is not None and self.pending.awaits(event.media):
             self.pending.decoded(event.media, event.pcm)
             if not self.is_closed:
                 self._open_if_decoded(self.pending)
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
-        """A voice is damaged, if it is one."""
+        """Refuse the init of a damaged voice."""
         if self.pending is not None and self.pending.awaits(event.media) and not self.is_closed:
             self._reject(f"reference audio: {event.reason}")
 
@@ -119,7 +117,7 @@ class Beginning(Core):
         self.do(ef.OpenBackend(lease=self.lease, opening=pending.to_opening(self.opened.seed)))
 
     def _reject(self, message: str) -> None:
-        """Back to CONNECTED: the client may send a better init."""
+        """Return to CONNECTED: the client may send a better init."""
         self.pending = None
         self.complain(ErrorCode.INVALID_PAYLOAD, message)
         self.set_timer("init", self.opened.limits.init_wait_s)
@@ -128,14 +126,14 @@ class Beginning(Core):
         return lease == self.lease and self.call.phase is Phase.OPENING
 
     def backend_opened(self, event: ev.BackendOpened) -> None:
-        """The model holds the prompt: the session is ACTIVE."""
+        """Become ACTIVE: the model holds the prompt."""
         if self._is_opening(event.lease):
             self.pending = None
             if self.settle():
                 self.ready(event.opened.prompt_length)
 
     def backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
-        """It does not: the prompt is too long, or the model cannot be had."""
+        """Refuse a prompt that is too long, or end the session if the model failed."""
         if not self._is_opening(event.lease) or not self.settle():
             return
         if event.context_full:
@@ -144,7 +142,7 @@ class Beginning(Core):
             self.give_up("the model could not be opened")
 
     def give_up(self, text: str) -> None:
-        """The model does not answer: without one there is no session yet, or no more."""
+        """Refuse or end the session: the model does not answer."""
         if self.state is State.CONNECTED:
             self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
         else:

@@ -1,13 +1,12 @@
-"""The conversation by turns: a question in, its media decoded, a slot waited for, an answer out.
+"""The conversation by turns: a question, its media decoded, a slot leased, an answer.
 
 asked -> decoded -> queued -> running -> answered
 
-A turn holds a slot only from prefill to its end; between turns a chat holds none. At most one turn
-is in progress. Its answer is sent as it is made (streaming) or at once, and always ends: with a
-`Response`, with an error, or with the session (`break_off`).
+A turn holds a slot from prefill to its end; between turns a chat has no slot. At most one turn is
+in progress. Its answer is sent in pieces (streaming) or at once, and always ends: with a
+`Response`, an error, or the session (`break_off`).
 
-A connection that carries a single request (004) is a chat of one turn, which needs no init: it
-closes with its answer or its first error.
+A single request (004) is a chat of one turn without init; it closes after its answer or error.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .unit_loop import Phase
 
 
 class Stage(StrEnum):
-    """How far a turn is."""
+    """The progress of a turn."""
 
     DECODING = "decoding"
     QUEUED = "queued"
@@ -40,17 +39,13 @@ class Stage(StrEnum):
 
 @attrs.define
 class ActiveTurn:
-    """The turn under way.
+    """The turn in progress.
 
     Attributes:
-        pending: what was asked, and its media.
-        index: which turn of the session it is, from 0.
-        input_id: what asked for it.
-        response_id: its answer.
-        stage: how far it is.
-        prefill: what prefill told; None before.
+        index: 0, 1, 2... counts the session's turns.
+        prefill: None until the model reports it.
         text: the answer so far.
-        pcm: its speech so far, piece by piece, where it is told at once; else it has been sent.
+        pcm: its speech so far, piece by piece, unless streaming has sent it.
         tokens: tokens generated so far.
         codes: speech codes so far.
     """
@@ -69,12 +64,12 @@ class ActiveTurn:
 
 @attrs.define(kw_only=True, eq=False)
 class Chat(Core):
-    """What a chat remembers between events.
+    """A chat's state between events.
 
     Attributes:
-        turns: turns asked for so far.
-        turn: the one under way; None between turns.
-        instructions: the system message of turns that bring none; empty where there is none.
+        turns: number of turns asked for so far.
+        turn: the one in progress; None between turns.
+        instructions: system message of turns that have none; may be empty.
     """
 
     course = Course.CHAT
@@ -84,21 +79,21 @@ class Chat(Core):
     instructions: str = ""
 
     def begin(self) -> None:
-        """Ask for room; a slot is waited for with each turn."""
+        """Ask for room; each turn waits for its own slot."""
         self.do(ef.Admit())
 
     def admitted(self) -> None:
-        """The client may say how it wants the session."""
+        """Wait for the client's init."""
         self.queue_done()
 
     def admission_refused(self, code: ErrorCode) -> None:
-        """There is no room, or no slot for the turn: it is over without an answer."""
+        """Refuse the session, or end the turn without an answer."""
         self.turn = None
         super().admission_refused(code)
 
     @property
     def gate(self) -> Gate:
-        """What the client's messages are judged by."""
+        """The gate that judges the client's messages."""
         return super().gate if self.turn is None else Gate.TURN
 
     @property
@@ -107,7 +102,7 @@ class Chat(Core):
         return {"turns": self.turns, **super().counts}
 
     def init(self, init: Init) -> None:
-        """Take the system message of turns that bring none."""
+        """Take the system message of turns that have none."""
         self.cancel_timer("init")
         self.instructions = init.instructions
         self.set_timer("idle", self.opened.limits.idle_s)
@@ -116,7 +111,7 @@ class Chat(Core):
     # -- in -------------------------------------------------------------------------------------
 
     def ask(self, ask: Ask) -> None:
-        """Take a question; there is no turn under way."""
+        """Begin a turn; none is in progress."""
         recording_id = self.opened.recording_id
         self.place = None
         self.cancel_timer("idle")
@@ -131,7 +126,7 @@ class Chat(Core):
         self._queue_if_due()
 
     def _instructed(self, ask: Ask) -> Ask:
-        """Put the session's system message before a conversation that has none."""
+        """Put the session's system message before a conversation without one."""
         if not self.instructions or ask.messages[0].role == "system":
             return ask
         prompt = ChatMessage(role="system", content=(TextPart(text=self.instructions),))
@@ -139,17 +134,17 @@ class Chat(Core):
 
     @property
     def is_busy(self) -> bool:
-        """The model is at work for a turn."""
+        """Whether the model works for a turn."""
         return self.turn is not None and self.turn.stage is Stage.RUNNING
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Take a part of the question in."""
+        """Take a part of the question."""
         if self.turn is not None and self.turn.pending.awaits(event.media):
             self.turn.pending.decoded(event)
             self._queue_if_due()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
-        """A part of the question is damaged: the turn is over, and the client may ask again."""
+        """End the turn for a damaged part; the client may ask again."""
         if self.is_closed or self.turn is None or not self.turn.pending.awaits(event.media):
             return
         for other in self.turn.pending.undecided:
@@ -158,7 +153,7 @@ class Chat(Core):
         self._answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
 
     def _queue_if_due(self) -> None:
-        """Ask for a slot once the question is whole and the last turn's slot is back."""
+        """Queue once the question is complete and the last turn's slot is returned."""
         turn = self.turn
         if self.is_closed or turn is None or turn.stage is not Stage.DECODING:
             return
@@ -180,33 +175,33 @@ class Chat(Core):
         self.do(ef.StartTurn(lease=lease, turn=turn.pending.to_turn(turn.index, self.opened.seed)))
 
     def slot_returned(self) -> None:
-        """The last turn's slot is clean: the next may wait for one."""
+        """Let the next turn queue: the last one's slot is clean."""
         self._queue_if_due()
 
     # -- out ------------------------------------------------------------------------------------
 
     def _running(self, index: int) -> ActiveTurn | None:
-        """The turn that the model reports; None if it is over, or another turn."""
+        """Return the turn of a model's report; None if it is over, or another."""
         turn = self.turn
         is_it = turn is not None and turn.stage is Stage.RUNNING and turn.index == index
         return turn if is_it and not self.is_closed else None
 
     def _settled(self, index: int) -> ActiveTurn | None:
-        """The call is over: the slot goes back; gives the turn, as `_running`."""
+        """Settle the call and its slot; returns the turn, as `_running`."""
         if self.call.awaits(Phase.RUNNING, index):
             self.call.settle()
             self.release()
         return self._running(index)
 
     def turn_prefilled(self, event: ev.TurnPrefilled) -> None:
-        """The question is in the model."""
+        """Go on to the answer: the question is in the model."""
         turn = self._running(event.prefill.index)
         if turn is not None:
             turn.prefill = event.prefill
             self.say(Prefilled(input_tokens=event.prefill.input_tokens))
 
     def turn_progressed(self, event: ev.TurnProgress) -> None:
-        """Tell a piece of the answer, or keep it until all of it is there."""
+        """Send a piece of the answer, or keep it until the answer is complete."""
         chunk = event.chunk
         turn = self._running(chunk.index)
         if turn is None:
@@ -220,7 +215,7 @@ class Chat(Core):
             self._say_piece(turn, chunk.text, chunk.pcm)
 
     def turn_done(self, event: ev.TurnDone) -> None:
-        """Tell the end of the answer, and give the slot back."""
+        """Send the end of the answer, and release the slot."""
         result = event.result
         turn = self._settled(result.index)
         if turn is None:
@@ -247,11 +242,11 @@ class Chat(Core):
         )
 
     def turn_failed(self, event: ev.TurnFailed) -> None:
-        """There is no answer, or no further part."""
+        """End a turn that failed."""
         self.failed(event.index, context_full=event.context_full, refused=event.refused)
 
     def failed(self, index: int, *, context_full: bool = False, refused: str = "") -> None:
-        """There is no answer, or no further part: the turn ends, the chat goes on."""
+        """End a turn without an answer, or without the rest; the chat goes on."""
         if self._settled(index) is None:
             return
         if context_full:
@@ -262,20 +257,20 @@ class Chat(Core):
             self.model_failed(index)
 
     def model_failed(self, index: int) -> None:
-        """The model failed at the turn."""
+        """Tell the client that the model failed at the turn."""
         self._answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
 
     def backend_lost(self) -> None:
-        """The model is gone, and the turn with it."""
+        """End the turn: the backend is lost."""
         if not self.call.is_idle:
             self.failed(self.call.index)
 
     def cut(self) -> ef.CutTurn | None:
-        """Cut the answer under way."""
+        """Cut the answer in progress."""
         return None if self.call.is_idle else ef.CutTurn(index=self.call.index)
 
     def farewell(self) -> None:
-        """The session ends during a turn: send the answer so far."""
+        """Send the answer so far: the session ends during a turn."""
         turn, self.turn = self.turn, None
         if turn is not None:
             self.say(self._response(turn, "interrupted", None))
@@ -285,7 +280,7 @@ class Chat(Core):
         self._go_on()
 
     def _go_on(self) -> None:
-        """The turn is over: wait for the next."""
+        """End the turn, and wait for the next."""
         self.turn = None
         if self.is_draining:
             self.end("server_shutdown")
@@ -338,11 +333,11 @@ class SingleRequest(Chat):
     goodbye_in = frozenset()
 
     def admitted(self) -> None:
-        """The client has so long to ask."""
+        """Wait for the request, for a limited time."""
         self.set_timer("init", self.opened.limits.init_wait_s)
 
     def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
-        """Answer a frame that is beyond repair, as any mistake."""
+        """Answer an unreadable frame like any other mistake."""
         self.say(ErrorReport(code=ErrorCode.INVALID_PAYLOAD, message=error.reason))
         is_too_big = error.close_code == CLOSE_TOO_BIG
         self.end("rejected", close_code=CLOSE_TOO_BIG if is_too_big else None)
@@ -353,18 +348,18 @@ class SingleRequest(Chat):
         self.end("rejected")
 
     def model_failed(self, index: int) -> None:
-        """The model failed at the turn."""
+        """Tell the client that the model failed at the turn."""
         self.give_up(f"turn {index} failed")
 
     def give_up(self, _text: str) -> None:
-        """The model does not answer any more."""
+        """End the session: the model does not answer."""
         self.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
 
     def shut_down(self) -> None:
-        """The server goes away."""
+        """End the session: the server shuts down."""
         self.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")
 
     def _go_on(self) -> None:
-        """The turn is over, and the connection with it."""
+        """End the connection with its turn."""
         self.turn = None
         self.end("answered")

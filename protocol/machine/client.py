@@ -1,22 +1,16 @@
-"""The client's end of a session, without any IO: frames to send come out, frames received go in.
+"""The client's end of a session, without IO: it makes frames to send and reads received frames.
 
     connection = ClientConnection("realtime", "video")
     for message in connection.receive(frame): ...           # until `state` is CONNECTED
     await socket.send(connection.init(Init(instructions="be brief")))
 
-A chat asks instead of appending, one turn at a time; a `legacy-chat` asks once, before anything. A
-transcription chooses a model, appends sound and commits it.
+It reads the same tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps only the
+session's state and how it was closed. A message that the server would refuse for its state is a
+`LocalProtocolError`, before anything is sent; a message that the server may not send is a
+`RemoteProtocolError`. An `error` event is returned as a message.
 
-It reads the same two tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps
-only the session's state and how it was closed. What the server would refuse for its
-state is a `LocalProtocolError` here, before anything is sent; what the server may not say is a
-`RemoteProtocolError`. An `error` event is neither: it is returned as a message.
-
-A pause holds from the server's word to the server's word, a turn from its question to its answer
-or its error.
-
-It checks no field of what it sends (a test client may send bad ones), plays no audio, measures no
-time and does not reconnect.
+A pause lasts from `Paused` to `Resumed`, a turn from its question to its answer or error. Fields
+to send are not checked: a test client may send bad ones.
 """
 
 from __future__ import annotations
@@ -74,7 +68,7 @@ _MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
     "transcription": ("transcription",),
     "transcription-responses": ("transcription",),
 }
-"""What a dialect's sessions carry; the others' are duplex."""
+"""The modes of a dialect's sessions; other dialects are duplex."""
 
 
 class ClientConnection:
@@ -82,12 +76,11 @@ class ClientConnection:
 
     Args:
         dialect_name: a name of `dialects.DIALECTS`.
-        mode: what the connection's address asked for; `audio` sends no video frames. `legacy-chat`
-            has only `chat`, `realtime` that and sound, the transcriptions their own, the others
-            sound.
+        mode: as in the connection's address; in `audio` no video frames are sent.
 
     Raises:
-        LocalProtocolError: there is no such dialect, or it does not have this mode.
+        LocalProtocolError: the dialect is unknown, or does not have this mode; from each method
+            that makes a frame, the state does not allow it, or the dialect has no such event.
     """
 
     def __init__(self, dialect_name: str, mode: Mode) -> None:
@@ -108,7 +101,7 @@ class ClientConnection:
 
     @property
     def state(self) -> State:
-        """Where the session stands, as far as the server has told."""
+        """The session's state, as far as the server's messages show."""
         return self._state
 
     @property
@@ -124,34 +117,22 @@ class ClientConnection:
     # -- sending --------------------------------------------------------------------------------
 
     def init(self, init: Init) -> str:
-        """Set the session up.
-
-        Args:
-            init: prompt, voices and settings.
-
-        Returns:
-            The frame to send.
+        """Set the session up; returns the frame.
 
         Raises:
-            LocalProtocolError: there was no `queue_done` yet, an init is under way or accepted, or
-                the dialect has no field for something in it.
+            LocalProtocolError: before `queue_done`, with an init in progress or accepted, or for a
+                setting without a field in the dialect.
         """
         frame = self._frame(Request.INIT, init)
         self._gate = Gate.OPENING
         return frame
 
     def append(self, append: Append) -> str:
-        """Send audio, and what is seen with it.
-
-        Args:
-            append: 250 ms to 10 s.
-
-        Returns:
-            The frame to send.
+        """Send 250 ms to 10 s of audio, with frames; returns the frame.
 
         Raises:
-            LocalProtocolError: the session is not ACTIVE, frames were given in mode=audio, or
-                the dialect has no field for something in it.
+            LocalProtocolError: the session is not ACTIVE, there are frames in mode=audio, or the
+                dialect has no field for an attribute.
         """
         if self._mode == "chat":
             raise LocalProtocolError("no audio flows in mode=chat: it is asked with a turn")
@@ -160,17 +141,11 @@ class ClientConnection:
         return self._frame(Request.APPEND, append)
 
     def ask(self, ask: Ask) -> str:
-        """Ask for a turn of chat; the next may be asked once this one is answered.
-
-        Args:
-            ask: the whole conversation, and how it is to be answered.
-
-        Returns:
-            The frame to send.
+        """Ask for a turn of chat with the whole conversation; returns the frame.
 
         Raises:
-            LocalProtocolError: it is no chat, a turn is under way, the session is not ACTIVE (in
-                `legacy-chat`: it was asked before), or the dialect has no field for something.
+            LocalProtocolError: it is no chat, a turn is in progress, the session is not ACTIVE (in
+                `legacy-chat`: it was asked before), or the dialect has no field for an attribute.
         """
         if self._mode != "chat":
             raise LocalProtocolError(f"no turns in mode={self._mode}: audio is appended")
@@ -181,18 +156,10 @@ class ClientConnection:
         return frame
 
     def choose(self, model: str) -> str:
-        """Choose the model of a transcription; the server says nothing, or `model_not_found`.
+        """Choose the model of a transcription; returns the frame.
 
-        So the session counts as ACTIVE from here on, whatever the server may say to it.
-
-        Args:
-            model: its name.
-
-        Returns:
-            The frame to send.
-
-        Raises:
-            LocalProtocolError: the server has not greeted yet, or it is no transcription.
+        The server answers only with `model_not_found`, so the session counts as ACTIVE from here.
+        `LocalProtocolError` before the server's greeting, or if it is no transcription.
         """
         frame = self._frame(Request.INIT, ChooseModel(model=model))
         self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
@@ -200,80 +167,42 @@ class ClientConnection:
         return frame
 
     def append_sound(self, pcm16: bytes) -> str:
-        """Send sound to be transcribed, in pieces of any size.
-
-        Args:
-            pcm16: signed 16-bit LE samples, 16 kHz mono.
-
-        Returns:
-            The frame to send.
-
-        Raises:
-            LocalProtocolError: as of `choose`.
-        """
+        """Send PCM16 LE, 16 kHz mono, of any length to be transcribed; errors as in `choose`."""
         return self._frame(Request.APPEND, AppendSound(pcm16=pcm16))
 
     def commit(self, *, final: bool = False) -> str:
-        """Have sound transcribed from here on; `final`: all of the utterance's is sent.
+        """Begin to transcribe; `final`: all of the utterance's sound is sent.
 
-        Raises:
-            LocalProtocolError: as of `choose`, and where no model is chosen.
+        `LocalProtocolError` as in `choose`, and without a chosen model.
         """
         return self._frame(Request.COMMIT, Commit(final=final))
 
     def see(self, see: See) -> str:
-        """Send a frame that goes with the next audio (002).
-
-        Raises:
-            LocalProtocolError: as of `append`, and where the dialect has no such event.
-        """
+        """Send a frame that goes with the next audio (002); errors as in `append`."""
         if self._mode == "audio":
             raise LocalProtocolError("1 video frames in mode=audio")
         return self._frame(Request.SEE, see)
 
     def pause(self, timeout_s: float | None = None) -> str:
-        """Ask for a pause, of `timeout_s` seconds at most; it begins with `Paused` (002).
-
-        Raises:
-            LocalProtocolError: the session is not ACTIVE, or the dialect has no such event.
-        """
+        """Ask for a pause of at most `timeout_s` seconds; it begins with `Paused` (002)."""
         return self._frame(Request.PAUSE, Pause(timeout_s=timeout_s))
 
     def resume(self) -> str:
-        """Ask for the pause's end, which comes with `Resumed` (002).
-
-        Raises:
-            LocalProtocolError: the session is not paused, or the dialect has no such event.
-        """
+        """Ask for the pause's end, which comes with `Resumed` (002)."""
         return self._frame(Request.RESUME, Resume())
 
     def interrupt(self) -> str:
-        """Ask the model to stop speaking (002).
-
-        Raises:
-            LocalProtocolError: the session is not ACTIVE, or the dialect has no such event.
-        """
+        """Ask the model to stop speaking (002)."""
         return self._frame(Request.INTERRUPT, Interrupt())
 
     def report(self) -> str:
-        """Send diagnostics, which are kept in the session's log (002).
-
-        Raises:
-            LocalProtocolError: the session waits or is over, or the dialect has no such event.
-        """
+        """Send diagnostics, which are kept in the session's log (002)."""
         return self._frame(Request.REPORT, Report())
 
     def close(self, reason: str | None = None) -> str:
-        """End the session; nothing may be sent after it.
+        """End the session, so that nothing may follow; the server keeps 64 characters of `reason`.
 
-        Args:
-            reason: in the client's own words; the server keeps 64 characters.
-
-        Returns:
-            The frame to send.
-
-        Raises:
-            LocalProtocolError: the session is over, or `close` was called before.
+        `LocalProtocolError` if the session is over, or `close` was called before.
         """
         frame = self._frame(Request.CLOSE, CloseRequest(reason=reason))
         self._gate = Gate.CLOSED
@@ -294,17 +223,10 @@ class ClientConnection:
     # -- receiving ------------------------------------------------------------------------------
 
     def receive(self, frame: str | bytes) -> tuple[ServerMessage, ...]:
-        """Take a WebSocket message of the server's.
-
-        Args:
-            frame: the message; bytes for a binary one.
-
-        Returns:
-            What the server said.
+        """Read a WebSocket message of the server; a binary one is bytes.
 
         Raises:
-            RemoteProtocolError: it is no JSON object, no event of the dialect, or one that has no
-                place in this state.
+            RemoteProtocolError: it is no JSON object, no event of the dialect, or not allowed now.
         """
         messages = self._dialect.decode(
             parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode]), self._mode
@@ -312,7 +234,7 @@ class ClientConnection:
         return tuple(self._as_asked(message) for message in messages if self._take(message))
 
     def _as_asked(self, message: ServerMessage) -> ServerMessage:
-        """Fill in of an answer what only its question says."""
+        """Add to an answer what only its question says."""
         if isinstance(message, Response):
             return attrs.evolve(message, streaming=self._is_streamed)
         return message
@@ -333,13 +255,12 @@ class ClientConnection:
         return True
 
     def _reopens(self, message: ServerMessage) -> bool:
-        """Whether more may be said now: a pause is over, or an init is refused."""
+        """Whether a pause ended or an init was refused, so that more may be sent."""
         refused = isinstance(message, ErrorReport) and message.code in CLIENT_ERRORS
         # In OPENING nothing but the init can have been wrong: a better one may be sent.
         return isinstance(message, Resumed) or (refused and self._gate is Gate.OPENING)
 
     def _follow_turn(self, message: ServerMessage) -> None:
-        """Leave the turn with its answer or its error; a single request is over with it."""
         if isinstance(message, Response | ErrorReport) and self._course is Course.REQUEST:
             self._is_answered = True
             self._gate = Gate.CLOSED
@@ -347,16 +268,11 @@ class ClientConnection:
             self._move_gate()
 
     def connection_closed(self, code: int, reason: str) -> bool:
-        """Take note that the WebSocket is closed; nothing can be sent or received any more.
+        """Note that the WebSocket is closed: nothing can be sent or received any more.
 
-        Args:
-            code: its close code; 1006 where there was none.
-            reason: its close reason.
-
-        Returns:
-            Whether the session ended in order: the server said `session.closed`, or there was no
-            session yet, or a single request had its answer, or it is a transcription, and the
-            code is 1000.
+        `code` is 1006 without a close frame. Returns whether the session ended in order: with
+        `session.closed`; or with code 1000 before a session, after the answer to a single request,
+        or in a transcription.
         """
         self._closed_with = (code, reason)
         is_due = self._state is not State.ACTIVE or self._is_answered
@@ -372,14 +288,11 @@ class ClientConnection:
 
 
 def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:
-    """Cut audio into pieces that an append may carry; the server joins them to exact units.
+    """Cut audio into pieces for appends; the server joins them to exact units.
 
     Args:
         pcm: float32 LE, 16 kHz mono, 250 ms at least.
         chunk_samples: the samples of each piece; the last one has up to 250 ms more.
-
-    Returns:
-        The pieces; joined, they are `pcm`.
 
     Raises:
         LocalProtocolError: the audio is too short, or no append may have so many samples.

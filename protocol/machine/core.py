@@ -1,16 +1,12 @@
-"""What every session has, whatever its course: a state, a voice, timers, a slot, and an end.
+"""The part of a session that all courses share: state, sending, timers, slot, end.
 
-A course (`duplex`, `chat`, `transcription`) is a `Core` that says what it does at each turn of a
-session: `begin`, `admitted`, `slot_leased`, `timed_out`, `shut_down`, `give_up`, `cut`,
-`slot_returned`; what is said here is what most do. It has a method for each message and each fact
-that concerns only it (`session.METHODS`).
+A course (`duplex`, `chat`, `transcription`) is a `Core` that overrides the hooks below and has a
+method for each message and event of its own (`session.METHODS`).
 
 - Every message to the client passes `say`, which looks its transition up in `state.TRANSITIONS`.
-- `end` says `session.closed` where there was a `session.created`, then closes the socket.
-- Once CLOSED nothing more is said, and the slot is given back as soon as the model call that was
-  under way is over (B4, B5); one that hangs condemns its worker.
-
-It does not know what clients say or what units and turns are made of.
+- `end` says `session.closed` if there was a `session.created`, then closes the socket.
+- A CLOSED session sends nothing. Its slot is released when the model call in progress ends (B4,
+  B5); a call that hangs condemns its worker.
 """
 
 from __future__ import annotations
@@ -57,17 +53,17 @@ CLOSE_CODES: Final[Mapping[EndReason, int]] = {
     "server_shutdown": CLOSE_RESTART,
     "flooded": CLOSE_POLICY,
 }
-"""The WebSocket close code of each end; the others close normally (the wire decisions)."""
+"""The WebSocket close code of each reason; other reasons close normally (the wire decisions)."""
 
 CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
     "client": "stopped",
     "pause_timeout": "timeout",
     "flooded": "more was sent than can be recorded",
 }
-"""The reason of the WebSocket close, where it is not the end's own name."""
+"""The reason of the WebSocket close, where it differs from the end's name."""
 
 LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
-"""They bound a session's life, and end with it."""
+"""Timers that bound a session's life, and end with it."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -75,29 +71,26 @@ class Core:
     """State, effects and slot of one session; each course adds its own.
 
     Attributes:
-        course: what the session is for.
         has_opening: an init sets it up, which may come early and ask for notices.
-        hears_queue: the client is told its place in the queue.
+        hears_queue: the client is sent its place in the queue.
         goodbye_in: the states in which an end is a message of its own.
         opened: the session's first event: its ids, seed and limits.
-        state: where it stands.
         now_ns: the time of the event being handled.
-        recording: what clients are told about the recording.
-        end_reason: why it ended; None while it has not.
+        recording: the state of the recording, as sent to clients.
+        end_reason: None until the session ends.
         lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
         waits_for_slot: a place in the queue is held, or its answer is on the way.
-        place, told_ns: in the queue as it was told last for this slot, and when; None before.
-        releasing: `Release` is under way.
-        call: the model call under way, be it wanted or not.
-        alive_ns: when that call last showed that it goes on; None where none is.
+        place, told_ns: the place in the queue last sent for this slot, and when; None before.
+        releasing: `Release` is in progress.
+        call: the model call in progress, even if no longer wanted.
+        alive_ns: the last sign of life of that call; None without one.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
-        dialect: the wire protocol in use.
-        early: the opening message that came while queued.
+        early: the opening message received while queued.
         wants_notices: the client asked for messages that do not answer its own.
-        media: the number of the next thing to be decoded.
-        effects: what the event being handled asks for, in order.
+        media: the number of the next `DecodeMedia`.
+        effects: of the event being handled, in order.
     """
 
     course: ClassVar[Course]
@@ -130,71 +123,71 @@ class Core:
     # -- what a course says of itself -----------------------------------------------------------
 
     def begin(self) -> None:
-        """Wait for the slot that is held to the session's end."""
+        """Queue for the slot that is held to the session's end."""
         self.waits_for_slot = True
         self.set_timer("session", self.opened.limits.session_s)
         self.do(ef.EnterQueue(mode=self.opened.mode))
 
     def admitted(self) -> None:
-        """There is room for a session that holds no slot."""
+        """Go on: there is room for a session without a slot."""
 
     def admission_refused(self, code: ErrorCode) -> None:
-        """There is no room for it, or no place in the queue."""
+        """Refuse the session: there is no room, or no place in the queue."""
         self.refuse(code, REFUSALS[code])
 
     def slot_leased(self) -> None:
-        """A slot is there."""
+        """Go on with the slot."""
         raise NotImplementedError
 
     def slot_returned(self) -> None:
-        """The slot is clean and given back."""
+        """Go on after the slot is cleaned and returned."""
 
     @property
     def gate(self) -> Gate:
-        """What the client's messages are judged by."""
+        """The gate that judges the client's messages."""
         if self.early_bytes is not None:
             return Gate.KEPT if self.early_bytes else Gate.WAITING
         return gate_of(self.course, self.state)
 
     def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
-        """Answer a frame that is beyond repair."""
+        """Answer an unreadable frame."""
         self.end("invalid_frame", close_code=error.close_code, words=error.reason)
 
     def refused(self, _message: ClientMessage) -> Refused | None:
-        """Say how a message is refused that is right by itself, without a change; None: not."""
+        """Return the refusal of a valid message, changing nothing; None accepts it."""
         return None
 
     def heard(self) -> None:
-        """The client said something, whatever it was."""
+        """Note that the client sent a message of any kind."""
 
     def timed_out(self, name: ev.TimerName) -> None:
-        """A timer fired that bounds the session."""
+        """Handle a timer that bounds the session."""
         self.end("pause_timeout" if name == "pause" else "timeout")
 
     @property
     def is_busy(self) -> bool:
-        """The model is at work for the client, who is warned before the server goes away."""
+        """Whether the model works for the client, who is warned before the server shuts down."""
         return self.state is State.ACTIVE
 
     def shut_down(self) -> None:
-        """The server goes away."""
+        """End the session: the server shuts down."""
         self.end("server_shutdown")
 
     def backend_lost(self) -> None:
-        """The model is gone, and the session with it."""
+        """End the session: the backend is lost."""
         if self.settle():
             self.give_up("the model was lost")
 
     def give_up(self, _text: str) -> None:
-        """The model does not answer any more."""
+        """End the session: the model does not answer."""
         self.end("backend_error")
 
     def cut(self) -> ef.Effect | None:
-        """Say how the model call under way is cut short; None where it cannot be, or is."""
+        """Return the effect that cuts the model call in progress; None if there is none to send."""
         return None
 
     def farewell(self) -> None:
-        """Say what is still to be said before the end."""
+        """Send what is due before the end."""
 
     @property
     def units_waiting(self) -> int:
@@ -203,22 +196,22 @@ class Core:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the course counts."""
+        """The course's counters."""
         return {"units": 0, "units_dropped": 0, "appends": 0}
 
     def behaves(self, change: int) -> bool:
-        """Whether the session's course has a change (`behaviour`)."""
+        """Whether the session's course includes a change (`behaviour`)."""
         return self.opened.behaviour >= change
 
     @property
     def early_bytes(self) -> int | None:
-        """Of the opening message that is kept; 0 where one may come, None where it may not."""
+        """Size of the kept opening message; 0 if one may come, None if not."""
         is_kept = self.has_opening and self.behaves(EARLY_INIT) and self.state is State.QUEUED
         return len(self.early or b"") if is_kept else None
 
     @property
     def session_id(self) -> str:
-        """What the client knows the session by; it depends on the dialect."""
+        """The session's id as the client knows it; it depends on the dialect."""
         if self.opened.endpoint == "duplex":
             return self.opened.label or derive_id("duplex", self.opened.recording_id, 0)
         if self.dialect.name == "duplex-v1":
@@ -227,18 +220,18 @@ class Core:
 
     @property
     def recording_id(self) -> str:
-        """The recording's name that the client receives; empty where there is none."""
+        """The recording's name as sent to the client; empty without a recording."""
         is_told = self.opened.endpoint != "realtime" or self.behaves(SESSION_NAMED)
         return self.opened.recording_id if is_told and self.recording == "on" else ""
 
     def forget_recording(self) -> None:
-        """Record no more, and keep nothing of what was: the client asked for it."""
+        """Stop recording and remove the log, as the client asked."""
         if self.recording != "off":
             self.recording = "off"
             self.do(ef.ForgetRecording())
 
     def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
-        """Have media decoded (`DecodeMedia`); gives the number that it comes back by."""
+        """Request `DecodeMedia`; returns the media's number."""
         number, self.media = self.media, self.media + 1
         self.do(ef.DecodeMedia(media=number, kind=kind, data=data, **how))
         return number
@@ -246,11 +239,11 @@ class Core:
     # -- saying ---------------------------------------------------------------------------------
 
     def do(self, effect: ef.Effect) -> None:
-        """Ask for an effect."""
+        """Append an effect."""
         self.effects.append(effect)
 
     def say(self, message: ServerMessage) -> None:
-        """Send a message; the table says whether it may be sent and where it leads."""
+        """Send a message; the table says whether it may be sent, and the next state."""
         self.state = next_state(Role.SERVER, self.course, self.state, type(message))
         if self.behaves(SESSION_NAMED):
             message = _named(message, session_id_of(self.opened.recording_id))
@@ -259,11 +252,11 @@ class Core:
             self.frames_sent += 1
 
     def move(self, trigger: Trigger) -> None:
-        """Take a transition that no message makes."""
+        """Take a transition without a message."""
         self.state = next_state(Role.SERVER, self.course, self.state, trigger)
 
     def queue_done(self) -> None:
-        """The client's turn has come: it may say how it wants the session, for so long."""
+        """Tell the client that its turn has come, and set the time for its init."""
         if self.opened.quiet and self.place is None:
             self.move(QueueDone)
         else:
@@ -289,7 +282,7 @@ class Core:
         self.say(ErrorReport(code=code, message=message))
 
     def turn_down(self, refused: Refused) -> None:
-        """Refuse a message that is right by itself, or was refused so when it was recorded."""
+        """Refuse a valid message, or one that its recording holds as refused."""
         self.fields_ignored += refused.ignored
         self.complain(refused.code, refused.message)
 
@@ -298,7 +291,7 @@ class Core:
         self.do(self.timers.set(name, self.now_ns + int(seconds * NS_PER_S)))
 
     def cancel_timer(self, name: ev.TimerName) -> None:
-        """Forget a timer, if it is set."""
+        """Cancel a timer, if it is set."""
         cancel = self.timers.cancel(name)
         if cancel is not None:
             self.do(cancel)
@@ -307,7 +300,7 @@ class Core:
 
     @property
     def is_closed(self) -> bool:
-        """Nothing more is said."""
+        """Whether the session is over: nothing more is sent."""
         return self.state is State.CLOSED
 
     def end(
@@ -322,9 +315,8 @@ class Core:
         """End the session from our side; without effect once it is CLOSED.
 
         Args:
-            reason: why, as `session.closed` says it.
-            close_code: the WebSocket close code, where it is not the reason's own.
-            words: the WebSocket close reason, where it is not the reason's own.
+            close_code: WebSocket close code; None takes the reason's.
+            words: WebSocket close reason; None takes the reason's.
             client_reason: the client's own words.
             told: as in `Closed`.
         """
@@ -341,7 +333,7 @@ class Core:
         self._clean_up(reason)
 
     def lose_peer(self) -> None:
-        """The peer is gone: nothing can be said any more."""
+        """End the session without sending: the peer is gone."""
         if not self.is_closed:
             self.move(ConnectionEnded)
             self._clean_up("peer_gone")
@@ -353,7 +345,7 @@ class Core:
             self.end("refused", close_code=close_code, words=code)
 
     def _clean_up(self, reason: EndReason) -> None:
-        """Leave the queue, cut what runs, and see that the slot goes back."""
+        """Leave the queue, cut the model call and arrange the slot's release."""
         self.end_reason = reason
         self.early = None
         for timer in LIFE_TIMERS:
@@ -371,18 +363,14 @@ class Core:
             self.set_timer("cleanup", self.opened.limits.cleanup_wait_s)
 
     def settle(self) -> bool:
-        """The model call is over: the slot goes back where the session is; gives whether not."""
+        """Note that the model call is over; a CLOSED session releases its slot and gets False."""
         self.call.settle()
         if self.is_closed:
             self.release()
         return not self.is_closed
 
     def release(self, *, condemn: bool = False) -> None:
-        """Give the slot back; once (B5).
-
-        Args:
-            condemn: a model call hangs: the worker is not to be used again (B4), ends it or not.
-        """
+        """Release the slot, once (B5); `condemn`: a call hangs, retire its worker (B4)."""
         if self.lease is not None and not self.releasing:
             self.releasing = True
             self.cancel_timer("cleanup")

@@ -2,8 +2,7 @@
 
 Each append becomes units (`units`), each unit passes the barrier (`unit_loop`), and each started
 unit has exactly one outcome: listen, speech, `inference_error`, or the session's end (B9).
-
-How its model is opened is `beginning`'s, what the client's frames say the `session`'s.
+`beginning` opens the model; `session` reads the client's frames.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ _TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAME
 
 @attrs.define(kw_only=True, eq=False)
 class Duplex(Beginning):
-    """What a duplex session remembers between events.
+    """A duplex session's state between events.
 
     Attributes:
-        call: the unit loop, which knows the model call under way.
-        undecided_media: frames whose decoding is under way.
-        held: an outcome that waits for its finalize, where that is not deferred (B2).
-        response_id: the turn being spoken; None while none is.
-        ended_id: a turn that came to its end, and that no listen has followed.
-        responses: turns spoken so far.
-        appends: appends taken so far.
+        call: the unit loop, with the model call in progress.
+        undecided_media: frames that are being decoded.
+        held: an outcome that waits for its finalize, if that is not deferred (B2).
+        response_id: the turn being spoken, or None.
+        ended_id: an ended turn that no listen has followed.
+        responses: number of turns spoken so far.
+        appends: number of appends so far.
         units_dropped: waiting units lost to newer input (B7).
-        seen: frames that came by themselves and go with the next audio (002).
-        is_paused: no unit starts until the client goes on (002).
-        lockstep: the results that chunks are owed, where each is owed one (002).
+        seen: frames sent by themselves, for the next audio (002).
+        is_paused: no unit starts until the client resumes (002).
+        lockstep: results owed to chunks, if each is owed one (002).
     """
 
     course = Course.DUPLEX
@@ -70,7 +69,7 @@ class Duplex(Beginning):
 
     @property
     def gate(self) -> Gate:
-        """What the client's messages are judged by."""
+        """The gate that judges the client's messages."""
         return Gate.PAUSED if self.is_paused else super().gate
 
     @property
@@ -90,19 +89,19 @@ class Duplex(Beginning):
         self.deferred_finalize = init.config.deferred_finalize
 
     def ready(self, prompt_length: int) -> None:
-        """The model holds the prompt."""
+        """Go on: the model holds the prompt."""
         if self.opened.endpoint == "duplex" and self.behaves(LOCKSTEP):
             self.lockstep = Lockstep(kv_length=prompt_length)
         super().ready(prompt_length)
 
     def cut(self) -> ef.Interrupt | None:
-        """Cut the unit that is running."""
+        """Cut the running unit."""
         return self.call.interrupt()
 
     # -- in -------------------------------------------------------------------------------------
 
     def append(self, message: Append) -> None:
-        """Take an append: force first, then cut it into units, and start what may start."""
+        """Take an append: force first, then cut it into units, and start a unit if one may."""
         input_id = message.input_id or derive_id("input", self.opened.recording_id, self.appends)
         self.appends += 1
         if message.force_listen:
@@ -148,7 +147,7 @@ class Duplex(Beginning):
             self.seen += (self._decode(message.jpeg),)
 
     def refused(self, message: ClientMessage) -> Refused | None:
-        """Say how a frame is refused; None: there is room for it."""
+        """Refuse a frame for which there is no room."""
         is_early = len(self.seen) >= FRAMES_MAX
         if not isinstance(message, See) or self.opened.mode == "audio":
             return None
@@ -159,7 +158,7 @@ class Duplex(Beginning):
 
     @property
     def _is_seen_out(self) -> bool:
-        """The second of input under way has as many frames as it may."""
+        """Whether the current second of input has all the frames it may have."""
         frames = len(self.seen) + len(self.assembler.attached.frames)
         return self.behaves(SHORT_APPENDS) and frames >= UNIT_FRAMES_MAX
 
@@ -172,7 +171,7 @@ class Duplex(Beginning):
         self.say(Interrupted())
 
     def pause(self, message: Pause) -> None:
-        """Start no unit until the client goes on; what waits is kept (002, pause)."""
+        """Start no unit until the client resumes; waiting units are kept (002, pause)."""
         most_s = float(self.opened.limits.pause_s)
         timeout_s = most_s if message.timeout_s is None else min(message.timeout_s, most_s)
         self.is_paused = True
@@ -187,12 +186,12 @@ class Duplex(Beginning):
         self._start_if_due()
 
     def _force_listen(self) -> None:
-        """Force what is in flight and all that waits (B6)."""
+        """Force the unit in flight and all waiting ones to listen (B6)."""
         self._withhold()
         self.waiting.force_listen()
 
     def _withhold(self) -> None:
-        """Cut the unit in flight; where it is done already, do not say what it said."""
+        """Cut the unit in flight, or withhold its outcome if it is done."""
         interrupt = self.call.interrupt()
         if interrupt is not None:
             self.do(interrupt)
@@ -219,13 +218,13 @@ class Duplex(Beginning):
         return frame
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """A frame is sound, and its unit may start; or a voice is."""
+        """Note a decoded frame, whose unit may start, or a voice."""
         super().media_decoded(event)
         self.undecided_media.discard(event.media)
         self._start_if_due()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
-        """A frame is damaged: the client is told, and the unit runs without it; or a voice is."""
+        """Tell the client of a damaged frame, and run the unit without it; or handle a voice."""
         super().media_rejected(event)
         media = event.media
         if self.is_closed or media not in self.undecided_media:
@@ -247,7 +246,7 @@ class Duplex(Beginning):
     # -- out ------------------------------------------------------------------------------------
 
     def unit_done(self, event: ev.UnitDone) -> None:
-        """Tell the client of a unit, then finalize it; not deferred, the other way round (B2)."""
+        """Send a unit's outcome, then finalize it; not deferred, the other way round (B2)."""
         result = event.result
         if not self.call.awaits(Phase.RUNNING, result.index):
             return
@@ -267,14 +266,14 @@ class Duplex(Beginning):
         self.do(self.call.finalize(result))
 
     def _say_outcome(self, outcome: Listen | Speech) -> None:
-        """Tell a unit's outcome, and what chunks after it are owed."""
+        """Send a unit's outcome, and the results owed to chunks after it."""
         self.say(outcome)
         if self.lockstep is not None:
             self.lockstep.kv_length = outcome.metrics.kv_cache_length
             self._say_pending(self.lockstep.answer())
 
     def _say_pending(self, count: int) -> None:
-        """Tell that the sound of so many chunks waits for more."""
+        """Send the pending results of so many chunks."""
         for _ in range(count):
             assert self.lockstep is not None
             metrics = self._timed(Metrics(kv_cache_length=self.lockstep.kv_length))
@@ -313,7 +312,7 @@ class Duplex(Beginning):
         return derive_id("resp", self.opened.recording_id, self.responses)
 
     def _listened(self) -> str:
-        """End the turn that is spoken; say which turn the listen ends, else which it precedes."""
+        """End the spoken turn; returns the turn that the listen ends, else the one it precedes."""
         ended = self.response_id or self.ended_id or self._next_response_id
         self.response_id = self.ended_id = None
         return ended if self.behaves(LISTEN_TURN) else ""
@@ -348,7 +347,7 @@ class Duplex(Beginning):
         )
 
     def finalize_done(self, event: ev.FinalizeDone) -> None:
-        """The barrier opens (B1)."""
+        """Open the barrier (B1)."""
         if self.call.awaits(Phase.FINALIZING, event.finalized.index):
             if self.held is not None and not self.is_closed:
                 self._say_outcome(self.held)
@@ -356,12 +355,12 @@ class Duplex(Beginning):
             self.go_on()
 
     def rollback_done(self, event: ev.RollbackDone) -> None:
-        """The unit that failed is undone, and the loop goes on (B3)."""
+        """Go on after the failed unit is undone (B3)."""
         if self.call.awaits(Phase.ROLLING_BACK, event.index):
             self.go_on()
 
     def unit_failed(self, event: ev.UnitFailed) -> None:
-        """Undo a unit that failed, or end the session where that is no use (B3, B10)."""
+        """Undo a failed unit, or end the session if that cannot help (B3, B10)."""
         index = event.index
         if not self.call.awaits(Phase.RUNNING, index):
             return
@@ -382,16 +381,16 @@ class Duplex(Beginning):
             self.do(self.call.rollback())
 
     def finalize_failed(self, event: ev.FinalizeFailed) -> None:
-        """No unit may run on what it left (B3)."""
+        """End the session: no unit may run on what is left (B3)."""
         if self.call.awaits(Phase.FINALIZING, event.index):
             self.backend_lost()
 
     def rollback_failed(self, event: ev.RollbackFailed) -> None:
-        """No unit may run on what it left (B3)."""
+        """End the session: no unit may run on what is left (B3)."""
         if self.call.awaits(Phase.ROLLING_BACK, event.index):
             self.backend_lost()
 
     def go_on(self) -> None:
-        """A model call is over: go on to the next unit, or give the slot back."""
+        """Go on after a model call: start the next unit, or release the slot."""
         if self.settle():
             self._start_if_due()

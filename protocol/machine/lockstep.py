@@ -1,10 +1,8 @@
-"""The results that chunks of sound are owed in the dialect of 002: one at least for each chunk.
+"""Counts the results that chunks of sound are owed in the dialect of 002: one at least for each.
 
-Its clients send the next chunk when the last one was answered. A chunk that completes units has a
-result of each; one that completes none, and one whose units were all dropped (B7), has a pending
-result. Results keep the order of chunks: a pending one waits behind the units before it.
-
-This file counts what is owed. Saying it is the `duplex`'s.
+Its clients send the next chunk after the last one was answered. A chunk that completes units has a
+result of each; one that completes none, or whose units were all dropped (B7), has a pending result.
+Results keep the order of chunks: a pending one waits behind the units before it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ class Owed:
     Attributes:
         ordinal: of the unit.
         chunk: the number of the chunk that completed it.
-        pending: pending results that are owed after it, before the next unit's.
+        pending: pending results owed between it and the next unit.
     """
 
     ordinal: int
@@ -31,11 +29,11 @@ class Owed:
 
 @attrs.define
 class Lockstep:
-    """What is owed, in the order in which it is said.
+    """The owed results, in the order in which they are sent.
 
     Attributes:
-        kv_length: tokens in the model's cache, as they were told last.
-        units: bounded by the units that may wait, and the one in flight.
+        kv_length: tokens in the model's cache, as last reported.
+        units: bounded by the waiting units and the one in flight.
         chunk: the one whose unit was answered last.
     """
 
@@ -58,7 +56,7 @@ class Lockstep:
         return told.pending
 
     def drop(self, ordinal: int) -> int:
-        """Note a unit that was dropped; returns how many pending results are due now."""
+        """Note a dropped unit; returns how many pending results are due now."""
         numbers = [owed.ordinal for owed in self.units]
         index = numbers.index(ordinal)
         dropped = self.units[index]

@@ -1,8 +1,8 @@
-"""A model call that shows no sign of life for too long: it hangs, and its session ends.
+"""The watchdog of model calls: a call without a sign of life for too long ends its session.
 
-One timer looks after all calls of a session. It is not set again with each call, but where it fires
-too early for the call that is in progress: so it costs an effect in half a minute, and not one a
-unit. What hangs is cleaned up as always: waited for a while, then its slot condemned (B4).
+One timer serves all calls of a session. It is set again only when it fires too early for the call
+in progress, so it costs one effect in half a minute and not one a unit. A hanging call is waited
+for as usual, then its slot is condemned (B4).
 """
 
 from __future__ import annotations
@@ -24,16 +24,11 @@ SIGNS_OF_LIFE: Final = (
     ev.ChunkDone,
     ev.ChunkFailed,
 )
-"""What a model says that goes on; each may be followed by the next call within the same step."""
+"""Events that show that the model goes on; the next call may follow in the same step."""
 
 
 def watch(core: Core, event: ev.Event) -> None:
-    """See that the call under way is not waited for without end; after every event.
-
-    Args:
-        core: the session's.
-        event: what it was told.
-    """
+    """Set the timer for the call in progress, if needed; runs after every event."""
     wait_s = core.opened.limits.call_wait_s
     if not wait_s or core.is_closed:
         return
@@ -46,7 +41,7 @@ def watch(core: Core, event: ev.Event) -> None:
 
 
 def look(core: Core) -> None:
-    """The timer fired: end a session whose call hangs, else let `watch` set it again."""
+    """Handle the timer: end a session whose call hangs, else let `watch` set it again."""
     wait_ns = core.opened.limits.call_wait_s * NS_PER_S
     if core.alive_ns is not None and core.now_ns - core.alive_ns >= wait_ns:
         core.give_up("the model could not be opened")

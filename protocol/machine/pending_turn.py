@@ -1,7 +1,7 @@
-"""A turn that waits for its media: a conversation as it was asked, until it is as a model takes it.
+"""A turn that waits for its media: the client's conversation becomes the model's.
 
-Words and raw sound at the model's rate are ready as they come; files are decoded outside and come
-back by number. A video becomes its pictures and its sound, second by second.
+Text and raw sound at the model's rate are ready; files are decoded outside and come back by number.
+A video becomes its pictures and its sound, second by second.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Contents = tuple[Content, ...]
 
 
 Decode = Callable[..., int]
-"""Has media decoded outside (`Core.decode`); gives the number that it comes back by."""
+"""Has media decoded outside (`Core.decode`); returns its number."""
 
 
 def decode_voice(voice: Voice, decode: Decode) -> int | bytes:
-    """Have reference audio decoded, or give it where it is ready as it is."""
+    """Have reference audio decoded, or return it if it needs no decoding."""
     if isinstance(voice, VoiceName):
         return decode("voice", voice.name.encode())
     return decode("wav", voice.data) if voice.is_wav else voice.data
 
 
 def _decode(part: Part, decode: Decode) -> int | Contents:
-    """Have a content decoded, or say what it is."""
+    """Have a content decoded, or return it as it is."""
     match part:
         case TextPart(text=text):
             return (Text(text=text),)
@@ -62,14 +62,14 @@ def _decode(part: Part, decode: Decode) -> int | Contents:
 
 @attrs.define
 class PendingTurn:
-    """A turn that was asked for, and the media it is still waiting for.
+    """A turn that was asked for, and the media that it waits for.
 
     Attributes:
-        ask: what the client asked for, without the conversation: its files are not held twice.
-        roles: whose each message is.
+        ask: the request without the conversation: its files are not held twice.
+        roles: of the messages.
         has_video: a video is among the contents.
-        contents: of each message, what is known of each of its contents.
-        undecided: message and content that each media number stands for; None for the voice.
+        contents: by message, the decoded form of each content.
+        undecided: message and content of each media number; None for the voice.
         voice_pcm: the reference audio.
     """
 
@@ -82,7 +82,7 @@ class PendingTurn:
 
     @classmethod
     def of(cls, ask: Ask, decode: Decode) -> PendingTurn:
-        """Take a turn in, and have its media decoded."""
+        """Take a turn, and have its media decoded."""
         pending = cls(
             ask=attrs.evolve(ask, messages=()),
             roles=tuple(message.role for message in ask.messages),
@@ -110,15 +110,15 @@ class PendingTurn:
 
     @property
     def is_complete(self) -> bool:
-        """All media is known."""
+        """Whether all media is decoded."""
         return not self.undecided
 
     def awaits(self, media: int) -> bool:
-        """Whether `media` is one of its own."""
+        """Whether `media` belongs to the turn."""
         return media in self.undecided
 
     def decoded(self, event: MediaDecoded) -> None:
-        """Take decoded media in."""
+        """Take decoded media."""
         place = self.undecided.pop(event.media)
         if place is None:
             self.voice_pcm = event.pcm
@@ -127,7 +127,7 @@ class PendingTurn:
             self.contents[at][index] = tuple(_contents(event))
 
     def to_turn(self, index: int, seed: int) -> Turn:
-        """What the backend is asked for; the conversation is the model's from then on."""
+        """Make the backend's request; the conversation is the model's from then on."""
         ask = self.ask
         slices = ask.max_slice_nums or (VIDEO_SLICES if self.has_video else SLICES_MAX)
         contents, self.contents = self.contents, []
@@ -155,7 +155,7 @@ class PendingTurn:
 
 
 def _contents(event: MediaDecoded) -> Iterator[Content]:
-    """Lay media out: a picture, a sound, or a video's pictures with the second they stand for."""
+    """Lay media out: a picture, a sound, or a video's pictures with the sound of their second."""
     if not event.pictures:
         yield Sound(pcm=event.pcm)
         return

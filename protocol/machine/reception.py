@@ -1,12 +1,10 @@
-"""How a client's frame is judged, in the order of the wire: JSON, close, state, type, fields.
+"""Judges a client's frame in the order of the wire: JSON, close, state, type, fields.
 
-A frame that is refused is answered here; what is left is a message whose every field is within its
-bounds and which has its place. What becomes of it is the `session`'s.
+A refused frame is answered here; an accepted one becomes a checked message, which `session` hands
+over. The course decides what an unreadable frame does (`Core.frame_refused`).
 
-What a frame that cannot be read does to a session is the course's (`Core.frame_refused`).
-
-A large frame that is refused is not worth its recording: the log of a client that sends one after
-the other would fill the disk. `Reception.shortened` says, before it is recorded, what is kept.
+A large refused frame is shortened before it is recorded (`Reception.shortened`): a client that
+sends one after the other would fill the disk.
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ from .core import Core
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
 KEPT_CHARS: Final = 1024
-"""Of a refused frame: enough to see what it was."""
+"""Characters kept of a refused frame: enough to recognize it."""
 WORD_CHARS_MAX: Final = 64
 """The longest type of a message has 26 characters."""
 OUTLINE_FIELDS_MAX: Final = 32
-"""Fields of a message that its outline has: no source's message has as many."""
+"""Fields in a message's outline: no source's message has as many."""
 
 _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.QUEUED: "while queued",
@@ -56,7 +54,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.UNCHOSEN: "before a model is chosen",
     Gate.TRANSCRIBING: "in a transcription",
 }
-"""When a client's event was refused, as its error says."""
+"""When a client's event was refused, in the words of its error."""
 
 
 _AFTERWARDS: Final[Mapping[tuple[Gate, Request], str]] = {
@@ -66,20 +64,20 @@ _AFTERWARDS: Final[Mapping[tuple[Gate, Request], str]] = {
     ): ": no room to keep it now, send it again after the queue",
     (Gate.KEPT, Request.INIT): ": the first one is kept, and is taken after the queue",
 }
-"""What becomes of an opening message that is refused while queued."""
+"""The words for an opening message that is refused while queued."""
 
 _SETTING_UP: Final = frozenset(
     {Gate.QUEUED, Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.UNCHOSEN}
 )
 _NESTED: Final = ("payload", "session")
-"""Where a message that sets a session up has its settings, if they do not stand in it."""
+"""Fields that may hold the settings of a message that sets a session up."""
 
 _OPENAI_WORDS: Final = (
     "$.session.type: OpenAI's Realtime API is not spoken here; begin with session.init (realtime), "
     "with session.update and session.instructions but no session.type (duplex-v1), or at "
     "mode=transcription with session.update and model (transcription)"
 )
-"""What a client of OpenAI is told before its connection ends: it can never be right here."""
+"""The error of a client of OpenAI before its connection ends: it can never be right here."""
 
 
 _WITHOUT_CONTENT: Final = (
@@ -90,14 +88,7 @@ _WITHOUT_CONTENT: Final = (
 
 @attrs.define
 class _Ahead:
-    """A frame that was read before its step.
-
-    Attributes:
-        frame: as it came.
-        body: what it holds.
-        dialect: in which it was read.
-        message: what it says; None where that was not looked at.
-    """
+    """A frame that was read before its step; `message` is None if its fields were not read."""
 
     frame: Frame
     body: Json
@@ -106,23 +97,14 @@ class _Ahead:
 
 
 class Reception:
-    """Reads the frames of one session.
-
-    Args:
-        core: the session's.
-    """
+    """Reads the frames of one session."""
 
     def __init__(self, core: Core) -> None:
         self._core: Final = core
         self._ahead: _Ahead | None = None
 
     def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
-        """Read a frame and judge it; None where it was refused and answered, or is kept.
-
-        Args:
-            gate: what the client may say now; the session is not CLOSED.
-            event: the WebSocket message.
-        """
+        """Read a frame in a session that is not CLOSED; None if it was answered, or is kept."""
         core, frame = self._core, event.frame
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.frame is not frame:
@@ -174,16 +156,10 @@ class Reception:
         core.turn_down(refused)
 
     def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
-        """Give a frame without most of it, if it is large and refused.
+        """Return a frame, or its outline if it is large and refused; the session is not CLOSED.
 
-        What was read of it goes on as its outline, which is refused in the same words: JSON and of
-        which type, or why it is not. Where the outline does not say why it is refused, the answer
-        goes along. Only an opening message that is kept while queued stays whole, for it is read
-        later.
-
-        Args:
-            gate: what the client may say now; the session is not CLOSED.
-            event: the WebSocket message.
+        The outline is refused in the same words as the frame; if it would not be, the answer goes
+        along. An opening message that is kept while queued stays whole: it is read later.
         """
         core, frame = self._core, event.frame
         if frame is None or len(frame) < SHORTENED_BYTES_MIN or not core.behaves(SHORT_REFUSALS):
@@ -212,7 +188,7 @@ class Reception:
         return event if refused is None else shorten(event, dump_frame(outline), refused=refused)
 
     def _refused(self, gate: Gate, request: Request, ahead: _Ahead) -> Refused | None:
-        """Say how a message is refused that has its place: for its fields, or by the session."""
+        """Return the refusal of a message for its fields, or by the session."""
         core = self._core
         ahead.dialect = _dialect_after(core.dialect, gate, request, ahead.body)
         try:
@@ -222,11 +198,7 @@ class Reception:
         return core.refused(ahead.message)
 
     def _body_of(self, event: FrameReceived) -> Json:
-        """Read a frame as JSON.
-
-        Raises:
-            FrameError: it is not a JSON object.
-        """
+        """Read a frame as a JSON object; `FrameError` if it is not one."""
         if event.shortened is not None and event.shortened.unreadable:
             raise not_json(event.shortened.unreadable)
         return parse_frame(event.frame, FRAME_BYTES_MAX_OF[self._core.opened.mode])
@@ -235,7 +207,7 @@ class Reception:
 def shorten(
     event: FrameReceived, frame: Frame, *, unreadable: str = "", refused: Refused | None = None
 ) -> FrameReceived:
-    """Put a part of a frame in its place, and say what it was."""
+    """Replace a frame by a part of it, with a description of the original."""
     whole = event.frame
     assert whole is not None
     data = whole.data if isinstance(whole, Utf8Text) else whole
@@ -259,12 +231,12 @@ def _start_of(frame: str | bytes | Utf8Text) -> str | bytes:
 
 
 _DECIDING: Final = ("type", "session", "payload", "record", "model")
-"""The fields that say what a message is (`classify`); they stand first in its outline."""
+"""The fields that decide what a message is (`classify`); they stand first in its outline."""
 _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: [], dict: {}}
 
 
 def _outline(body: Json) -> Json:
-    """Leave out what a message holds: short words stay, which say of what type it is."""
+    """Reduce a message to its short words, which show its type."""
     keys = [*(key for key in _DECIDING if key in body), *islice(body, OUTLINE_FIELDS_MAX)]
     return {key: _outline_of(key, body[key]) for key in keys if len(key) <= WORD_CHARS_MAX}
 
@@ -288,7 +260,7 @@ def _is_unrecorded(core: Core, body: Json) -> bool:
 
 
 def _refusal(core: Core, gate: Gate, request: Request, body: Json) -> tuple[ErrorCode, str] | None:
-    """Say why a message is refused before its fields are looked at; None: it is not."""
+    """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
     if verdict == ACCEPT and request is Request.UNKNOWN:  # whose parsing says what is wrong
         try:
@@ -312,7 +284,7 @@ def _context(core: Core) -> Context:
 
 
 def _is_openai(core: Core, gate: Gate, body: Json) -> bool:
-    """Whether a client of OpenAI would set up a session."""
+    """Whether a client of OpenAI tries to set up a session."""
     is_here = gate in OPENAI_GATES and core.opened.endpoint == "realtime"
     return is_here and core.behaves(OPENAI_ENDS) and is_openai_update(body)
 
@@ -320,7 +292,7 @@ def _is_openai(core: Core, gate: Gate, body: Json) -> bool:
 def _words_of_refusal(
     core: Core, gate: Gate, request: Request, body: Json, verdict: Verdict
 ) -> str:
-    """Say what was refused in the client's own words, and when."""
+    """Describe the refused message in the client's own words, and when."""
     if not core.behaves(OWN_WORDS):
         return f"{request} event in state {gate}"
     kind = body.get("type")
@@ -334,7 +306,7 @@ def _words_of_refusal(
 
 
 def _dialect_after(dialect: Dialect, gate: Gate, request: Request, body: Json) -> Dialect:
-    """Say which dialect goes on; a client picks it by its first message, and it stays."""
+    """Return the dialect from now on; a client picks it by its first message, and it stays."""
     if dialect is OPENING:
         return choose(body) or OPENING
     if gate is Gate.UNCHOSEN and request is Request.INIT:

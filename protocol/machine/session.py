@@ -1,11 +1,10 @@
 """The session: a pure state machine, `Session.step(event) -> effects`.
 
-It consumes every fact as an event and answers with the effects it wants performed, in order. It
-owns no clock, id, randomness or socket: the same events give the same effects, and so it replays.
+It takes every fact as an event and returns the effects to be performed, in order. It owns no clock,
+id, randomness or socket: the same events give the same effects, so a session can be replayed.
 
-A session holds one course, which says what is particular to it: `duplex`, `chat` (and its single
-request) or `transcription`. `core` says how any session speaks and ends, `reception` how a frame is
-judged. Nothing asks which course it is: `COURSES` is the one place that knows them all.
+Its course (`duplex`, `chat` with its single request, `transcription`) has the particular rules;
+`core` sends and ends, `reception` judges frames. Only `COURSES` knows all courses.
 """
 
 from __future__ import annotations
@@ -67,14 +66,11 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     ev.ChunkDone: "chunk_done",
     ev.ChunkFailed: "chunk_failed",
 }
-"""The method of a course that takes what is its own."""
+"""The course's method for each event and message of its own."""
 
 
 class Session:
-    """One client's session, from its connection to the return of its slot.
-
-    A session is made by `Session.open(event)` and then fed by `step`.
-    """
+    """One client's session, from its connection to the return of its slot."""
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
         course = course_of(opened.mode, is_request=opened.endpoint == "chat")
@@ -90,8 +86,7 @@ class Session:
     def open(cls, event: ev.ConnectionOpened) -> tuple[Session, tuple[ef.Effect, ...]]:
         """Begin a session with its first event; returns it and that event's effects.
 
-        Raises:
-            LocalProtocolError: its behaviour is newer than any that this machine knows.
+        `LocalProtocolError` if its behaviour is newer than this machine.
         """
         if event.behaviour > NEWEST:
             raise LocalProtocolError(f"behaviour {event.behaviour}, known are 0 to {NEWEST}")
@@ -100,16 +95,9 @@ class Session:
         return session, session._take_effects()
 
     def step(self, event: ev.Event) -> tuple[ef.Effect, ...]:
-        """Take one event and say what is to be done about it.
+        """Take an event; returns the effects, to be performed in this order.
 
-        Args:
-            event: the next fact, its `at_ns` not before the last one's.
-
-        Returns:
-            The effects, to be performed in this order.
-
-        Raises:
-            LocalProtocolError: a second `ConnectionOpened`, or time went backwards.
+        `LocalProtocolError` for a second `ConnectionOpened`, or if `at_ns` decreases.
         """
         if isinstance(event, ev.ConnectionOpened):
             raise LocalProtocolError("the session is open already")
@@ -125,7 +113,7 @@ class Session:
         return self._take_effects()
 
     def _hand_over(self, said: ev.Event | ClientMessage) -> None:
-        """Have the course take what concerns it; what it has no method for is stale."""
+        """Hand an event or message to the course; without a method for it, it is stale."""
         method = getattr(self._core, METHODS[type(said)], None)
         if method is not None:
             method(said)
@@ -138,17 +126,17 @@ class Session:
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The session's state."""
         return self._core.state
 
     @property
     def end_reason(self) -> EndReason | None:
-        """Why it ended; None while it has not."""
+        """Why it ended; None until it ends."""
         return self._core.end_reason
 
     @property
     def is_finished(self) -> bool:
-        """CLOSED, with no slot held or to come: no event can bring another effect."""
+        """Whether it is CLOSED, with no slot held or to come: no event can bring another effect."""
         core = self._core
         return core.is_closed and core.lease is None and not core.waits_for_slot
 
@@ -159,17 +147,17 @@ class Session:
 
     @property
     def session_id(self) -> str:
-        """What the client knows the session by."""
+        """The session's id as the client knows it."""
         return self._core.session_id
 
     @property
     def phase(self) -> Phase:
-        """The model call under way."""
+        """The model call in progress."""
         return self._core.call.phase
 
     @property
     def early_bytes(self) -> int | None:
-        """Of the opening message that is kept; 0 where one may come, None where it may not."""
+        """Size of the kept opening message; 0 if one may come, None if not."""
         return self._core.early_bytes
 
     @property
@@ -185,7 +173,7 @@ class Session:
         return {**core.counts, **common}
 
     def snapshot(self) -> dict[str, object]:
-        """Say what it holds, under keys that recordings know (`snapshot`)."""
+        """Return the whole state under keys that recordings know (`snapshot`)."""
         return snapshot_of(self._core)
 
     def digest(self) -> str:
@@ -193,7 +181,7 @@ class Session:
         return digest(self.snapshot())
 
     def is_hash_due(self, event: ev.Event) -> bool:
-        """Whether the digest is to be logged after an event that was stepped."""
+        """Whether the digest is logged after this event."""
         if isinstance(event, ev.TurnDone | ev.TurnFailed):
             return True
         if isinstance(event, ev.FinalizeDone):
@@ -203,7 +191,7 @@ class Session:
     # -- connection and queue -------------------------------------------------------------------
 
     def _ticket_moved(self, event: ev.TicketMoved) -> None:
-        """Send the client its place at once when it moved, only a new estimate now and then."""
+        """Send the client its place at once when it moved, a new estimate only now and then."""
         core, told, place = self._core, self._core.place, event.place
         if core.is_closed or not core.waits_for_slot or told == place or not core.hears_queue:
             return
@@ -242,7 +230,7 @@ class Session:
             self._read_early()
 
     def _read_early(self) -> None:
-        """Read the opening message that was kept, now that it has its place."""
+        """Read the kept opening message, now that it may be sent."""
         early, self._core.early = self._core.early, None
         if early is not None:
             self._read(ev.FrameReceived(at_ns=self._core.now_ns, frame=early))
@@ -258,7 +246,7 @@ class Session:
             self._core.timed_out(event.name)
 
     def _drain_began(self, event: ev.DrainBegan) -> None:
-        """Warn those whose model is at work for them; the others are served nothing new here."""
+        """Warn clients whose model works for them; shut down the other sessions."""
         core = self._core
         if core.is_closed:
             return
@@ -269,7 +257,7 @@ class Session:
             core.say(GoingAway(seconds_left=event.wait_s))
 
     def _recording_failed(self, _event: ev.RecordingFailed) -> None:
-        """Say so; a client that is not recorded by its own wish is not concerned."""
+        """Report it, except to a client that asked not to be recorded."""
         core = self._core
         if core.recording != "off":
             core.recording = "failed"
@@ -280,11 +268,10 @@ class Session:
 
     @property
     def _gate(self) -> Gate:
-        """What the client's messages are judged by."""
         return Gate.CLOSED if self._core.is_closed else self._core.gate
 
     def shortened(self, event: ev.FrameReceived) -> ev.FrameReceived:
-        """Give the frame that is stepped next as it is recorded: `Reception.shortened`."""
+        """Return the frame to be stepped next as it is recorded: `Reception.shortened`."""
         return event if self._core.is_closed else self._reception.shortened(self._gate, event)
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
@@ -343,4 +330,4 @@ _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.DrainBegan: Session._drain_began,
     ev.Draining: lambda self, _: self._core.shut_down(),
 }
-"""What concerns any session; the rest is its course's (`METHODS`)."""
+"""Handlers of events that concern any session; the rest is its course's (`METHODS`)."""

@@ -1,8 +1,7 @@
-"""What a session remembers, as plain values under documented keys (docs/log-format.md, "States").
+"""A session's state as plain values under documented keys (docs/log-format.md, "States").
 
 The keys are a format: recordings hold a session to a digest over them. They stay when classes and
-attributes get other names. A key that comes, goes or means something else is a new `SNAPSHOT`.
-
+attributes are renamed. A key that comes, goes or changes its meaning is a new `SNAPSHOT`.
 Sound, pictures and questions are here by their sizes, for they stand in the log.
 """
 
@@ -27,7 +26,7 @@ Keys = dict[str, object]
 
 
 def snapshot_of(core: Core) -> Keys:
-    """Say what a session holds; a course overlays what it says of its model call."""
+    """Return a session's state; a course's keys replace those of its model call."""
     return {
         **_core(core),
         "opening": False,

@@ -1,4 +1,4 @@
-"""The timers of a session: which are set, by generation, so that a stale one can do nothing."""
+"""The timers of a session, by generation, so that a stale one has no effect."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Timers:
     generation: int = 0
 
     def set(self, name: TimerName, at_ns: int) -> SetTimer:
-        """Set a timer, in place of any of its name."""
+        """Set a timer, in place of any with its name."""
         self.generation += 1
         self.pending[name] = self.generation
         return SetTimer(name=name, generation=self.generation, at_ns=at_ns)
 
     def cancel(self, name: TimerName) -> CancelTimer | None:
-        """Forget a timer; None where none was set."""
+        """Cancel a timer; None if it was not set."""
         generation = self.pending.pop(name, None)
         return None if generation is None else CancelTimer(name=name, generation=generation)
 
     def fire(self, name: TimerName, generation: int) -> bool:
-        """Whether this is a timer that is set, and not a stale one; it is set no more then."""
+        """Whether this timer is set and not stale; it is not set afterwards."""
         if self.pending.get(name) != generation:
             return False
         del self.pending[name]

@@ -1,21 +1,19 @@
-"""A transcription: sound in pieces of any size, cut into seconds, and the text of each as it comes.
+"""A transcription: sound in pieces of any size, cut into seconds, and the text of each.
 
 appended -> committed -> chunk, chunk, ... -> answered
 
-- Sound belongs to the utterance that is open: the one after the last that was closed. It is kept
-  from the first append on, and heard once the utterance's text is asked for. Closing and asking may
-  be one message or two, in either order; what is asked for first is the oldest.
+- Sound belongs to the open utterance: the one after the last closed one. It is kept from the first
+  append on, and transcribed once its text is requested. Closing and requesting may be one message
+  or two, in either order; a request applies to the oldest utterance.
 - One chunk at a time is with the model, a second of the oldest utterance; the rest waits here,
   bounded in bytes. So cleanup knows what to wait for (B4), and utterances are answered in order.
-- At the end of an utterance what is left is filled up with silence to a whole second, and a second
-  of silence follows, for the words at the very end. One without any sound needs no model.
-- An utterance that the model fails at, or that outgrows its context, is answered by an error and by
-  what there is of its text, and is over: the rest of its sound is discarded, and what is appended
-  from then on belongs to the next one, which the next commit begins, final or not.
-- A client that is silent is let go (`idle`), but not while it waits for the model.
+- The end of an utterance is filled up with silence to a whole second, and a second of silence
+  follows for its last words. An utterance without sound needs no model.
+- An utterance that fails or outgrows the context is answered by an error and its text so far. The
+  rest of its sound is discarded; the next commit, final or not, begins the next utterance.
+- A silent client's session ends (`idle`), but not while it waits for the model.
 
-What was said is never taken back. Sound is cut only here: how it was split into appends makes no
-difference to what the model is given.
+Sent text is never taken back. Sound is cut only here: its split into appends changes nothing.
 """
 
 from __future__ import annotations
@@ -42,31 +40,31 @@ from .unit_loop import Phase
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
-"""Of a second of PCM16."""
+"""Bytes in a second of PCM16."""
 PCM16_SCALE: Final = 32_768
 """From a 16-bit integer to [-1, 1): a power of two, so that every sample is exact."""
 
 
 def to_float32(pcm16: bytes) -> bytes:
-    """Turn signed 16-bit LE samples into float32 LE ones in [-1, 1), exactly."""
+    """Convert signed 16-bit LE samples to float32 LE in [-1, 1), exactly."""
     samples = np.frombuffer(pcm16, dtype="<i2").astype("<f4") / np.float32(PCM16_SCALE)
     return samples.tobytes()
 
 
 @attrs.define
 class Utterance:
-    """What is known of an utterance that is not answered yet.
+    """An utterance that is not answered yet.
 
     Attributes:
-        index: which of the session's it is, from 0.
+        index: 0, 1, 2... counts the session's utterances.
         sound: PCM16 that waits.
-        is_begun: committed: it may be heard.
-        is_final: all of its sound is here.
-        is_answered: the model failed at it, and its end was told. In sessions without
-            `COMMIT_BEGINS_ANEW` what is appended to it later is discarded.
-        chunks: chunks given to the model so far.
-        is_heard_out: the last of them was the one that ends it.
-        texts: what the model wrote, chunk by chunk.
+        is_begun: committed: it may be transcribed.
+        is_final: all its sound has arrived.
+        is_answered: the model failed at it, and its end was sent. In sessions without
+            `COMMIT_BEGINS_ANEW` sound appended to it later is discarded.
+        chunks: number of chunks given to the model.
+        is_heard_out: the last chunk was the one that ends it.
+        texts: the model's text, chunk by chunk.
         prompt_tokens: fed so far.
         completion_tokens: generated so far.
     """
@@ -84,7 +82,7 @@ class Utterance:
 
     @property
     def is_void(self) -> bool:
-        """Whether it was closed before any sound of it came, and nothing is asked of it yet."""
+        """Whether it was closed without sound, and its text is not requested yet."""
         return self.is_final and not self.is_begun and not self.sound
 
     @property
@@ -96,7 +94,7 @@ class Utterance:
         return self.is_final and not self.is_heard_out and not is_silent
 
     def take_chunk(self, seed: int) -> Chunk:
-        """Take its next second out; past its sound, the silence that ends it."""
+        """Take its next second; past its sound, the silence that ends it."""
         pcm16 = bytes(self.sound[:SECOND_BYTES])
         del self.sound[:SECOND_BYTES]
         self.is_heard_out = not pcm16
@@ -113,18 +111,18 @@ class Utterance:
 
 @attrs.define(kw_only=True, eq=False)
 class Transcription(Core):
-    """What a transcription remembers between events.
+    """A transcription's state between events.
 
     Attributes:
-        model: as it was chosen last; empty before.
-        pending: utterances that are not answered yet, oldest first; the last may be open.
-        utterances: utterances begun or appended to so far.
-        appends: appends taken so far.
-        chunks: chunks that the model has heard.
-        waiting_bytes: PCM16 that waits, of all utterances.
+        model: the last chosen one; empty before.
+        pending: unanswered utterances, oldest first; the last may be open.
+        utterances: number begun or appended to so far.
+        appends: number of appends so far.
+        chunks: number of chunks that the model has heard.
+        waiting_bytes: waiting PCM16 of all utterances.
         owes_commit: the model failed at an utterance before it was closed: the commit that closes
-            it is still to come, and has heard what came since.
-        active_ns: when the client last said something, or the model answered it.
+            it is still to come, and requests the text of the sound since.
+        active_ns: the last message of the client or answer of the model.
     """
 
     course = Course.TRANSCRIPTION
@@ -144,20 +142,20 @@ class Transcription(Core):
     # -- beginning ------------------------------------------------------------------------------
 
     def slot_leased(self) -> None:
-        """The client is greeted, and has so long to choose a model."""
+        """Greet the client, and set the time to choose a model."""
         self.create()
         self.active_ns = self.now_ns
         self.set_timer("init", self.opened.limits.init_wait_s)
         self.set_timer("idle", self.opened.limits.idle_s)
 
     def choose(self, message: ChooseModel) -> None:
-        """Take a model by its name, which is the one there is."""
+        """Take a model's name; all allowed names mean the same model."""
         self.model = message.model
         self.cancel_timer("init")
         self.move(ModelChosen)
 
     def refused(self, message: ClientMessage) -> Refused | None:
-        """Say how the choice of a model or sound is refused; None: it is not."""
+        """Refuse an unknown model, or sound for which there is no room."""
         match message:
             case ChooseModel(model=model) if model not in self.opened.limits.models:
                 code = ErrorCode.MODEL_NOT_FOUND
@@ -177,18 +175,18 @@ class Transcription(Core):
         return self.waiting_bytes + len(sound) > self.opened.limits.sound_bytes
 
     def heard(self) -> None:
-        """The client said something, whatever it was."""
+        """Note that the client is active."""
         self.active_ns = self.now_ns
 
     def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
-        """Answer a frame that is beyond repair, and go on (003)."""
+        """Answer an unreadable frame, and go on (003)."""
         if error.close_code == CLOSE_TOO_BIG:
             super().frame_refused(error, code)
         else:
             self.complain(code, error.reason)
 
     def timed_out(self, name: ev.TimerName) -> None:
-        """The client chose no model in time, or may be silent."""
+        """End the session: no model was chosen in time, or the client is silent."""
         if name == "idle":
             self._look_at_idle()
         elif name == "init":
@@ -201,7 +199,7 @@ class Transcription(Core):
     # -- in -------------------------------------------------------------------------------------
 
     def append(self, message: AppendSound) -> None:
-        """Keep sound for the utterance that is open, and have heard what may be."""
+        """Keep sound for the open utterance, and transcribe if possible."""
         utterance = self._open_utterance()
         assert utterance is not None, "a sound without room for it is refused"
         self.appends += 1
@@ -211,7 +209,7 @@ class Transcription(Core):
         self._go_on()
 
     def commit(self, message: Commit) -> None:
-        """Close the open utterance, have the oldest heard that waits for that, or both."""
+        """Close the open utterance, request the oldest one's text, or both."""
         begins, self.owes_commit = message.begins or self.owes_commit, False
         unasked = [utterance for utterance in self.pending if not utterance.is_begun]
         utterance = self._open_utterance() if message.final or not unasked else unasked[0]
@@ -226,7 +224,7 @@ class Transcription(Core):
 
     @property
     def _is_open(self) -> bool:
-        """Whether the last utterance is spoken still; one that is void is spoken again."""
+        """Whether the last utterance accepts sound; a void one is opened again."""
         last = self.pending[-1] if self.pending else None
         return last is not None and (not last.is_final or last.is_void)
 
@@ -236,7 +234,7 @@ class Transcription(Core):
         return not self._is_open and len(self.pending) >= UTTERANCES_PENDING_MAX
 
     def _open_utterance(self) -> Utterance | None:
-        """The utterance that is spoken now; None where too many wait, and the client is told."""
+        """Return the open utterance; None if too many wait, and the client is told."""
         if self._is_open:
             self.pending[-1].is_final = False
             return self.pending[-1]
@@ -249,10 +247,7 @@ class Transcription(Core):
         return utterance
 
     def _look_at_idle(self) -> None:
-        """End a silent session; for one that is not, set its timer again.
-
-        So it is set once in a while, and not with every frame.
-        """
+        """End a silent session; otherwise set its timer again, rather than with every frame."""
         if not self.call.is_idle:
             self.active_ns = self.now_ns
         idle_ns = self.opened.limits.idle_s * NS_PER_S
@@ -265,17 +260,17 @@ class Transcription(Core):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Utterances begun, chunks heard of them, and appends."""
+        """Utterances begun, their chunks, and appends."""
         own = {"utterances": self.utterances, "chunks": self.chunks}
         return {**own, **super().counts, "appends": self.appends}
 
     @property
     def is_busy(self) -> bool:
-        """Something waits to be answered."""
+        """Whether an utterance waits to be answered."""
         return any(not utterance.is_answered for utterance in self.pending)
 
     def _go_on(self) -> None:
-        """Give the model its next chunk, and answer the utterances that are complete."""
+        """Give the model its next chunk, and answer complete utterances."""
         while self.pending and self.call.is_idle and not self.is_closed:
             utterance = self.pending[0]
             if utterance.is_begun and utterance.has_chunk:
@@ -297,7 +292,7 @@ class Transcription(Core):
         self.do(ef.RunChunk(lease=self.lease, chunk=chunk))
 
     def chunk_done(self, event: ev.ChunkDone) -> None:
-        """Tell what the model wrote, and go on to the next chunk."""
+        """Send the model's text, and go on to the next chunk."""
         result = event.result
         utterance = self._settled(result.utterance, result.index)
         if utterance is None:
@@ -332,7 +327,7 @@ class Transcription(Core):
         self._go_on()
 
     def _settled(self, number: int, index: int) -> Utterance | None:
-        """The call in progress is over; None for another call, or one that is not awaited."""
+        """Settle the call; None for another call, or one that is not awaited."""
         if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
             return None
         self.active_ns = self.now_ns
@@ -348,6 +343,6 @@ class Transcription(Core):
         )
 
     def _end_if_due(self) -> None:
-        """Where the server goes away, go once all is answered."""
+        """End the session of a draining server once all is answered."""
         if self.is_draining and not self.is_busy:
             self.end("server_shutdown")

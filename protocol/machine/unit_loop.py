@@ -1,14 +1,12 @@
 """The model call of one session, and the unit loop with its barrier.
 
-A turn and a chunk are one call each; a unit is a call and another that makes it hold, or undoes it:
+A turn and a chunk are one call each; a unit is a call and a second one that finalizes or undoes it:
 
 prefill -> generate -> send -> finalize (deferred) -> barrier -> next prefill
 
-At most one model call of a session is under way, and `phase` names it. No unit starts but from
-IDLE, and IDLE is reached only by `FinalizeDone` or `RollbackDone` of the unit before it: that is
-the barrier (B1), and it is why cleanup knows what to wait for (B4).
-
-This file decides when a call may start. What a result means to the client is the session's.
+At most one model call of a session is in progress, and `phase` names it. A unit starts only from
+IDLE, and only `FinalizeDone` or `RollbackDone` of the unit before lead to IDLE: this is the barrier
+(B1), and how cleanup knows what to wait for (B4).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from .units import PendingUnit
 
 
 class Phase(StrEnum):
-    """The model call that is under way."""
+    """The kind of the model call in progress."""
 
     IDLE = "idle"
     OPENING = "opening"
@@ -35,11 +33,9 @@ class Phase(StrEnum):
 
 @attrs.define
 class Call:
-    """The model call that is under way; one at a time.
+    """The model call in progress; one at a time.
 
-    Attributes:
-        phase: what it is.
-        index: which unit, turn or chunk it is of, or the last one was of; -1 before the first.
+    `index` is that of its unit, turn or chunk, or of the last one; -1 before the first.
     """
 
     phase: Phase = Phase.IDLE
@@ -47,7 +43,7 @@ class Call:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way."""
+        """Whether no call is in progress."""
         return self.phase is Phase.IDLE
 
     def begin(self, index: int) -> None:
@@ -56,11 +52,11 @@ class Call:
         self.phase, self.index = Phase.RUNNING, index
 
     def awaits(self, phase: Phase, index: int) -> bool:
-        """Whether a completion is the one that is due; others are stale."""
+        """Whether a completion is due; others are stale."""
         return self.phase is phase and self.index == index
 
     def settle(self) -> None:
-        """The call that was under way is over."""
+        """End the call."""
         self.phase = Phase.IDLE
 
     def _require(self, phase: Phase) -> None:
@@ -70,7 +66,7 @@ class Call:
 
 @attrs.define
 class UnitLoop(Call):
-    """Which unit is in flight and how far it is. Its index is never reused (B9).
+    """The unit in flight and its progress. Its index is never reused (B9).
 
     Attributes:
         input_id: the append that completed it.
@@ -85,9 +81,7 @@ class UnitLoop(Call):
     def start(self, pending: PendingUnit, max_slice_nums: int) -> StartUnit:
         """Start the next unit (B1: only through the open barrier).
 
-        Args:
-            pending: the second of input.
-            max_slice_nums: for frames whose append did not say.
+        `max_slice_nums` is for frames whose append has none.
         """
         self.begin(self.index + 1)
         self.input_id = pending.attached.input_id
@@ -102,25 +96,25 @@ class UnitLoop(Call):
         return StartUnit(unit=unit)
 
     def interrupt(self) -> Interrupt | None:
-        """Cut the unit that is running; None where none is, or it is being cut already."""
+        """Cut the running unit; None without one, or if it is being cut already."""
         if self.phase is not Phase.RUNNING or self.interrupted:
             return None
         self.interrupted = True
         return Interrupt(index=self.index)
 
     def finalize(self, result: UnitResult) -> StartFinalize:
-        """Go on to finalize the unit that is done."""
+        """Finalize the unit that is done."""
         self._require(Phase.RUNNING)
         self.phase = Phase.FINALIZING
         self.failures = 0
         return StartFinalize(index=self.index, interrupted=self.is_withheld(result))
 
     def is_withheld(self, result: UnitResult) -> bool:
-        """Whether the unit's speech, whole or in part, is not to be sent (B6)."""
+        """Whether the unit's speech, whole or in part, is withheld (B6)."""
         return self.interrupted and (result.cut is not None or not result.is_listen)
 
     def rollback(self) -> Rollback:
-        """Go on to undo the unit that failed (B3)."""
+        """Undo the unit that failed (B3)."""
         self._require(Phase.RUNNING)
         self.phase = Phase.ROLLING_BACK
         return Rollback(index=self.index)

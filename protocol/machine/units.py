@@ -1,12 +1,10 @@
-"""From audio of any chunking to exact units, and the drop rule.
+"""Assembles audio of any chunking into exact units, and drops the oldest that wait.
 
-- A unit is exactly `UNIT_SAMPLES` samples; what is left over waits for more.
+- A unit is exactly `UNIT_SAMPLES` samples; the rest waits for more.
 - The frames and flags of an append belong to the unit in which its last sample falls.
-- `force_listen` forces every unit up to and including the one it came with (B6).
+- `force_listen` forces every unit up to and including its own (B6).
 - At most `UNITS_PENDING_MAX` units wait; when more arrive the oldest is dropped and its
   `force_listen` passes to the next (B7).
-
-Whether a unit may start is the barrier's decision (`unit_loop`), not this file's.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from ..values.model import UNIT_BYTES
 
 @attrs.frozen(kw_only=True)
 class Frame:
-    """A JPEG that came with an append; `media` is the number its decoding is known by."""
+    """A JPEG of an append; `media` is the number of its decoding."""
 
     media: int
     jpeg: bytes
@@ -29,7 +27,7 @@ class Frame:
 
 @attrs.frozen(kw_only=True)
 class Attachments:
-    """What an append brought with its audio; `max_slice_nums` is None where it did not say."""
+    """The extras of an append's audio; `max_slice_nums` is None if absent."""
 
     input_id: str = ""
     frames: tuple[Frame, ...] = ()
@@ -42,9 +40,8 @@ class PendingUnit:
     """A full second of input that waits for its turn.
 
     Attributes:
-        ordinal: which second of the session's input it is, from 0; dropped ones count.
+        ordinal: its second of the session's input, from 0; dropped ones count.
         pcm: float32 LE, `UNIT_SAMPLES` samples.
-        attached: what came with it.
     """
 
     ordinal: int
@@ -54,21 +51,16 @@ class PendingUnit:
 
 @attrs.define
 class Assembler:
-    """The audio that does not fill a unit yet, and what came with it."""
+    """Audio that does not fill a unit yet, with its attachments."""
 
     remainder: bytes = b""
     attached: Attachments = Attachments()
     ordinal: int = 0
 
     def add(self, pcm: bytes, attached: Attachments) -> list[PendingUnit]:
-        """Add an append's audio.
+        """Add an append's audio; returns the units that are full now, oldest first.
 
-        Args:
-            pcm: float32 LE, any whole number of samples above 0.
-            attached: what came with it.
-
-        Returns:
-            The units that are full now, oldest first.
+        `pcm` is float32 LE, any whole number of samples above 0.
         """
         audio = self.remainder + pcm
         spans = range(0, len(audio) - UNIT_BYTES + 1, UNIT_BYTES)
@@ -91,15 +83,15 @@ class Assembler:
         return len(self.attached.frames) if is_same else 0
 
     def force_listen(self) -> None:
-        """Force the unit that is to come to listen."""
+        """Force the next unit to listen."""
         self.attached = attrs.evolve(self.attached, force_listen=True)
 
     def discard_frame(self, media: int) -> None:
-        """Forget a frame that turned out to be damaged."""
+        """Forget a damaged frame."""
         self.attached = _without_frame(self.attached, media)
 
     def _merge(self, new: Attachments, *, whole: bool) -> Attachments:
-        """Join what the unit has with what comes; not `whole`: the last sample falls later."""
+        """Join the unit's attachments with new ones; not `whole`: the last sample falls later."""
         slices = new.max_slice_nums if whole else None
         return Attachments(
             input_id=new.input_id,
@@ -111,7 +103,7 @@ class Assembler:
 
 @attrs.define
 class WaitingUnits:
-    """The units that wait, oldest first, `UNITS_PENDING_MAX` at most."""
+    """The waiting units, oldest first, `UNITS_PENDING_MAX` at most."""
 
     units: deque[PendingUnit] = attrs.Factory(deque)
 
@@ -119,7 +111,7 @@ class WaitingUnits:
         return len(self.units)
 
     def push(self, unit: PendingUnit) -> PendingUnit | None:
-        """Add the newest; return the one that had to go for it, if any (B7)."""
+        """Add the newest; return the unit dropped for it, if any (B7)."""
         self.units.append(unit)
         if len(self.units) <= UNITS_PENDING_MAX:
             return None
@@ -129,17 +121,17 @@ class WaitingUnits:
         return dropped
 
     def force_listen(self) -> None:
-        """Force every unit that waits to listen (B6)."""
+        """Force every waiting unit to listen (B6)."""
         self.units = deque(_forced(unit) for unit in self.units)
 
     def force_next(self) -> bool:
-        """Force the oldest unit that waits to listen; False where none waits."""
+        """Force the oldest waiting unit to listen; False without one."""
         if self.units:
             self.units[0] = _forced(self.units[0])
         return bool(self.units)
 
     def pop_ready(self, undecided_media: set[int]) -> PendingUnit | None:
-        """Take the oldest, unless there is none or its media is still being decoded."""
+        """Take the oldest; None without one, or while its media is being decoded."""
         if not self.units:
             return None
         if any(frame.media in undecided_media for frame in self.units[0].attached.frames):
@@ -147,7 +139,7 @@ class WaitingUnits:
         return self.units.popleft()
 
     def discard_frame(self, media: int) -> None:
-        """Forget a frame that turned out to be damaged; its unit runs without it."""
+        """Forget a damaged frame; its unit runs without it."""
         self.units = deque(
             attrs.evolve(unit, attached=_without_frame(unit.attached, media)) for unit in self.units
         )
