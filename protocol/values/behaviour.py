@@ -1,13 +1,12 @@
 """Behaviour numbers: how a session's course can change while old recordings still replay.
 
-A session keeps for ever the behaviour of the server that recorded it: `ConnectionOpened.behaviour`
-says which, and absent it is 0. Where a deliberate change of course, text, order or limit would part
-from older recordings, the machine asks `Core.behaves` for the change by its name. New sessions have
-`NEWEST`; old branches stay, for old recordings take them.
+A session keeps the behaviour of the server that recorded it: `ConnectionOpened.behaviour`, 0 if
+absent. Where a deliberate change of course, text, order or limit would part from older recordings,
+the machine asks `Core.behaves` for the change by its name. New sessions have `NEWEST`; old branches
+stay for old recordings.
 
-A change gets a name here, with the number of the release that brings it. A number is used once it
-is released: what comes later gets the next one. No golden log is ever written again; the scenes
-that show a change make new ones.
+A change gets a name here, with the number of the release that brings it; a released number is used
+up. Golden logs are never written again; the scenes that show a change make new ones.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ RECORD_ASKED: Final = 2
 """A client may ask not to be recorded, in the message that sets its session up."""
 
 NEWEST: Final = 2
-"""Of sessions that begin now."""
+"""The behaviour of sessions that begin now."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`; 0 had names of classes and attributes."""

@@ -1,7 +1,7 @@
 """Hashes that name a value: ids derived from the recording, and the state's fingerprint.
 
 `digest` is canonical: equal values give equal digests in any process, whatever their dict order or
-`PYTHONHASHSEED`. It takes the values that a session is made of and nothing else.
+`PYTHONHASHSEED`. It takes only the values that a session is made of.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ T = TypeVar("T")
 
 
 def added(default: T, **options: Any) -> T:
-    """Make a field of a class that recordings already hold: digests and records of old are kept.
+    """Make a field of a class that recordings already hold; `options` are those of `attrs.field`.
 
-    While it has its default, it is left out of the digest and of the record.
-
-    Args:
-        default: what recordings without the field stand for.
-        options: as of `attrs.field`.
+    With its default, which recordings without the field stand for, it is left out of the digest and
+    of the record: both stay as they were.
     """
     field: T = attrs.field(default=default, metadata={ADDED: True}, **options)
     return field
 
 
 def is_unsaid(field: attrs.Attribute[Any], value: object) -> bool:
-    """Whether a field came later and has its default: nothing knows of it then."""
+    """Whether a field came later and has its default, and so is left out."""
     return ADDED in field.metadata and bool(value == field.default)
 
 
@@ -48,21 +45,15 @@ def derive_id(prefix: str, recording_id: str, counter: int) -> str:
 
 
 def session_id_of(recording_id: str) -> str:
-    """Give the name by which a session is spoken of, in every dialect and by the server."""
+    """Return the session's id, the same in every dialect and in the server's log."""
     return derive_id("sess", recording_id, 0)
 
 
 def digest(value: object) -> str:
     """Name a value by blake2b-128, in hex.
 
-    What an attrs class leaves out of its equality (`eq=False`) is left out here too.
-
-    Args:
-        value: attrs instances, enums, mappings, sequences, sets, bytes, text, numbers or None,
-            nested as deeply as one likes.
-
-    Raises:
-        TypeError: there is something else in it.
+    It takes attrs instances, enums, mappings, sequences, sets, bytes, text, numbers and None,
+    nested; `TypeError` for any other. Attributes with `eq=False` are left out.
     """
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     _feed(hasher, value)

@@ -1,7 +1,7 @@
-"""The machine's outputs: what a session wants done, in the imperative.
+"""The machine's outputs: actions that a session requests, in the imperative.
 
-Effects are performed in the order in which a step gives them. `Send` and `Close` wait for the log;
-the others never do (design rule: a client sees nothing that a recording could lose).
+Effects are performed in the order in which a step gives them. `Send` and `Close` wait for the log,
+so that a client sees nothing that a recording could lose; the others never do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from .transcript import Chunk
 from .turn import Turn
 
 MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video"]
-"""What is to be decoded: a frame to be proven; reference audio; the reference audio of that name in
-the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation."""
+"""The kind of media to decode: a frame to be proven; reference audio; the reference audio of that
+name in the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +33,7 @@ class Send:
 
 @attrs.frozen(kw_only=True)
 class Close:
-    """Close the WebSocket once everything before it is sent."""
+    """Close the WebSocket after everything before it is sent."""
 
     code: int
     reason: str
@@ -40,19 +41,19 @@ class Close:
 
 @attrs.frozen(kw_only=True)
 class Admit:
-    """Ask for room for a chat, which holds no slot yet: the answer is `Admitted` or a refusal."""
+    """Ask for room for a chat, which holds no slot yet: answered by `Admitted` or a refusal."""
 
 
 @attrs.frozen(kw_only=True)
 class EnterQueue:
-    """Ask for a slot: the answer is `SlotLeased`, `TicketMoved` or `AdmissionRefused`."""
+    """Ask for a slot: answered by `SlotLeased`, `TicketMoved` or `AdmissionRefused`."""
 
     mode: Mode
 
 
 @attrs.frozen(kw_only=True)
 class LeaveQueue:
-    """Wait no more: the answer is `TicketLeft`, or a `SlotLeased` that was already on its way."""
+    """Leave the queue: answered by `TicketLeft`, or a `SlotLeased` that was already on its way."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,9 +70,8 @@ class DecodeMedia:
 
     Attributes:
         media: counts a session's media from 0.
-        kind: what it is said to be.
+        kind: as the client declared it.
         data: the file; for `audio` without a WAV's head, float32 LE mono at `rate_hz`.
-        rate_hz: of such samples.
         stack_frames: of a `video`: pictures a second (see `requests.VideoPart`).
     """
 
@@ -120,7 +120,7 @@ class Rollback:
 
 @attrs.frozen(kw_only=True)
 class ForgetRecording:
-    """Remove the session's log, and record no more: its client asked not to be recorded."""
+    """Remove the session's log, and stop recording: its client asked not to be recorded."""
 
 
 @attrs.frozen(kw_only=True)
@@ -128,9 +128,9 @@ class DropUnit:
     """A waiting unit is dropped for newer input (B7): a record that requires no action.
 
     Attributes:
-        ordinal: which second of the session's input it was, from 0.
+        ordinal: its second of the session's input, from 0.
         input_id: the append that completed it.
-        force_listen_passed: its `force_listen` went on to the next unit.
+        force_listen_passed: its `force_listen` passed to the next unit.
     """
 
     ordinal: int
@@ -148,14 +148,14 @@ class StartTurn:
 
 @attrs.frozen(kw_only=True)
 class CutTurn:
-    """Cut the answer under way at its next token."""
+    """Cut the answer in progress at its next token."""
 
     index: int
 
 
 @attrs.frozen(kw_only=True)
 class RunChunk:
-    """Have the model on the leased slot hear a second of an utterance, and write what it heard."""
+    """Transcribe a second of an utterance on the leased slot."""
 
     lease: int
     chunk: Chunk
@@ -163,7 +163,7 @@ class RunChunk:
 
 @attrs.frozen(kw_only=True)
 class Release:
-    """Give the slot back once its cleanup is done; `condemn`: its worker hangs (B4)."""
+    """Return the slot after its cleanup; `condemn`: its worker hangs (B4)."""
 
     lease: int
     condemn: bool = False
@@ -180,7 +180,7 @@ class SetTimer:
 
 @attrs.frozen(kw_only=True)
 class CancelTimer:
-    """Forget a timer; one that has fired already is ignored by its generation."""
+    """Forget a timer; if it has fired already, its generation is stale."""
 
     name: TimerName
     generation: int

@@ -1,16 +1,14 @@
-"""What can go wrong, and what becomes of the connection.
-
-The tree:
+"""The errors of the protocol, and which of them close the connection.
 
     ProtocolError
       LocalProtocolError     you misused us: a bug in the calling code, never sent to a peer
       RemoteProtocolError    the peer did wrong
         FieldError           one message is wrong: an `error` event, the connection stays
-        FrameError           a frame is beyond repair: the WebSocket is closed with `close_code`
+        FrameError           an unreadable frame: the WebSocket is closed with `close_code`
 
 Each wire code is one `ErrorCode`; `close_code(code)` says whether it closes the connection
 (000, Error Codes). Messages name the path, the kind of value, the limit and the state; they never
-carry a client's value in full nor any internal text.
+contain a client's whole value or internal text.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.SERVICE_UNAVAILABLE: "the server takes no sessions now",
     }
 )
-"""The messages to a client that is not admitted; these are the only reasons."""
+"""The messages to a client that is not admitted; there are no other reasons."""
 
 CLIENT_ERRORS: Final = frozenset(
     {
@@ -81,7 +79,7 @@ TRANSCRIPTION_ERRORS: Final = frozenset(
         ErrorCode.CONTEXT_FULL,
     }
 )
-"""Only a transcription receives these (003); elsewhere these close the connection, or cannot be."""
+"""Only a transcription receives these (003); elsewhere they close the connection, or cannot be."""
 ADMISSION_ERRORS: Final = frozenset(
     {
         ErrorCode.SERVICE_UNAVAILABLE,
@@ -125,7 +123,7 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         "so far is its text, the rest is discarded, and the next commit begins a new one.",
     }
 )
-"""What each code means, in the words of the protocol reference."""
+"""The meaning of each code, in the words of the protocol reference."""
 
 CLOSE_NORMAL: Final = 1000
 CLOSE_INVALID_FRAME: Final = 1003
@@ -147,16 +145,16 @@ CLOSE_MEANINGS: Final[Mapping[int, str]] = MappingProxyType(
         CLOSE_TRY_LATER: "The server cannot take the session now; an `error` came before.",
     }
 )
-"""What each close code means, in the same words."""
+"""The meaning of each close code, in the same words."""
 
 
 def error_type(code: ErrorCode) -> Literal["client_error", "server_error"]:
-    """Whose mistake a code is, as the wire says it."""
+    """Whose mistake a code is, as on the wire."""
     return "client_error" if code in CLIENT_ERRORS else "server_error"
 
 
 def close_code(code: ErrorCode) -> int | None:
-    """The WebSocket close code that follows an error, or None where the connection stays."""
+    """The WebSocket close code that follows an error; None if the connection stays."""
     return CLOSE_TRY_LATER if code in ADMISSION_ERRORS else None
 
 
@@ -165,19 +163,17 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """The calling code did what the protocol does not allow now; nothing was sent."""
+    """The calling code did something that the protocol does not allow now; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer did what the protocol does not allow."""
+    """The peer did something that the protocol does not allow."""
 
 
 class FieldError(RemoteProtocolError):
     """One message is wrong; it is answered by an `error` event and the connection stays.
 
-    Args:
-        code: the wire code.
-        message: what is wrong, with its path, such as `$.input.audio: ...`.
+    `message` begins with the field's path, such as `$.input.audio: ...`.
     """
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -187,7 +183,7 @@ class FieldError(RemoteProtocolError):
 
 
 class FrameError(RemoteProtocolError):
-    """A frame is beyond repair; the connection is closed with `close_code` and `reason`."""
+    """A frame is unreadable; the connection is closed with `close_code` and `reason`."""
 
     def __init__(self, close_code: int, reason: str) -> None:
         super().__init__(reason)

@@ -1,11 +1,11 @@
 """The machine's inputs: facts, in the past tense.
 
-Everything that a session did not decide itself reaches it as an event: frames, the clock, ids,
-seeds, the model's output, queue moves, faults. Everything it wants done leaves it as an effect
-(`effects`). All of both are logged, so `events -> effects` can be run again at any time.
+Everything that a session does not decide itself reaches it as an event: frames, the clock, ids,
+seeds, the model's output, queue moves, faults. Its actions leave it as effects (`effects`). All are
+logged, so `events -> effects` can be run again at any time.
 
 `at_ns` is the session's clock: monotonic nanoseconds since its `ConnectionOpened`, which is at 0.
-Timers, leases, backend sessions and units carry a generation or an index; a stale one is ignored.
+Timers, leases, backend sessions and units have a generation or an index; a stale one is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .turn import Prefill, TurnChunk, TurnResult
 from .utf8 import Frame, Shortened
 
 Endpoint = Literal["realtime", "duplex", "chat"]
-"""Where a client connected: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
+"""The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
 
 TimerName = Literal["session", "init", "cleanup", "idle", "pause", "call"]
 
@@ -37,16 +37,12 @@ class ConnectionOpened:
         at_ns: 0.
         recording_id: names the session on this server; derived ids are made from it.
         created_ms: wall clock, Unix milliseconds, unique on this server (`rt_` ids use it).
-        mode: what the client asked for.
         seed: keys every random choice of the session.
-        limits: the settings that bound it.
-        recording: whether it is recorded.
-        endpoint: where it connected.
         label: the client's own name for the session, 64 characters at most; it may repeat (002).
-        behaviour: which server's course it takes (`behaviour`).
-        quiet: no queue messages where a slot is free (002, the worker's own address).
+        behaviour: the server's behaviour number (`behaviour`).
+        quiet: no queue messages if a slot is free (002, the worker's own address).
         must_record: a client that asks not to be recorded is refused.
-        recording_notice: what a client that is recorded is told about it, in the operator's words.
+        recording_notice: the operator's words for a client that is recorded.
     """
 
     at_ns: int = 0
@@ -69,10 +65,9 @@ class FrameReceived:
     """A WebSocket message.
 
     Attributes:
-        at_ns: when.
-        frame: verbatim; None where it was longer than the connection allows.
-        has_room: whether there is memory to keep it, if it comes early.
-        shortened: the original, where `frame` is only an outline: it is refused.
+        frame: verbatim; None if it was longer than the connection allows.
+        has_room: there is memory to keep it, if it comes early.
+        shortened: the original, if `frame` is only an outline: it is refused.
     """
 
     at_ns: int
@@ -85,7 +80,7 @@ class FrameReceived:
 class Flooded:
     """The client sent a large message on top of more than its log may hold back.
 
-    That message is not read, and nothing after it.
+    Neither that message nor any later one is read.
     """
 
     at_ns: int
@@ -107,7 +102,7 @@ class SendFailed:
 
 @attrs.frozen(kw_only=True)
 class TicketMoved:
-    """The session waits, at this place."""
+    """The session waits at this place in the queue."""
 
     at_ns: int
     place: QueuePlace
@@ -115,7 +110,7 @@ class TicketMoved:
 
 @attrs.frozen(kw_only=True)
 class TicketLeft:
-    """The session waits no more and no slot will come, by its own wish (`LeaveQueue`)."""
+    """The session left the queue by its own wish (`LeaveQueue`), and no slot will come."""
 
     at_ns: int
 
@@ -162,7 +157,7 @@ class BackendOpened:
 
 @attrs.frozen(kw_only=True)
 class BackendOpenFailed:
-    """It does not; `context_full` tells a prompt that does not fit from a failure."""
+    """The model could not open the session; `context_full`: its prompt does not fit."""
 
     at_ns: int
     lease: int
@@ -174,9 +169,7 @@ class MediaDecoded:
     """Media was decoded by a worker.
 
     Attributes:
-        at_ns: when.
-        media: its number.
-        pcm: its sound, float32 LE 16 kHz mono; empty where it has none.
+        pcm: float32 LE 16 kHz mono; empty without sound.
         pictures: JPEG files: an image by itself, a video's first of each second. Empty for a JPEG
             that was only to be proven.
         stacked: JPEG files: the other pictures of each second of a video, side by side.
@@ -191,7 +184,7 @@ class MediaDecoded:
 
 @attrs.frozen(kw_only=True)
 class MediaRejected:
-    """Media is damaged, or not what it said."""
+    """Media is damaged, or of another kind than declared."""
 
     at_ns: int
     media: int
@@ -200,7 +193,7 @@ class MediaRejected:
 
 @attrs.frozen(kw_only=True)
 class UnitDone:
-    """The model has made its result of a unit."""
+    """The model has finished a unit."""
 
     at_ns: int
     result: UnitResult
@@ -225,7 +218,7 @@ class FinalizeDone:
 
 @attrs.frozen(kw_only=True)
 class FinalizeFailed:
-    """It is not: the session's state on the model is unknown."""
+    """Finalizing failed: the session's state on the model is unknown."""
 
     at_ns: int
     index: int
@@ -241,7 +234,7 @@ class RollbackDone:
 
 @attrs.frozen(kw_only=True)
 class RollbackFailed:
-    """It is not."""
+    """Undoing a unit failed: the session's state on the model is unknown."""
 
     at_ns: int
     index: int
@@ -273,14 +266,12 @@ class TurnDone:
 
 @attrs.frozen(kw_only=True)
 class TurnFailed:
-    """There is no answer, or no further part.
+    """The turn's answer failed, or its rest.
 
     Attributes:
-        at_ns: when.
-        index: the turn's.
         context_full: the turn does not fit the context.
-        refused: what the model cannot do that the turn asks for, in words for the client; empty:
-            it failed.
+        refused: the reason for the client, if the model cannot do what the turn asks for; empty: it
+            failed.
     """
 
     at_ns: int
@@ -291,7 +282,7 @@ class TurnFailed:
 
 @attrs.frozen(kw_only=True)
 class ChunkDone:
-    """The model has written what it heard of a chunk."""
+    """The model has written the text of a chunk."""
 
     at_ns: int
     result: ChunkResult
@@ -299,7 +290,7 @@ class ChunkDone:
 
 @attrs.frozen(kw_only=True)
 class ChunkFailed:
-    """It has not, and the utterance is lost to it; `context_full`: nothing of it was fed (B10)."""
+    """A chunk and so its utterance failed; `context_full`: nothing of the chunk was fed (B10)."""
 
     at_ns: int
     utterance: int
@@ -334,19 +325,14 @@ class TimerFired:
 
 @attrs.frozen(kw_only=True)
 class RecordingFailed:
-    """The session's log took no more; it is never retried."""
+    """The session's log failed; it is never retried."""
 
     at_ns: int
 
 
 @attrs.frozen(kw_only=True)
 class DrainBegan:
-    """The server will shut down: what is under way may be finished, nothing new begins.
-
-    Attributes:
-        at_ns: when.
-        wait_s: seconds until `Draining`.
-    """
+    """The server will shut down in `wait_s` s: work in progress may end, nothing new begins."""
 
     at_ns: int
     wait_s: int

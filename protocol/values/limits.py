@@ -1,7 +1,7 @@
 """Every bound of a session, each a named constant with its reason.
 
-Times on the session's clock are integer nanoseconds (`_NS`); what an operator or a source gives in
-seconds keeps its unit (`_S`).
+Times on the session's clock are integer nanoseconds (`_NS`); times that an operator or a source
+gives in seconds keep their unit (`_S`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ LIMIT_VIDEO_S: Final = 300
 LIMIT_AUDIO_S: Final = 600
 """Total time of an audio session (001, Modes)."""
 INIT_WAIT_S: Final = 30
-"""A slot is held while the client has not said how to use it; it cannot be held for ever."""
+"""A slot is held until the client's init; it cannot be held for ever."""
 CLEANUP_WAIT_S: Final = 10
 """A model call that is still running this long after the end condemns its worker (B4)."""
 CALL_WAIT_S: Final = 30
-"""A unit is a second of sound: a call that shows no life for so long hangs, and holds up others."""
+"""A unit is a second of sound: a call that shows no life for so long hangs, and delays others."""
 TURN_WAIT_S: Final = 120
-"""The prefill of a full context says nothing until its end, and waits behind others' units."""
+"""The prefill of a full context reports only its end, and waits for the units of others."""
 IDLE_S: Final = 60
-"""A chat holds no slot between its turns, but a socket and its memory (the wire decisions); a
-transcription holds its slot too."""
+"""Between its turns a chat holds a socket and memory (wire decisions), a transcription a slot."""
 LIMIT_TRANSCRIPTION_S: Final = 3600
 """Total time of a transcription session: a meeting; each utterance has an empty context."""
 PAUSE_S: Final = 60
 """A paused session holds its slot; a client may ask for less, not for more (002)."""
 ESTIMATE_INTERVAL_S: Final = 3
-"""The estimate changes all the time: told at most this often when nothing else changed."""
+"""The estimate changes all the time: sent at most this often when nothing else changed."""
 
 # -- frames -------------------------------------------------------------------------------------
 
@@ -55,7 +54,7 @@ FRAME_BYTES_MAX_OF: Final = MappingProxyType(
 JSON_DEPTH_MAX: Final = 32
 """The deepest message of any source nests 5 levels; a bomb nests thousands."""
 REASON_CHARS_MAX: Final = 64
-"""A client's own close reason is told back to it, and is bounded for that."""
+"""A client's own close reason is sent back to it, and is bounded for that."""
 CLOSE_REASON_BYTES_MAX: Final = 123
 """RFC 6455, 5.5: a control frame carries 125 bytes, two of them the code."""
 INSTRUCTIONS_CHARS_MAX: Final = 32_768
@@ -133,7 +132,7 @@ STACK_FRAMES_MAX: Final = 5
 SOUND_BYTES_MAX: Final = 32 * 1024 * 1024
 """PCM16 that waits for the model: 17 minutes, for the client of 003 sends a whole file at once."""
 UTTERANCES_PENDING_MAX: Final = 256
-"""Utterances that wait to be answered: empty ones take no sound, but memory all the same."""
+"""Utterances that wait to be answered: empty ones hold no sound, but memory."""
 MODEL_CHARS_SHOWN: Final = 64
 """Characters of a model's name that an error repeats: it is the client's own text."""
 
@@ -142,4 +141,4 @@ MODEL_CHARS_SHOWN: Final = 64
 VOICE_NAME_CHARS_MAX: Final = 64
 """The name of a voice in the server's library."""
 LABEL_CHARS_MAX: Final = 64
-"""A client's own name for its session is shown back to it, and is bounded for that."""
+"""A client's own name for its session is sent back to it, and is bounded for that."""

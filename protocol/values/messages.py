@@ -1,7 +1,7 @@
 """Canonical messages: what the server says, the same in every dialect.
 
-A dialect (`protocol.wire.dialects`) turns wire frames into these and back. They are values without
-behaviour. What a client says stands in `requests`.
+A dialect (`protocol.wire.dialects`) converts wire frames to these and back. They are values without
+behaviour. The client's messages are in `requests`.
 
 Audio is float32 LE, 24 kHz mono: `pcm` as bytes, `samples` the same as an array.
 """
@@ -19,7 +19,7 @@ from .errors import ErrorCode
 from .turn import StopReason
 
 Mode = Literal["video", "audio", "chat", "transcription"]
-"""What a session carries."""
+"""The kind of a session."""
 
 RecordingState = Literal["on", "off", "failed"]
 
@@ -72,9 +72,9 @@ class Created:
         session_id: opaque to clients; `rt_{timestamp_ms}` in `duplex-v1`.
         prompt_length: tokens in the KV cache after the prompt.
         recording: whether the session is being recorded.
-        recording_id: the recording's name; empty where the session is not recorded.
-        recording_notice: what the operator says about it; empty where there is nothing to say.
-        is_chat: turns are asked for one by one; else sound flows in (001, `turn_based`).
+        recording_id: the recording's name; empty without a recording.
+        recording_notice: the operator's words about the recording; may be empty.
+        is_chat: a chat, by turns; else sound flows in (001, `turn_based`).
         created_s: when the session began, Unix time in whole seconds (003, `created`).
     """
 
@@ -89,24 +89,24 @@ class Created:
 
 @attrs.frozen(kw_only=True)
 class Metrics:
-    """What one unit took and where the session stands; milliseconds are rounded to 1 µs.
+    """The costs of one unit and the state of its session; milliseconds are rounded to 1 µs.
 
     Attributes:
         kv_cache_length: tokens in the KV cache.
-        prefill_ms: time to feed what was heard and seen.
+        prefill_ms: time to feed the sound and pictures.
         generate_ms: time to decide and speak.
         wall_clock_ms: time from the start of the unit to its result.
         cost_llm_ms: time in the language model.
         cost_tts_ms: time in the model that makes speech codes.
-        cost_token2wav_ms: time in the vocoder, which makes sound of them.
+        cost_token2wav_ms: time in the vocoder, which turns the codes into sound.
         n_tokens: tokens that were decided.
-        n_tts_tokens: speech codes that were made.
+        n_tts_tokens: speech codes that were generated.
         vision_slices: slices of pictures that were fed.
         vision_tokens: embeddings of pictures that were fed.
         dropped_units: units of the session that were dropped so far, because too many waited.
         recording: whether the session is being recorded.
-        session_ms: when it was said, since the connection was opened.
-        wall_ms: when it was said, Unix time.
+        session_ms: time of the message, since the connection was opened.
+        wall_ms: time of the message, Unix time.
     """
 
     kv_cache_length: int
@@ -128,14 +128,13 @@ class Metrics:
 
 @attrs.frozen(kw_only=True)
 class Listen:
-    """The unit's outcome: the model listens; the client stops what it still plays.
+    """The unit's outcome: the model listens; the client stops its playback.
 
     Attributes:
         session_id: the session.
         input_id: the append that completed the unit.
         metrics: of this unit.
-        response_id: the speaking turn that it ends, else the one that it precedes; empty where that
-            is not told.
+        response_id: the speaking turn that it ends, else the one that it precedes; may be empty.
     """
 
     session_id: str
@@ -190,7 +189,7 @@ class Paused:
     """The session is paused (002).
 
     Attributes:
-        timeout_s: seconds after which it ends, if it is not resumed.
+        timeout_s: seconds after which it ends unless it is resumed.
     """
 
     timeout_s: float
@@ -208,10 +207,10 @@ class Interrupted:
 
 @attrs.frozen(kw_only=True)
 class GoingAway:
-    """The server shuts down; until then the session goes on as before, and need not heed this.
+    """The server will shut down; until then the session goes on, and the client need not react.
 
     Attributes:
-        seconds_left: after which the session ends, if it has not by then.
+        seconds_left: seconds after which the session ends, unless it ends earlier.
     """
 
     seconds_left: int
@@ -261,13 +260,13 @@ class Response:
         response_id: the turn.
         input_id: what asked for it.
         text: the whole answer.
-        pcm: not streaming: all of its speech; streaming: empty, its deltas have it all (other
-            servers say the last of it here). float32 LE, 24 kHz mono; may be empty.
+        pcm: not streaming: all of its speech; streaming: empty, since its deltas have it (other
+            servers send the end here). float32 LE, 24 kHz mono; may be empty.
         reason: why it ended.
-        streaming: as it was asked for; None where it was read of a frame, which does not say.
+        streaming: as requested; None if read from a frame, which does not show it.
         input_tokens: tokens prefilled.
         generated_tokens: tokens generated.
-        recording_id: the recording's name; empty where there is none.
+        recording_id: the recording's name; empty without a recording.
         metrics: of the turn.
     """
 
@@ -291,7 +290,7 @@ class Response:
 
 @attrs.frozen(kw_only=True)
 class TranscriptDelta:
-    """What was heard of an utterance since the last one; nothing of it is taken back (003).
+    """Text of an utterance since the last delta; it is never taken back (003).
 
     Attributes:
         text: the words, or a part of one; never empty.
@@ -302,11 +301,11 @@ class TranscriptDelta:
 
 @attrs.frozen(kw_only=True)
 class TranscriptDone:
-    """An utterance is transcribed, as far as it could be (003).
+    """An utterance is transcribed, as far as possible (003).
 
     Attributes:
-        text: of the whole utterance: that of its deltas, joined.
-        prompt_tokens: its tokens and embeddings that the model was fed.
+        text: text of the whole utterance: its deltas, joined.
+        prompt_tokens: tokens and embeddings that the model was fed.
         completion_tokens: tokens that the model generated.
     """
 
@@ -320,10 +319,10 @@ class ErrorReport:
     """Something went wrong; the code says whether the connection stays (`protocol.values.errors`).
 
     Attributes:
-        code: what went wrong, for programs; it also says whose mistake it is.
-        message: what went wrong, for people; it names path, kind of value and limit.
-        session_id: the session's one id, by which the server's log and the list of recordings know
-            it; empty where there is no session, and of older servers.
+        code: the error, for programs; it also shows whose mistake it is.
+        message: the error, for people; it names path, kind of value and limit.
+        session_id: the session's id, as in the server's log and the list of recordings; empty
+            without a session, and from older servers.
     """
 
     code: ErrorCode
@@ -349,10 +348,9 @@ EndReason = Literal[
 ]
 """Why a session ended. Each dialect has its own words for them.
 
-`answered` and `rejected` are the ends of a connection that carries one request (004): its answer,
-and the client's mistake; `flooded` is that of a client that sends more than can be recorded; `idle`
-is a transcription's, whose client is silent. The last two are never said, but for a chat that is
-refused while it runs.
+`answered` and `rejected` end a single request (004): its answer, and the client's mistake.
+`flooded`: the client sends more than can be recorded; `idle`: a transcription's client is silent.
+These two are never sent, except to a chat that is refused while it runs.
 """
 
 
@@ -363,9 +361,9 @@ class Closed:
     Attributes:
         session_id: the session.
         reason: why it ended.
-        client_reason: the client's own words, where it ended the session and gave any.
-        told: why in words, where the reason's own do not say it; only a transcription says it.
-        named: the session's one id, for an error that tells the end, as in `ErrorReport`.
+        client_reason: the client's own words, if it ended the session with any.
+        told: the reason in other words than its own; only in a transcription.
+        named: the session's id, for an end that is sent as an error (see `ErrorReport`).
     """
 
     session_id: str

@@ -1,11 +1,10 @@
 """The plain values that a session and a model exchange.
 
-They cross the `Backend` protocol (`runtime/model/backends/base.py`) and are carried by events, so
-they hold bytes, integers and text only: a backend can live in another process, and a log can hold
-them.
+They cross the `Backend` protocol (`runtime/model/backends/base.py`) and are part of events, so they
+hold only bytes, integers and text: a backend can run in another process, and a log can hold them.
 
 PCM is little-endian float32, mono: 16 kHz towards the model, 24 kHz from it.
-Costs are integer microseconds, measured outside the session and never asked for by it.
+Costs are integer microseconds, measured outside the session, which never asks for them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ UNIT_SAMPLES: Final = 16_000
 """One unit is one second of input audio."""
 SAMPLE_BYTES: Final = 4
 SAMPLE16_BYTES: Final = 2
-"""Of a signed 16-bit sample, as sound to be transcribed comes (003)."""
+"""Bytes of a signed 16-bit sample, as in sound to be transcribed (003)."""
 UNIT_BYTES: Final = UNIT_SAMPLES * SAMPLE_BYTES
 
 
@@ -36,13 +35,13 @@ class DuplexConfig:
         generate_audio: whether speaking units carry PCM.
         force_listen_count: how many units at the start must listen, 0-100.
         max_new_speak_tokens_per_chunk: tokens a unit may decide, 2-20; the last one ends it.
-        temperature: sampling temperature, 0-2; 0 takes the most likely token, as a `decode_mode` of
-            `greedy` says.
+        temperature: sampling temperature, 0-2; 0 takes the most likely token, as
+            `decode_mode` `greedy` does.
         top_k: candidates kept, 1-1000.
         top_p: probability mass kept, above 0 and up to 1.
         listen_prob_scale: factor on the probability of listening, 0-10.
         length_penalty: factor on the logit of `turn_eos`, 0.1-10.
-        sliding_window: what happens as the context fills.
+        sliding_window: the policy when the context fills.
         deferred_finalize: finalize after the send (B2), not before it.
     """
 
@@ -82,7 +81,7 @@ class Opened:
 
     Attributes:
         prompt_length: tokens in the KV cache after the prompt.
-        fed_ids: the prompt's token ids, with -1 where an embedding was fed instead of a token.
+        fed_ids: the prompt's token ids, with -1 for an embedding fed instead of a token.
     """
 
     prompt_length: int
@@ -97,7 +96,6 @@ class Unit:
         index: 0, 1, 2... counts units started and is never reused; it keys the RNG (B9).
         pcm: float32 LE, exactly `UNIT_SAMPLES` samples at 16 kHz.
         frames: JPEG files, each already proven decodable.
-        force_listen: the unit must listen.
         max_slice_nums: most slices a frame may be cut into, 1-9.
     """
 
@@ -118,7 +116,7 @@ class Cut:
 
 @attrs.frozen(kw_only=True)
 class Costs:
-    """What a unit took, in microseconds; `wall_us` is from its start to its result."""
+    """The cost of a unit, in microseconds; `wall_us` is from its start to its result."""
 
     prefill_us: int = 0
     generate_us: int = 0
@@ -130,12 +128,10 @@ class Costs:
 
 @attrs.frozen(kw_only=True)
 class UnitResult:
-    """What the model made of one unit.
+    """The model's result of one unit.
 
     Attributes:
-        index: the unit's.
         is_listen: the model listens; `text` and `pcm` are empty then, unless the unit was cut.
-        text: text of this unit.
         pcm: float32 LE at 24 kHz. Exactly 24000 samples inside a turn, fewer at its start; at its
             end up to 30720, since a vocoder looks ahead and then releases the rest.
         end_of_turn: the turn ends with this unit.
@@ -143,13 +139,12 @@ class UnitResult:
         decided_ids: every token id that was decided, terminators and forced ones included.
         fed_ids: the ids that were fed in generate (they differ from the decided ones, model.md).
         codec_ids: speech codes, 25 a second.
-        cut: where it was interrupted, or None.
+        cut: the place of the interruption, or None.
         input_hash: blake2b-128 hex of the unit's pcm, frames and flags.
         logits_hash: blake2b-128 hex of the first token's logits.
-        margin: how far the first token's best logit was above the second.
+        margin: difference between the first token's best and second logit.
         vision_slices: image slices fed.
         vision_tokens: vision embeddings fed.
-        costs: measured by the backend.
     """
 
     index: int

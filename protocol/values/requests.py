@@ -1,10 +1,10 @@
 """Canonical requests: what a client says, the same in every dialect.
 
-A dialect (`protocol.wire.dialects`) turns wire frames into these and back. They are values without
-behaviour; their fields are already checked where they come from a client. What the server says
-stands in `messages`.
+A dialect (`protocol.wire.dialects`) converts wire frames to these and back. They are values without
+behaviour; fields from a client are already checked, and `ignored` has the paths of those that are
+unknown or unused, for counting. The server's messages are in `messages`.
 
-Audio is float32 LE, 16 kHz mono, but for a transcription's, which comes as 16-bit integers.
+Audio is float32 LE, 16 kHz mono; sound to be transcribed is 16-bit integers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .turn import ChatConfig, Language, Role, SpeechMode
 
 
 class Request(StrEnum):
-    """The kinds of message a client can send: what the reception table is keyed by."""
+    """The kinds of client message: the keys of the reception table."""
 
     INIT = "init"
     APPEND = "append"
@@ -31,9 +31,9 @@ class Request(StrEnum):
     REPORT = "client_diagnostic"
     COMMIT = "commit"
     MISPLACED = "misplaced"
-    """An event that some dialect knows, in a session where it has no place."""
+    """An event of some dialect, in a session in which it is out of place."""
     UNKNOWN = "unknown"
-    """No event of ours; parsing it says what is wrong with it."""
+    """No known event; parsing it gives the error."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,12 +61,11 @@ class Init:
     Attributes:
         instructions: the system prompt; in chat that of turns that bring no system message.
         ref_audio: the voice the model hears in its prompt.
-        tts_ref_audio: the voice it speaks with; the one it hears where there is none (000).
-        max_slice_nums: slices a frame may be cut into, 1-9, for appends that do not say.
+        tts_ref_audio: the voice it speaks with; by default the one it hears (000).
+        max_slice_nums: slices a frame may be cut into, 1-9, for appends without their own.
         config: inference settings.
         notices: the client wants to be told when the server is about to shut down.
-        record: false: the session is not to be recorded, and what was of it is removed.
-        ignored: paths of fields that the dialect does not know, for counting.
+        record: false: do not record the session, and remove what is recorded.
     """
 
     instructions: str
@@ -81,15 +80,14 @@ class Init:
 
 @attrs.frozen(kw_only=True)
 class Append:
-    """Audio, and what was seen with it.
+    """Audio, and the pictures seen with it.
 
     Attributes:
         pcm: float32 LE, 16 kHz mono, finite; one sample (duplex-v1: 4000) to 10 s.
         frames: JPEG files whose headers have been checked; 4 MiB and 20 megapixels at most.
         force_listen: stop speaking, at once (B6).
-        max_slice_nums: slices each of these frames may be cut into, 1-9; the session's otherwise.
+        max_slice_nums: slices each of these frames may be cut into, 1-9; by default the session's.
         input_id: the client's name for this append, if it gave one.
-        ignored: paths of fields that were ignored, for counting.
     """
 
     pcm: bytes
@@ -105,7 +103,7 @@ class CloseRequest:
     """The client ends the session.
 
     Attributes:
-        reason: its own words, if it gave any; 64 characters at most, more are cut.
+        reason: its own words, if any; 64 characters at most, more are cut.
     """
 
     reason: str | None = None
@@ -117,7 +115,6 @@ class See:
 
     Attributes:
         jpeg: a JPEG file whose header has been checked; 4 MiB and 20 megapixels at most.
-        ignored: as in `Append`.
     """
 
     jpeg: bytes
@@ -129,8 +126,8 @@ class Pause:
     """The client pauses (002).
 
     Attributes:
-        timeout_s: seconds after which the session ends, if it is not resumed; the server's limit
-            where it is absent or more.
+        timeout_s: seconds after which the session ends unless it is resumed; by default, and at
+            most, the server's limit.
     """
 
     timeout_s: float | None = None
@@ -148,15 +145,15 @@ class Interrupt:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """Diagnostics of the client's own, kept in the log and otherwise without effect (002)."""
+    """The client's own diagnostics, kept in the log and otherwise without effect (002)."""
 
 
 @attrs.frozen(kw_only=True)
 class TextPart:
-    """Words.
+    """Text.
 
     Attributes:
-        text: the words.
+        text: the text.
     """
 
     text: str
@@ -180,7 +177,7 @@ class AudioPart:
     Attributes:
         data: a WAV file, or float32 LE mono; 0.1 to 300 s.
         is_wav: which of the two.
-        rate_hz: samples a second of float32; a WAV says its own.
+        rate_hz: samples a second of float32; a WAV has its own.
     """
 
     data: bytes
@@ -193,7 +190,7 @@ class VideoPart:
     """A video file.
 
     Attributes:
-        data: the file, 64 MiB at most; its pictures and its sound are taken out.
+        data: the file, 64 MiB at most; its pictures and its sound are used.
         stack_frames: pictures a second: the first by itself, the others side by side in a second
             picture; 1 takes just the first.
     """
@@ -210,8 +207,8 @@ class ChatMessage:
     """One message of a conversation, its media not decoded yet.
 
     Attributes:
-        role: who says it; a system message can only be the first, and the last is the user's.
-        content: what it says: only words, or parts of several kinds.
+        role: its author; only the first can be a system message, and the last is the user's.
+        content: text, or parts of several kinds.
     """
 
     role: Role
@@ -223,11 +220,11 @@ class SpeechRequest:
     """How an answer is to be spoken (004, TTSConfig).
 
     Attributes:
-        mode: which system message is put in front where the conversation has none, and whether the
-            voice stands in it: `default` leaves it out.
-        language: of that message.
-        voice: whose voice it is to be; the model's own where there is none.
-        voice_ms_max: so much of the reference audio is used, in ms; 1000 at least.
+        mode: the system message of a conversation without one, and whether it has the voice:
+            `default` leaves it out.
+        language: language of that system message.
+        voice: the voice to speak with; by default the model's own.
+        voice_ms_max: length of the reference audio to use, in ms; 1000 at least.
     """
 
     mode: SpeechMode = "default"
@@ -242,18 +239,17 @@ class Ask:
 
     Attributes:
         messages: the whole conversation: at least one message, the last of them the user's.
-        streaming: the answer comes as it is made; else at once.
+        streaming: the answer comes in pieces while it is generated; else at once.
         config: how it is generated.
-        speech: whether the answer is spoken, and how; without, it is only text.
-        max_slice_nums: most slices a picture may be cut into, 1-9; the model's own otherwise.
-        use_image_id: pictures are numbered where there are several.
+        speech: whether and how the answer is spoken; without it, the answer is only text.
+        max_slice_nums: most slices a picture may be cut into, 1-9; by default the model's own.
+        use_image_id: pictures are numbered, if there are several.
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
         thinking: the model may think aloud before it answers.
-        tts_template: the model is asked for an answer that could be spoken, spoken or not; where
-            sound comes or speech is asked for, it always is.
-        record: false: it is not to be recorded, and what was of it is removed (004).
+        tts_template: the model is asked for an answer that could be spoken, spoken or not; always
+            with sound or speech.
+        record: false: do not record the session, and remove what is recorded (004).
         input_id: the client's name for this turn, if it gave one.
-        ignored: paths of fields that were ignored, for counting.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -275,9 +271,8 @@ class ChooseModel:
     """Choose the model that transcribes (003, session.update).
 
     Attributes:
-        model: its name, of any length: who asks for one that is not served is told so.
-        record: false: the session is not to be recorded, and what was of it is removed.
-        ignored: paths of fields that were ignored, for counting.
+        model: its name, of any length; an unknown one is answered with an error.
+        record: false: do not record the session, and remove what is recorded.
     """
 
     model: str
@@ -290,8 +285,7 @@ class AppendSound:
     """Sound of an utterance, in pieces of any size (003, input_audio_buffer.append).
 
     Attributes:
-        pcm16: signed 16-bit LE samples, 16 kHz mono; one at least.
-        ignored: as in `ChooseModel`.
+        pcm16: signed 16-bit LE samples, 16 kHz mono; at least one.
     """
 
     pcm16: bytes
@@ -300,12 +294,11 @@ class AppendSound:
 
 @attrs.frozen(kw_only=True)
 class Commit:
-    """Begin to transcribe an utterance, or say that all of its sound is there (003).
+    """Begin to transcribe an utterance, or declare its sound complete (003).
 
     Attributes:
-        final: no more sound of this utterance comes; what is appended next is the next one's.
-        begins: its text is asked for: it may be transcribed.
-        ignored: as in `ChooseModel`.
+        final: this utterance has no more sound; sound appended later belongs to the next one.
+        begins: its text is requested: it may be transcribed.
     """
 
     final: bool = False

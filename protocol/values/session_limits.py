@@ -1,7 +1,7 @@
-"""The limits of one session, as its server has resolved them: a part of its first event.
+"""The limits of one session as its server has resolved them: a part of its first event.
 
-What steers a session's course must stand in its log; a constant of `limits` that an operator may
-set, or that depends on the model, comes to the machine by this.
+A setting that steers a session's course must stand in its log; so a constant of `limits` that an
+operator may set, or that depends on the model, reaches the machine by this.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class SessionLimits:
     Attributes:
         session_s: total time, queueing and idling included.
         init_wait_s: time for the init once a slot is assigned.
-        cleanup_wait_s: time for the calls in flight once the session ended.
+        cleanup_wait_s: time for the calls in flight after the session's end.
         context_tokens: the backend's context limit.
-        sliding_windows: the window policies that the backend honours.
-        can_rollback: whether the backend can undo a failed unit.
-        close_on_recording_failure: end the session when its log fails; else go on and say so.
-        idle_s: time between two turns of chat; silence of a client that has something transcribed.
+        sliding_windows: the window policies that the backend supports.
+        can_rollback: the backend can undo a failed unit.
+        close_on_recording_failure: end the session when its log fails; else go on and report it.
+        idle_s: time between two turns of chat, or of a transcription's silence.
         pause_s: longest pause.
-        call_wait_s: how long a model call may show no sign of life; 0 waits for ever.
+        call_wait_s: longest time of a model call without a sign of life; 0 waits for ever.
         models: the names by which a transcription's model may be chosen.
         sound_bytes: PCM16 of a transcription that may wait for the model.
     """

@@ -1,24 +1,23 @@
 """The state machine as data: two tables, read by the server and by the client alike.
 
 QUEUED     connected, waiting for a slot
-CONNECTED  the client may say how it wants the session (`OPENING` once it has)
-ACTIVE     configured: what the model hears or is asked flows in, what it says flows out
-CLOSED     nothing more is sent; what the model still computes is waited for, then the slot released
+CONNECTED  the client may send its init (`OPENING` afterwards)
+ACTIVE     set up: input for the model flows in, its output flows out
+CLOSED     nothing more is sent; the slot is released after the model call in progress
 
-A session takes one of four courses, by where and for what the client connected:
+A session takes one of four courses, by the address and mode of its connection:
 
-DUPLEX         a slot is held from the queue to the end; audio in, listens and speech out (000, 001,
-               002)
+DUPLEX         holds a slot to the end; audio in, listens and speech out (000, 001, 002)
 CHAT           turns, each of which waits for its own slot while ACTIVE (001, mode=chat)
-REQUEST        one turn a connection: CONNECTED until it is read, QUEUED where it must wait, ACTIVE
+REQUEST        one turn a connection: CONNECTED until it is read, QUEUED if it must wait, ACTIVE
                from prefill (004)
-TRANSCRIPTION  a slot is held from the queue to the end; sound in, text out. ACTIVE once a model is
-               chosen, which nothing is said about (003)
+TRANSCRIPTION  holds a slot to the end; sound in, text out. ACTIVE once a model is chosen, without
+               a message about that (003)
 
-`TRANSITIONS` says which server message may cross in which state and where it leads: the server
+`TRANSITIONS` says which server message may cross in which state, and the next state: the server
 looks up what it sends, the client what it receives, so the two cannot disagree. `RECEPTION` says
-what a client may say in which state: the server answers by it, the client refuses to send by it.
-Nothing else decides a transition. A missing entry is an error that names role, state and message.
+which client message is accepted in which state: the server answers by it, the client refuses to
+send by it. Only they decide. A missing entry raises an error with role, state and message.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ from .requests import Request
 
 
 class Role(StrEnum):
-    """Which end of the connection is looking."""
+    """The end of the connection that looks a transition up."""
 
     SERVER = "server"
     CLIENT = "client"
 
 
 class State(StrEnum):
-    """Where a session stands (000, State Machine)."""
+    """The state of a session (000, State Machine)."""
 
     QUEUED = "QUEUED"
     CONNECTED = "CONNECTED"
@@ -75,11 +74,11 @@ class ConnectionEnded:
 
 
 class ModelChosen:
-    """The client chose a model that the server has: it is told nothing (003, session.update)."""
+    """The client chose a model that the server has, and gets no message (003, session.update)."""
 
 
 class Course(StrEnum):
-    """What a session is for, and so which way it takes through the states."""
+    """The purpose of a session, and so its way through the states."""
 
     DUPLEX = "duplex"
     CHAT = "chat"
@@ -190,11 +189,11 @@ BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
         Course.TRANSCRIPTION: State.QUEUED,
     }
 )
-"""Where each course begins."""
+"""The first state of each course."""
 
 
 def course_of(mode: Mode, *, is_request: bool) -> Course:
-    """Say which course a session takes: by its mode, and whether its connection is one request."""
+    """Return the course of a session."""
     if mode == "transcription":
         return Course.TRANSCRIPTION
     if mode != "chat":
@@ -203,20 +202,11 @@ def course_of(mode: Mode, *, is_request: bool) -> Course:
 
 
 def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> State:
-    """Look up where a message leads.
+    """Look up the state after a message.
 
-    Args:
-        role: the server, which sends the message, or the client, which receives it.
-        course: what the session is for.
-        state: where the session stands.
-        trigger: the message's class, `ConnectionEnded` or `ModelChosen`.
-
-    Returns:
-        The state after it.
-
-    Raises:
-        LocalProtocolError: the server may not send it now.
-        RemoteProtocolError: the client may not be sent it now.
+    `trigger` is the message's class, `ConnectionEnded` or `ModelChosen`. If it is not allowed now,
+    raises `LocalProtocolError` on the server, which would send it, and `RemoteProtocolError` on the
+    client, which received it.
     """
     try:
         return TRANSITIONS[course][state][trigger]
@@ -228,7 +218,7 @@ def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> St
 
 
 class Gate(StrEnum):
-    """What a client's messages are judged by: the state, split where what is under way matters."""
+    """The key that judges a client's messages: the state, split where more detail matters."""
 
     QUEUED = "QUEUED"
     WAITING = "QUEUED without an opening message"
@@ -246,7 +236,7 @@ class Gate(StrEnum):
     UNCHOSEN = "CONNECTED without a model"
     """A transcription before its model is chosen: sound is kept already."""
     TRANSCRIBING = "ACTIVE with a model"
-    """A transcription once it is."""
+    """A transcription after its model is chosen."""
     CLOSED = "CLOSED"
 
 
@@ -263,7 +253,7 @@ _OUT_OF_PLACE: Final = (
     Request.COMMIT,
     Request.MISPLACED,
 )
-"""What only means something to a session that is under way."""
+"""Requests that only mean something in a session that is set up."""
 
 RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
     {
@@ -336,15 +326,16 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
         Gate.CLOSED: dict.fromkeys(Request, IGNORE),
     }
 )
-"""`ACCEPT` on UNKNOWN means that its own parsing says what is wrong (state first, then type)."""
+"""`ACCEPT` on UNKNOWN means that parsing it gives the error (state first, then type)."""
 
 OPENAI_GATES: Final = frozenset({Gate.QUEUED, Gate.WAITING, Gate.CONNECTED, Gate.UNCHOSEN})
-"""Where a `session.update` of OpenAI's API ends the connection: its client can never be right. In
-a session that is set up, or is being set up, it is refused like any second init."""
+"""Gates at which a `session.update` of OpenAI's API ends the connection: its client can never be
+right. In a session that is set up, or is being set up, it is refused like any second init.
+"""
 
 
 def gate_of(course: Course, state: State) -> Gate:
-    """Say what a client's messages are judged by where nothing finer is under way."""
+    """Return the gate of a state without further detail."""
     if course is Course.TRANSCRIPTION and state in _TRANSCRIPTION_GATES:
         return _TRANSCRIPTION_GATES[state]
     return Gate(state.value)
@@ -356,7 +347,7 @@ _TRANSCRIPTION_GATES: Final[Mapping[State, Gate]] = MappingProxyType(
 
 
 def judge(gate: Gate, request: Request) -> Verdict:
-    """Say what becomes of a client's message: `ACCEPT`, `KEEP`, `IGNORE`, or an error code."""
+    """Return the verdict on a client's message: `ACCEPT`, `KEEP`, `IGNORE`, or an error code."""
     return RECEPTION[gate][request]
 
 

@@ -1,8 +1,8 @@
 """The plain values of a transcription, as a session and a model exchange them (003).
 
 An utterance is one anchored request of streaming input: its sound comes in chunks of exactly one
-second, and the model writes what it hears of each before the next. What a slot holds of an
-utterance is kept from chunk to chunk, and forgotten when the next begins.
+second, and the model writes the text of each before the next. A slot keeps an utterance's state
+from chunk to chunk, and forgets it when the next begins.
 
 PCM is little-endian float32, mono, 16 kHz.
 """
@@ -16,7 +16,7 @@ import attrs
 from .model import Costs
 
 ChunkEnd = Literal["stop", "length"]
-"""Why the text of a chunk ends: the model's own terminator, or the most tokens of a chunk."""
+"""Why the text of a chunk ends: the model's terminator, or the most tokens of a chunk."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,9 +25,9 @@ class Chunk:
 
     Attributes:
         utterance: 0, 1, 2... counts the session's; with the session's seed it keys the RNG.
-        index: 0 begins the utterance: what the slot held of the last one is forgotten.
+        index: 0 begins the utterance: the slot forgets the last one.
         pcm: float32 LE, exactly `UNIT_SAMPLES` samples at 16 kHz.
-        is_last: nothing of the utterance follows: text that was held back is let go.
+        is_last: the end of the utterance: text that was held back is released.
         seed: the session's.
     """
 
@@ -40,23 +40,19 @@ class Chunk:
 
 @attrs.frozen(kw_only=True)
 class ChunkResult:
-    """What the model wrote of one chunk.
+    """The model's result of one chunk.
 
     Attributes:
-        utterance: the chunk's.
-        index: the chunk's.
         text: only whole characters; may be empty.
         token_ids: sampled in this chunk, the terminator included.
-        reason: why the text ends here.
         prompt_tokens: rows fed as the chunk's prompt, embeddings too; the first chunk's has the
             instructions.
         generated_tokens: tokens sampled.
         kv_length: tokens in the KV cache after it.
-        fed_ids: the prompt's ids, with -1 where an embedding was fed instead of a token.
+        fed_ids: the prompt's ids, with -1 for an embedding fed instead of a token.
         input_hash: blake2b-128 hex of the chunk's sound.
         logits_hash: blake2b-128 hex of the first token's logits.
-        margin: how far the first token's best logit was above the second.
-        costs: measured by the backend.
+        margin: difference between the first token's best and second logit.
     """
 
     utterance: int

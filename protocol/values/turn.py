@@ -1,7 +1,7 @@
 """The plain values of a chat turn, as a session and a model exchange them (`mode=chat`, 001, 004).
 
-A turn is stateless: it carries the whole conversation, is prefilled at once, and leaves nothing
-behind. Media is decoded by now: pictures are JPEG files, sound is PCM, a video is both.
+A turn is stateless: it has the whole conversation, is prefilled at once, and leaves nothing in the
+model. Media is decoded: pictures are JPEG files, sound is PCM, a video is both.
 
 PCM is little-endian float32, mono: 16 kHz towards the model, 24 kHz from it.
 """
@@ -21,12 +21,12 @@ Role = Literal["system", "user", "assistant"]
 SpeechMode = Literal["default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"]
 Language = Literal["en", "zh"]
 StopReason = Literal["turn_end", "length", "interrupted"]
-"""Why a turn ended: by the model's own end, at `max_new_tokens`, or because it was cut."""
+"""Why a turn ended: the model's own end, `max_new_tokens`, or a cut."""
 
 
 @attrs.frozen(kw_only=True)
 class Text:
-    """Words."""
+    """Text."""
 
     text: str
 
@@ -39,11 +39,7 @@ class Picture:
 
 
 def _pcm(samples: bytes | bytearray | memoryview | NDArray[np.floating[Any]]) -> bytes:
-    """Samples as float32 LE.
-
-    Raises:
-        TypeError: they are neither bytes nor one channel of floats.
-    """
+    """Convert samples to float32 LE; `TypeError` if not bytes or one channel of floats."""
     if isinstance(samples, bytes | bytearray | memoryview):
         return bytes(samples)
     if not isinstance(samples, np.ndarray):
@@ -57,7 +53,7 @@ def _pcm(samples: bytes | bytearray | memoryview | NDArray[np.floating[Any]]) ->
 
 @attrs.frozen(kw_only=True)
 class Sound:
-    """Sound, float32 LE, 16 kHz mono, at least one sample; an array of floats is made into it."""
+    """Sound, float32 LE, 16 kHz mono, at least one sample; an array of floats is converted."""
 
     pcm: bytes = attrs.field(converter=_pcm)
 
@@ -79,8 +75,7 @@ class ChatConfig:
 
     Attributes:
         max_new_tokens: most tokens generated, 1-8192.
-        temperature: sampling temperature, 0-2; 0 takes the most likely token, as `do_sample: false`
-            says.
+        temperature: sampling temperature, 0-2; 0 takes the most likely token (`do_sample: false`).
         top_p: probability mass kept, above 0 and up to 1.
         top_k: candidates kept, 1-1000.
         repetition_penalty: divisor on the logits of tokens that were generated, 1-2.
@@ -102,9 +97,9 @@ class SpeechConfig:
     """How a turn is spoken (004, TTSConfig).
 
     Attributes:
-        mode: which system message is put in front where the conversation has none, and whether the
-            voice stands in it: `default` leaves it out.
-        language: of that message.
+        mode: the system message of a conversation without one, and whether it has the voice:
+            `default` leaves it out.
+        language: language of that system message.
         voice_pcm: reference audio, float32 LE, 16 kHz mono; empty takes the model's own voice.
     """
 
@@ -120,10 +115,9 @@ class Turn:
     Attributes:
         index: 0, 1, 2... counts the session's turns; it keys the RNG.
         messages: the whole conversation, one message at least.
-        config: how it is generated.
         speech: how it is spoken; None: only text.
         max_slice_nums: most slices a picture may be cut into, 1-9.
-        use_image_id: pictures are numbered, where there are several.
+        use_image_id: pictures are numbered, if there are several.
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
         thinking: the model may think aloud before it answers.
         seed: the session's.
@@ -147,11 +141,9 @@ class Prefill:
     """A conversation in the KV cache.
 
     Attributes:
-        index: the turn's.
         input_tokens: tokens in the KV cache, the generation prompt included.
-        fed_ids: the ids fed, with -1 where an embedding was fed instead of a token.
-        input_hash: blake2b-128 hex of all that the model took in.
-        cost_us: what it took, in microseconds.
+        fed_ids: the ids fed, with -1 for an embedding fed instead of a token.
+        input_hash: blake2b-128 hex of all input of the model.
     """
 
     index: int
@@ -166,12 +158,11 @@ class TurnChunk:
     """A piece of an answer: a token's text, a second of speech, or both.
 
     Attributes:
-        index: the turn's.
         step: 0, 1, 2... counts the chunks of the turn.
         text: only whole characters; may be empty.
         pcm: float32 LE, 24 kHz mono; may be empty.
-        token_ids: the ids that were generated since the last chunk.
-        codec_ids: the speech codes since the last chunk.
+        token_ids: ids generated since the last chunk.
+        codec_ids: speech codes since the last chunk.
     """
 
     index: int
@@ -187,16 +178,14 @@ class TurnResult:
     """The end of an answer.
 
     Attributes:
-        index: the turn's.
-        text: the whole text: that of all chunks, joined.
-        pcm: the last of the speech, after that of all chunks; float32 LE, 24 kHz mono.
-        reason: why it ended.
-        generated_tokens: tokens generated, the terminator included.
+        text: of all chunks, joined.
+        pcm: the last of the speech, after all chunks; float32 LE, 24 kHz mono.
+        generated_tokens: the terminator included.
         kv_length: tokens in the KV cache at the end.
         codec_ids: the speech codes after those of all chunks.
-        cut: before which generated token (from 0) it was cut; None where it was not.
+        cut: the generated token (from 0) before which it was cut; None if it was not.
         logits_hash: blake2b-128 hex of the first token's logits.
-        margin: how far the first token's best logit was above the second.
+        margin: difference between the first token's best and second logit.
         costs: measured by the backend; `prefill_us` is in `Prefill` and 0 here.
     """
 

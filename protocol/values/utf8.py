@@ -2,9 +2,7 @@
 
 Python holds a `str` at the width of its widest character: one emoji makes a message of 90 MiB take
 360. So a large message that is not ASCII stays UTF-8 from the socket to the parser and the log. It
-is text all the same, and means what the `str` would; a binary message is `bytes`.
-
-It does not check the bytes: its maker has.
+means the same as the `str`; a binary message is `bytes`. The bytes are already checked.
 """
 
 from __future__ import annotations
@@ -17,18 +15,14 @@ from .digest import added
 from .errors import ErrorCode
 
 TEXT_BYTES_MIN: Final = 1024 * 1024
-"""Smaller messages are a `str` at once: four times as much of these is no harm."""
+"""Smaller messages are a `str` at once: four times as much does no harm."""
 UTF8_BYTES_MAX: Final = 4
 """A character (RFC 3629)."""
 
 
 @attrs.frozen
 class Utf8Text:
-    """A text message; its length is that of the bytes.
-
-    Attributes:
-        data: valid UTF-8.
-    """
+    """A text message of valid UTF-8; its length is that of the bytes."""
 
     data: bytes = attrs.field(repr=False)
 
@@ -37,7 +31,7 @@ class Utf8Text:
 
 
 def frame_bytes(frame: str | bytes | Utf8Text) -> int:
-    """Say how many bytes a message takes on the wire; for ASCII without looking at it."""
+    """Count the bytes of a message on the wire; for ASCII without looking at it."""
     if not isinstance(frame, str) or frame.isascii():
         return len(frame)
     return len(frame.encode("utf-8", "surrogatepass"))
@@ -45,12 +39,12 @@ def frame_bytes(frame: str | bytes | Utf8Text) -> int:
 
 @attrs.frozen(kw_only=True)
 class Refused:
-    """How a message was refused, where what is kept of it does not say: a replay repeats it.
+    """The refusal of a message, if its kept part does not show it: a replay repeats it.
 
     Attributes:
         code: of the error.
-        message: its words.
-        ignored: fields of the message that mean nothing, which are counted.
+        message: of the error.
+        ignored: number of ignored fields in the message.
     """
 
     code: ErrorCode
@@ -60,15 +54,14 @@ class Refused:
 
 @attrs.frozen(kw_only=True)
 class Shortened:
-    """A message that was refused, as its recording holds it: without most of its bytes.
+    """A refused message as its recording holds it: without most of its bytes.
 
     Attributes:
         size_bytes: of the whole message; of text in UTF-8.
         blake2b: of those bytes, 128 bits in hex.
-        head: its first 1024 characters; empty where they stand in the frame's own place.
-        unreadable: why it is no message at all; empty where it is one.
-        refused: how it was refused, for its fields or by what the session holds; None where the
-            frame's own place still says so.
+        head: its first 1024 characters; empty if they are the frame.
+        unreadable: why it is no message at all; else empty.
+        refused: its refusal by its fields or the session; None if the kept frame still shows it.
     """
 
     size_bytes: int
@@ -79,5 +72,4 @@ class Shortened:
 
 
 Frame: TypeAlias = str | bytes | Utf8Text | None
-"""A WebSocket message: text in either form, `bytes` of a binary one, None for one that was too
-long to be read."""
+"""A WebSocket message: text in either form, binary `bytes`, or None for one too long to read."""
