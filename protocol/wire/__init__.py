@@ -1,1 +1,1 @@
-"""The wire as tables: a row a field, by which it is read, written, described and redacted."""
+"""The wire as tables: one row a field, by which it is read, written, described and redacted."""

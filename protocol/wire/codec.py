@@ -1,15 +1,13 @@
 """Strict JSON, base64 and fields: from wire text to checked Python values and back.
 
-Rules:
 - A frame is one JSON object in a text frame, without duplicate keys, NaN, infinities or lone
   surrogates; anything else is a `FrameError` with a fixed reason, which closes the connection.
-- A field has exactly the type that is asked for: a boolean is no integer, `1.0` is no integer, an
-  integer is a number. An explicit null counts as absent, as JavaScript clients send it.
+- A field has exactly the requested type: neither `true` nor `1.0` is an integer, an integer is a
+  number. An explicit null counts as absent, as JavaScript clients send it.
 - A `FieldError` names the path, the kind of the value and the limit. It may show a number or a
   length, never a client's text.
 
-It knows no event and no dialect, and it does not look into JPEG or WAV files
-(`protocol.wire.media`).
+JPEG and WAV files are checked in `protocol.wire.media`.
 """
 
 from __future__ import annotations
@@ -31,10 +29,11 @@ from .strict import count_keys, has_more, not_json, refuse_duplicates
 
 JSON_VALUES_MAX: Final = 65_536
 """Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
-that 24 MiB of `{},` would fill half a gigabyte. Counted are commas and, as nesting needs none,
-brackets of either kind; those in strings count too: it is an estimate."""
+that 24 MiB of `{},` would fill half a gigabyte. An estimate: commas are counted, and brackets of
+either kind, as nesting needs no comma; those in strings too.
+"""
 KEY_SHOWN: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
-"""Keys that may stand in a path; any other is a client's text and shown as `?`."""
+"""Keys that may be shown in a path; any other is a client's text and shown as `?`."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -47,15 +46,8 @@ C = TypeVar("C", bound=str)
 def parse_frame(frame: Frame, bytes_max: int = FRAME_BYTES_MAX) -> Mapping[str, object]:
     """Read a WebSocket message as a JSON object (000, Invalid JSON; the wire decisions).
 
-    Args:
-        frame: the message.
-        bytes_max: of the message.
-
-    Returns:
-        The object; its values are str, int, float, bool, None, list and dict.
-
-    Raises:
-        FrameError: it is not a JSON object (1003), or too long (1009).
+    The values are str, int, float, bool, None, list and dict. `FrameError` if it is not a JSON
+    object (1003), or longer than `bytes_max` (1009).
     """
     if frame is None or len(frame) > bytes_max:
         raise FrameError(CLOSE_TOO_BIG, f"frame above {bytes_max} bytes")
@@ -79,7 +71,7 @@ def parse_frame(frame: Frame, bytes_max: int = FRAME_BYTES_MAX) -> Mapping[str, 
 
 
 def dump_frame(body: Mapping[str, object]) -> str:
-    """Write a message: compact JSON, keys in the order of insertion, the same text every time."""
+    """Write a message: compact JSON, keys in the order of insertion, always the same text."""
     return orjson.dumps(body).decode()
 
 
@@ -92,18 +84,9 @@ def encode_base64(data: bytes) -> str:
 
 
 def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
-    """Read strict base64: standard alphabet, correct padding, no white space.
+    """Read strict base64: standard alphabet, correct padding, no white space; else `FieldError`.
 
-    Args:
-        path: where the text stands, for the error.
-        text: the base64.
-        line_breaks: CR and LF may stand in it, wherever they do (RFC 2045, 6.8).
-
-    Returns:
-        The bytes.
-
-    Raises:
-        FieldError: it is no base64.
+    `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8). `path` is for the error.
     """
     joined = text.replace("\r", "").replace("\n", "") if line_breaks else text
     try:
@@ -113,16 +96,7 @@ def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
 
 
 def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> bytes:
-    """Check float32 LE samples: whole ones, finite ones, and as many as are allowed.
-
-    Args:
-        path: where they stand, for the error.
-        pcm: the samples.
-        samples_min: the fewest that are enough.
-        samples_max: the most that are allowed.
-
-    Returns:
-        `pcm` itself.
+    """Check float32 LE samples for number and finiteness, and return them.
 
     Raises:
         FieldError: naming the count, or the index of the first sample that is not finite.
@@ -145,7 +119,7 @@ def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> byte
 
 
 def invalid(path: str, text: str) -> FieldError:
-    """Make the error for a value that is there and wrong."""
+    """Make the error for a wrong value."""
     return FieldError(ErrorCode.INVALID_PAYLOAD, f"{path}: {text}")
 
 
@@ -170,9 +144,9 @@ def kind_of(value: object) -> str:
 
 @attrs.define(kw_only=True)
 class Value:
-    """One JSON value and where it stands; its methods read it as one type or raise FieldError.
+    """One JSON value and its path; its methods read it as one type or raise `FieldError`.
 
-    It is not frozen: one is made for every field that is read, and that would take twice as long.
+    It is not frozen: one is made for every field, and that would take twice as long.
     """
 
     path: str
@@ -229,17 +203,17 @@ class Value:
         )
 
     def binary(self, *, line_breaks: bool = False) -> bytes:
-        """Read base64, strict but for line breaks where these are taken."""
+        """Read strict base64; `line_breaks` allows CR and LF."""
         return decode_base64(self.path, self.text(), line_breaks=line_breaks)
 
     def pcm(
         self, samples_min: int = APPEND_SAMPLES_MIN, samples_max: int = APPEND_SAMPLES_MAX
     ) -> bytes:
-        """Read base64 of float32 LE samples; the bounds are an append's unless others are given."""
+        """Read base64 of float32 LE samples; the default bounds are an append's."""
         return check_pcm(self.path, self.binary(), samples_min, samples_max)
 
     def pcm16(self, *, line_breaks: bool = False) -> bytes:
-        """Read base64 of signed 16-bit LE samples, one at least."""
+        """Read base64 of signed 16-bit LE samples, at least one."""
         pcm16 = self.binary(line_breaks=line_breaks)
         if not pcm16:
             raise invalid(self.path, "no samples, at least 1 is needed")
@@ -257,17 +231,12 @@ class Value:
 
 
 def _is_short(value: object) -> bool:
-    """Whether a number is written in a few digits; a long one is neither written nor shown."""
+    """Whether a number has few digits; a long one is neither written nor shown."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
 class Fields:
-    """Reads the fields of one JSON object and remembers which of them were not read.
-
-    Args:
-        body: the object.
-        path: where it stands; `$` is the message itself.
-    """
+    """Reads the fields of one JSON object and remembers which; `$` is the message's path."""
 
     def __init__(self, body: Mapping[str, object], path: str = "$") -> None:
         self.path = path
@@ -275,22 +244,14 @@ class Fields:
         self._asked: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether a field is there and not null."""
+        """Whether a field is present and not null."""
         self._asked.add(name)
         return self._body.get(name) is not None
 
     def required(self, name: str, read: Callable[[Value], T]) -> T:
-        """Read a field that must be there.
+        """Read a field by a method of `Value`, or a function over one.
 
-        Args:
-            name: its key.
-            read: a method of `Value`, or a function over one.
-
-        Returns:
-            The result of `read`.
-
-        Raises:
-            FieldError: `missing_field` where it is absent or null, else what `read` raises.
+        `FieldError` with `missing_field` if it is absent or null, else as from `read`.
         """
         if not self.has(name):
             text = f"{self._at(name)}: required field is missing"
@@ -298,15 +259,15 @@ class Fields:
         return read(Value(path=self._at(name), value=self._body[name]))
 
     def optional(self, name: str, read: Callable[[Value], T], default: D) -> T | D:
-        """Read a field as `required` does, or take `default` where it is absent or null."""
+        """Read a field as `required` does, or return `default` if it is absent or null."""
         return self.required(name, read) if self.has(name) else default
 
     def optional_child(self, name: str) -> Fields | None:
-        """Read a field that is an object, or None where it is absent or null."""
+        """Read a field that is an object; None if it is absent or null."""
         return self.optional(name, _as_fields, None)
 
     def refuse_unknown(self) -> None:
-        """Raise FieldError where there is a field that was not asked for, null or not."""
+        """Raise `FieldError` if a field was not read, null or not."""
         for path in self._unknown():
             raise invalid(path, f"unknown field, known are {', '.join(sorted(self._asked))}")
 

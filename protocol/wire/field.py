@@ -1,4 +1,4 @@
-"""A field of a message as a row: everything that is known of it, and how it is read and written."""
+"""A field of a message as a row: its names, kind and place, and how it is read and written."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .kinds import Holds, Kind
 from .reading import Json, Reading, missing
 
 REQUIRED: Final = object()
-"""In place of a default: the field must be there."""
+"""As a default: the field is required."""
 DROPPED: Final = ""
-"""In place of an attribute: the field is checked and not kept, nor written without a `get`."""
+"""As an attribute: the field is checked and not kept, nor written without a `get`."""
 
 Put = Callable[[dict[str, object], object, object], None]
-"""Writes one field in its place: of what the object stands for, and the message."""
+"""Writes one field into a body, from the subject of its object and the message."""
 
 
 def as_it_is(value: Any) -> Any:
-    """Change nothing."""
+    """Return the value unchanged."""
     return value
 
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """What every row may say.
+    """The columns of every row.
 
     Attributes:
-        omit: it is left out where it is the default, or cannot be written; an object, where empty.
-        rank: fields of a lower one are written before it.
-        since: the behaviour from which on it is known.
-        until: the behaviour from which on it is not.
-        doc: what it means, where the attribute's own line does not say.
+        omit: it is left out if it is the default, or cannot be written; an object, if empty.
+        rank: fields of a lower rank are written before it.
+        since: the first behaviour that knows it.
+        until: the first behaviour that no longer knows it.
+        doc: its meaning, if the attribute's own line does not have it.
     """
 
     omit: bool = False
@@ -49,25 +49,25 @@ class Columns:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known in sessions that begin now."""
+        """Whether sessions that begin now know it."""
         return self.since <= NEWEST < self.until
 
 
 @attrs.frozen(kw_only=True)
 class FieldColumns(Columns):
-    """What the row of a field may say beside.
+    """The other columns of a field's row.
 
     Attributes:
         attr: the attribute, after the object's own; after `^`, of the message; None: as the name.
-        also: other names, each looked at where those before it are absent.
-        after: another field, beside which this one is not looked at.
-        aside_in: modes in which it is known and not looked at, and what stands in the attribute.
-        code: of the error, whatever is wrong with it.
-        get: gives what is written, of the message, where that is no attribute.
+        also: other names, each used if those before it are absent.
+        after: another field that makes this one ignored.
+        aside_in: modes in which it is known and not read, and the attribute's value there.
+        code: of the error, for any mistake in it.
+        get: returns the value to write from the message, if that is no attribute.
         is_read: it is read; else only written.
         is_written: it is written; else only read.
-        example: a value that is shown.
-        holds: what is in it, where the kind does not say.
+        example: a value for the reference.
+        holds: its user content, if the kind does not show it.
     """
 
     attr: str | None = None
@@ -87,11 +87,8 @@ class Field(FieldColumns):
     """A field.
 
     Attributes:
-        name: its key.
-        kind: of its value.
-        default: what stands in the attribute without it.
+        default: the attribute's value without the field.
         names: all its keys.
-        attribute: the attribute that it is.
     """
 
     name: str
@@ -118,11 +115,7 @@ class Field(FieldColumns):
     # -- reading ---------------------------------------------------------------------------------
 
     def take(self, at: Reading) -> None:
-        """Read it.
-
-        Raises:
-            FieldError: it is absent and must be there, or is wrong.
-        """
+        """Read it; `FieldError` if it is absent and required, or wrong."""
         name, body, mode = self.name, at.body, at.context.mode
         found = body.get(name)
         if self._is_usual and found is not None:
@@ -173,16 +166,16 @@ class Field(FieldColumns):
 
     @property
     def is_plain(self) -> bool:
-        """Whether what is written is an attribute of what the object stands for."""
+        """Whether an attribute of the object's subject is written."""
         return self.get is None and not self.attribute.startswith("^")
 
     @property
     def is_as_it_is(self) -> bool:
-        """Whether nothing has to be done to the attribute to write it."""
+        """Whether the attribute is written unchanged."""
         return self.is_plain and self.kind.write is None and not self.omit
 
     def putter(self) -> Put:
-        """Make what writes it in its place, where its attribute stands by now if it is plain."""
+        """Make the function that writes it in its place; a plain attribute is already there."""
         name, write, is_plain = self.name, self.kind.write or as_it_is, self.is_plain
         if is_plain and not self.omit:
 

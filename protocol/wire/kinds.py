@@ -1,8 +1,8 @@
 """The kinds of value that a field can have: how each is read, written and described.
 
-A kind reads a `codec.Value`, or raises FieldError; it writes what it has read; its `schema` is the
-piece of JSON Schema (draft 07) that says the same to others, and `holds` what is in it that a
-client may want to be taken out of a recording. It knows no message.
+A kind reads a `codec.Value`, or raises `FieldError`; it writes a value that it has read. `schema`
+describes it in JSON Schema (draft 07), and `holds` its user content, which a client may want taken
+out of a recording. Kinds know no message.
 """
 
 from __future__ import annotations
@@ -36,12 +36,9 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Holds:
-    """What a value holds of somebody's.
+    """The user content of a value.
 
-    Attributes:
-        kind: what that is.
-        form: what the value is: base64 of samples, of a WAV or samples, of a picture, of a video;
-            or text.
+    `form` is the value's: base64 of samples, of a WAV or samples, of a picture, of a video; text.
     """
 
     kind: Literal["audio", "video", "image", "voice", "prompt", "text", "name"]
@@ -62,11 +59,9 @@ class Kind:
     """A kind of value.
 
     Attributes:
-        read: reads one.
-        schema: describes it.
-        write: writes what was read; None where it is written as it is.
-        holds: what is in it; None for a number, a switch, or a word of the protocol.
-        cls: the class that it is read as, where its docstring says more of it.
+        write: converts a value for writing; None writes it unchanged.
+        holds: its user content; None for a number, a switch, or a word of the protocol.
+        cls: the class of the value, if its docstring adds to the description.
     """
 
     read: Callable[[Value, Reading], Any]
@@ -106,7 +101,7 @@ def word_of(words: Mapping[str, Any], write: Callable[[Any], str] | None = None)
 
 
 def integer(low: int = 0, high: int | None = None) -> Kind:
-    """An integer from `low` up to `high`."""
+    """An integer from `low` up to `high`, both included."""
     schema: Schema = {"type": "integer", "minimum": low}
     if high is not None:
         schema["maximum"] = high
@@ -125,7 +120,7 @@ def number(low: float, high: float, open_low: Literal["", "above "] = "") -> Kin
 
 
 def because(kind: Kind, why: str) -> Kind:
-    """A kind that says, where it refuses a value, why it takes no other."""
+    """A kind that ends its errors with the reason for its limit."""
 
     def read(value: Value, at: Reading) -> Any:
         try:
@@ -137,7 +132,7 @@ def because(kind: Kind, why: str) -> Kind:
 
 
 def or_null(kind: Kind) -> Kind:
-    """A kind that writes null for what is empty."""
+    """A kind that writes null for an empty value."""
     write = kind.write
     return attrs.evolve(
         kind,
@@ -147,7 +142,7 @@ def or_null(kind: Kind) -> Kind:
 
 
 def always(value: float | bool) -> Kind:
-    """What the server always says, and no client reads."""
+    """A constant that the server sends and no client reads."""
     name = "boolean" if isinstance(value, bool) else "number"
     return Kind(read=lambda found, _: found.value, schema={"type": name, "const": value})
 
@@ -157,7 +152,7 @@ OBJECT: Final = Kind(
     write=lambda _: {},
     schema={"type": "object", "properties": {}},
 )
-"""An object whose fields say nothing; it is written empty."""
+"""An object without meaning in its fields; it is written empty."""
 TEXT: Final = text()
 FLAG: Final = Kind(read=lambda value, _: value.flag(), schema={"type": "boolean"})
 INTEGER: Final = integer()
@@ -170,7 +165,7 @@ PCM16: Final = "int16 PCM"
 
 
 def base64_of(*media: str, **more: object) -> Schema:
-    """Describe base64 by what it may hold."""
+    """Describe base64 by the media that it may hold."""
     schema: Schema = {"type": "string", "contentEncoding": "base64", **more}
     schema["x-antiphon-media"] = list(media)
     if len(media) == 1 and "/" in media[0]:
@@ -269,9 +264,9 @@ VOICE_OR_NAME: Final = Kind(
     holds=VOICE_SOUND,
     cls=ReferenceAudio,
 )
-"""Reference audio: base64 of a WAV (000) or of raw samples (001); a name stands elsewhere."""
+"""Reference audio: base64 of a WAV (000) or of raw samples (001); a name is in another field."""
 VOICE: Final = attrs.evolve(VOICE_OR_NAME, write=_voice_only)
-"""The same where a name cannot be said."""
+"""Reference audio in a dialect without names."""
 VOICE_BY_NAME: Final = Kind(
     read=_voice_name,
     write=lambda voice: voice.name if isinstance(voice, VoiceName) else None,

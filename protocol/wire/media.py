@@ -1,12 +1,10 @@
-"""Header checks of images, sound and videos: what they say they are, and whether they can be that.
+"""Header checks of images, sound and videos: the declared format, sizes and bounds.
 
-Only headers and sizes are looked at, in bounded steps, so that a bomb is refused before anything
-is allocated for it. Nothing is decoded here: whether a body is sound is found out by a decoder off
-the event loop, and comes back as an event. Every refusal is a `FieldError` (`invalid_payload`).
-
-Of a video only its size and the head of its container are looked at: what it holds is for the
-decoder to find out. WAV files and WebP pictures have files of their own, `protocol.wire.wav` and
-`protocol.wire.webp`.
+Only headers and sizes are read, in bounded steps, so that a bomb is refused before anything is
+allocated for it. Nothing is decoded here: a decoder off the event loop checks the body, and its
+result comes back as an event. Every refusal is a `FieldError` (`invalid_payload`), and `path` is
+the place in the message for that error. Of a video only the size and the container's head are read.
+WAV files and WebP pictures are in `protocol.wire.wav` and `protocol.wire.webp`.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from .webp import is_webp, read_webp
 JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
 AUDIO_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A conversation's sound as it comes: 300 s of 48 kHz stereo 16-bit, headers included."""
+"""A conversation's sound file: 300 s of 48 kHz stereo 16-bit, headers included."""
 AUDIO_S_MIN: Final = AUDIO_SAMPLES_MIN / INPUT_RATE_HZ
-"""`AUDIO_SAMPLES_MIN`, at whatever rate it comes."""
+"""`AUDIO_SAMPLES_MIN`, at any rate."""
 EBML_HEAD_BYTES_MAX: Final = 128
-"""Where Matroska must have named itself; files in use have a head of 40 bytes."""
+"""Matroska must have named itself by here; files in use have a head of 40 bytes."""
 
 Container = Literal["mp4", "matroska"]
 """Of a video: MP4 and QuickTime (ISO 14496-12) are one family, Matroska and WebM another."""
@@ -48,18 +46,9 @@ Container = Literal["mp4", "matroska"]
 
 
 def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]:
-    """Check the header and the bounds of a conversation's image: JPEG, PNG or WebP.
+    """Check a conversation's JPEG, PNG or WebP; returns width and height in pixels.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-        webp: a WebP is taken (`behaviour.WEBP`).
-
-    Returns:
-        Width and height in pixels.
-
-    Raises:
-        FieldError: it is of another format, or a bigger one than an image may be.
+    `webp` accepts a WebP (`behaviour.WEBP`). `FieldError` for another format, or a bigger image.
     """
     check_bytes(path, data, IMAGE_BYTES_MAX)
     if data.startswith(PNG_SIGNATURE):
@@ -75,7 +64,7 @@ def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]
 
 
 def _check_sides(path: str, kind: str, width: int, height: int) -> tuple[int, int]:
-    """Hold a picture's sides to the limits, before anything is allocated by them."""
+    """Check a picture's sides against the limits, before anything is allocated by them."""
     size = f"a {kind} of {width} x {height} pixels"
     if not width or not height:
         raise invalid(path, size)
@@ -117,17 +106,9 @@ _OUT_OF_PLACE: Final = frozenset({0x00, 0x01, *range(0xD0, 0xDB)})
 
 
 def check_jpeg(path: str, data: bytes) -> tuple[int, int]:
-    """Check a JPEG's header and its bounds.
+    """Check a JPEG's header and its bounds; returns width and height in pixels.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-
-    Returns:
-        Width and height in pixels.
-
-    Raises:
-        FieldError: it is no JPEG, or a bigger one than a frame may be.
+    `FieldError` if it is no JPEG, or bigger than a frame may be.
     """
     check_bytes(path, data, FRAME_JPEG_BYTES_MAX)
     if not data.startswith(_SOI):
@@ -172,17 +153,9 @@ def _read_frame_header(path: str, body: bytes, length: int) -> tuple[int, int]:
 
 
 def read_reference_audio(path: str, data: bytes) -> ReferenceAudio:
-    """Tell a WAV file (000) from raw float32 LE 16 kHz mono (001) by its RIFF head, and check it.
+    """Read a WAV file (000) or raw float32 LE 16 kHz mono (001), told apart by the RIFF head.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the bytes.
-
-    Returns:
-        The audio, not decoded; raw samples are known to be finite.
-
-    Raises:
-        FieldError: it is neither, or not 0.5-30 s long.
+    It is not decoded; raw samples are finite. `FieldError` if it is neither, or not 0.5-30 s long.
     """
     # No voice is taken for a WAV: as a sample, "RIFF" would be 12690.
     if data.startswith(b"RIFF"):
@@ -194,18 +167,11 @@ def read_reference_audio(path: str, data: bytes) -> ReferenceAudio:
 
 
 def read_audio(path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ) -> AudioPart:
-    """Tell a conversation's WAV file from raw float32 LE mono by its RIFF head, and check it.
+    """Read a conversation's WAV file or raw float32 LE mono, told apart by the RIFF head.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the bytes.
-        rate_hz: of raw samples, 8-192 kHz; a WAV knows its own.
-
-    Returns:
-        The audio, not decoded; raw samples are known to be finite. A WAV's `rate_hz` says nothing.
-
-    Raises:
-        FieldError: it is neither, not 0.1-300 s long, or of a strange rate.
+    `rate_hz` is of raw samples, 8-192 kHz, and without meaning in the result for a WAV. It is not
+    decoded; raw samples are finite. `FieldError` if it is neither, not 0.1-300 s long, or of
+    another rate.
     """
     check_bytes(path, data, AUDIO_BYTES_MAX)
     if data.startswith(b"RIFF"):  # see `read_reference_audio`
@@ -220,14 +186,7 @@ def read_audio(path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ) -> AudioPar
 
 
 def audio_s(part: AudioPart) -> float:
-    """Say how long a conversation's sound lasts, by its header.
-
-    Args:
-        part: as `read_audio` gave it.
-
-    Returns:
-        Seconds.
-    """
+    """Return the seconds of a conversation's sound, by its header."""
     if part.is_wav:
         header = read_wav("audio", part.data)
         return header.samples / header.rate_hz
@@ -237,23 +196,15 @@ def audio_s(part: AudioPart) -> float:
 # -- video --------------------------------------------------------------------------------------
 
 _MP4_BOXES: Final = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})
-"""What such a file may begin with; QuickTime knew no `ftyp` at first."""
+"""The first boxes of such files; QuickTime had no `ftyp` at first."""
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 _DOC_TYPES: Final = (b"matroska", b"webm")
 
 
 def check_video(path: str, data: bytes) -> Container:
-    """Check a video's size, and tell its container by its head.
+    """Check a video's size, and return its container by its head; the content is not checked.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-
-    Returns:
-        The container; that it holds a video is not known yet.
-
-    Raises:
-        FieldError: it is too big, or of no container that is taken.
+    `FieldError` if it is too big, or in no accepted container.
     """
     check_bytes(path, data, VIDEO_BYTES_MAX)
     container = container_of(data)
@@ -264,14 +215,7 @@ def check_video(path: str, data: bytes) -> Container:
 
 
 def container_of(data: bytes) -> Container | None:
-    """Tell a video's container by its head.
-
-    Args:
-        data: the file, of any size.
-
-    Returns:
-        The container; None where it is of none that is taken.
-    """
+    """Return a video's container by its head, at any size; None if it is not accepted."""
     if data[4:8] in _MP4_BOXES:
         return "mp4"
     if data.startswith(_EBML):

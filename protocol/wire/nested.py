@@ -15,7 +15,7 @@ from .table import Object, Row, Rule, Table
 
 
 def walk(rows: Iterable[Row]) -> Iterator[Field | Object]:
-    """Name the fields of some rows, and all that stand in them."""
+    """List the fields of some rows, and all fields in them."""
     for row in rows:
         if isinstance(row, Rule):
             continue
@@ -28,7 +28,7 @@ def walk(rows: Iterable[Row]) -> Iterator[Field | Object]:
 
 
 def tables_in(kind: Kind) -> tuple[Table, ...]:
-    """Name the tables of the objects that a value may be, or be made of."""
+    """List the tables of the objects that a value may be or contain."""
     match kind:
         case Items(item=item):
             return tables_in(item)
@@ -43,13 +43,7 @@ def tables_in(kind: Kind) -> tuple[Table, ...]:
 
 @attrs.frozen(kw_only=True)
 class Items(Kind):
-    """An array.
-
-    Attributes:
-        item: the kind of its items.
-        count_max: the most of them.
-        count_min: the fewest.
-    """
+    """An array of `count_min` to `count_max` items."""
 
     item: Kind
     count_max: int
@@ -58,12 +52,7 @@ class Items(Kind):
 
 @attrs.frozen(kw_only=True)
 class Variants(Kind):
-    """An object that a field of its own tells the kind of.
-
-    Attributes:
-        tag: that field.
-        tables: by what it says, the other fields.
-    """
+    """An object of several kinds: the value of its field `tag` selects the table of the others."""
 
     tag: str
     tables: Mapping[str, Table]
@@ -71,23 +60,14 @@ class Variants(Kind):
 
 @attrs.frozen(kw_only=True)
 class One(Kind):
-    """An object of an array, of one kind.
-
-    Attributes:
-        table: its fields.
-    """
+    """An object of an array, of one kind."""
 
     table: Table
 
 
 @attrs.frozen(kw_only=True)
 class Either(Kind):
-    """A string or an array.
-
-    Attributes:
-        string: the one.
-        items: the other.
-    """
+    """A string or an array."""
 
     string: Kind
     items: Items
@@ -123,7 +103,7 @@ def one(table: Table) -> One:
 
 
 def variants(tag: str, *tables: Table) -> Variants:
-    """An object of the kind that its field `tag` says."""
+    """An object whose kind its field `tag` names."""
     by_word = {table.tag[tag]: table for table in tables}
     by_class = {table.cls: table for table in tables}
     words = tuple(by_word)

@@ -1,4 +1,4 @@
-"""What a row is given when a message is read."""
+"""The inputs of a row when a message is read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ Json = Mapping[str, object]
 
 @attrs.frozen(kw_only=True)
 class Context:
-    """What parsing may depend on beside the message.
+    """Everything outside a message that its parsing may depend on.
 
-    Attributes:
-        mode: of the session.
-        sliding_windows: the window policies that the backend honours.
-        behaviour: of the session (`protocol.values.behaviour`).
-        must_record: a client that asks not to be recorded is refused.
+    `must_record`: a client that asks not to be recorded is refused.
     """
 
     mode: Mode
@@ -42,13 +38,11 @@ class Reading:
     """One object of a message, while it is read.
 
     Attributes:
-        body: the object.
-        path: where it stands; `$` is the message itself.
-        prefix: of the attributes that its fields are, such as `config.`.
-        context: of the session.
-        values: what was read so far of the message, by attribute.
-        aside: paths of fields of this object that are known and were not looked at.
-        below: paths of what was ignored in the objects in it.
+        path: `$` is the message itself.
+        prefix: of its fields' attributes, such as `config.`.
+        values: values read so far from the message, by attribute.
+        aside: paths of this object's fields that are known and were not read.
+        below: paths of ignored fields of the objects in it.
     """
 
     body: Json
@@ -61,12 +55,12 @@ class Reading:
 
 
 def missing(path: str) -> FieldError:
-    """Make the error for a field that must be there."""
+    """Make the error for a missing required field."""
     return FieldError(ErrorCode.MISSING_FIELD, f"{path}: required field is missing")
 
 
 def as_object(value: object, path: str) -> Json:
-    """Check that a value is an object."""
+    """Return a value that is an object; else `FieldError`."""
     if not isinstance(value, dict):
         raise invalid(path, f"{kind_of(value)}, an object is needed")
     return value

@@ -1,8 +1,8 @@
-"""What a JSON parser lets through and a frame may not have: duplicate keys, and endless depth.
+"""Refuses JSON that a parser accepts and a frame may not have: duplicate keys, and endless depth.
 
-orjson keeps the last of two equal keys and says nothing. Two readers of such a frame may take it
-for different things, so it is refused; a frame is looked through again only where it can have one.
-Text may be a `str` or UTF-8; neither is copied where that can be helped, for it may be large.
+orjson silently keeps the last of two equal keys. Two readers of such a frame may understand it
+differently, so it is refused; a frame is scanned again only if it can have one. Text may be a `str`
+or UTF-8, and is rarely copied, for it may be large.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..values.limits import JSON_DEPTH_MAX
 
 
 def not_json(reason: str) -> FrameError:
-    """Make the error for a frame that is no JSON object, or not one that may be (1003)."""
+    """Make the error for a frame that is no JSON object, or not an allowed one (1003)."""
     return FrameError(CLOSE_INVALID_FRAME, reason)
 
 
 def has_more(text: str | bytes, char: str, count: int) -> bool:
-    """Whether `char` stands in `text` more often; `str.count` takes ten times as long to say."""
+    """Whether `text` has `char` more than `count` times; `str.count` takes ten times as long."""
     find = text.find if isinstance(text, str) else partial(_find, text)
     at = -1
     for _ in range(count + 1):
@@ -52,12 +52,7 @@ def count_keys(value: dict[str, object]) -> int:
 
 
 def refuse_duplicates(text: str | bytes, keys: int) -> None:
-    """Raise FrameError where an object in a frame has a key twice.
-
-    Args:
-        text: the frame, which is JSON.
-        keys: how many different ones its objects have, each by itself.
-    """
+    """Raise `FrameError` if an object in a frame has a key twice; `keys` is the number parsed."""
     # Without what is escaped, each quote begins or ends a string; a text that escapes nothing is
     # not copied for that.
     if isinstance(text, str):

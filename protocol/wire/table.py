@@ -1,13 +1,12 @@
-"""A message as a table: a row a field, by which it is read, written and described.
+"""A message as a table: one row a field, by which it is read, written and described.
 
-Rules:
-- Rows are read in their order, so that of two mistakes the first row's is told; they are written by
+- Rows are read in their order, so of two mistakes the first row's is reported; they are written by
   `rank`, then in their order.
-- What is read goes to the attribute that the row names; a default never replaces what was read.
-- A field that no row names is ignored, and its path is told; in a closed object it is refused.
+- A value goes to the attribute that its row names; a default never replaces a value.
+- A field without a row is ignored, and its path is kept; in a closed object it is refused.
 - An explicit null counts as absent, and an absent object as one without fields.
 
-A rule that spans fields is a function, called where its `Rule` stands among the rows.
+A rule that spans fields is a function, called at the place of its `Rule` among the rows.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from .field import Columns, Field, Put, as_it_is
 from .reading import Context, Json, Reading, as_object, missing
 
 IGNORED_PATHS_MAX: Final = 32
-"""Paths kept of fields that were ignored: enough to see what a client means by them."""
+"""Paths kept of ignored fields: enough to see what a client means by them."""
 READER: Final = Context(mode="video")
-"""What a server's message is read with; it depends on nothing."""
+"""The context of a server's message, which depends on nothing."""
 
 
 @attrs.frozen
@@ -35,15 +34,10 @@ class Object(Columns):
     """A field that is an object.
 
     Attributes:
-        name: its key.
-        rows: its fields.
-        attr: the attribute that its fields are attributes of; empty where they are the message's.
-        is_required: it must be there.
-        closed: why it may have no other fields: a text that the error ends with, or True for the
-            list of those that it may have.
-        when: says of a message whether it is there.
-        none: what is written where the attribute is None.
-        shape: its rows, made ready.
+        attr: the attribute to which its fields belong; empty for the message itself.
+        closed: refuses other fields, with this text at the end of the error; True lists the fields.
+        when: whether a message has it.
+        none: written if the attribute is None.
     """
 
     name: str
@@ -72,11 +66,7 @@ class Object(Columns):
         return bool(self.shape.written)
 
     def take(self, at: Reading) -> None:
-        """Read it, and what stands in it.
-
-        Raises:
-            FieldError: it is absent and must be there, or something is wrong.
-        """
+        """Read it and its fields; `FieldError` if it is absent and required, or wrong."""
         value, path = at.body.get(self.name), f"{at.path}.{self.name}"
         if value is None and self.is_required:
             raise missing(path)
@@ -85,7 +75,7 @@ class Object(Columns):
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
 
     def putter(self) -> Put:
-        """Make what writes it in its place."""
+        """Make the function that writes it in its place."""
         name, write = self.name, self.shape.write
         get = attrgetter(self.attr) if self.attr else as_it_is
 
@@ -109,10 +99,9 @@ class Object(Columns):
 
 @attrs.frozen
 class Rule(Columns):
-    """What spans fields: a function over what was read so far, called in its place.
+    """A rule that spans fields, called in its place.
 
-    Attributes:
-        take: raises FieldError, or changes what was read.
+    `take` raises `FieldError`, or changes the values read so far.
     """
 
     take: Callable[[Reading], None]
@@ -124,13 +113,7 @@ Row = Field | Object | Rule
 
 
 class Shape:
-    """The rows of one object, made ready to read and to write.
-
-    Args:
-        rows: its fields.
-        closed: as of `Object`.
-        known: fields that are always the same, by their keys.
-    """
+    """The rows of one object, prepared for reading and writing; `known` are its constant fields."""
 
     def __init__(
         self, rows: tuple[Row, ...], *, closed: str | bool = False, known: Json | None = None
@@ -158,13 +141,9 @@ class Shape:
         return tuple(rows), frozenset([*self.known, *(name for row in rows for name in row.names)])
 
     def fill(self, at: Reading) -> list[str]:
-        """Read the fields of an object.
+        """Read the fields of an object; returns the paths of ignored ones, here and below.
 
-        Returns:
-            The paths of what was ignored, here and below.
-
-        Raises:
-            FieldError: something is wrong.
+        `FieldError` if something is wrong.
         """
         rows, known = self._plans[min(at.context.behaviour, NEWEST)]
         for row in rows:
@@ -180,12 +159,7 @@ class Shape:
         return [*at.aside, *unknown, *at.below]
 
     def write(self, subject: object, message: object) -> dict[str, object]:
-        """Write an object.
-
-        Args:
-            subject: what the object stands for: the message, or an attribute of it.
-            message: the message.
-        """
+        """Write an object from its subject: the message, or an attribute of the message."""
         body = self._template.copy()
         body.update(zip(self._plain, self._values(subject)))  # noqa: B905 - one is of the other
         for put in self._others:
@@ -194,7 +168,7 @@ class Shape:
 
 
 def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
-    """Make what gets several attributes at once."""
+    """Make a function that gets several attributes at once."""
     if len(names) > 1:
         return attrgetter(*names)
     getters = tuple(map(attrgetter, names))
@@ -206,12 +180,11 @@ class Table:
 
     Args:
         cls: the class that it is read as and written from.
-        rows: its fields.
         tag: fields that say which message it is.
-        lacks: attributes that it does not say, and what they are where it is read.
-        where: of a client's message: what it is, to say that it has no field for such an attribute.
-        make: makes the value of what was read, by attribute, where that is not all for its class.
-        others: classes that it may be read as, beside.
+        lacks: attributes without a field, and their values when it is read.
+        where: a client's message by name, for the error that it has no field for such an attribute.
+        make: makes the value from attributes, if the class needs more than these.
+        others: further classes that it may be read as.
     """
 
     def __init__(
@@ -237,15 +210,11 @@ class Table:
 
     @property
     def kind(self) -> str:
-        """The wire's type; empty where it has none."""
+        """The wire's type; may be empty."""
         return self.tag.get("type", "")
 
     def parse(self, body: Json, context: Context = READER) -> Any:
-        """Read a message.
-
-        Raises:
-            FieldError: naming the first field that is wrong.
-        """
+        """Read a message; `FieldError` names the first field that is wrong."""
         at = Reading(body, "$", "", context, dict(self._lacks))
         ignored = self.shape.fill(at)
         if self._keeps_ignored:
@@ -253,11 +222,7 @@ class Table:
         return self._build(at.values)
 
     def parse_below(self, value: Value, at: Reading) -> Any:
-        """Read an object of an array that stands in another object.
-
-        Raises:
-            FieldError: naming the first field that is wrong.
-        """
+        """Read an object of an array in another object; `FieldError` as in `parse`."""
         inner = Reading(as_object(value.value, value.path), value.path, "", at.context, {})
         at.below += self.shape.fill(inner)
         return self._build(inner.values)
@@ -278,11 +243,7 @@ class Table:
         return self.cls(**made)
 
     def write(self, message: object) -> dict[str, object]:
-        """Write a message as an object.
-
-        Raises:
-            LocalProtocolError: it has a value for which there is no field.
-        """
+        """Write a message as an object; `LocalProtocolError` if it has a value without a field."""
         if self._where:
             for name, value in self._lacks.items():
                 if attrgetter(name)(message) != value:

@@ -1,7 +1,8 @@
-"""Header checks of WAV files: what one says of itself, and whether that can be true.
+"""Header checks of WAV files.
 
-A WAV must not lie about itself: block size, byte rate and chunk sizes have to agree with each other
-and with the bytes that are there. What follows its data chunk is not looked at, and no sample is.
+Block size, byte rate and chunk sizes must agree with each other and with the bytes present; a WAV
+that contradicts itself is a `FieldError`, with the `path` of the field. Neither samples nor chunks
+after the data are read.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _PCM: Final = 1
 _FLOAT: Final = 3
 _EXTENSIBLE: Final = 0xFFFE
 _GUID_TAIL: Final = bytes.fromhex("000000001000800000aa00389b71")
-"""What follows the format tag in the sub-format of WAVE_FORMAT_EXTENSIBLE."""
+"""The rest of the sub-format of WAVE_FORMAT_EXTENSIBLE, after the format tag."""
 _BITS: Final = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 
 
 @attrs.frozen(kw_only=True)
 class WavHeader:
-    """What a WAV file holds; `samples` counts each channel's."""
+    """The format of a WAV file; `samples` counts each channel's."""
 
     channels: int
     rate_hz: int
@@ -47,20 +48,9 @@ def check_wav(
     s_min: float = REFERENCE_S_MIN,
     s_max: float = REFERENCE_S_MAX,
 ) -> WavHeader:
-    """Check a WAV's header and its bounds: 8-192 kHz, 1-8 channels, and as long as is allowed.
+    """Check a WAV's header and its bounds: 8-192 kHz, 1-8 channels, size and duration.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-        bytes_max: the most bytes that it may have; by default that of reference audio.
-        s_min: the fewest seconds that are enough; by default as for reference audio.
-        s_max: the most seconds that are allowed; by default as for reference audio.
-
-    Returns:
-        What the header says.
-
-    Raises:
-        FieldError: it is no such WAV, or it lies about itself.
+    The default bounds are those of reference audio. `FieldError` if it is no such WAV.
     """
     check_bytes(path, data, bytes_max)
     header = read_wav(path, data)
@@ -71,17 +61,9 @@ def check_wav(
 
 
 def read_wav(path: str, data: bytes) -> WavHeader:
-    """Read a WAV's header, and hold it to the bytes that are there; it may be of any length.
+    """Read the header of a WAV of any length, and compare it with the bytes present.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-
-    Returns:
-        What the header says.
-
-    Raises:
-        FieldError: it is no such WAV, or it lies about itself.
+    `FieldError` if it is no WAV, or contradicts itself.
     """
     if len(data) < 12 or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise invalid(path, f"{len(data)} bytes that are not a WAV")
@@ -141,7 +123,7 @@ def _read_format(path: str, body: bytes) -> WavHeader:
 
 
 def _read_subformat(path: str, body: bytes, bits: int) -> int:
-    """Read the format tag out of a WAVE_FORMAT_EXTENSIBLE chunk."""
+    """Read the format tag of a WAVE_FORMAT_EXTENSIBLE chunk."""
     if len(body) < 40:
         _fail_extensible(path)
     extra_bytes, valid_bits, _, tag = struct.unpack_from("<HHIH", body, 16)
@@ -155,15 +137,6 @@ def _fail_extensible(path: str) -> NoReturn:
 
 
 def check_bytes(path: str, data: bytes, bytes_max: int) -> None:
-    """Check a file's size.
-
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file.
-        bytes_max: the most bytes that it may have.
-
-    Raises:
-        FieldError: it has more.
-    """
+    """Check a file's size; `FieldError` if it has more than `bytes_max`."""
     if len(data) > bytes_max:
         raise invalid(path, f"{len(data)} bytes, at most {bytes_max} are allowed")

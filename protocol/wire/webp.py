@@ -1,8 +1,9 @@
-"""Header checks of WebP pictures: what one says of itself, and whether that can be true (RFC 9649).
+"""Header checks of WebP pictures (RFC 9649).
 
-A WebP must not lie about itself: the sizes of the file, of its chunks and of its canvas have to
-agree with each other and with the bytes that are there. What follows its picture is not looked at,
-and no pixel is. A picture that moves is refused by name: what the model would see of it is a guess.
+The sizes of the file, of its chunks and of its canvas must agree with each other and with the bytes
+present; a WebP that contradicts itself is a `FieldError`, with the `path` of the field. Neither
+pixels nor chunks after the picture are read. An animated picture is refused by name: a model could
+see any of its frames.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import attrs
 from .codec import invalid
 
 WEBP_CHUNKS_MAX: Final = 64
-"""Chunks up to the picture: a canvas, a colour profile and transparency are all that encoders put
-there, and readers pass over others."""
+"""Chunks up to the picture: encoders write only a canvas, a colour profile and transparency, and
+readers skip others.
+"""
 
 _FILE_HEAD: Final = struct.Struct("<4sI4s")
 _CHUNK_HEAD: Final = struct.Struct("<4sI")
@@ -35,17 +37,14 @@ _PACKED_ALPHA: Final = 1
 
 @attrs.frozen(kw_only=True)
 class WebpHeader:
-    """What a WebP file holds.
+    """The structure of a WebP file; sizes in pixels.
 
     Attributes:
-        width: in pixels.
-        height: in pixels.
         picture: the chunk of the picture, whole.
-        is_lossless: of which kind it is: VP8L, else VP8.
-        alpha: the chunk of its transparency, whole; empty without one. A lossless picture has its
-            own.
+        is_lossless: VP8L, else VP8.
+        alpha: the chunk of its transparency, whole; empty without one, and for a lossless picture.
         is_clear: it may be transparent.
-        packed_bytes: how much of it is packed as lossless pictures are, transparency included.
+        packed_bytes: bytes packed as lossless pictures are, transparency included.
     """
 
     width: int
@@ -58,22 +57,14 @@ class WebpHeader:
 
 
 def is_webp(data: bytes) -> bool:
-    """Whether a file says that it is a WebP."""
+    """Whether a file's head is a WebP's."""
     return data.startswith(b"RIFF") and data[8:12] == b"WEBP"
 
 
 def read_webp(path: str, data: bytes) -> WebpHeader:
-    """Read a WebP's header, and hold it to the bytes that are there; it may be of any size.
+    """Read the header of a WebP of any size, and compare it with the bytes present.
 
-    Args:
-        path: where it stands in the message, for the error.
-        data: the file, of which `is_webp` holds.
-
-    Returns:
-        What the header says.
-
-    Raises:
-        FieldError: it is no such WebP, it moves, or it lies about itself.
+    `is_webp` must be true. `FieldError` if it is animated, or contradicts itself.
     """
     canvas: tuple[int, int] | None = None
     alpha, packed_bytes, view = slice(0, 0), 0, memoryview(data)
@@ -106,7 +97,7 @@ def read_webp(path: str, data: bytes) -> WebpHeader:
 
 
 def _chunks(path: str, data: bytes) -> Iterator[tuple[bytes, slice]]:
-    """Walk the chunks: the name of each and where it stands, without its padding."""
+    """Walk the chunks: the name and place of each, without its padding."""
     if len(data) < _FILE_HEAD.size:
         raise invalid(path, "a WebP without a whole header")
     _, size, _ = _FILE_HEAD.unpack_from(data)
@@ -136,7 +127,7 @@ def _read_canvas(path: str, body: memoryview) -> tuple[int, int]:
 
 
 def _read_alpha(path: str, body: memoryview, canvas: tuple[int, int]) -> int:
-    """Check the head of the transparency; say how many bytes of it are packed."""
+    """Check the head of the transparency; returns how many of its bytes are packed."""
     how = body[0] & 3 if body else None
     is_whole = how == _PACKED_ALPHA or len(body) > canvas[0] * canvas[1]
     if how not in (_RAW_ALPHA, _PACKED_ALPHA) or not is_whole:
@@ -145,7 +136,7 @@ def _read_alpha(path: str, body: memoryview, canvas: tuple[int, int]) -> int:
 
 
 def _read_lossy(path: str, body: memoryview) -> tuple[int, int, bool]:
-    """Read the head of a VP8 frame: a key frame that is shown (RFC 6386, 9.1)."""
+    """Read the head of a VP8 frame: a visible key frame (RFC 6386, 9.1)."""
     tag = int.from_bytes(body[:3], "little")
     is_key, is_shown, first_part_bytes = not tag & 1, tag >> 4 & 1, tag >> 5
     is_whole = len(body) >= _LOSSY_HEAD_BYTES + first_part_bytes

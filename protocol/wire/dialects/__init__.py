@@ -38,11 +38,11 @@ _ALL: Final[tuple[Dialect, ...]] = (
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
 )
-"""The dialects that a client can speak, by name; `opening` is none of them."""
+"""The dialects that a client can speak, by name, without `opening`."""
 
 
 def first_dialect(mode: Mode, endpoint: str) -> Dialect:
-    """The dialect that a connection begins with; on `/v1/realtime` the client's init picks it."""
+    """The first dialect of a connection; on `/v1/realtime` the client's init picks another."""
     if mode == "transcription":
         return TRANSCRIPTION
     if endpoint == "realtime":

@@ -1,8 +1,8 @@
-"""What a dialect is: a pure projection between wire frames and canonical messages.
+"""The base of all dialects: pure projections between wire frames and canonical messages.
 
-A frame is judged in the order of wire.md: it must be a JSON object (`codec.parse_frame`), then
-`classify` says what kind of request it is, the state decides whether that is welcome now
-(`state.RECEPTION`), and only then does `parse` look at its fields. No session logic lives here.
+A frame is judged in the order of wire.md: it must be a JSON object (`codec.parse_frame`),
+`classify` gives the kind of request, the state decides whether that is allowed now
+(`state.RECEPTION`), and only then `parse` reads its fields. No session logic is here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,12 @@ __all__ = ("Context", "Dialect", "Json", "no_frame", "refusal")
 
 
 def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalProtocolError:
-    """Make the error for a message that a dialect cannot say."""
+    """Make the error for a message without a frame in a dialect."""
     return LocalProtocolError(f"no frame for {type(message).__name__} in {dialect.name}")
 
 
 def refusal(request: Request, body: Json) -> FieldError:
-    """Say what is wrong with a message that is no event of the dialect.
-
-    Args:
-        request: MISPLACED or UNKNOWN.
-        body: the message.
-
-    Returns:
-        The error to raise.
-    """
+    """Make the error for a MISPLACED or UNKNOWN message."""
     try:
         name = Fields(body).required("type", Value.text)
     except FieldError as error:
@@ -45,14 +37,14 @@ def refusal(request: Request, body: Json) -> FieldError:
 
 
 class Dialect:
-    """One wire protocol, both ends of it, read and written by its tables.
+    """One wire protocol, both ends, read and written by its tables.
 
     Args:
         name: of the dialect.
-        types: the client's types of messages, and what kind of request each is.
+        types: the kind of request of each type of client message.
         requests: the client's messages.
-        answers: the server's; of one class or type each is written or read by the first.
-        more: what another server may say, and this one does not.
+        answers: the server's; of several with one class or type the first is used.
+        more: messages that only other servers send.
     """
 
     def __init__(
@@ -76,7 +68,7 @@ class Dialect:
         return self._name
 
     def requests(self, _mode: Mode) -> tuple[tuple[Request, Table], ...]:
-        """List the client's messages, each with the kind of request that it is."""
+        """List the client's messages with their kinds of request."""
         return tuple(self._requests.items())
 
     def answers(self, _mode: Mode) -> tuple[Table, ...]:
@@ -84,23 +76,14 @@ class Dialect:
         return self._answers
 
     def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is; never raises."""
+        """Return the kind of request of a client's message; never raises."""
         kind = body.get("type")
         return self.types.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message.
+        """Check every field of a client's message of the kind that `classify` returned.
 
-        Args:
-            request: what `classify` said.
-            body: the message.
-            context: the session's mode and limits.
-
-        Returns:
-            The canonical message, every field within its bounds.
-
-        Raises:
-            FieldError: naming the path, the value's kind and the limit.
+        `FieldError` names the path, the value's kind and the limit.
         """
         if request not in self._requests:
             raise refusal(request, body)
@@ -108,11 +91,7 @@ class Dialect:
         return message
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames, in the order in which they are sent.
-
-        Raises:
-            LocalProtocolError: the dialect has no frame for it.
-        """
+        """Write a server's message as frames, in order; `LocalProtocolError` if it has none."""
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)
@@ -121,8 +100,7 @@ class Dialect:
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame.
 
-        Raises:
-            LocalProtocolError: the dialect has no frame for it, or no field for a part of it.
+        `LocalProtocolError` if the dialect has no frame for it, or no field for a part.
         """
         table = self._written.get(type(message))
         if table is None:
@@ -132,12 +110,8 @@ class Dialect:
     def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
         """Read a server's message; a speaking unit may come as several.
 
-        Args:
-            body: the message.
-            _mode: of the session: a delta is a unit's speech, or a part of a turn's answer.
-
-        Raises:
-            RemoteProtocolError: the server sent what this dialect does not have.
+        In chat a delta is a part of a turn's answer, else a unit's speech. `RemoteProtocolError`
+        for a message that this dialect does not have.
         """
         kind = Fields(body).required("type", Value.text)
         if kind not in self._read:

@@ -1,16 +1,14 @@
 """A turn of chat as clients ask for it: messages and settings (004; 001 has the same in `$.input`).
 
-- Every setting is honoured or refused; a key that is not listed is refused in `generation`, `tts`
-  and `image`, so that nobody believes a setting to be in force that is not. An extra field
-  elsewhere is ignored and counted.
-- What only the source's own request schema has is honoured where the model can, and else refused
-  with the reason; its default may always be said (`SOURCE_FIELDS`).
+- Every setting is honoured or refused; in `generation`, `tts` and `image` an unknown key is
+  refused, so that an ineffective setting is noticed. Elsewhere it is ignored and counted.
+- Settings that only the source's request schema has are honoured if the model can, and else refused
+  with the reason; the default is always accepted (`SOURCE_FIELDS`).
 - The conversation begins with at most one system message and ends with the user's.
-- Bounds hold for the whole conversation: text, images with their pixels, seconds of sound and
-  videos are counted over all messages.
+- Bounds hold for the whole conversation: text, images with their pixels, seconds of sound, videos.
 - Without `tts`, a turn is spoken in 004, whose default that is, and not in 001.
 
-Files are checked by their headers alone; nothing is decoded here.
+Only the headers of files are checked; nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -77,9 +75,9 @@ SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
 )
 LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
 VOICE_MS_MIN: Final = 1000
-"""As in the source's schema: of a shorter voice a model hears nothing."""
+"""As in the source's schema: a model hears nothing of a shorter voice."""
 VOICE_MS_MAX: Final = 600_000
-"""Far above the 30 s that reference audio may last, so that any limit a client means is taken."""
+"""Far above the 30 s of reference audio, so that any limit a client means is accepted."""
 
 # -- contents -----------------------------------------------------------------------------------
 
@@ -150,7 +148,7 @@ _MESSAGE: Final = Table(
 
 
 def _check_conversation(at: Reading) -> None:
-    """Check what the messages are together: their order, and how much they hold."""
+    """Check the order of the messages and their total content."""
     _check_order(f"{at.path}.messages", at.values["messages"])
     _check_sums(f"{at.path}.messages", at.values["messages"])
 
@@ -204,7 +202,7 @@ _SAMPLING: Final[tuple[Row, ...]] = (
 
 
 def _greedy(at: Reading) -> None:
-    """Not to sample is a temperature of 0."""
+    """Replace greedy decoding by a temperature of 0."""
     if not at.values.pop("do_sample", True):
         at.values["config.temperature"] = 0.0
 
@@ -261,7 +259,7 @@ _TTS: Final[tuple[Row, ...]] = (
 
 
 def _speech(at: Reading, *, speaks: bool) -> None:
-    """Say how the answer is spoken, if it is."""
+    """Set how the answer is spoken, if it is."""
     found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
     given = {key.removeprefix("speech."): value for key, value in found.items()}
     is_enabled = given.pop("enabled")
@@ -280,11 +278,7 @@ def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
 
 
 def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
-    """Make the rows of a turn.
-
-    Args:
-        speaks: whether it is spoken where there is no `tts`.
-    """
+    """Make the rows of a turn; `speaks`: it is spoken by default, without `tts`."""
     return (
         Object(
             "image",

@@ -1,10 +1,9 @@
 """The dialect of 000: `session.update`, `input_audio_buffer.append`, `response.output_audio.delta`.
 
-Choices beside what 000 says:
-- Listens and deltas bear a `metrics` object as in `realtime`, so that dropped units can be seen.
-- A session that ends without the client's wish and without a word of 000 for it is an `error`, but
-  for one that an operator cancelled, which is `stopped` as it is on the close frame.
-
+Choices in addition to 000:
+- Listens and deltas have a `metrics` object as in `realtime`, so that dropped units can be seen.
+- An end without the client's wish and without a word in 000 is an `error`; a session that an
+  operator cancelled is `stopped`, as on the close frame.
 - `session.voice_config` holds the settings that 002 has in `config`: the source's pages send it.
 
 000 has no ids for input, responses, or sessions once created: the writing side refuses to lose the
@@ -80,12 +79,12 @@ _METRICS: Final = (
     Object("metrics", shared.METRICS, attr="metrics", rank=1),
     Field("kv_cache_length", INTEGER, attr="metrics.kv_cache_length"),
 )
-"""The addition of ours, and the length that 000 has beside it."""
+"""Our addition, and 000's own field for the length."""
 
 
 def _word(closed: Closed) -> str:
     if closed.reason not in _REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
     return _REASONS[closed.reason]
 
 
@@ -124,10 +123,10 @@ _ANSWERS: Final = (
 
 
 class DuplexV1(Dialect):
-    """The dialect of 000; see `base.Dialect` for what its methods do."""
+    """The dialect of 000."""
 
     def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is; an update of 003 is misplaced."""
+        """Return the kind of request of a client's message; an update of 003 is misplaced."""
         if shared.is_model_update(body):
             return Request.MISPLACED
         return shared.classify(body, self.types)

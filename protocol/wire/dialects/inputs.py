@@ -1,7 +1,6 @@
-"""The client's input, the same in every dialect but for where it stands: audio, frames, requests.
+"""The client's input, the same in every dialect except for its place: audio, frames, requests.
 
-Its rows are read and written in the objects that hold it: `$.input` in `realtime`, the message
-itself elsewhere.
+Its rows are read and written in `$.input` in `realtime`, in the message itself elsewhere.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ SLICES: Final = integer(1, SLICES_MAX)
 """A slice count (000, max_slice_nums)."""
 PROMPT: Final = text(INSTRUCTIONS_CHARS_MAX, holds=PROMPTED)
 INPUT_ID: Final = Field("input_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True)
-"""The client's own name for its input, which comes back in what answers it."""
+"""The client's own name for its input, returned in the answers to it."""
 FORCE_LISTEN: Final = Field("force_listen", FLAG, False)
 APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
 
 
 def frames(name: str) -> Field:
-    """Make the row of an append's pictures; `mode=audio` does not look at them."""
+    """Make the row of an append's pictures; `mode=audio` ignores them."""
     kind = items(JPEG, FRAMES_MAX)
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
@@ -53,14 +52,14 @@ ASKED: Final[tuple[Row, ...]] = (
     Field("notices", FLAG, False, omit=True, rank=9, since=NOTICES),
     RECORD,
 )
-"""What a client asks of the server beside its settings."""
+"""A client's wishes for the server in addition to its settings."""
 
 
 def setting(name: str, kind: Kind, default: object, **more: Any) -> Field:
-    """Make the row of a setting, which is written where it is not the default."""
+    """Make the row of a setting, which is written unless it is the default."""
     return Field(name, kind, default, omit=True, **more)
 
 
 def one_value(name: str, kind: Kind, why: str = "", **more: Any) -> Field:
-    """Make the row of a setting that has one value, which may be said."""
+    """Make the row of a setting with a single allowed value."""
     return Field(name, because(kind, why) if why else kind, None, attr=DROPPED, **more)

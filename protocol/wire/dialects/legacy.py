@@ -1,7 +1,7 @@
-"""What `legacy-duplex` and `legacy-chat` have in common: queue events and errors (002, 004).
+"""The common part of `legacy-duplex` and `legacy-chat`: queue events and errors (002, 004).
 
-Their event types have no `session.` before them, and an error's text stands at its top with the
-code beside it, an addition.
+Their event types have no `session.` prefix. An error has its text at the top level, and `code` as
+our addition.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ COMMON: Final = (
         tag=ERROR,
     ),
 )
-"""An error without a code is another server's, and its failure."""
+"""An error without a code comes from another server, and counts as its failure."""
 
 
 def faults(cls: type, text: Field, code: Field) -> Table:
-    """Make the table of an end that is told as an error."""
+    """Make the table of an end that is sent as an error."""
     session_id = Field("session_id", TEXT, "", attr="named", omit=True)
     rows: tuple[Row, ...] = (text, code, session_id)
     return Table(cls, *rows, tag=ERROR)

@@ -1,10 +1,10 @@
 """The dialect of 004: a connection is one request, `prefill_done`, `chunk`s, `done`.
 
-The request has no type: every object is one. There is nothing else that a client can say, and no
-word for the end: the server closes the connection. See `chat_inputs` for the request's fields.
+The request has no type: every object is one, and the client has no other message. There is no word
+for the end: the server closes the connection. See `chat_inputs` for the request's fields.
 
-What 004 cannot show: the ids of session, response and input, why an answer ended, whether it was
-streamed, and what it took. The writing side leaves them out; the reading side has empty ids,
+004 cannot show: the ids of session, response and input, why an answer ended, whether it was
+streamed, and its costs. The writing side leaves them out; the reading side has empty ids,
 `turn_end`, streaming and no metrics.
 """
 
@@ -59,10 +59,10 @@ _ANSWERS: Final = (
 
 
 class LegacyChat(Dialect):
-    """The dialect of 004; see `base.Dialect` for what its methods do."""
+    """The dialect of 004."""
 
     def classify(self, _body: Json) -> Request:
-        """Say what kind of request a client's message is: all that there can be."""
+        """Return the kind of request: there is only one."""
         return Request.INIT
 
 

@@ -1,17 +1,17 @@
 """The dialect of 002: `prepare`, `audio_chunk`, `result`, and a session that can be paused.
 
-Choices beside what 002 says:
-- `ref_audio_path` is the name of a voice of the server's library, never a path; data wins over it.
-- `video_frame` in mode=audio is set aside unseen: a `See` without a frame.
-- An end that was nobody's wish is told twice, by an `error` with its code and by `stopped`, for
-  clients wait for `stopped`. It is read as the end that the `error` names; the `stopped` after it
-  is another end, of a session that is over by then. A timeout is told by `timeout` alone, and its
-  text says whether it was the pause's.
-- `stop` has no reason, so a client's own words are left unsaid rather than its goodbye refused.
+Choices in addition to 002:
+- `ref_audio_path` is the name of a voice in the server's library, never a path; data wins over it.
+- `video_frame` in mode=audio is set aside unread: a `See` without a frame.
+- An unwanted end is sent twice, as an `error` with its code and as `stopped`, since clients wait
+  for `stopped`. It is read as the end that the `error` names; the `stopped` after it is another
+  end, of a session that is over by then. A timeout is only sent as `timeout`, and its text says
+  whether it was the pause's.
+- `stop` has no reason, so a client's own words are left out rather than its goodbye refused.
 
-What 002 cannot show: ids of responses, input and sessions once prepared, what prefill took, units
+002 cannot show: ids of responses, input and sessions once prepared, the cost of prefill, units
 dropped, and whether the recording goes on. The reading side leaves ids empty and takes the name of
-the recording to mean that there is one. That an operator cancelled a session reads as a stop.
+the recording to mean that there is one. A cancelled session reads as a stop.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _REQUESTS: Final = {
 
 
 class LegacyDuplex(Dialect):
-    """The dialect of 002; see `base.Dialect` for what its methods do."""
+    """The dialect of 002."""
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""

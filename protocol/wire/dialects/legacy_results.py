@@ -1,4 +1,4 @@
-"""What the server says in the dialect of 002 beside queue events; `legacy_duplex` describes it."""
+"""The server's messages in the dialect of 002, without queue events; see `legacy_duplex`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from . import legacy, shared
 PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
 UNIX_S_MAX: Final = 1e11
-"""The year 5138: a time beyond it is in other units."""
+"""The year 5138: a later time is in other units."""
 PAUSE_S: Final = number(0, PAUSE_S_MAX, "above ")
 FAULTS: Final[Mapping[EndReason, str]] = {
     "context_full": "the model's context is full",
@@ -92,7 +92,7 @@ _METRICS: Final[tuple[Row, ...]] = (
 
 
 def _is_listen(outcome: Listen | Speech | Pending) -> bool:
-    """Clients take a listen for the end of the turn, so amid one a pending result speaks."""
+    """To clients a listen ends the turn, so a pending result during a turn is no listen."""
     if isinstance(outcome, Pending):
         return not outcome.is_speaking
     return isinstance(outcome, Listen)
@@ -206,11 +206,7 @@ ANSWERS: Final = (
 
 
 def encode_closed(closed: Closed) -> tuple[str, ...]:
-    """Write a session's end, in one frame or two.
-
-    Raises:
-        LocalProtocolError: nobody hears such an end here.
-    """
+    """Write a session's end, in one frame or two; `LocalProtocolError` if it is never sent here."""
     reason = closed.reason
     if reason in TIMEOUTS:
         return (TIMEOUT.encode(closed),)
@@ -218,4 +214,4 @@ def encode_closed(closed: Closed) -> tuple[str, ...]:
         return (FAULT.encode(closed), STOPPED.encode(closed))
     if reason in {"client", "cancelled"}:
         return (STOPPED.encode(closed),)
-    raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: nobody hears it")
+    raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: it is never sent")

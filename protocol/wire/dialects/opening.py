@@ -1,7 +1,7 @@
-"""The dialect of `/v1/realtime` before the client's first init, which picks one and it stays.
+"""The dialect of `/v1/realtime` before the client's first init, which picks one for good.
 
-It knows the types of both `realtime` and `duplex-v1`, so that whatever comes first is judged by the
-same table, and it says what both say alike: queue events and errors. `choose` picks; who calls it
+It knows the types of both `realtime` and `duplex-v1`, so that any first message is judged by the
+same table, and it has their common messages: queue events and errors. `choose` picks; the caller
 keeps the choice.
 """
 
@@ -27,15 +27,15 @@ _COMMON: Final[Mapping[str, Request]] = {shared.SESSION_CLOSE: Request.CLOSE}
 
 
 class OpeningDialect(Dialect):
-    """The dialect that is none yet; see `base.Dialect` for what its methods do."""
+    """The dialect before one is picked."""
 
     def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is, in the dialect that its type is of."""
+        """Return the kind of request of a client's message, in the dialect of its type."""
         dialect = _dialect_of(body)
         return shared.classify(body, _COMMON) if dialect is None else dialect.classify(body)
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message, in the dialect that its type is of."""
+        """Check every field of a client's message, in the dialect of its type."""
         dialect = _dialect_of(body)
         if dialect is None:
             return super().parse(request, body, context)
@@ -46,14 +46,7 @@ OPENING: Final = OpeningDialect("opening", _COMMON, {Request.CLOSE: shared.CLOSE
 
 
 def choose(body: Json) -> Dialect | None:
-    """Say which dialect a client's init picks, whether or not its fields are right.
-
-    Args:
-        body: a client's message.
-
-    Returns:
-        The dialect, or None where the message is no init.
-    """
+    """Return the dialect that a client's init picks, right or wrong; None if it is no init."""
     return _dialect_of(body) if OPENING.classify(body) is Request.INIT else None
 
 

@@ -1,20 +1,19 @@
 """The dialect of 001: `session.init`, `input.append`, `response.output.delta`, `response.done`.
 
-Choices beside what 001 says:
+Choices in addition to 001:
 - A prompt may be absent, and is empty then; `system_prompt` wins over its alias `instructions`.
-- `input_id` stands at the top of `input.append`, as it does in the deltas that answer it.
+- `input_id` stands at the top of `input.append`, as in the deltas that answer it.
 - A speaking unit sends a text delta, if there is text, then an audio delta, if there is audio; with
-  neither, an empty text delta, for each unit has an outcome that can be seen (B9).
-- `end_of_turn` is only there, as true, on the last delta of a speaking turn.
-- In mode=chat an init may carry a prompt, the system message of turns that bring none. A voice or a
-  setting in it is refused, for each turn brings its own. A turn without `tts` is text alone, as
-  001's examples are.
-- An answer that was not streamed has its speech in `response.done`, as `audio`; what is left of a
-  streamed one comes as a last audio delta before it. Both token counts stand among its metrics.
+  neither, an empty text delta, for each unit has a visible outcome (B9).
+- `end_of_turn` is present, as true, only on the last delta of a speaking turn.
+- In mode=chat an init may have a prompt, the system message of turns without one. A voice or a
+  setting in it is refused, for each turn has its own. A turn without `tts` is only text, as in
+  001's examples.
+- An answer that was not streamed has its speech in `response.done`, as `audio`; the rest of a
+  streamed one comes as a last audio delta before it. Both token counts are among its metrics.
 
-What 001 cannot show: a client's own close reason is told back as it is, so one that reads like a
-server's (`timeout`) cannot be told from it, there is a single field for both. An answer without
-`audio` reads as a streamed one. The end of prefill has no place.
+001 cannot show: whose close reason it is (a client's `timeout` reads like the server's), whether an
+answer without `audio` was streamed, and the end of prefill.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ _LISTEN: Final = _delta(
 
 
 def _encode_speech(speech: Speech) -> tuple[str, ...]:
-    """Write text, then sound; the last of the two says that the turn ends."""
+    """Write text, then sound; the last of the two has the turn's end."""
     if not speech.pcm:
         return (_TEXT.encode(speech),)
     audio = _AUDIO.encode(speech)
@@ -168,7 +167,7 @@ def _word(closed: Closed) -> str:
     reason = closed.client_reason if closed.reason == "client" else None
     word = reason or _REASONS.get(closed.reason)
     if word is None:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: nobody hears it")
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
     return word
 
 
@@ -204,22 +203,22 @@ _DELTAS: Final = {"listen": _LISTEN, "text": _TEXT, "audio": _AUDIO}
 
 
 class Realtime(Dialect):
-    """The dialect of 001; see `base.Dialect` for what its methods do."""
+    """The dialect of 001."""
 
     def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
-        """List the client's messages; of the same types, others in chat."""
+        """List the client's messages; in chat, others of the same types."""
         if mode != "chat":
             return super().requests(mode)
         return tuple({**dict(super().requests(mode)), **chat.REQUESTS}.items())
 
     def answers(self, mode: Mode) -> tuple[Table, ...]:
-        """List the server's messages; in chat there are others."""
+        """List the server's messages; chat has others."""
         if mode != "chat":
             return (_CREATED, *_DELTAS.values(), _CLOSED, *shared.COMMON)
         return (_CHAT_CREATED, *chat.DELTAS.values(), chat.DONE, _CLOSED, *shared.COMMON)
 
     def classify(self, body: Json) -> Request:
-        """Say what kind of request a client's message is."""
+        """Return the kind of request of a client's message."""
         return shared.classify(body, self.types)
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:

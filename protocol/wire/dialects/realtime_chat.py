@@ -1,4 +1,4 @@
-"""What is said in the dialect of 001 in mode=chat alone; `realtime` describes and speaks it."""
+"""The messages of 001 that only mode=chat has; `realtime` describes and uses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupte
 
 
 def _nothing(name: str, **more: Any) -> Field:
-    """Make the row of a text that must be empty, as clients fill in what they do not want."""
+    """Make the row of a text that must be empty, as clients fill in unwanted fields."""
     return Field(name, because(text(0), _OF_TURNS), None, attr=DROPPED, **more)
 
 
@@ -64,7 +64,7 @@ ASK: Final = Table(
     lacks={"record": True},
     where="a turn of realtime",
 )
-"""A turn; what it says of the recording, an init says here."""
+"""A turn; its wish about the recording is in the init here."""
 REQUESTS: Final[Mapping[Request, Table]] = {Request.INIT: _INIT, Request.APPEND: ASK}
 
 # -- from the server ----------------------------------------------------------------------------
@@ -73,7 +73,7 @@ ANSWERED: Final[tuple[Row, ...]] = (
     Field("response_id", TEXT),
     Field("input_id", TEXT, ""),
 )
-"""What an answer is one to."""
+"""The ids of an answer."""
 
 
 NO_METRICS: Final = Field("metrics", OBJECT, None, attr=DROPPED, get=lambda _: {}, is_read=False)
@@ -117,13 +117,13 @@ DONE: Final = Table(
 
 
 def encode_delta(delta: Delta) -> tuple[str, ...]:
-    """Write a piece of an answer: text first, then sound, and never none at all."""
+    """Write a piece of an answer: text first, then sound; one frame at least."""
     text_frame = (DELTAS["text"].encode(delta),) if delta.text or not delta.pcm else ()
     return (*text_frame, DELTAS["audio"].encode(delta)) if delta.pcm else text_frame
 
 
 def encode_response(response: Response) -> tuple[str, ...]:
-    """Write the end of a turn; the last of a streamed answer's speech goes before it."""
+    """Write the end of a turn, after the last of a streamed answer's speech."""
     if not response.pcm or not response.streaming:
         return (DONE.encode(response),)
     rest = Delta(
@@ -140,4 +140,4 @@ FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
     Delta: encode_delta,
     Response: encode_response,
 }
-"""What is said of a turn, by its class; the end of prefill has no place."""
+"""The frames of a turn, by class of message; the end of prefill has none."""

@@ -1,8 +1,8 @@
 """The inference settings of a duplex session: `config` (002), each honoured or refused.
 
-Bounds are those of `model.DuplexConfig`. `chunk_ms`, `sample_rate`, `ls_mode` and the settings of
-the source that are not offered here have one value each, which may be said; a key that is not
-listed is refused and not ignored, so that nobody believes a setting to be in force that is not.
+Bounds are those of `model.DuplexConfig`. `chunk_ms`, `sample_rate`, `ls_mode` and the source's
+settings that are not offered here have one allowed value each; an unknown key is refused, so that
+an ineffective setting is noticed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPETITION: Final = "the weight of repeated text is not offered as a setting"
 
 
 def _greedy(at: Reading) -> None:
-    """Greedy is a temperature of 0."""
+    """Replace greedy decoding by a temperature of 0."""
     if at.values.pop("decode_mode", None) == "greedy":
         at.values["config.temperature"] = 0.0
 
@@ -93,13 +93,9 @@ def config(name: str, **more: Any) -> Object:
 
 
 def slices_once(name: str) -> Rule:
-    """Settle `max_slice_nums`, which may stand beside the settings and in them.
+    """Settle `max_slice_nums`, which may stand in the settings (`name`) and next to them.
 
-    Args:
-        name: of the settings.
-
-    Raises:
-        FieldError: both are there and differ, so that one of them would not be honoured.
+    `FieldError` if both are there and differ, so that one of them would be ignored.
     """
 
     def check(at: Reading) -> None:

@@ -1,9 +1,8 @@
-"""What `realtime` and `duplex-v1` have in common: type tags, queue events, errors, metrics.
+"""The common part of `realtime` and `duplex-v1`: type tags, queue events, errors, metrics.
 
-The legacy dialects share places in the queue, output and metrics, but no type tags: see `legacy`.
-
-On `/v1/realtime` the queue events and errors are the same in both (the wire decisions), so a client
-reads them before it has chosen a dialect. `session.close` is the same too, and never refused.
+On `/v1/realtime` queue events and errors are the same in both (the wire decisions), so a client
+reads them before it has chosen a dialect. `session.close` is the same too, and never refused. The
+legacy dialects share places in the queue, output and metrics, but no type tags: see `legacy`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SESSION_CLOSE: Final = "session.close"
 KNOWN_TYPES: Final = frozenset(
     {SESSION_INIT, SESSION_UPDATE, INPUT_APPEND, AUDIO_APPEND, SESSION_CLOSE}
 )
-"""What clients of any dialect of `/v1/realtime` send; the rest is unknown, not misplaced."""
+"""Types of clients of any dialect of `/v1/realtime`; others are unknown, not misplaced."""
 
 SESSION_QUEUED: Final = "session.queued"
 SESSION_QUEUE_UPDATE: Final = "session.queue_update"
@@ -55,15 +54,7 @@ RECORDING_STATES: Final[tuple[RecordingState, ...]] = ("on", "off", "failed")
 
 
 def classify(body: Json, own: Mapping[str, Request]) -> Request:
-    """Say what kind of request a message is.
-
-    Args:
-        body: the message.
-        own: the types that the dialect has itself.
-
-    Returns:
-        Its kind; MISPLACED for a type that only another dialect has.
-    """
+    """Return the kind of a message; MISPLACED for a type that only another dialect has."""
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in KNOWN_TYPES:
         return Request.UNKNOWN
@@ -80,7 +71,7 @@ def is_model_update(body: Json) -> bool:
 
 
 OPENAI_SESSIONS: Final = ("realtime", "transcription")
-"""What the sessions of OpenAI's Realtime API say that they are; no session of ours has a type."""
+"""The types of sessions in OpenAI's Realtime API; no session of ours has a type."""
 
 
 def is_openai_update(body: Json) -> bool:
@@ -100,7 +91,7 @@ def is_openai_update(body: Json) -> bool:
 
 
 def _closing_words(value: Value, _: Reading) -> str | None:
-    """Read a client's own words: none where it is no string, or an empty one; a longer is cut."""
+    """Read a client's own words: None if it is not a string or empty; a longer one is cut."""
     words = value.value
     return words[:REASON_CHARS_MAX] or None if isinstance(words, str) else None
 
@@ -123,7 +114,7 @@ PLACE: Final[tuple[Row, ...]] = (
     Field("queue_length", INTEGER, attr="place.queue_length"),
 )
 NAMED: Final = Field("session_id", TEXT, "", omit=True)
-"""Whose error it is, where that is known; other servers do not say."""
+"""The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row, ...]] = (
     Field("recording_id", TEXT, "", omit=True),
     Field("recording_notice", TEXT, "", omit=True),
@@ -143,7 +134,7 @@ METRICS: Final[tuple[Row, ...]] = (
     Field("dropped_units", INTEGER, 0),
     Field("recording", RECORDING, "off"),
 )
-"""The metrics of a unit (the wire decisions, `realtime`); what another server does not say is 0."""
+"""The metrics of a unit (the wire decisions, `realtime`); 0 if another server omits one."""
 COMMON: Final = (
     Table(Queued, *PLACE, tag={"type": SESSION_QUEUED}),
     Table(QueueUpdate, *PLACE, tag={"type": SESSION_QUEUE_UPDATE}),

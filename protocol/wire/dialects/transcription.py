@@ -1,7 +1,7 @@
 """The dialect of 003: a model is chosen, sound is appended and committed, text comes back.
 
-003 has two sets of names for the same. The server takes both from anybody, and answers in the set
-that its client began with:
+003 has two sets of names for the same. The server accepts both from every client, and answers in
+the set with which its client began:
 
 | | `transcription` | `transcription-responses` |
 |---|---|---|
@@ -12,14 +12,10 @@ that its client began with:
 | a piece of text | `transcription.delta` | `response.text.delta` |
 | an utterance's end | `transcription.done` | `response.done` |
 
-A `language` or a `prompt`, which OpenAI's clients of transcriptions know, is refused by its name:
-none of our models takes one. Where it says nothing it is taken.
-
-Choices beside what 003 says: an end that is nobody's wish is an `error` whose code says which, and
-is read as that end. Any other end has no message, and a client's own type is either known or not:
-there is no event that is only out of place.
-
-What it cannot show: anything of the queue, whether there is a recording, that the server will go.
+A non-empty `language` or `prompt`, known from OpenAI's clients, is refused by its name: none of our
+models takes one. In addition to 003, an unwanted end is an `error` whose code names it, and is read
+as that end; another end has no message. A client's type is either known or not, never misplaced.
+003 cannot show: the queue, whether there is a recording, that the server will shut down.
 """
 
 from __future__ import annotations
@@ -69,11 +65,11 @@ _ENDS: Final[Mapping[EndReason, str]] = {
     "backend_error": "the session is over: the model was lost",
     "server_shutdown": "the session is over: the server shuts down",
 }
-"""What an end is told by."""
+"""The words of an end's error."""
 _SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
     {"idle", "cancelled", "invalid_frame", "flooded", "refused", "rejected"}
 )
-"""The ends that the close alone tells, or an error before it."""
+"""Ends without a message: the close shows them, or an error before it."""
 
 
 def begins_with_create(body: Json) -> bool:
@@ -85,7 +81,7 @@ def begins_with_create(body: Json) -> bool:
 
 
 def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
-    """Make the row of a field that may say nothing."""
+    """Make the row of a field that must be empty."""
 
     def read(value: Value, _: Reading) -> str:
         try:
@@ -172,12 +168,12 @@ _END: Final = legacy.faults(
 
 
 class Transcription(Dialect):
-    """The dialect of 003; see `base.Dialect` for what its methods do.
+    """The dialect of 003.
 
     Args:
         name: of the set of names.
         choice: the type of the message that chooses a model.
-        beginning: what asks for an utterance's text and does not end its sound.
+        beginning: the message that asks for an utterance's text without ending its sound.
         names: the types of a piece of text and of an utterance's end.
     """
 
@@ -195,7 +191,7 @@ class Transcription(Dialect):
         """A commit ends sound, and another message asks for its text."""
 
     def requests(self, mode: Mode) -> tuple[tuple[Request, Table], ...]:
-        """List the client's messages, each with the kind of request that it is."""
+        """List the client's messages with their kinds of request."""
         own = super().requests(mode)
         return (*own, (Request.COMMIT, self._beginning)) if self._asks_apart else own
 

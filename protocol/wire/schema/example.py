@@ -1,6 +1,6 @@
-"""Example bodies: the client's made of its schema, the server's as it wrote them.
+"""Example bodies: the client's made from its schema, the server's as it wrote them.
 
-What is base64 is shown as what it holds, `<base64 image/jpeg>`: real files would hide the rest.
+Base64 is shown by its content, `<base64 image/jpeg>`: real files would hide the rest.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ Json = Mapping[str, Any]
 
 
 def example(schema: Json) -> dict[str, Any]:
-    """Make a body that has what must be there, and what says something by its default.
+    """Make a body of a client's message from its schema: required fields, and telling defaults.
 
-    Args:
-        schema: of a client's message, as `wire.describe` gives it.
-
-    Returns:
-        The body; its base64 is named and not there.
+    Its base64 is replaced by a name.
     """
     required = _required(schema)
     made: dict[str, Any] = {}
@@ -64,7 +60,7 @@ def _value(schema: Json) -> Any:
 
 
 def shown(body: Json, schema: Json) -> dict[str, Any]:
-    """Show a body that was written, with its base64 named."""
+    """Show a written body, with names for its base64."""
     return {name: _shown(value, schema["properties"].get(name, {})) for name, value in body.items()}
 
 

@@ -1,7 +1,6 @@
-"""Small files and samples that stand for what base64 may hold.
+"""Small files and samples for each kind of base64, named as in the schema of a field.
 
-Each passes the header checks of `protocol.wire.media` and is nothing to look at or listen to. What
-they are called is what the schema of a field that takes them says.
+Each passes the header checks of `protocol.wire.media`, without meaningful content.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..kinds import FLOAT32, PCM16
 
 @attrs.frozen(kw_only=True)
 class Medium:
-    """A kind of file: its media type, and two of the kind that differ."""
+    """A kind of file: its media type, and two different examples."""
 
     name: str
     samples: tuple[bytes, bytes]

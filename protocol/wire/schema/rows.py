@@ -1,10 +1,10 @@
 """The schema of a message, from the rows of its table (`protocol.wire`).
 
-What a field means is the line of its attribute under `Attributes:` in the class's docstring, unless
-the row says it. Of several tables of one type the schema is of what they have in common.
+The description of a field is its row's, or the line of its attribute under `Attributes:` in the
+class's docstring. For several tables of one type the schema has their common part.
 
 - An explicit null counts as absent, so a client's field that may be absent may be null.
-- A field that must be there under one of several names is not required under any one of them.
+- A field that is required under one of several names is not required under any one of them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SHOWN: Final[Mapping[str, str]] = {
     "model": "tiny",
     "message": "$.input.audio: required field is missing",
 }
-"""What texts look like, by attribute, in examples; other attributes show their own name."""
+"""Example texts by attribute; other attributes show their own name."""
 _SILENCE: Final = "AAAAAAAAAAAAAAAAAAAAAA=="
 
 
 _ATTRIBUTE: Final = re.compile(r"(\w+): (.+)")
 _SECTION: Final = "Attributes:"
 _CLAUSE: Final = re.compile(r" \((?:\d{3}|B\d+|`protocol)[^)]*\)")
-"""Where a rule comes from: for readers of the code, not for a client's author."""
+"""The source of a rule: for readers of the code, not for a client's author."""
 
 
 def attribute_docs(cls: type) -> Mapping[str, str]:
@@ -62,13 +62,13 @@ def attribute_docs(cls: type) -> Mapping[str, str]:
 
 
 def summary(cls: type) -> str:
-    """Give a class's docstring up to its attributes, on one line."""
+    """Return a class's docstring up to its attributes, on one line."""
     text = (cls.__doc__ or "").partition(_SECTION)[0]
     return _CLAUSE.sub("", " ".join(text.split()))
 
 
 def doc_of(cls: Any, path: str) -> str:
-    """Say what an attribute means: by its own line, or by that of what it is a part of."""
+    """Return an attribute's description: its own line, or that of the containing attribute."""
     said = ""
     for name in path.removeprefix("^").split("."):
         if not attrs.has(cls):
@@ -95,7 +95,7 @@ def _tags(table: Table) -> dict[str, Schema]:
 def _asked(
     rows: Sequence[Row], cls: type, prefix: str, tags: Mapping[str, Schema], *, is_closed: bool
 ) -> Schema:
-    """Describe an object that clients send; fields that must be there stand first."""
+    """Describe an object that clients send; required fields stand first."""
     first: dict[str, Schema] = dict(tags)
     then: dict[str, Schema] = {}
     required = [*tags]
@@ -129,7 +129,7 @@ def _asked(
 
 
 def newest(rows: Iterable[Row]) -> Iterator[Field | Object]:
-    """Name the fields of a session that begins now."""
+    """List the fields of a session that begins now."""
     for row in rows:
         if isinstance(row, Field | Object) and row.is_known:
             yield row
@@ -206,12 +206,12 @@ def _kind(kind: Kind) -> Schema:
 
 
 def answer_schema(tables: Sequence[Table]) -> Schema:
-    """Describe a server's message of one type: what its variants have, always or at times."""
+    """Describe a server's message of one type: the fields of its variants."""
     return _merge([_said(table.shape.written, table.cls, "", _variant(table)) for table in tables])
 
 
 def _variant(table: Table) -> dict[str, Schema]:
-    """Describe what tells a server's message from others: by its kind, in addition to its type."""
+    """Describe how a server's message differs from others: by its kind, in addition to its type."""
     tags = _tags(table)
     for name, tag in tags.items():
         if name != "type":
@@ -222,7 +222,7 @@ def _variant(table: Table) -> dict[str, Schema]:
 def _said(
     rows: Sequence[Field | Object], cls: type, prefix: str, tags: Mapping[str, Schema]
 ) -> Schema:
-    """Describe an object that the server sends; fields that are always there stand first."""
+    """Describe an object that the server sends; fields that are always present stand first."""
     always: dict[str, Schema] = dict(tags)
     at_times: dict[str, Schema] = {}
     for row in rows:

@@ -1,13 +1,12 @@
-"""All that crosses the wire in the dialects that are served, as JSON Schema (draft 07).
+"""All messages of the served dialects, as JSON Schema (draft 07).
 
-`describe` reads the tables of a dialect (`protocol.wire`) in each course that it has. What is the
-same in several courses is one message.
+`describe` reads the tables of a dialect (`protocol.wire`) in each of its courses; a message that is
+the same in several courses is one.
 
-In addition to JSON Schema's own keys there are these, for people and tools that want more:
-`x-antiphon-media` (what base64 may hold), `x-antiphon-tag` (the field that says which of `oneOf` an
-object is), `x-antiphon-same` (the field of which this is another name), `x-antiphon-after` (the
-field that, if present, makes this one ignored), `x-antiphon-ignored-in` (modes in which a field is
-known and not looked at).
+Keys in addition to JSON Schema's own: `x-antiphon-media` (the content of base64), `x-antiphon-tag`
+(the field that says which of `oneOf` an object is), `x-antiphon-same` (the field of which this is
+another name), `x-antiphon-after` (the field that, if present, makes this one ignored),
+`x-antiphon-ignored-in` (modes in which a field is known and ignored).
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
     "transcription": ("transcription",),
     "transcription-responses": ("transcription",),
 }
-"""The modes that a dialect has; a course is described by its first."""
+"""The modes of a dialect; a course is described by its first."""
 REQUEST_DIALECT: Final = "legacy-chat"
-"""Of this one a connection is one request, and its only message has no type."""
+"""A connection of this dialect is one request, and its only message has no type."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,12 +42,10 @@ class Message:
     """A message of a dialect.
 
     Attributes:
-        dialect: the dialect's name.
-        sender: who sends it.
-        kind: the wire's type; empty where it has none.
+        kind: the wire's type; empty without one.
         courses: in which it may be sent; it may differ in others.
-        canonical: what it is, whatever the dialect.
-        request: what the reception table knows a client's message as.
+        canonical: the class of the message in every dialect.
+        request: the key of a client's message in the reception table.
         schema: of the body.
         examples: bodies of a server's message, as they are sent; audio is silence.
     """
@@ -64,7 +61,7 @@ class Message:
 
     @property
     def description(self) -> str:
-        """What it says, in the words of what it is."""
+        """The description of its canonical class."""
         return " ".join(dict.fromkeys(summary(cls) for cls in self.canonical))
 
 
@@ -79,12 +76,12 @@ def describe(name: str) -> tuple[Message, ...]:
 
 
 def courses(name: str) -> tuple[Course, ...]:
-    """Name the courses that a dialect has."""
+    """List the courses of a dialect."""
     return tuple(dict.fromkeys(_course(name, mode) for mode in MODES[name]))
 
 
 def senders(messages: tuple[Message, ...], course: Course) -> Mapping[type, tuple[str, ...]]:
-    """Say which types of frames a server's message has in a course, by its class."""
+    """Return the frame types of each server's message in a course, by its class."""
     frames: dict[type, tuple[str, ...]] = {}
     for trigger in dict.fromkeys(
         trigger for row in TRANSITIONS[course].values() for trigger in row
@@ -104,7 +101,7 @@ def _course(name: str, mode: Mode) -> Course:
 
 
 def _join(messages: list[Message]) -> list[Message]:
-    """Make one of messages that are the same in several courses."""
+    """Join messages that are the same in several courses."""
     joined: list[Message] = []
     for message in messages:
         for index, other in enumerate(joined):
