@@ -13,18 +13,17 @@
 
     async with antiphon.transcribe(url, model="tiny") as session:
         await session.append(pcm)
-        await session.finish()                 # that was the utterance
+        await session.finish()                 # the utterance ends
         async for event in session:
             if isinstance(event, antiphon.TranscriptDone):
-                break                          # the session would wait for another one
+                break                          # the session would wait for the next one
             print(event.text if isinstance(event, antiphon.TranscriptDelta) else "", end="")
 
-It runs on asyncio and on trio. One task sends and one receives. All errors are an
+It runs on asyncio and on trio. One task sends and one receives. Every error is an
 `antiphon.ClientError`.
 
-This package only re-exports: the packages behind it (`protocol`, `runtime`) have common names, and
-users look for the name that they installed. It is a package rather than a single module, because
-only a package can tell type checkers that it is typed (PEP 561).
+It only re-exports from `protocol` and `runtime`, under the name that users install. It is a
+package, because a single module cannot tell type checkers that it is typed (PEP 561).
 """
 
 from __future__ import annotations

@@ -22,11 +22,9 @@ from .unit_loop import Phase
 
 @attrs.define
 class PendingInit:
-    """An accepted init and the voices that it waits for.
+    """An accepted init and the voices that it waits for, both by field name.
 
-    Attributes:
-        voices: PCM by field name, float32 LE 16 kHz mono, as far as decoded.
-        undecided: media number of each voice being decoded, by field name.
+    `voices` are PCM, float32 LE 16 kHz mono, as far as decoded; `undecided` media numbers.
     """
 
     init: Init

@@ -42,11 +42,8 @@ class ActiveTurn:
     """The turn in progress.
 
     Attributes:
-        index: 0, 1, 2... counts the session's turns.
         prefill: None until the model reports it.
-        text: the answer so far.
         pcm: its speech so far, piece by piece, unless streaming has sent it.
-        tokens: tokens generated so far.
         codes: speech codes so far.
     """
 
@@ -64,12 +61,9 @@ class ActiveTurn:
 
 @attrs.define(kw_only=True, eq=False)
 class Chat(Core):
-    """A chat's state between events.
+    """A chat's state between events; `turn` is None between turns.
 
-    Attributes:
-        turns: number of turns asked for so far.
-        turn: the one in progress; None between turns.
-        instructions: system message of turns that have none; may be empty.
+    `instructions` is the system message of turns that have none; it may be empty.
     """
 
     course = Course.CHAT
@@ -126,7 +120,6 @@ class Chat(Core):
         self._queue_if_due()
 
     def _instructed(self, ask: Ask) -> Ask:
-        """Put the session's system message before a conversation without one."""
         if not self.instructions or ask.messages[0].role == "system":
             return ask
         prompt = ChatMessage(role="system", content=(TextPart(text=self.instructions),))
@@ -153,7 +146,6 @@ class Chat(Core):
         self._answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
 
     def _queue_if_due(self) -> None:
-        """Queue once the question is complete and the last turn's slot is returned."""
         turn = self.turn
         if self.is_closed or turn is None or turn.stage is not Stage.DECODING:
             return
@@ -280,7 +272,6 @@ class Chat(Core):
         self._go_on()
 
     def _go_on(self) -> None:
-        """End the turn, and wait for the next."""
         self.turn = None
         if self.is_draining:
             self.end("server_shutdown")
@@ -360,6 +351,5 @@ class SingleRequest(Chat):
         self.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")
 
     def _go_on(self) -> None:
-        """End the connection with its turn."""
         self.turn = None
         self.end("answered")

@@ -119,9 +119,8 @@ class ClientConnection:
     def init(self, init: Init) -> str:
         """Set the session up; returns the frame.
 
-        Raises:
-            LocalProtocolError: before `queue_done`, with an init in progress or accepted, or for a
-                setting without a field in the dialect.
+        `LocalProtocolError` before `queue_done`, with an init in progress or accepted, or for an
+        attribute without a field in the dialect.
         """
         frame = self._frame(Request.INIT, init)
         self._gate = Gate.OPENING
@@ -130,9 +129,8 @@ class ClientConnection:
     def append(self, append: Append) -> str:
         """Send 250 ms to 10 s of audio, with frames; returns the frame.
 
-        Raises:
-            LocalProtocolError: the session is not ACTIVE, there are frames in mode=audio, or the
-                dialect has no field for an attribute.
+        `LocalProtocolError` if the session is not ACTIVE, with frames in mode=audio, or for an
+        attribute without a field in the dialect.
         """
         if self._mode == "chat":
             raise LocalProtocolError("no audio flows in mode=chat: it is asked with a turn")
@@ -143,9 +141,8 @@ class ClientConnection:
     def ask(self, ask: Ask) -> str:
         """Ask for a turn of chat with the whole conversation; returns the frame.
 
-        Raises:
-            LocalProtocolError: it is no chat, a turn is in progress, the session is not ACTIVE (in
-                `legacy-chat`: it was asked before), or the dialect has no field for an attribute.
+        `LocalProtocolError` if it is no chat, a turn is in progress, the session is not ACTIVE (in
+        `legacy-chat`: it was asked before), or for an attribute without a field in the dialect.
         """
         if self._mode != "chat":
             raise LocalProtocolError(f"no turns in mode={self._mode}: audio is appended")
@@ -225,8 +222,7 @@ class ClientConnection:
     def receive(self, frame: str | bytes) -> tuple[ServerMessage, ...]:
         """Read a WebSocket message of the server; a binary one is bytes.
 
-        Raises:
-            RemoteProtocolError: it is no JSON object, no event of the dialect, or not allowed now.
+        `RemoteProtocolError` if it is no JSON object, no event of the dialect, or not allowed now.
         """
         messages = self._dialect.decode(
             parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode]), self._mode
@@ -234,7 +230,6 @@ class ClientConnection:
         return tuple(self._as_asked(message) for message in messages if self._take(message))
 
     def _as_asked(self, message: ServerMessage) -> ServerMessage:
-        """Add to an answer what only its question says."""
         if isinstance(message, Response):
             return attrs.evolve(message, streaming=self._is_streamed)
         return message
@@ -288,14 +283,10 @@ class ClientConnection:
 
 
 def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:
-    """Cut audio into pieces for appends; the server joins them to exact units.
+    """Cut float32 LE, 16 kHz mono audio of 250 ms or more into pieces for appends.
 
-    Args:
-        pcm: float32 LE, 16 kHz mono, 250 ms at least.
-        chunk_samples: the samples of each piece; the last one has up to 250 ms more.
-
-    Raises:
-        LocalProtocolError: the audio is too short, or no append may have so many samples.
+    Each has `chunk_samples`, the last up to 250 ms more; the server joins them to exact units.
+    `LocalProtocolError` if the audio is too short, or no append may have so many samples.
     """
     if not APPEND_SAMPLES_MIN <= chunk_samples <= CHUNK_SAMPLES_MAX:
         allowed = f"{APPEND_SAMPLES_MIN} to {CHUNK_SAMPLES_MAX}"

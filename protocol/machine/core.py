@@ -72,25 +72,18 @@ class Core:
 
     Attributes:
         has_opening: an init sets it up, which may come early and ask for notices.
-        hears_queue: the client is sent its place in the queue.
         goodbye_in: the states in which an end is a message of its own.
         opened: the session's first event: its ids, seed and limits.
-        now_ns: the time of the event being handled.
         recording: the state of the recording, as sent to clients.
-        end_reason: None until the session ends.
         lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
         waits_for_slot: a place in the queue is held, or its answer is on the way.
         place, told_ns: the place in the queue last sent for this slot, and when; None before.
-        releasing: `Release` is in progress.
         call: the model call in progress, even if no longer wanted.
         alive_ns: the last sign of life of that call; None without one.
         is_draining: the server will shut down; no turn begins any more.
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
-        early: the opening message received while queued.
         wants_notices: the client asked for messages that do not answer its own.
-        media: the number of the next `DecodeMedia`.
-        effects: of the event being handled, in order.
     """
 
     course: ClassVar[Course]
@@ -345,7 +338,6 @@ class Core:
             self.end("refused", close_code=close_code, words=code)
 
     def _clean_up(self, reason: EndReason) -> None:
-        """Leave the queue, cut the model call and arrange the slot's release."""
         self.end_reason = reason
         self.early = None
         for timer in LIFE_TIMERS:
@@ -378,7 +370,6 @@ class Core:
 
 
 def _named(message: ServerMessage, session_id: str) -> ServerMessage:
-    """Add the session's id to a message about an error."""
     match message:
         case ErrorReport():
             return attrs.evolve(message, session_id=session_id)

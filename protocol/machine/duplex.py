@@ -37,12 +37,9 @@ class Duplex(Beginning):
 
     Attributes:
         call: the unit loop, with the model call in progress.
-        undecided_media: frames that are being decoded.
         held: an outcome that waits for its finalize, if that is not deferred (B2).
         response_id: the turn being spoken, or None.
         ended_id: an ended turn that no listen has followed.
-        responses: number of turns spoken so far.
-        appends: number of appends so far.
         units_dropped: waiting units lost to newer input (B7).
         seen: frames sent by themselves, for the next audio (002).
         is_paused: no unit starts until the client resumes (002).
@@ -266,14 +263,12 @@ class Duplex(Beginning):
         self.do(self.call.finalize(result))
 
     def _say_outcome(self, outcome: Listen | Speech) -> None:
-        """Send a unit's outcome, and the results owed to chunks after it."""
         self.say(outcome)
         if self.lockstep is not None:
             self.lockstep.kv_length = outcome.metrics.kv_cache_length
             self._say_pending(self.lockstep.answer())
 
     def _say_pending(self, count: int) -> None:
-        """Send the pending results of so many chunks."""
         for _ in range(count):
             assert self.lockstep is not None
             metrics = self._timed(Metrics(kv_cache_length=self.lockstep.kv_length))

@@ -14,13 +14,7 @@ import attrs
 
 @attrs.define
 class Owed:
-    """A unit whose result is owed.
-
-    Attributes:
-        ordinal: of the unit.
-        chunk: the number of the chunk that completed it.
-        pending: pending results owed between it and the next unit.
-    """
+    """A unit whose result is owed, the chunk that completed it, and its pending results."""
 
     ordinal: int
     chunk: int
@@ -29,12 +23,9 @@ class Owed:
 
 @attrs.define
 class Lockstep:
-    """The owed results, in the order in which they are sent.
+    """The owed results, in order, bounded by the waiting units and the one in flight.
 
-    Attributes:
-        kv_length: tokens in the model's cache, as last reported.
-        units: bounded by the waiting units and the one in flight.
-        chunk: the one whose unit was answered last.
+    `chunk` is the last one answered; `kv_length` tokens in the model's cache, as last reported.
     """
 
     kv_length: int

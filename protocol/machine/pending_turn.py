@@ -46,7 +46,6 @@ def decode_voice(voice: Voice, decode: Decode) -> int | bytes:
 
 
 def _decode(part: Part, decode: Decode) -> int | Contents:
-    """Have a content decoded, or return it as it is."""
     match part:
         case TextPart(text=text):
             return (Text(text=text),)
@@ -66,11 +65,8 @@ class PendingTurn:
 
     Attributes:
         ask: the request without the conversation: its files are not held twice.
-        roles: of the messages.
-        has_video: a video is among the contents.
         contents: by message, the decoded form of each content.
         undecided: message and content of each media number; None for the voice.
-        voice_pcm: the reference audio.
     """
 
     ask: Ask

@@ -252,7 +252,6 @@ def _outline_of(key: str, value: object) -> object:
 
 
 def _is_unrecorded(core: Core, body: Json) -> bool:
-    """Whether a message that sets a session up asks for no recording, and may."""
     if core.opened.must_record or not core.behaves(RECORD_ASKED):
         return False
     places = (body, *(body.get(name) for name in _NESTED))
@@ -284,7 +283,6 @@ def _context(core: Core) -> Context:
 
 
 def _is_openai(core: Core, gate: Gate, body: Json) -> bool:
-    """Whether a client of OpenAI tries to set up a session."""
     is_here = gate in OPENAI_GATES and core.opened.endpoint == "realtime"
     return is_here and core.behaves(OPENAI_ENDS) and is_openai_update(body)
 

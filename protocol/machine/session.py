@@ -230,7 +230,6 @@ class Session:
             self._read_early()
 
     def _read_early(self) -> None:
-        """Read the kept opening message, now that it may be sent."""
         early, self._core.early = self._core.early, None
         if early is not None:
             self._read(ev.FrameReceived(at_ns=self._core.now_ns, frame=early))

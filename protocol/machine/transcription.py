@@ -62,11 +62,8 @@ class Utterance:
         is_final: all its sound has arrived.
         is_answered: the model failed at it, and its end was sent. In sessions without
             `COMMIT_BEGINS_ANEW` sound appended to it later is discarded.
-        chunks: number of chunks given to the model.
         is_heard_out: the last chunk was the one that ends it.
         texts: the model's text, chunk by chunk.
-        prompt_tokens: fed so far.
-        completion_tokens: generated so far.
     """
 
     index: int
@@ -117,8 +114,6 @@ class Transcription(Core):
         model: the last chosen one; empty before.
         pending: unanswered utterances, oldest first; the last may be open.
         utterances: number begun or appended to so far.
-        appends: number of appends so far.
-        chunks: number of chunks that the model has heard.
         waiting_bytes: waiting PCM16 of all utterances.
         owes_commit: the model failed at an utterance before it was closed: the commit that closes
             it is still to come, and requests the text of the sound since.
@@ -230,7 +225,6 @@ class Transcription(Core):
 
     @property
     def _is_full(self) -> bool:
-        """Whether no further utterance may begin, and none is open."""
         return not self._is_open and len(self.pending) >= UTTERANCES_PENDING_MAX
 
     def _open_utterance(self) -> Utterance | None:
@@ -270,7 +264,6 @@ class Transcription(Core):
         return any(not utterance.is_answered for utterance in self.pending)
 
     def _go_on(self) -> None:
-        """Give the model its next chunk, and answer complete utterances."""
         while self.pending and self.call.is_idle and not self.is_closed:
             utterance = self.pending[0]
             if utterance.is_begun and utterance.has_chunk:
@@ -343,6 +336,5 @@ class Transcription(Core):
         )
 
     def _end_if_due(self) -> None:
-        """End the session of a draining server once all is answered."""
         if self.is_draining and not self.is_busy:
             self.end("server_shutdown")

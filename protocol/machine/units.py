@@ -37,11 +37,9 @@ class Attachments:
 
 @attrs.frozen(kw_only=True)
 class PendingUnit:
-    """A full second of input that waits for its turn.
+    """A full second of input that waits: float32 LE, `UNIT_SAMPLES` samples.
 
-    Attributes:
-        ordinal: its second of the session's input, from 0; dropped ones count.
-        pcm: float32 LE, `UNIT_SAMPLES` samples.
+    `ordinal` is its second of the session's input, from 0; dropped ones count.
     """
 
     ordinal: int

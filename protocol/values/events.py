@@ -1,8 +1,8 @@
 """The machine's inputs: facts, in the past tense.
 
 Everything that a session does not decide itself reaches it as an event: frames, the clock, ids,
-seeds, the model's output, queue moves, faults. Its actions leave it as effects (`effects`). All are
-logged, so `events -> effects` can be run again at any time.
+seeds, the model's output, queue moves, faults. Its actions are effects (`effects`). All are logged,
+so `events -> effects` can be run again at any time.
 
 `at_ns` is the session's clock: monotonic nanoseconds since its `ConnectionOpened`, which is at 0.
 Timers, leases, backend sessions and units have a generation or an index; a stale one is ignored.
@@ -34,7 +34,6 @@ class ConnectionOpened:
     """A client's WebSocket is open; always the first event.
 
     Attributes:
-        at_ns: 0.
         recording_id: names the session on this server; derived ids are made from it.
         created_ms: wall clock, Unix milliseconds, unique on this server (`rt_` ids use it).
         seed: keys every random choice of the session.

@@ -234,7 +234,7 @@ class Delta:
     Attributes:
         session_id: the session.
         response_id: the turn.
-        input_id: what asked for it.
+        input_id: the request that it answers.
         text: may be empty.
         pcm: float32 LE, 24 kHz mono; may be empty.
     """
@@ -258,7 +258,7 @@ class Response:
     Attributes:
         session_id: the session.
         response_id: the turn.
-        input_id: what asked for it.
+        input_id: the request that it answers.
         text: the whole answer.
         pcm: not streaming: all of its speech; streaming: empty, since its deltas have it (other
             servers send the end here). float32 LE, 24 kHz mono; may be empty.

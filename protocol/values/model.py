@@ -77,11 +77,9 @@ class Opening:
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """A session that is ready for its first unit.
+    """A session that is ready for its first unit; `prompt_length` is in tokens.
 
-    Attributes:
-        prompt_length: tokens in the KV cache after the prompt.
-        fed_ids: the prompt's token ids, with -1 for an embedding fed instead of a token.
+    `fed_ids` are the prompt's token ids, with -1 for an embedding fed instead of a token.
     """
 
     prompt_length: int
@@ -134,7 +132,6 @@ class UnitResult:
         is_listen: the model listens; `text` and `pcm` are empty then, unless the unit was cut.
         pcm: float32 LE at 24 kHz. Exactly 24000 samples inside a turn, fewer at its start; at its
             end up to 30720, since a vocoder looks ahead and then releases the rest.
-        end_of_turn: the turn ends with this unit.
         kv_length: tokens in the KV cache, read after generate and before finalize (B10).
         decided_ids: every token id that was decided, terminators and forced ones included.
         fed_ids: the ids that were fed in generate (they differ from the decided ones, model.md).
@@ -143,7 +140,6 @@ class UnitResult:
         input_hash: blake2b-128 hex of the unit's pcm, frames and flags.
         logits_hash: blake2b-128 hex of the first token's logits.
         margin: difference between the first token's best and second logit.
-        vision_slices: image slices fed.
         vision_tokens: vision embeddings fed.
     """
 

@@ -28,7 +28,6 @@ class Chunk:
         index: 0 begins the utterance: the slot forgets the last one.
         pcm: float32 LE, exactly `UNIT_SAMPLES` samples at 16 kHz.
         is_last: the end of the utterance: text that was held back is released.
-        seed: the session's.
     """
 
     utterance: int
@@ -47,7 +46,6 @@ class ChunkResult:
         token_ids: sampled in this chunk, the terminator included.
         prompt_tokens: rows fed as the chunk's prompt, embeddings too; the first chunk's has the
             instructions.
-        generated_tokens: tokens sampled.
         kv_length: tokens in the KV cache after it.
         fed_ids: the prompt's ids, with -1 for an embedding fed instead of a token.
         input_hash: blake2b-128 hex of the chunk's sound.

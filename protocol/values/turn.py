@@ -120,7 +120,6 @@ class Turn:
         use_image_id: pictures are numbered, if there are several.
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
         thinking: the model may think aloud before it answers.
-        seed: the session's.
         tts_template: the prompt asks for an answer that could be spoken, spoken or not.
     """
 
@@ -138,12 +137,9 @@ class Turn:
 
 @attrs.frozen(kw_only=True)
 class Prefill:
-    """A conversation in the KV cache.
+    """A conversation in the KV cache: `input_tokens`, the generation prompt included.
 
-    Attributes:
-        input_tokens: tokens in the KV cache, the generation prompt included.
-        fed_ids: the ids fed, with -1 for an embedding fed instead of a token.
-        input_hash: blake2b-128 hex of all input of the model.
+    `fed_ids` has -1 for an embedding; `input_hash` is blake2b-128 hex of all input of the model.
     """
 
     index: int

@@ -41,10 +41,7 @@ def frame_bytes(frame: str | bytes | Utf8Text) -> int:
 class Refused:
     """The refusal of a message, if its kept part does not show it: a replay repeats it.
 
-    Attributes:
-        code: of the error.
-        message: of the error.
-        ignored: number of ignored fields in the message.
+    `ignored` counts the ignored fields of the message.
     """
 
     code: ErrorCode

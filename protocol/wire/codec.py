@@ -98,8 +98,7 @@ def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
 def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> bytes:
     """Check float32 LE samples for number and finiteness, and return them.
 
-    Raises:
-        FieldError: naming the count, or the index of the first sample that is not finite.
+    `FieldError` names the count, or the index of the first sample that is not finite.
     """
     if len(pcm) % SAMPLE_BYTES:
         raise invalid(path, f"{len(pcm)} bytes, a multiple of {SAMPLE_BYTES} is needed (float32)")

@@ -84,12 +84,7 @@ class FieldColumns(Columns):
 
 @attrs.frozen
 class Field(FieldColumns):
-    """A field.
-
-    Attributes:
-        default: the attribute's value without the field.
-        names: all its keys.
-    """
+    """A field; without it, its attribute is `default`."""
 
     name: str
     kind: Kind

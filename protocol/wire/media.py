@@ -117,7 +117,6 @@ def check_jpeg(path: str, data: bytes) -> tuple[int, int]:
 
 
 def _frame_size(path: str, data: bytes) -> tuple[int, int]:
-    """Walk the segments up to the frame header."""
     at = len(_SOI)
     for _ in range(JPEG_STEPS_MAX):
         if at + 4 > len(data):

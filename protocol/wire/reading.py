@@ -18,10 +18,7 @@ Json = Mapping[str, object]
 
 @attrs.frozen(kw_only=True)
 class Context:
-    """Everything outside a message that its parsing may depend on.
-
-    `must_record`: a client that asks not to be recorded is refused.
-    """
+    """Everything outside a message that its parsing may depend on."""
 
     mode: Mode
     sliding_windows: tuple[SlidingWindow, ...] = ("off",)

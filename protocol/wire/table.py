@@ -168,7 +168,6 @@ class Shape:
 
 
 def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
-    """Make a function that gets several attributes at once."""
     if len(names) > 1:
         return attrgetter(*names)
     getters = tuple(map(attrgetter, names))

@@ -148,7 +148,6 @@ _MESSAGE: Final = Table(
 
 
 def _check_conversation(at: Reading) -> None:
-    """Check the order of the messages and their total content."""
     _check_order(f"{at.path}.messages", at.values["messages"])
     _check_sums(f"{at.path}.messages", at.values["messages"])
 
@@ -202,7 +201,6 @@ _SAMPLING: Final[tuple[Row, ...]] = (
 
 
 def _greedy(at: Reading) -> None:
-    """Replace greedy decoding by a temperature of 0."""
     if not at.values.pop("do_sample", True):
         at.values["config.temperature"] = 0.0
 
@@ -259,7 +257,6 @@ _TTS: Final[tuple[Row, ...]] = (
 
 
 def _speech(at: Reading, *, speaks: bool) -> None:
-    """Set how the answer is spoken, if it is."""
     found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
     given = {key.removeprefix("speech."): value for key, value in found.items()}
     is_enabled = given.pop("enabled")

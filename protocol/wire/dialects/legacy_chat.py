@@ -1,11 +1,10 @@
 """The dialect of 004: a connection is one request, `prefill_done`, `chunk`s, `done`.
 
-The request has no type: every object is one, and the client has no other message. There is no word
-for the end: the server closes the connection. See `chat_inputs` for the request's fields.
+Every object is a request, without a type (fields: `chat_inputs`); the client has no other message.
+The end has no word: the server closes the connection.
 
 004 cannot show: the ids of session, response and input, why an answer ended, whether it was
-streamed, and its costs. The writing side leaves them out; the reading side has empty ids,
-`turn_end`, streaming and no metrics.
+streamed, and its costs. The reading side has empty ids, `turn_end`, streaming and no metrics.
 """
 
 from __future__ import annotations

@@ -147,7 +147,6 @@ def _timeout(values: dict[str, Any]) -> Closed:
 
 
 def _error(values: dict[str, Any]) -> ErrorReport | Closed:
-    """Read an error, or the end that it announces."""
     for reason in FAULTS:
         if values["code"] == reason:
             return Closed(session_id="", reason=reason, named=values["session_id"])

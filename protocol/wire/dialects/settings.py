@@ -27,7 +27,6 @@ _REPETITION: Final = "the weight of repeated text is not offered as a setting"
 
 
 def _greedy(at: Reading) -> None:
-    """Replace greedy decoding by a temperature of 0."""
     if at.values.pop("decode_mode", None) == "greedy":
         at.values["config.temperature"] = 0.0
 

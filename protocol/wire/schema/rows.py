@@ -165,7 +165,6 @@ def _meaning(row: Field, cls: type, prefix: str) -> str:
 
 
 def _second(schema: Schema, first: str) -> Schema:
-    """Describe a field by another of its names."""
     text = f"Another name of `{first}`, which wins."
     return {**schema, "x-antiphon-same": first, "description": text}
 
@@ -184,7 +183,6 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _kind(kind: Kind) -> Schema:
-    """Describe a value that clients send."""
     match kind:
         case Items(item=item, count_max=most, count_min=fewest):
             least = {"minItems": fewest} if fewest else {}

@@ -115,7 +115,6 @@ def _join(messages: list[Message]) -> list[Message]:
 
 
 def _messages(dialect: Dialect, course: Course, mode: Mode) -> Iterator[Message]:
-    """Describe the messages of a dialect in a course."""
     for request, table in dialect.requests(mode):
         yield Message(
             dialect=dialect.name,
