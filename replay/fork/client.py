@@ -101,7 +101,8 @@ class Client:
         if not self._change.force_listen or not 0 < end <= samples:
             return (append,)
         at = self._change.at
-        if end > UNIT_SAMPLES or session.units_waiting or session.phase is not Phase.IDLE:
+        is_busy = session.phase not in (Phase.IDLE, Phase.OPENING)
+        if end > UNIT_SAMPLES or session.units_waiting or is_busy:
             raise ForkRefusedError(
                 f"--force-listen: the sound of unit {at} came before the model was done with what "
                 "came before it, which an interruption would cut too; fork at an earlier unit"

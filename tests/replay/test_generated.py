@@ -46,7 +46,7 @@ from tests.referee import Referee
 from tests.replay.test_logs import write_log
 
 BATCH = 20
-BATCHES = range(0, 100, BATCH)
+BATCHES = range(0, 200, BATCH)
 MODEL_SESSIONS = 10
 HYPOTHESIS_NUMBER = 1_000_000
 
