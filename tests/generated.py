@@ -27,8 +27,8 @@ import simplejpeg
 from hypothesis import strategies as st
 
 from protocol.values.digest import digest
-from protocol.values.messages import Mode
 from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.modes import Mode
 from runtime.media.audio import read_wav
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend

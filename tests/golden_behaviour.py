@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from protocol.values.events import Endpoint
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from tests.golden_scenes import chunk
 from tests.golden_stage import ONE_SLOT, Scene, brief, part, picture
 from tests.helpers import Peer, World, append_frame, init_frame

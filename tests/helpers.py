@@ -23,7 +23,7 @@ from trio.testing import MockClock
 
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder

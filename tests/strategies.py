@@ -25,7 +25,6 @@ from protocol.values.messages import (
     Interrupted,
     Listen,
     Metrics,
-    Mode,
     Paused,
     Prefilled,
     Queued,
@@ -40,6 +39,7 @@ from protocol.values.messages import (
     TranscriptDone,
 )
 from protocol.values.model import DuplexConfig
+from protocol.values.modes import Mode
 from protocol.values.requests import (
     Append,
     AppendSound,

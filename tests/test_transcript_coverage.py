@@ -23,8 +23,9 @@ from protocol.values.errors import CLOSE_MEANINGS
 from protocol.values.messages import EndReason
 from protocol.values.requests import Request
 from protocol.values.state import RECEPTION, TRANSITIONS, Course, Gate
+from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema.rows import Schema
-from protocol.wire.schema.wire import MODES, Message, describe
+from protocol.wire.schema.wire import Message, describe
 from tests.transcript_pure import PurePlayer
 from tests.transcripts import Step, Transcript, example, fill, load_all
 
@@ -181,8 +182,8 @@ def name_of(message: Message) -> str:
 
 def all_traits() -> set[str]:
     """Name all that there is to be shown."""
-    found = {f"{dialect} close {code}" for dialect in MODES for code in CLOSE_MEANINGS}
-    for dialect in MODES:
+    found = {f"{dialect} close {code}" for dialect in MODES_OF for code in CLOSE_MEANINGS}
+    for dialect in MODES_OF:
         for message, _ in described(dialect):
             found.add(name_of(message))
             found |= {f"{name_of(message)} {trait}" for trait in traits(message.schema)}

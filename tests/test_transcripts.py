@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from protocol.machine.client import ClientConnection
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.state import Gate, State
 from tests.transcript_pure import PurePlayer
 from tests.transcript_texts import renew

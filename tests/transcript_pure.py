@@ -23,13 +23,14 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
 from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
-from protocol.values.limits import FRAME_BYTES_MAX_OF, NS_PER_S
+from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
+from protocol.values.modes import MODES, OF_MODE
 from runtime.media.decoder import MediaDecoder
 from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
 from runtime.session.identity import CountedIdentities
-from runtime.settings.settings import MIB, MODES, Settings
+from runtime.settings.settings import MIB, Settings
 from runtime.slots.admission import Admission, Refused, Ticket
 from runtime.slots.pool import Lease, Pool
 from tests.transcript_media import make_voices
@@ -219,7 +220,7 @@ class PurePlayer:
     def _send(self, frame: str | bytes) -> None:
         """Hand a frame over as a socket does, which gives None for one that is too long."""
         size = len(frame.encode() if isinstance(frame, str) else frame)
-        is_too_big = self.opened is not None and size > FRAME_BYTES_MAX_OF[self.opened.mode]
+        is_too_big = self.opened is not None and size > OF_MODE[self.opened.mode].frame_bytes_max
         self.post(ev.FrameReceived, frame=None if is_too_big else frame)
 
     def _operate(self, what: str) -> None:

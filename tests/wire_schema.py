@@ -13,7 +13,8 @@ from typing import Any, Literal
 from jsonschema import Draft7Validator
 
 from protocol.values.state import Course
-from protocol.wire.schema.wire import MODES, Message, describe
+from protocol.wire.dialects import MODES_OF
+from protocol.wire.schema.wire import Message, describe
 
 Sender = Literal["client", "server"]
 Body = Mapping[str, Any]
@@ -52,7 +53,7 @@ def problems(
 
 @cache
 def _validators(dialect: str, sender: Sender) -> tuple[tuple[Message, Draft7Validator], ...]:
-    assert dialect in MODES
+    assert dialect in MODES_OF
     return tuple(
         (
             message,

@@ -15,15 +15,15 @@ to send are not checked: a test client may send bad ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
-from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX_OF
-from ..values.messages import Closed, ErrorReport, Mode, Paused, Response, Resumed, ServerMessage
+from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
+from ..values.messages import Closed, ErrorReport, Paused, Response, Resumed, ServerMessage
 from ..values.model import SAMPLE_BYTES, UNIT_SAMPLES
+from ..values.modes import OF_MODE, Mode
 from ..values.requests import (
     Append,
     AppendSound,
@@ -55,20 +55,10 @@ from ..values.state import (
     next_state,
 )
 from ..wire.codec import parse_frame
-from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX
+from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF
 
 CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
 """`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
-
-
-_DUPLEX_MODES: Final[tuple[Mode, ...]] = ("video", "audio")
-_MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
-    "realtime": (*_DUPLEX_MODES, "chat"),
-    "legacy-chat": ("chat",),
-    "transcription": ("transcription",),
-    "transcription-responses": ("transcription",),
-}
-"""The modes of a dialect's sessions; other dialects are duplex."""
 
 
 class ClientConnection:
@@ -87,7 +77,7 @@ class ClientConnection:
         if dialect_name not in DIALECTS:
             names = ", ".join(DIALECTS)
             raise LocalProtocolError(f"no dialect {dialect_name!r}, there are {names}")
-        if mode not in _MODES.get(dialect_name, _DUPLEX_MODES):
+        if mode not in MODES_OF[dialect_name]:
             raise LocalProtocolError(f"no mode={mode} in {dialect_name}")
         self._dialect = DIALECTS[dialect_name]
         self._mode = mode
@@ -211,7 +201,7 @@ class ClientConnection:
         if verdict != ACCEPT:
             raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
         frame = self._dialect.encode_request(message)
-        bytes_max = FRAME_BYTES_MAX_OF[self._mode]
+        bytes_max = OF_MODE[self._mode].frame_bytes_max
         if len(frame) > bytes_max:
             text = f"a message of {len(frame)} bytes, at most {bytes_max} are taken"
             raise LocalProtocolError(text)
@@ -225,7 +215,7 @@ class ClientConnection:
         `RemoteProtocolError` if it is no JSON object, no event of the dialect, or not allowed now.
         """
         messages = self._dialect.decode(
-            parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode]), self._mode
+            parse_frame(frame, OF_MODE[self._mode].frame_bytes_max), self._mode
         )
         return tuple(self._as_asked(message) for message in messages if self._take(message))
 

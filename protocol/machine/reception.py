@@ -20,7 +20,7 @@ from ..values.behaviour import OPENAI_ENDS, OWN_WORDS, RECORD_ASKED, SHORT_REFUS
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import FrameReceived
-from ..values.limits import FRAME_BYTES_MAX_OF
+from ..values.modes import OF_MODE
 from ..values.requests import ClientMessage, Request
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
@@ -201,7 +201,7 @@ class Reception:
         """Read a frame as a JSON object; `FrameError` if it is not one."""
         if event.shortened is not None and event.shortened.unreadable:
             raise not_json(event.shortened.unreadable)
-        return parse_frame(event.frame, FRAME_BYTES_MAX_OF[self._core.opened.mode])
+        return parse_frame(event.frame, OF_MODE[self._core.opened.mode].frame_bytes_max)
 
 
 def shorten(

@@ -12,8 +12,8 @@ import attrs
 
 from .digest import added
 from .events import TimerName
-from .messages import Mode
 from .model import Opening, Unit
+from .modes import Mode
 from .transcript import Chunk
 from .turn import Turn
 

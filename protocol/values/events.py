@@ -16,8 +16,9 @@ import attrs
 
 from .digest import added
 from .errors import ErrorCode
-from .messages import Mode, QueuePlace
+from .messages import QueuePlace
 from .model import Finalized, Opened, UnitResult
+from .modes import Mode
 from .session_limits import SessionLimits as SessionLimits  # noqa: PLC0414 - a part of events
 from .transcript import ChunkResult
 from .turn import Prefill, TurnChunk, TurnResult

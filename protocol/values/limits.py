@@ -6,7 +6,6 @@ gives in seconds keep their unit (`_S`).
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
@@ -42,15 +41,6 @@ FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
 """Ten seconds of audio and four frames of 4 MiB, base64, fit with room to spare; more: 1009."""
 CHAT_FRAME_BYTES_MAX: Final = 96 * 1024 * 1024
 """A turn of chat carries its media whole: a video of 64 MiB in base64, and some more."""
-FRAME_BYTES_MAX_OF: Final = MappingProxyType(
-    {
-        "video": FRAME_BYTES_MAX,
-        "audio": FRAME_BYTES_MAX,
-        "chat": CHAT_FRAME_BYTES_MAX,
-        "transcription": FRAME_BYTES_MAX,
-    }
-)
-"""By a session's mode, either way."""
 JSON_DEPTH_MAX: Final = 32
 """The deepest message of any source nests 5 levels; a bomb nests thousands."""
 REASON_CHARS_MAX: Final = 64

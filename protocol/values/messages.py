@@ -18,9 +18,6 @@ from .digest import added
 from .errors import ErrorCode
 from .turn import StopReason
 
-Mode = Literal["video", "audio", "chat", "transcription"]
-"""The kind of a session."""
-
 RecordingState = Literal["on", "off", "failed"]
 
 

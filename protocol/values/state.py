@@ -36,7 +36,6 @@ from .messages import (
     GoingAway,
     Interrupted,
     Listen,
-    Mode,
     Paused,
     Pending,
     Prefilled,
@@ -50,6 +49,7 @@ from .messages import (
     TranscriptDelta,
     TranscriptDone,
 )
+from .modes import OF_MODE, Mode
 from .requests import Request
 
 
@@ -194,11 +194,13 @@ BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
 
 def course_of(mode: Mode, *, is_request: bool) -> Course:
     """Return the course of a session."""
-    if mode == "transcription":
-        return Course.TRANSCRIPTION
-    if mode != "chat":
-        return Course.DUPLEX
-    return Course.REQUEST if is_request else Course.CHAT
+    match OF_MODE[mode].work:
+        case "unit":
+            return Course.DUPLEX
+        case "turn":
+            return Course.REQUEST if is_request else Course.CHAT
+        case "chunk":
+            return Course.TRANSCRIPTION
 
 
 def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> State:

@@ -10,7 +10,7 @@ import attrs
 
 from ..values.behaviour import NEWEST
 from ..values.errors import ErrorCode, FieldError
-from ..values.messages import Mode
+from ..values.modes import Mode
 from .codec import Value
 from .kinds import Holds, Kind
 from .reading import Json, Reading, missing

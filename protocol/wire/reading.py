@@ -9,8 +9,8 @@ import attrs
 
 from ..values.behaviour import NEWEST
 from ..values.errors import ErrorCode, FieldError
-from ..values.messages import Mode
 from ..values.model import SlidingWindow
+from ..values.modes import Mode
 from .codec import invalid, kind_of
 
 Json = Mapping[str, object]

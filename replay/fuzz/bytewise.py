@@ -23,10 +23,9 @@ import attrs
 
 from protocol.values.errors import FieldError, FrameError, RemoteProtocolError
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING
-from protocol.wire.schema.wire import MODES
 from recorder.format.compression import Compressor
 from recorder.format.errors import RecorderError
 from recorder.format.format import CHAIN_START, chain_of, pack_header
@@ -122,7 +121,7 @@ def read_frame(data: bytes) -> None:
     except FrameError:
         return
     for name, dialect in DIALECTS.items():
-        for mode in MODES[name]:
+        for mode in MODES_OF[name]:
             with suppress(FieldError):
                 dialect.parse(dialect.classify(body), body, Context(mode=mode))
             with suppress(RemoteProtocolError):
@@ -169,7 +168,7 @@ def _memory_mb() -> float:
 
 def _frames() -> Iterator[bytes]:
     """Messages of both ends in every dialect."""
-    for name, modes in MODES.items():
+    for name, modes in MODES_OF.items():
         for message in described(name):
             yield from (json.dumps(body).encode() for body in message.examples)
         for mode in modes:
@@ -182,7 +181,7 @@ def _frames() -> Iterator[bytes]:
 def _logs() -> Iterator[bytes]:
     """Logs of sessions recorded here."""
     with tempfile.TemporaryDirectory(prefix="antiphon-fuzz-") as name:
-        for dialect, modes in MODES.items():
+        for dialect, modes in MODES_OF.items():
             folder = Path(name) / dialect
             folder.mkdir()
             case = probe_case(

@@ -20,10 +20,10 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.state import Course, course_of
-from protocol.wire.dialects import DIALECTS
-from protocol.wire.schema.wire import MODES, REQUEST_DIALECT
+from protocol.wire.dialects import DIALECTS, MODES_OF
+from protocol.wire.schema.wire import REQUEST_DIALECT
 from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
 
 from .media import MATERIAL_BYTES_MAX, size_of
@@ -150,7 +150,7 @@ def read_case(path: Path) -> Case:
         if sum(size_of(line["send"]) for line in rest if "send" in line) > MATERIAL_BYTES_MAX:
             raise TranscriptError(f"more than {MATERIAL_BYTES_MAX} bytes in markers")
         fuzz = head["fuzz"]
-        if fuzz["dialect"] not in DIALECTS or fuzz["mode"] not in MODES[fuzz["dialect"]]:
+        if fuzz["dialect"] not in DIALECTS or fuzz["mode"] not in MODES_OF[fuzz["dialect"]]:
             raise TranscriptError(f"no dialect {fuzz['dialect']!r} with mode {fuzz['mode']!r}")
         assert fuzz["mode"] in get_args(Mode)
         return Case(

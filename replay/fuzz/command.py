@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protocol.wire.schema.wire import MODES
+from protocol.wire.dialects import MODES_OF
 from runtime.client.terminal import key_option
 
 from ..shared.commands import HELP, print_json
@@ -56,7 +56,7 @@ class CouldNotRunError(click.ClickException):
 
 @click.command("fuzz", context_settings=HELP)
 @click.option("--url", help="A server, ws://host:port; without it one in memory is fuzzed.")
-@click.option("--dialect", type=click.Choice(tuple(MODES)), help="Only this dialect.")
+@click.option("--dialect", type=click.Choice(tuple(MODES_OF)), help="Only this dialect.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
 @click.option("--examples", type=click.IntRange(min=1), help="How many cases.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the run; drawn without it.")

@@ -12,13 +12,11 @@ from typing import Final, get_args
 import attrs
 
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from protocol.values.limits import FRAME_BYTES_MAX_OF
 from protocol.values.messages import (
     Created,
     ErrorReport,
     Interrupted,
     Listen,
-    Mode,
     Paused,
     Response,
     Resumed,
@@ -26,6 +24,7 @@ from protocol.values.messages import (
     TranscriptDone,
 )
 from protocol.values.model import SAMPLE_BYTES, SlidingWindow
+from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import (
     Append,
     Ask,
@@ -106,7 +105,7 @@ class Reader:
         """The demand for a frame, None above the limit; a valid init picks the dialect."""
         frame = self._in_size(frame)
         try:
-            body = parse_frame(frame, FRAME_BYTES_MAX_OF[self._mode])
+            body = parse_frame(frame, OF_MODE[self._mode].frame_bytes_max)
         except FrameError as error:
             return self._beyond_repair(frame, gate, error)
         request = self.dialect.classify(body)
@@ -141,14 +140,14 @@ class Reader:
     def read(self, frame: str | bytes | None) -> ClientMessage | None:
         """Parse a frame, wherever it is allowed; None if it is always invalid."""
         try:
-            body = parse_frame(self._in_size(frame), FRAME_BYTES_MAX_OF[self._mode])
+            body = parse_frame(self._in_size(frame), OF_MODE[self._mode].frame_bytes_max)
             return self._parse(self.dialect.classify(body), body, get_args(SlidingWindow))
         except (FrameError, FieldError):
             return None
 
     def _in_size(self, frame: str | bytes | None) -> str | bytes | None:
         """The frame as the server gets it: None above the limit."""
-        is_too_big = frame is not None and frame_bytes(frame) > FRAME_BYTES_MAX_OF[self._mode]
+        is_too_big = frame is not None and frame_bytes(frame) > OF_MODE[self._mode].frame_bytes_max
         return None if is_too_big else frame
 
     def _parse(

@@ -23,9 +23,8 @@ import anyio
 import anyio.lowlevel
 
 from protocol.values.effects import DecodeMedia
-from protocol.values.limits import FRAME_BYTES_MAX_OF
-from protocol.values.messages import Mode
 from protocol.values.model import Unit
+from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.utf8 import frame_bytes
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
@@ -38,7 +37,7 @@ from runtime.net.websocket import WebSocket, WebSocketClosed
 from runtime.serve.routing import Route, route
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
-from runtime.settings.settings import MODES, Settings
+from runtime.settings.settings import Settings
 from runtime.telemetry.setup import make_sight
 from runtime.telemetry.watching import ServerStatus
 
@@ -311,7 +310,7 @@ async def _connect(
     parts = urlsplit(address)
     default: Mode = "video"
     to = route(parts.path, parse_qs(parts.query), MODES, default=default)
-    wire = MemoryWire(judge, FRAME_BYTES_MAX_OF[to.mode])
+    wire = MemoryWire(judge, OF_MODE[to.mode].frame_bytes_max)
     tasks.start_soon(serve, wire.server_end, to)
     try:
         yield wire

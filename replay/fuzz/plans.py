@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.requests import Request
 from protocol.values.state import ACCEPT, Course, Gate, State, course_of, gate_of, judge
-from protocol.wire.schema.wire import MODES, Message
+from protocol.wire.dialects import MODES_OF
+from protocol.wire.schema.wire import Message
 
 from .case import FAULTS, LOCAL_FAULTS, Case, Step
 from .local import SCRIPTS
@@ -65,7 +66,7 @@ Names = tuple[tuple[str, Mode], ...]
 
 def all_names() -> Names:
     """Each dialect with each of its modes."""
-    return tuple((dialect, mode) for dialect, modes in MODES.items() for mode in modes)
+    return tuple((dialect, mode) for dialect, modes in MODES_OF.items() for mode in modes)
 
 
 @st.composite

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import anyio
 import attrs
 
-from protocol.values.limits import FRAME_BYTES_MAX_OF
 from protocol.values.model import UNIT_SAMPLES
+from protocol.values.modes import OF_MODE
 from protocol.values.state import Course, State
 from protocol.values.utf8 import frame_bytes
 
@@ -133,7 +133,7 @@ class Player:
         match step.kind:
             case kind if kind in SENDS:
                 with ours():
-                    frame = frame_of(step, FRAME_BYTES_MAX_OF[self._case.mode])
+                    frame = frame_of(step, OF_MODE[self._case.mode].frame_bytes_max)
                     judge.says(frame)
                 await wire.send(frame)
             case "await" if step.value == "turn":

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from recorder.keep.listing import Listing, Wanted
 from recorder.keep.store import Store
 from recorder.keep.summary import State, Summary

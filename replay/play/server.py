@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR
-from protocol.values.limits import FRAME_BYTES_MAX_OF
+from protocol.values.modes import OF_MODE
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from runtime.access.gate import Denied, Gate
@@ -90,7 +90,7 @@ class PlayServer:
             await request.reject(denied.status, denied.body, denied.headers)
             return
         websocket = await request.accept(
-            subprotocol=admitted.subprotocol, frame_bytes_max=FRAME_BYTES_MAX_OF[opened.mode]
+            subprotocol=admitted.subprotocol, frame_bytes_max=OF_MODE[opened.mode].frame_bytes_max
         )
         self._clients += 1
         await self._play(websocket, self._clients)

@@ -21,6 +21,7 @@ import anyio
 import attrs
 
 from protocol.values import events as ev
+from protocol.values.modes import OF_MODE, Work
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from runtime.model.backends.base import Backend
@@ -40,13 +41,12 @@ from .words import Step
 RELEASE_WAIT_S: Final = 10.0
 """A model that takes longer to release a session keeps it to the end of the process."""
 
-KINDS: Final[Mapping[str, type[Rerun[Any]]]] = {
-    "video": UnitReplay,
-    "audio": UnitReplay,
-    "chat": TurnReplay,
-    "transcription": ChunkReplay,
+KINDS: Final[Mapping[Work, type[Rerun[Any]]]] = {
+    "unit": UnitReplay,
+    "turn": TurnReplay,
+    "chunk": ChunkReplay,
 }
-"""The replay of a session's calls, by its mode."""
+"""The replay of a session's calls, by the work of its mode."""
 
 
 async def replay_fully(
@@ -161,7 +161,7 @@ class FullReplay:
     async def _renew(self, step: Step) -> ev.Event | None:
         """Make the model's part of an event again; None if it has no part, or it failed."""
         if isinstance(step.event, ev.ConnectionOpened):
-            kind = KINDS[step.event.mode]
+            kind = KINDS[OF_MODE[step.event.mode].work]
             self._kind = kind(self._backend, self._teacher_forced, self._held_units)
         if self._kind is None:
             return None

@@ -13,8 +13,8 @@ from typing import Final
 
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
-from protocol.values.limits import FRAME_BYTES_MAX_OF
-from protocol.values.messages import Mode, ServerMessage
+from protocol.values.messages import ServerMessage
+from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import ClientMessage
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
@@ -43,7 +43,7 @@ class Wire:
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
         is_transcription = self.mode == "transcription"
         self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
-        self._bytes_max: Final = FRAME_BYTES_MAX_OF[self.mode]
+        self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
         self.context: Final = (
             Context(mode=self.mode)
             if opened is None

@@ -15,7 +15,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ..settings.settings import MODES
+from protocol.values.modes import MODES
+
 from .keyfile import KeyFileError, change_key_file, read_key_file
 from .keys import KEYS_MAX, SCOPES, SESSIONS_MAX, Key, Scope, hash_key, is_name, new_key
 

@@ -15,7 +15,7 @@ from http import HTTPStatus
 import anyio
 import attrs
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 
 from ..net.http import error_body
 from ..settings.settings import Settings

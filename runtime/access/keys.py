@@ -28,9 +28,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from protocol.values.messages import Mode
-
-from ..settings.settings import MODES
+from protocol.values.modes import MODES, Mode
 
 Scope = Literal["use", "admin"]
 

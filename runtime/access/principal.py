@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 
 from .keys import Key, Scope
 

@@ -34,6 +34,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from protocol.values.modes import MODES
 from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.store import Store
 from recorder.keep.summary import State, Summary, whole_bytes
@@ -44,7 +45,6 @@ from ..access.gate import require_admin
 from ..access.middleware import principal_of
 from ..access.principal import Principal
 from ..net.http import json_response
-from ..settings.settings import MODES
 from .files import send_file
 from .parameters import check_names, read_choice, read_number, wrong
 from .places import Places

@@ -21,11 +21,11 @@ from protocol.values.messages import (
     GoingAway,
     Interrupted,
     Listen,
-    Mode,
     Paused,
     Resumed,
     Speech,
 )
+from protocol.values.modes import Mode
 from protocol.values.requests import Append
 from protocol.values.state import Gate
 

@@ -30,12 +30,12 @@ from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import (
     Created,
     ErrorReport,
-    Mode,
     Queued,
     QueueDone,
     QueuePlace,
     QueueUpdate,
 )
+from protocol.values.modes import Mode
 from protocol.values.requests import Init
 from protocol.values.state import Gate
 

@@ -24,8 +24,8 @@ from uuid import uuid4
 
 from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
-from protocol.values.limits import FRAME_BYTES_MAX, FRAME_BYTES_MAX_OF
-from protocol.values.messages import ErrorReport, Mode, ServerMessage
+from protocol.values.messages import ErrorReport, ServerMessage
+from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import Append, Ask, Init, See
 from protocol.values.state import Gate
 
@@ -210,7 +210,7 @@ async def connect(
     with as_client_errors():
         ClientConnection(dialect, mode)  # raises before the connection is made
     address = endpoint(url, mode, dialect)
-    frame_bytes_max = FRAME_BYTES_MAX_OF.get(mode, FRAME_BYTES_MAX)  # the server refuses others
+    frame_bytes_max = OF_MODE[mode].frame_bytes_max
     opening = open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
     async with opening as socket:
         yield ClientSession(socket, mode=mode, dialect=dialect)

@@ -14,7 +14,8 @@ import click
 import orjson
 
 from protocol.values.errors import FieldError
-from protocol.values.messages import Mode, QueuePlace
+from protocol.values.messages import QueuePlace
+from protocol.values.modes import Mode
 
 from ..media.audio import AudioFileError
 from ..settings.settings import DEFAULT_PORT

@@ -21,7 +21,7 @@ import attrs
 import click
 from rich.console import Console
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 
 from .. import SOURCE_TREE
 from ..client.terminal import UnusableError, echo_json

@@ -13,8 +13,8 @@ import attrs
 from starlette.types import ASGIApp
 
 from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
-from protocol.values.limits import FRAME_BYTES_MAX_OF
 from protocol.values.messages import EndReason, ErrorReport
+from protocol.values.modes import MODES, OF_MODE
 from recorder.write.writer import Recorder
 
 from ..access.gate import Denied, open_gate
@@ -32,7 +32,7 @@ from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
 from ..session.server import VERSION, Server
-from ..settings.settings import MODES, Settings
+from ..settings.settings import Settings
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
 from .retention import make_retainer
@@ -170,7 +170,7 @@ class Gateway:
             await request.reject(denied.status, denied.body, denied.headers)
             return
         websocket = await request.accept(
-            subprotocol=admitted.subprotocol, frame_bytes_max=FRAME_BYTES_MAX_OF[to.mode]
+            subprotocol=admitted.subprotocol, frame_bytes_max=OF_MODE[to.mode].frame_bytes_max
         )
         server = self.server
         if server is None:

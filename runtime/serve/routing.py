@@ -23,8 +23,8 @@ import attrs
 
 from protocol.values.events import Endpoint
 from protocol.values.limits import LABEL_CHARS_MAX
-from protocol.values.messages import Mode
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, TRANSCRIPTION
+from protocol.values.modes import Mode
+from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF, TRANSCRIPTION
 from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
@@ -48,24 +48,16 @@ class Spoken:
 
     path: str
     first: str
-    modes: tuple[Mode, ...]
     has_mode: bool = True
 
 
 SPOKEN: Final[Mapping[str, Spoken]] = {
-    "realtime": Spoken(path=REALTIME_PATH, first="session.init", modes=("video", "audio", "chat")),
-    "duplex-v1": Spoken(path=REALTIME_PATH, first="session.update", modes=("video", "audio")),
-    "transcription": Spoken(path=REALTIME_PATH, first="session.update", modes=("transcription",)),
-    "transcription-responses": Spoken(
-        path=REALTIME_PATH, first="session.create", modes=("transcription",)
-    ),
-    "legacy-duplex": Spoken(
-        path=f"{DUPLEX_PATH}{{session_id}}",
-        first="prepare",
-        modes=("video", "audio"),
-        has_mode=False,
-    ),
-    "legacy-chat": Spoken(path=CHAT_PATH, first="", modes=("chat",), has_mode=False),
+    "realtime": Spoken(path=REALTIME_PATH, first="session.init"),
+    "duplex-v1": Spoken(path=REALTIME_PATH, first="session.update"),
+    "transcription": Spoken(path=REALTIME_PATH, first="session.update"),
+    "transcription-responses": Spoken(path=REALTIME_PATH, first="session.create"),
+    "legacy-duplex": Spoken(path=f"{DUPLEX_PATH}{{session_id}}", first="prepare", has_mode=False),
+    "legacy-chat": Spoken(path=CHAT_PATH, first="", has_mode=False),
 }
 """All dialects, and their addresses."""
 
@@ -162,7 +154,7 @@ def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
     """List the dialects that the model serves."""
     found: list[dict[str, object]] = []
     for name, spoken in SPOKEN.items():
-        served = [mode for mode in spoken.modes if mode in modes]
+        served = [mode for mode in MODES_OF[name] if mode in modes]
         query = "?mode={mode}" if spoken.has_mode else ""
         if served:
             found.append(

@@ -24,7 +24,8 @@ from protocol.values.behaviour import NEWEST
 from protocol.values.digest import session_id_of
 from protocol.values.errors import ErrorCode
 from protocol.values.limits import CALL_WAIT_S, TURN_WAIT_S
-from protocol.values.messages import EndReason, Mode
+from protocol.values.messages import EndReason
+from protocol.values.modes import MODES, Mode
 from recorder.format.errors import LogFailed
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields
@@ -35,7 +36,7 @@ from recorder.write.writer import Recorder
 from ..model.backends.base import Backend, DeviceLost
 from ..net.connection import Connection
 from ..net.websocket import WebSocket
-from ..settings.settings import MIB, MODES, Settings
+from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers

@@ -22,7 +22,7 @@ from protocol.values.limits import (
     PAUSE_S,
     SOUND_BYTES_MAX,
 )
-from protocol.values.messages import Mode
+from protocol.values.modes import MODES, OF_MODE, Mode
 from recorder.write.writer import Durability
 
 from .declaration import setting
@@ -32,8 +32,6 @@ DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
 RECORDINGS: Final = Path("recordings")
 """The default folder of the logs: every session is recorded."""
-MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat", "transcription")
-"""The modes that are served, where the model has them."""
 QUEUE_MAX: Final = 64
 """At 90 s a session and one slot, the last of 64 waits over an hour; any more would time out."""
 CHATS_MAX: Final = 256
@@ -394,5 +392,6 @@ class Settings:
 
     def limit_s(self, mode: Mode) -> int:
         """The longest session of `mode` in seconds; 0 means no limit (chat)."""
-        limits = {"video": self.limit_video_s, "audio": self.limit_audio_s, "chat": 0}
-        return limits.get(mode, self.limit_transcription_s)
+        name = OF_MODE[mode].limit
+        limit_s: int = getattr(self, name) if name else 0
+        return limit_s

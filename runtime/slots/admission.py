@@ -20,7 +20,8 @@ import attrs
 
 from protocol.values.errors import ErrorCode
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import Mode, QueuePlace
+from protocol.values.messages import QueuePlace
+from protocol.values.modes import Mode
 
 from ..settings.settings import QUEUE_MAX
 from .estimates import Durations, waits_ns

@@ -13,12 +13,11 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import Mode
+from protocol.values.modes import OF_MODE, Mode
 
 SESSION_S_ASSUMED: Final = 90
 """Assumed until a session has ended: the context lasts about that long (000)."""
@@ -29,14 +28,10 @@ SESSIONS_AVERAGED: Final = 32
 OVERDUE_SHARE: Final = 0.5
 """Share of the average that is left to a session longer than all that are kept."""
 
-_ASSUMED_NS: Final[Mapping[Mode, int]] = MappingProxyType(
-    {
-        "video": SESSION_S_ASSUMED * NS_PER_S,
-        "audio": SESSION_S_ASSUMED * NS_PER_S,
-        "chat": TURN_S_ASSUMED * NS_PER_S,
-        "transcription": SESSION_S_ASSUMED * NS_PER_S,
-    }
-)
+
+def _assumed_ns(mode: Mode) -> int:
+    is_turn = OF_MODE[mode].work == "turn"
+    return (TURN_S_ASSUMED if is_turn else SESSION_S_ASSUMED) * NS_PER_S
 
 
 class Durations:
@@ -56,7 +51,7 @@ class Durations:
     def average_ns(self, mode: Mode) -> int:
         """The running average of a mode; an assumed value before the first end."""
         recent_ns = self._recent_ns.get(mode)
-        average_ns = sum(recent_ns) // len(recent_ns) if recent_ns else _ASSUMED_NS[mode]
+        average_ns = sum(recent_ns) // len(recent_ns) if recent_ns else _assumed_ns(mode)
         return self.within_limit_ns(mode, average_ns)
 
     def within_limit_ns(self, mode: Mode, left_ns: int, lasted_ns: int = 0) -> int:
@@ -66,7 +61,7 @@ class Durations:
 
     def left_ns(self, mode: Mode, held_ns: int) -> list[int]:
         """The rests of past sessions that took longer than `held_ns`: rising, never empty."""
-        took_ns = self._sorted_ns.get(mode) or [_ASSUMED_NS[mode]]
+        took_ns = self._sorted_ns.get(mode) or [_assumed_ns(mode)]
         left_ns = [longer_ns - held_ns for longer_ns in took_ns[bisect_right(took_ns, held_ns) :]]
         left_ns = left_ns or [round(self.average_ns(mode) * OVERDUE_SHARE)]
         return [self.within_limit_ns(mode, each_ns, held_ns) for each_ns in left_ns]

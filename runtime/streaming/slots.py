@@ -11,7 +11,7 @@ import anyio
 
 from protocol.values.errors import ErrorCode
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 
 from ..model.backends.base import Backend, BackendRefused
 from ..slots.admission import Admission, Refused

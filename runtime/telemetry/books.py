@@ -13,7 +13,8 @@ import attrs
 from protocol.values.effects import MediaKind
 from protocol.values.errors import ErrorCode
 from protocol.values.events import Endpoint
-from protocol.values.messages import EndReason, Mode
+from protocol.values.messages import EndReason
+from protocol.values.modes import OF_MODE, Mode, Work
 
 from . import catalogue as c
 from .instruments import Count, Instruments, Spread
@@ -123,7 +124,7 @@ class Books:
             speech_s=count(c.SPEECH_SECONDS, mode),
             tokens={kind: count(c.TOKENS, kind) for kind in TOKEN_KINDS},
             kv_tokens=spread(c.SESSION_KV_TOKENS, mode),
-            work=_WORK[mode](made, mode),
+            work=_WORK[OF_MODE[mode].work](made, mode),
         )
 
 
@@ -159,9 +160,8 @@ def _chunk_books(made: Instruments, _mode: Mode) -> ChunkBooks:
     )
 
 
-_WORK: Final[Mapping[Mode, Callable[[Instruments, Mode], UnitBooks | TurnBooks | ChunkBooks]]] = {
-    "video": _unit_books,
-    "audio": _unit_books,
-    "chat": _turn_books,
-    "transcription": _chunk_books,
+_WORK: Final[Mapping[Work, Callable[[Instruments, Mode], UnitBooks | TurnBooks | ChunkBooks]]] = {
+    "unit": _unit_books,
+    "turn": _turn_books,
+    "chunk": _chunk_books,
 }

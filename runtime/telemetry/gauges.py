@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.state import State
 from recorder.keep.retention import Cause, RetentionStatistics
 

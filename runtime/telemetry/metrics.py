@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 
 from protocol.values.events import ConnectionOpened
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 
 from .books import Books
 from .gauges import ServerGauges

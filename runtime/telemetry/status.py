@@ -6,16 +6,16 @@ It names sessions and keys, so its route asks for an `admin` key where there are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
+
+from protocol.values.modes import OF_MODE
 
 from ..net.counters import Statistics
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from .watching import ServerStatus, SessionStatus
-
-DUPLEX: Final = frozenset({"video", "audio"})
 
 
 def status_json(status: ServerStatus) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dic
         "total_workers": 0 if slots is None else slots.slots,
         "idle_workers": 0 if slots is None else slots.free,
         "busy_workers": 0 if slots is None else slots.leased,
-        "duplex_workers": sum(task.mode in DUPLEX for task in tasks),
+        "duplex_workers": sum(OF_MODE[task.mode].work == "unit" for task in tasks),
         "running_tasks": [
             {
                 "worker_id": f"{task.lease.worker}.{task.lease.slot}",

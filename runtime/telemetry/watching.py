@@ -14,7 +14,7 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values.effects import Effect
 from protocol.values.events import ConnectionOpened, Event
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
 

@@ -22,7 +22,6 @@ from protocol.values.messages import (
     Interrupted,
     Listen,
     Metrics,
-    Mode,
     Paused,
     Prefilled,
     Queued,
@@ -33,6 +32,7 @@ from protocol.values.messages import (
     ServerMessage,
 )
 from protocol.values.model import DuplexConfig
+from protocol.values.modes import Mode
 from protocol.values.requests import Append, Ask, ChatMessage, Init, See, TextPart
 from protocol.values.state import BEGINNINGS, TRANSITIONS, Gate, State, course_of
 from protocol.wire.codec import parse_frame

@@ -19,7 +19,6 @@ from protocol.values.messages import (
     GoingAway,
     Listen,
     Metrics,
-    Mode,
     Paused,
     Prefilled,
     Response,
@@ -27,6 +26,7 @@ from protocol.values.messages import (
     Speech,
     TranscriptDelta,
 )
+from protocol.values.modes import Mode
 from protocol.values.requests import (
     Append,
     AppendSound,

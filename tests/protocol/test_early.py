@@ -10,7 +10,8 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import EARLY_INIT, NEWEST
-from protocol.values.messages import Mode, QueuePlace
+from protocol.values.messages import QueuePlace
+from protocol.values.modes import Mode
 from protocol.wire.codec import parse_frame
 from tests.helpers import append_frame, init_frame
 

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError
-from protocol.values.messages import Mode, ServerMessage
+from protocol.values.messages import ServerMessage
 from protocol.values.model import SlidingWindow
+from protocol.values.modes import Mode
 from protocol.values.requests import Append, ClientMessage, Request
 from protocol.values.state import Course, course_of
 from protocol.wire.codec import Value, encode_base64, invalid, parse_frame
-from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.field import DROPPED, Field
 from protocol.wire.kinds import FLAG, INTEGER, SAID, TEXT, choice, integer, number, text
@@ -27,7 +28,7 @@ from protocol.wire.reading import Reading
 from protocol.wire.schema.example import example
 from protocol.wire.schema.material import MEDIA
 from protocol.wire.schema.rows import answer_example, attribute_docs, request_schema
-from protocol.wire.schema.wire import MODES, Message, describe
+from protocol.wire.schema.wire import Message, describe
 from protocol.wire.table import Object, Row, Rule, Table
 from replay.fuzz.values import bodies_of
 from replay.redact.client_frames import held
@@ -38,18 +39,20 @@ Json = dict[str, Any]
 
 MESSAGES = {
     f"{message.dialect} {'/'.join(message.courses)} {message.kind or 'request'}": message
-    for name in MODES
+    for name in MODES_OF
     for message in describe(name)
 }
 REQUESTS = {name: message for name, message in MESSAGES.items() if message.sender == "client"}
 ANSWERS = {name: message for name, message in MESSAGES.items() if message.sender == "server"}
-PAIRS = [(name, mode) for name, modes in MODES.items() for mode in modes]
+PAIRS = [(name, mode) for name, modes in MODES_OF.items() for mode in modes]
 
 
 def mode_of(message: Message) -> Mode:
     """The first mode in which a message is described."""
     return next(
-        mode for mode in MODES[message.dialect] if course(message.dialect, mode) in message.courses
+        mode
+        for mode in MODES_OF[message.dialect]
+        if course(message.dialect, mode) in message.courses
     )
 
 
@@ -168,7 +171,7 @@ BINARY = {
 def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
     """A field would be said to take WAV files that its reader refuses."""
     field, dialect = BINARY[name]
-    context = Context(mode=MODES[dialect][0])
+    context = Context(mode=MODES_OF[dialect][0])
     taken = set()
     for medium in MEDIA:
         coded = encode_base64(medium.samples[0])

@@ -23,8 +23,8 @@ from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, SHORT_REFUSALS
 from protocol.values.effects import Effect
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, FRAMES_MAX
-from protocol.values.messages import Mode
 from protocol.values.model import Opened
+from protocol.values.modes import Mode
 from protocol.values.utf8 import Frame, Utf8Text
 from protocol.wire.dialects.shared import KNOWN_TYPES
 from recorder.format.mapping import event_of, event_record

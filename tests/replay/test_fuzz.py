@@ -13,7 +13,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.state import Course
 from protocol.wire.dialects import DIALECTS
 from replay.fuzz.campaign import Budget, Campaign, play_again, save

@@ -15,7 +15,7 @@ from jsonschema import Draft7Validator
 
 from protocol.values.errors import MEANINGS
 from protocol.values.limits import FRAME_BYTES_MAX
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.state import Course, Gate
 from protocol.wire.dialects import DIALECTS
 from replay.fuzz.case import Case

@@ -23,8 +23,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.digest import digest
 from protocol.values.events import Endpoint
-from protocol.values.messages import Mode
 from protocol.values.model import Finalized, Opened, UnitResult
+from protocol.values.modes import Mode
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
 from protocol.values.utf8 import Utf8Text
 from recorder.format.records import Record

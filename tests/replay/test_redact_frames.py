@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.values.requests import Request
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from protocol.wire.media import check_image, container_of
-from protocol.wire.schema.wire import MODES, describe
+from protocol.wire.schema.wire import describe
 from protocol.wire.wav import read_wav
 from replay.redact import client_frames
 from replay.redact.client_frames import HOLDS, WORDS, FrameEditor
@@ -44,7 +44,7 @@ from tests.strategies import (
     wav,
 )
 
-WAYS: Final = [(name, mode) for name, modes in MODES.items() for mode in modes]
+WAYS: Final = [(name, mode) for name, modes in MODES_OF.items() for mode in modes]
 TEXTS: Final = st.text(st.characters(exclude_categories=()), max_size=30)
 SOUND_TEXTS: Final = st.text(max_size=30)
 ODD_FRAMES: Final = (
@@ -107,7 +107,7 @@ def test_what_is_no_message_stays_none(frame: str) -> None:
 
 def test_all_that_clients_may_say_is_in_the_table() -> None:
     """A field that a dialect gets would be taken for a client's own, and its settings be lost."""
-    messages = [one for name in MODES for one in describe(name) if one.sender == "client"]
+    messages = [one for name in MODES_OF for one in describe(name) if one.sender == "client"]
     keys = {key for message in messages for key in _keys(message.schema)}
     assert keys | {"model"} == HOLDS.keys()
     kinds = {message.kind for message in messages}

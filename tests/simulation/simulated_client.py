@@ -43,7 +43,6 @@ from protocol.values.messages import (
     Delta,
     ErrorReport,
     Listen,
-    Mode,
     Paused,
     QueueDone,
     Response,
@@ -54,6 +53,7 @@ from protocol.values.messages import (
     TranscriptDone,
 )
 from protocol.values.model import DuplexConfig
+from protocol.values.modes import Mode
 from protocol.values.state import Gate
 from protocol.wire.dialects import DIALECTS
 from tests.generated import BAD_FIELDS, GARBAGE

@@ -28,7 +28,7 @@ import trio
 from anyio.abc import TaskGroup
 
 from protocol.values import requests as rq
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader

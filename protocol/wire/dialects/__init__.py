@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ...values.messages import Mode
+from ...values.modes import MODES, OF_MODE, Mode
 from .base import Dialect
 from .duplex_v1 import DUPLEX_V1
 from .legacy_chat import LEGACY_CHAT
@@ -20,6 +20,7 @@ __all__ = (
     "DUPLEX_V1",
     "LEGACY_CHAT",
     "LEGACY_DUPLEX",
+    "MODES_OF",
     "REALTIME",
     "TRANSCRIPTION",
     "TRANSCRIPTION_RESPONSES",
@@ -39,6 +40,10 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
 )
 """The dialects that a client can speak, by name, without `opening`."""
+MODES_OF: Final[Mapping[str, tuple[Mode, ...]]] = MappingProxyType(
+    {name: tuple(mode for mode in MODES if name in OF_MODE[mode].dialects) for name in DIALECTS}
+)
+"""The modes of a dialect; a course is described by its first."""
 
 
 def first_dialect(mode: Mode, endpoint: str) -> Dialect:

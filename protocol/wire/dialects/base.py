@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...values.errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
-from ...values.messages import Mode, ServerMessage
+from ...values.messages import ServerMessage
+from ...values.modes import Mode
 from ...values.requests import ClientMessage, Request
 from ..codec import Fields, Value, kind_of
 from ..reading import Context, Json

@@ -24,7 +24,8 @@ from typing import Any, Final
 import attrs
 
 from ...values.errors import LocalProtocolError
-from ...values.messages import Closed, Created, EndReason, Listen, Mode, ServerMessage, Speech
+from ...values.messages import Closed, Created, EndReason, Listen, ServerMessage, Speech
+from ...values.modes import Mode
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
 from ..codec import Fields
 from ..field import Field

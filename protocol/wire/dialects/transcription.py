@@ -32,11 +32,11 @@ from ...values.messages import (
     Created,
     EndReason,
     ErrorReport,
-    Mode,
     ServerMessage,
     TranscriptDelta,
     TranscriptDone,
 )
+from ...values.modes import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
 from ..codec import Value, invalid
 from ..field import DROPPED, Field

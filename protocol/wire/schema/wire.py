@@ -16,23 +16,15 @@ from typing import Final, Literal, get_args
 
 import attrs
 
-from ...values.messages import Mode, ServerMessage
+from ...values.messages import ServerMessage
+from ...values.modes import Mode
 from ...values.requests import Request
 from ...values.state import TRANSITIONS, Course, course_of
-from ..dialects import DIALECTS
+from ..dialects import DIALECTS, MODES_OF
 from ..dialects.base import Dialect
 from .rows import Schema, answer_example, answer_schema, request_schema, summary
 
 _SERVER_CLASSES: Final[tuple[type, ...]] = get_args(ServerMessage)
-MODES: Final[Mapping[str, tuple[Mode, ...]]] = {
-    "realtime": ("video", "audio", "chat"),
-    "duplex-v1": ("video", "audio"),
-    "legacy-duplex": ("video", "audio"),
-    "legacy-chat": ("chat",),
-    "transcription": ("transcription",),
-    "transcription-responses": ("transcription",),
-}
-"""The modes of a dialect; a course is described by its first."""
 REQUEST_DIALECT: Final = "legacy-chat"
 """A connection of this dialect is one request, and its only message has no type."""
 
@@ -69,7 +61,7 @@ def describe(name: str) -> tuple[Message, ...]:
     """Describe all messages of a dialect: the client's, then the server's, course by course."""
     found: list[Message] = []
     for course in Course:
-        modes = [mode for mode in MODES[name] if course is _course(name, mode)]
+        modes = [mode for mode in MODES_OF[name] if course is _course(name, mode)]
         if modes:
             found += _messages(DIALECTS[name], course, modes[0])
     return tuple(_join(found))
@@ -77,7 +69,7 @@ def describe(name: str) -> tuple[Message, ...]:
 
 def courses(name: str) -> tuple[Course, ...]:
     """List the courses of a dialect."""
-    return tuple(dict.fromkeys(_course(name, mode) for mode in MODES[name]))
+    return tuple(dict.fromkeys(_course(name, mode) for mode in MODES_OF[name]))
 
 
 def senders(messages: tuple[Message, ...], course: Course) -> Mapping[type, tuple[str, ...]]:

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from protocol.values.errors import CLOSE_MEANINGS, MEANINGS, close_code, error_type
 from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Course, Gate, State
-from protocol.wire.schema.wire import MODES, Message, courses, describe, senders
+from protocol.wire.dialects import MODES_OF
+from protocol.wire.schema.wire import Message, courses, describe, senders
 
 from ...settings.settings import Settings
 from .notes import CHANNELS, COURSES, DIALECTS, RULES, Channel
@@ -43,7 +44,7 @@ GATES: Final[Mapping[Course, tuple[Gate, ...]]] = {
 
 def asyncapi() -> Json:
     """Make the document: only JSON values, in an order that reads well."""
-    described = {name: describe(name) for name in MODES}
+    described = {name: describe(name) for name in MODES_OF}
     settings = Settings()
     return {
         "asyncapi": ASYNCAPI,
@@ -145,7 +146,7 @@ def _moves(
 
 
 def _channel(channel: Channel, described: Mapping[str, tuple[Message, ...]]) -> Json:
-    modes = list(dict.fromkeys(mode for name in channel.dialects for mode in MODES[name]))
+    modes = list(dict.fromkeys(mode for name in channel.dialects for mode in MODES_OF[name]))
     made: Json = {
         "address": channel.address,
         "title": " and ".join(channel.dialects),

@@ -22,8 +22,9 @@ from protocol.values.errors import (
 from protocol.values.messages import Closed, EndReason
 from protocol.values.state import Course
 from protocol.wire.dialects import DIALECTS as DIALECTS_SERVED
+from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema.example import example, shown
-from protocol.wire.schema.wire import MODES, Message, courses, describe
+from protocol.wire.schema.wire import Message, courses, describe
 
 from .document import states
 from .fields import Objects, Row, rows, shared_objects
@@ -75,7 +76,7 @@ def _endpoints() -> str:
     lines = []
     for channel in CHANNELS:
         for name in channel.dialects:
-            modes = ", ".join(map(_code, MODES[name]))
+            modes = ", ".join(map(_code, MODES_OF[name]))
             first = next(message for message in describe(name) if message.request == "init")
             lines.append(
                 (
@@ -204,7 +205,7 @@ def _example(body: Json) -> str:
 
 def _ends() -> str:
     """Describe each end in the words of each dialect."""
-    names = [name for name in MODES if Course.REQUEST not in courses(name)]
+    names = [name for name in MODES_OF if Course.REQUEST not in courses(name)]
     lines = [
         (
             *(_ending(name, reason) for name in names),

@@ -20,7 +20,7 @@ import anyio
 import click
 from rich.console import Console
 
-from protocol.values.messages import Mode
+from protocol.values.modes import Mode
 from protocol.wire.media import check_jpeg
 
 from ...client import terminal

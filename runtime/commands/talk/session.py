@@ -22,8 +22,9 @@ import anyio
 import attrs
 import numpy as np
 
-from protocol.values.messages import ErrorReport, Mode, QueueDone
+from protocol.values.messages import ErrorReport, QueueDone
 from protocol.values.model import UNIT_BYTES
+from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 

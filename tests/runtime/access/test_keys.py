@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.values.messages import Mode
+from protocol.values.modes import MODES, Mode
 from runtime.access import ring as ring_module
 from runtime.access.keyfile import (
     FILE_BYTES_MAX,
@@ -38,7 +38,6 @@ from runtime.access.keys import (
 )
 from runtime.access.ring import POLL_S, KeyRing
 from runtime.cli import main
-from runtime.settings.settings import MODES
 from tests.helpers import on_virtual_time
 
 SECRET = "antiphon_" + "s" * 43

@@ -12,9 +12,10 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
+from protocol.values.modes import MODES
 from protocol.values.state import Course, diagram
 from runtime.cli import COMMANDS, GROUPS, main
-from runtime.settings.settings import MODES, Settings
+from runtime.settings.settings import Settings
 from tests.golden import FOLDER
 from tests.live.servers import live_server
 

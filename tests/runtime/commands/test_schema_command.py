@@ -20,11 +20,11 @@ from click.testing import CliRunner, Result
 
 from protocol.values import errors
 from protocol.values.errors import CLOSE_MEANINGS, MEANINGS, ErrorCode, LocalProtocolError
-from protocol.values.messages import Closed, EndReason, Mode
+from protocol.values.messages import Closed, EndReason
+from protocol.values.modes import Mode
 from protocol.values.state import TRANSITIONS, Course
-from protocol.wire.dialects import DIALECTS, TRANSCRIPTION
+from protocol.wire.dialects import DIALECTS, MODES_OF, TRANSCRIPTION
 from protocol.wire.dialects.opening import OPENING
-from protocol.wire.schema.wire import MODES
 from runtime.cli import main
 from runtime.commands.schema.document import GATES, asyncapi
 from runtime.commands.schema.markdown import reference
@@ -185,7 +185,7 @@ def address_of(name: str, mode: Mode) -> tuple[str, dict[str, Sequence[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [(name, mode) for name, modes in MODES.items() for mode in modes]
+    ("name", "mode"), [(name, mode) for name, modes in MODES_OF.items() for mode in modes]
 )
 def test_the_endpoints_are_the_server_s(name: str, mode: Mode) -> None:
     """Clients would be told to connect where nothing is, or where another mode is."""
@@ -197,7 +197,7 @@ def test_the_endpoints_are_the_server_s(name: str, mode: Mode) -> None:
 
 def test_every_dialect_is_described() -> None:
     """A dialect that is served would be missing from the document."""
-    assert MODES.keys() == DIALECTS.keys()
+    assert MODES_OF.keys() == DIALECTS.keys()
     assert {name for channel in CHANNELS for name in channel.dialects} == DIALECTS.keys()
 
 

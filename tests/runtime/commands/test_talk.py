@@ -19,8 +19,8 @@ import soundfile
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from protocol.values.messages import Mode
 from protocol.values.model import UNIT_BYTES, Unit
+from protocol.values.modes import Mode
 from runtime.cli import main
 from runtime.client.errors import SessionClosedError
 from runtime.client.session import ClientSession

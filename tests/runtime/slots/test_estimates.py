@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import Mode, QueuePlace
+from protocol.values.messages import QueuePlace
+from protocol.values.modes import Mode
 from runtime.slots.admission import Admission, Refused
 from runtime.slots.estimates import (
     SESSION_S_ASSUMED,

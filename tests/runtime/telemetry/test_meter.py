@@ -17,8 +17,9 @@ from protocol.machine.session import Session
 from protocol.values.effects import CancelDecode, DecodeMedia
 from protocol.values.errors import ErrorCode
 from protocol.values.events import Event, MediaDecoded, MediaRejected, UnitDone
-from protocol.values.messages import Closed, ErrorReport, Mode, ServerMessage
+from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.model import Unit
+from protocol.values.modes import Mode
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.opening import OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
