@@ -464,7 +464,7 @@ export class ChatSession {
    */
   async ask(question, { stream = true, speech = false, generation, image, inputId } = {}) {
     if (this.#answer && !this.#answer.isOver) {
-      throw new MisuseError("a question amid the answer to another: read that to its end");
+      throw new MisuseError("a question during the answer to another: read that to its end");
     }
     /** @type {Message[]} */
     const messages = typeof question === "string" ? [{ role: "user", content: question }] : question;

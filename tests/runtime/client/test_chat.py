@@ -111,7 +111,7 @@ async def test_questions_do_not_overlap() -> None:
         async with antiphon.connect(url, mode="chat") as session:
             answer = await session.ask("one")
             assert isinstance(await anext(answer), Delta)
-            with pytest.raises(antiphon.LocalProtocolError, match="amid the answer"):
+            with pytest.raises(antiphon.LocalProtocolError, match="during the answer"):
                 await session.ask("two")
             await answer.finish()
             await session.answer("two")
