@@ -83,8 +83,7 @@ class Compressor:
             has_samples: some pieces are packed PCM.
             cost: of reading its records without their bytes; see `recorder.format.expansion`.
 
-        Raises:
-            RecordInvalid: no level of zstd gives a frame without the mark.
+        `RecordInvalid`: no level of zstd gives a frame without the mark.
         """
         runs = list(_join_short(pieces)) if has_samples else [b"".join(pieces)]
         size = sum(map(len, runs))

@@ -158,9 +158,8 @@ def pack_header(header: BlockHeader) -> bytes:
 def unpack_header(data: bytes) -> BlockHeader:
     """Read the skippable frame of a block, exactly `HEADER_BYTES`.
 
-    Raises:
-        VersionUnknown: it is valid, and of a newer version.
-        FormatError: it is not a valid header, or a size in it exceeds a limit.
+    `VersionUnknown`: it is valid, and of a newer version; `FormatError`: it is not a valid header,
+    or a size in it exceeds a limit.
     """
     if len(data) != HEADER_BYTES or not data.startswith(MARK):
         raise FormatError("no block starts here")

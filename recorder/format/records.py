@@ -110,10 +110,8 @@ def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) ->
 class Record:
     """One entry of a log; `fields` must not change afterwards.
 
-    Attributes:
-        kind: a key of `RECORD_VERSIONS`.
-        seq: 0, 1, 2... in the log, without gaps; 0 is the `session` record.
-        at_ns: monotonic nanoseconds.
+    `kind`: a key of `RECORD_VERSIONS`. `seq`: 0, 1, 2... in the log, without gaps; 0 is the
+    `session` record. `at_ns`: monotonic nanoseconds.
     """
 
     kind: str = attrs.field(validator=_is_kind)

@@ -25,9 +25,7 @@ UPCASTS: Final[Mapping[str, Mapping[int, Upcast]]] = {}
 def check_version(kind: str, version: int) -> None:
     """Check that records of a kind and version can be read.
 
-    Raises:
-        VersionUnknown: a newer version wrote it.
-        FormatError: there was never such a version.
+    `VersionUnknown`: a newer version wrote it; `FormatError`: there was never such a version.
     """
     newest = RECORD_VERSIONS.get(kind)
     if newest is None:

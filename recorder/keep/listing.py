@@ -27,10 +27,8 @@ OnRead = Callable[[int, int], None]
 class Wanted:
     """Filter for logs; None accepts all.
 
-    Attributes:
-        since_ms: sessions that began at this Unix time or later.
-        owner: name of a key; empty: sessions without a key.
-        session: id of a session or of its recording.
+    `since_ms`: sessions that began at this Unix time or later. `owner`: name of a key; empty:
+    sessions without a key. `session`: id of a session or of its recording.
     """
 
     since_ms: int | None = None

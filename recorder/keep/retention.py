@@ -53,9 +53,7 @@ class Pruned:
 
     Attributes:
         removed: the oldest first.
-        failed: logs that could not be removed.
         held_logs: number of logs due but being written, or just written.
-        kept_logs: number of logs left.
     """
 
     removed: tuple[Removal, ...]
@@ -72,13 +70,7 @@ class Pruned:
 
 @attrs.frozen(kw_only=True)
 class RetentionStatistics:
-    """Recorded and removed logs since the server began.
-
-    Attributes:
-        logs: number at the last count, with `file_bytes` in total.
-        removed: number of logs, by cause.
-        failures: failed removals.
-    """
+    """Logs at the last count, `file_bytes` in total; since the start, removed logs by cause."""
 
     logs: int = 0
     file_bytes: int = 0

@@ -24,10 +24,8 @@ _NS_PER_S: Final = 1_000_000_000
 class LogInfo:
     """A log in a store.
 
-    Attributes:
-        recording_id: its name without the suffix.
-        inode: distinguishes another file of the same name.
-        modified_ns: nanoseconds since the epoch when it last grew.
+    `recording_id`: its name without the suffix; `inode`: distinguishes another file of the same
+    name; `modified_ns`: nanoseconds since the epoch when it last grew.
     """
 
     recording_id: str

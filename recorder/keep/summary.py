@@ -56,8 +56,6 @@ class Summary:
         dialect: the wire protocol; only in logs with `fin`.
         owner: the name of the client's key; empty without one.
         model: as the server was told to load it.
-        units: number of units started.
-        turns: number of chat turns.
         chunks: seconds transcribed; only in logs with `fin`.
         modified_ms: Unix milliseconds when it last grew.
     """

@@ -56,13 +56,7 @@ class NotCompactable(RecorderError):  # noqa: N818
 
 @attrs.frozen(kw_only=True)
 class Compacted:
-    """The result of compacting a log.
-
-    Attributes:
-        before_bytes: size of the old file.
-        after_bytes: size of the new file.
-        flac_blobs: blobs repacked as FLAC.
-    """
+    """The result of compacting a log; `flac_blobs` is the number of blobs repacked as FLAC."""
 
     before_bytes: int
     after_bytes: int

@@ -290,7 +290,6 @@ class _Copier:
         self.writer.put(Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed))
 
     def _fill(self, next_seq: int) -> None:
-        """Write marks for the records lost before `next_seq`."""
         lost = next_seq - self.writer.next_seq
         if lost > min(LOST_MAX, self.source.size()):
             raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged")

@@ -67,13 +67,10 @@ def entry_of(record: Record) -> Entry:
 class Rewriter:
     """A log being rewritten; use it as a context manager.
 
-    Attributes:
-        next_seq: `seq` that the next record must have.
-        at_ns: of the last record.
-        version: format version of blocks not copied; at least that of copied blocks.
+    `next_seq`: `seq` that the next record must have. `at_ns`: of the last record. `version`: format
+    version of blocks not copied; at least that of copied blocks.
 
-    Raises:
-        OSError: the file exists, or the disk refused; also from each writing method.
+    `OSError`: the file exists, or the disk refused; also from each writing method.
     """
 
     def __init__(

@@ -59,12 +59,7 @@ class StoredRecord:
 
 
 def parse(header: bytes, area: memoryview) -> StoredRecord:
-    """Parse one framed record.
-
-    Raises:
-        VersionUnknown: a newer version wrote it.
-        FormatError: it is not a valid record.
-    """
+    """Parse one framed record; `VersionUnknown` if it is newer, `FormatError` if it is invalid."""
     check_values(header)
     try:
         found = json.loads(header.decode(), parse_constant=_refuse_constant)

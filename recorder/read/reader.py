@@ -38,9 +38,7 @@ HeadSource = Literal["first", "second"]
 def read(path: Path, *, on_damage: Callable[[Damage], object] | None = None) -> Iterator[Record]:
     """Yield the records of a log, the session record first; damage goes to `on_damage`.
 
-    Raises:
-        LogDamaged: there is damage, and no `on_damage`.
-        Unreadable: no session record is left.
+    `LogDamaged`: there is damage, and no `on_damage`; `Unreadable`: no session record is left.
     """
     with LogReader(path) as reader:
         for item in reader:
@@ -70,9 +68,8 @@ class LogReader:
     def __init__(self, log: Path | bytes) -> None:
         """Open a log, given as a path or its bytes, and find its session record.
 
-        Raises:
-            Unreadable: no session record is left, or none was written yet.
-            OSError: the file cannot be read.
+        `Unreadable`: no session record is left, or none was written yet; `OSError`: the file cannot
+        be read.
         """
         self._source = BytesSource(log) if isinstance(log, bytes) else FileSource(log)
         self._expansion: Final = Expansion(self._source.size)
@@ -286,9 +283,8 @@ def find_head(
 ) -> tuple[Record, HeadSource]:
     """Take the head from the first valid block, past at most `tries_max` damages (None: any).
 
-    Raises:
-        TooNew: a newer version wrote it.
-        Unreadable: neither block holds it, or none was written yet.
+    `TooNew`: a newer version wrote it; `Unreadable`: neither block holds it, or none was written
+    yet.
     """
     block, newer = None, None
     for item in islice(Scanner(source, expansion), tries_max):

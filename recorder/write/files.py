@@ -30,10 +30,8 @@ def new_file(path: Path, *, like: Path | None = None, replaces: bool = False) ->
         like: the log that it is made of: the same people may read and write it.
         replaces: a regular file that is there is replaced then.
 
-    Raises:
-        FileExistsError: there is a file of that name, or there was when this one was whole; it is
-            left alone.
-        OSError: the disk refused; it names the file, and not where it was written.
+    `FileExistsError`: there is a file of that name, or there was when this one was whole; it is
+    left alone. `OSError`: the disk refused; it names the file, and not where it was written.
     """
     if not replaces:
         _refuse_existing(path)
@@ -63,12 +61,8 @@ def _share_as(path: Path, like: Path) -> None:
 def check_new_file(path: Path) -> None:
     """See that a file can be made, before the work that would be lost else.
 
-    Args:
-        path: the file.
-
-    Raises:
-        FileExistsError: there is a file of that name.
-        OSError: its folder is missing, or takes no files.
+    `FileExistsError`: there is a file of that name. `OSError`: its folder is missing, or takes no
+    files.
     """
     _refuse_existing(path)
     with _folder_beside(path):
@@ -109,8 +103,7 @@ def _give_name(part: Path, path: Path) -> None:
 def own_as(path: Path, other: Path) -> None:
     """Give a file the owner and the mode of another: the readers of that one can read it too.
 
-    Raises:
-        PermissionError: the owner is another user, and we may not give files away.
+    `PermissionError`: the owner is another user, and we may not give files away.
     """
     status, owned = path.stat(), other.stat()
     if (status.st_uid, status.st_gid) != (owned.st_uid, owned.st_gid):

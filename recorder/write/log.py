@@ -141,13 +141,11 @@ class SessionLog:
     def append(self, *records: Record, urgent: bool = False) -> None:
         """Take the next records without blocking; a failed log counts them as lost.
 
-        Args:
-            records: neither `session` nor `fin`; their fields must not be changed afterwards.
-            urgent: a Send or Close waits for them: write them and everything queued now.
+        `records`: neither `session` nor `fin`; their fields must not be changed afterwards.
+        `urgent`: a Send or Close waits for them: write them and everything queued now.
 
-        Raises:
-            LogMisuse: a record is out of order, or the log or the recorder has ended.
-            LogFull: the backlog would be a maximal record past its bound; the rest is not taken.
+        `LogMisuse`: a record is out of order, or the log or the recorder has ended. `LogFull`: the
+        backlog would be a maximal record past its bound; the rest is not taken.
         """
         for record in records:
             if record.kind in _NOT_APPENDED:
@@ -157,9 +155,8 @@ class SessionLog:
     async def written(self, seq: int) -> None:
         """Wait until write(2) took record `seq`, and have it written now.
 
-        Raises:
-            LogMisuse: no record `seq` was appended.
-            LogFailed: the log failed before it was written.
+        `LogMisuse`: no record `seq` was appended; `LogFailed`: the log failed before it was
+        written.
         """
         if seq >= self._next_seq:
             raise LogMisuse(f"record {seq} was never appended, the next is {self._next_seq}")
@@ -178,10 +175,8 @@ class SessionLog:
         """Append `fin`, and wait until the file is synced to the device and closed.
 
         The recorder adds to `fields`; `at_ns` is monotonic. When cancelled, `fin` is still written.
-
-        Raises:
-            LogMisuse: the log has already ended, or `fields` holds an added field.
-            LogFailed: the log failed.
+        `LogMisuse`: the log has already ended, or `fields` holds an added field; `LogFailed`: the
+        log failed.
         """
         if FIN_FIELDS & fields.keys():
             raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")

@@ -94,12 +94,8 @@ class LogFile:
     def write(self, records: Iterable[Record]) -> Iterator[Written]:
         """Encode records into blocks and write them; yield each block once it is written.
 
-        Args:
-            records: in order of `seq`; `session` first, `fin` last.
-
-        Raises:
-            RecordInvalid: a record cannot be stored.
-            OSError: the disk refused.
+        `records`: in order of `seq`; `session` first, `fin` last. `RecordInvalid`: a record cannot
+        be stored; `OSError`: the disk refused.
         """
         for step in self.steps(records):
             if isinstance(step, Written):
@@ -108,12 +104,8 @@ class LogFile:
     def steps(self, records: Iterable[Record]) -> Iterator[int | Written]:
         """Write records as `write` does, in steps of bounded duration.
 
-        Yields:
-            Each block, and before a large one the bytes of each step, at least a record.
-
-        Raises:
-            RecordInvalid: a record cannot be stored.
-            OSError: the disk refused.
+        Yields each block, and before a large one the bytes of each step, at least a record.
+        `RecordInvalid`: a record cannot be stored; `OSError`: the disk refused.
         """
         batch: _Batch | None = None
         for record in records:
@@ -139,10 +131,8 @@ class LogFile:
         """Return once everything written is on the device, the file's name included.
 
         Another thread may write meanwhile; if the file is closed meanwhile, nothing is done.
-
-        Raises:
-            OSError: the disk refused; written data may be lost.
-            FileNotFoundError: the file was removed, or its folder moved: written data is lost.
+        `OSError`: the disk refused; written data may be lost. `FileNotFoundError`: the file was
+        removed, or its folder moved: written data is lost.
         """
         with self._closing:
             if self._descriptor is None:
@@ -163,10 +153,7 @@ class LogFile:
                 self._disk.close(descriptor)
 
     def remove(self) -> None:
-        """Close the file and remove it, from the device too, unless it was never created.
-
-        An `OSError` is raised after closing.
-        """
+        """Remove the file durably, if it was created; an `OSError` is raised after closing it."""
         with self._closing:
             if not self._is_created:
                 return

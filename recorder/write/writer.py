@@ -74,10 +74,8 @@ class RecorderPolicy:
 class RecorderStatistics:
     """Counts since the start, and current state.
 
-    Attributes:
-        logs: open now.
-        backlog_bytes: appended and not yet written, in all logs.
-        failures: logs that failed or were abandoned.
+    `logs`: open now; `backlog_bytes`: appended and not yet written, in all logs; `failures`: logs
+    that failed or were abandoned.
     """
 
     logs: int
@@ -144,10 +142,8 @@ class Recorder:
         """Start a log; the thread creates the file, `written(0)` waits for it.
 
         `path` is from `Store.path`; `at_ns` is monotonic. `on_failure` is called once if the log
-        fails, in the current event loop, else in the recorder's thread.
-
-        Raises:
-            LogMisuse: the recorder is closed, or the name is not that of a recording.
+        fails, in the current event loop, else in the recorder's thread. `LogMisuse`: the recorder
+        is closed, or the name is not that of a recording.
         """
         recording_id_of(path)
         file = LogFile(
