@@ -41,10 +41,7 @@ def to_pcm16(samples: _Floats) -> NDArray[np.int16]:
 
 
 class Mixer:
-    """Mixes the sounds of a session.
-
-    All methods raise `TooLongError` after `DURATION_S_MAX`, before they give anything.
-    """
+    """Mixes a session's sounds; its methods raise `TooLongError` first after `DURATION_S_MAX`."""
 
     def __init__(self) -> None:
         self._lanes: Final = tuple(_Lane(voice) for voice in VOICES)

@@ -51,11 +51,9 @@ class Sound:
 class Words:
     """Text as it came, spaces included; it arrived from the user, or was sent to them, at `at_ns`.
 
-    Attributes:
-        begin_ns: when its sound begins; without one, `at_ns`, or the end of the sound that it
-            transcribes.
-        end_ns: when its sound is over; None without one.
-        response_id: the model's turn; pieces of one turn are joined without a separator.
+    `begin_ns`: when its sound begins; without one, `at_ns`, or the end of the sound that it
+    transcribes. `end_ns`: when its sound is over; None without one. `response_id`: the model's
+    turn; pieces of one turn are joined without a separator.
     """
 
     voice: Voice

@@ -141,10 +141,7 @@ class Client:
 
 
 def read_setting(text: str) -> tuple[str, Setting]:
-    """Read `NAME=VALUE`; the value is JSON, or else text.
-
-    `ForkRefusedError`: the setting is unknown, or has no value.
-    """
+    """Read `NAME=VALUE`, the value JSON or text; `ForkRefusedError`: unknown, or no value."""
     name, equals, value = text.partition("=")
     if name not in SETTING_NAMES or not equals:
         known = ", ".join(SETTING_NAMES)

@@ -87,10 +87,8 @@ class ForkRun:
     """One fork in progress.
 
     `watch` is called with the number of finished units, and of all; `anyway` as in `ForkedModel`.
-
-    Attributes:
-        is_reached: the unit of the fork was started, as required.
-        ended_early: the fork was still running at the recording's end, so that its client left.
+    `is_reached`: the unit of the fork was started, as required; `ended_early`: the fork was still
+    running at the recording's end, so that its client left.
     """
 
     def __init__(

@@ -58,12 +58,8 @@ class Answer:
 class RecordedTimes:
     """The times of a recording; it is replayed, which proves that it is sound.
 
-    `items` are its records in order, and its damage; `at` is the unit of the fork.
-
-    Attributes:
-        begin_seq: the event by which that unit began.
-        begin_sample: start of that unit in the client's sound.
-        end_ns: time of its last record.
+    `items` are its records in order, and its damage; `at` is the unit of the fork, which began by
+    the event `begin_seq`, and in the client's sound at `begin_sample`; `end_ns`: its last record.
 
     Raises:
         LogDamaged: it is damaged.

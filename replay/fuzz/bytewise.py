@@ -167,7 +167,6 @@ def _memory_mb() -> float:
 
 
 def _frames() -> Iterator[bytes]:
-    """Messages of both ends in every dialect."""
     for name, modes in MODES_OF.items():
         for message in described(name):
             yield from (json.dumps(body).encode() for body in message.examples)
@@ -179,7 +178,6 @@ def _frames() -> Iterator[bytes]:
 
 
 def _logs() -> Iterator[bytes]:
-    """Logs of sessions recorded here."""
     with tempfile.TemporaryDirectory(prefix="antiphon-fuzz-") as name:
         for dialect, modes in MODES_OF.items():
             folder = Path(name) / dialect
@@ -195,7 +193,6 @@ def _logs() -> Iterator[bytes]:
 
 
 def _broken(data: bytes, dice: random.Random) -> bytes:
-    """Change some places."""
     made = bytearray(data)
     for _ in range(dice.randint(1, CHANGES_MAX)):
         at = dice.randrange(len(made) + 1)

@@ -214,7 +214,6 @@ def _outcome_json(case: Case, outcome: Outcome) -> dict[str, Any]:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Any]:
-    """Show a run's progress on a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _: None
@@ -269,7 +268,6 @@ def _tell_found(console: Console, found: Found, path: Path) -> None:
 
 
 def _coverage(tally: Tally) -> Table:
-    """Messages and kinds of answer, by state."""
     table = Table(box=SIMPLE)
     for name in ("dialect and state", "messages", "kinds", "answers", "times"):
         table.add_column(name, justify="left" if name.startswith("dialect") else "right")

@@ -197,8 +197,6 @@ class _ServerEnd:
 
 
 class _ErrorLog(logging.Handler):
-    """Keeps error records."""
-
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.found: list[Finding] = []
@@ -222,10 +220,7 @@ def _named(error: BaseException) -> str:
 
 
 class LocalTarget:
-    """Plays cases to servers in memory, whose logs go to `record_to`, if any.
-
-    Tests plant bugs with `wrap`.
-    """
+    """Plays cases to servers in memory, with logs in `record_to`; tests plant bugs with `wrap`."""
 
     is_local = True
 

@@ -59,10 +59,7 @@ def is_marker(value: object) -> bool:
 
 
 def size_of(value: Any) -> int:
-    """The characters of JSON with its markers replaced, within a tenth or a few hundred.
-
-    `MarkerError`: a marker is invalid.
-    """
+    """The characters of JSON in full, to a tenth or a few hundred; `MarkerError`: invalid."""
     if isinstance(value, dict):
         if is_marker(value):
             return _marker_size(json.dumps(value))

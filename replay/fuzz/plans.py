@@ -118,7 +118,6 @@ class _Plan:
             self._gate = self._in_course(Gate.CONNECTED)
 
     def _in_course(self, gate: Gate) -> Gate:
-        """The course's gate of that name."""
         return gate_of(self.course, State(gate.value)) if gate in _STATES else gate
 
     def begin(self) -> None:

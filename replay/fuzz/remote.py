@@ -160,7 +160,6 @@ async def _connect(address: Address, path: str, judge: Judge) -> AsyncIterator[W
 
 
 async def _open(address: Address, path: str) -> tuple[ByteStream, ClientProtocol]:
-    """Connect and do the handshake."""
     url = f"{address.origin}{path}"
     try:
         uri = parse_uri(url)

@@ -1,7 +1,4 @@
-"""The command `antiphon prune`: remove old logs.
-
-A running server does the same if its settings say so (`record_keep_days`).
-"""
+"""The command `antiphon prune`: remove old logs, as a server does by `record_keep_days`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The replay of several logs as one table for a terminal, the worst first.
-
-The rules are those of `text`; logs that were not identical come first.
-"""
+"""The replay of several logs as one table for a terminal, the worst first; rules as in `text`."""
 
 from __future__ import annotations
 

@@ -124,7 +124,6 @@ def _check(log: Path) -> ConnectionOpened:
 
 
 async def _run(stage: Stage, settings: Settings, tell: Tell) -> int:
-    """Serve, and count the differences."""
     server = PlayServer(stage, open_gate(settings), tell)
     try:
         await serve(server, settings, partial(_say_bound, tell, address_of(stage.opened)))

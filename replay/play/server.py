@@ -45,10 +45,8 @@ Tell = Callable[..., None]
 class Stage:
     """The recording, and how it is played.
 
-    Attributes:
-        speed: 1 is the recording's own; 0 awaits only clients.
-        strict: a difference is an error, and ends the server.
-        clients_max: end after so many clients; None: only a signal ends it.
+    `speed`: 1 is the recording's own; 0 awaits only clients. `strict`: a difference is an error,
+    and ends the server. `clients_max`: end after so many clients; None: only a signal ends it.
     """
 
     log: Path
@@ -135,10 +133,7 @@ class PlayServer:
 async def serve(
     server: PlayServer, settings: Settings, on_bound: Callable[[tuple[Address, ...]], None]
 ) -> None:
-    """Serve until it is over, or a signal comes; port 0 takes a free one.
-
-    `OSError`: the port is not available.
-    """
+    """Serve to the end, or a signal; port 0 is a free one. `OSError`: the port is not available."""
     limits = attrs.evolve(
         Limits.of(settings), messages_per_s_max=RATE_MAX, bytes_per_s_max=RATE_MAX
     )

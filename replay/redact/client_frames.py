@@ -236,7 +236,6 @@ def _in_conversation(span: Span, body: object, holds: Holds) -> tuple[Side, Hold
 
 
 def _at(body: object, path: tuple[str | int, ...]) -> object:
-    """The value at a path, or None."""
     for place in path:
         if isinstance(body, dict) and isinstance(place, str):
             body = body.get(place)

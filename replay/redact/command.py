@@ -126,7 +126,6 @@ def _rehearse(log: Path, policy: Policy) -> Redacted:
 
 
 def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
-    """Write the redacted log; return what was taken out."""
     run = Redaction(policy)
 
     def records(items: Iterator[Record | Damage]) -> Iterator[Record]:

@@ -99,7 +99,6 @@ def _empty_chunks(data: bytes) -> bytes:
 
 
 def _format(body: bytes) -> bytes:
-    """The parts of a WAV's format that are read."""
     parts = _LONG_FORMAT if body.startswith(_EXTENSIBLE) else (_PLAIN_FORMAT,)
     kept = bytearray(max(part.stop for part in parts))
     for part in parts:
@@ -166,7 +165,6 @@ def _mosaic(data: bytes, width: int, height: int) -> Pixels | None:
 
 
 def _spread(blocks: Pixels, width: int, height: int) -> Pixels:
-    """Blocks enlarged to a picture's size."""
     rows = np.arange(height) * len(blocks) // height
     columns = np.arange(width) * blocks.shape[1] // width
     return np.ascontiguousarray(blocks[rows][:, columns])

@@ -27,10 +27,8 @@ _SAYS_NOTHING: Final = frozenset({"true", "false", "null"})
 class Span:
     """A place in a text.
 
-    Attributes:
-        start, end: of a string, between its quotes.
-        kind: `word` is not JSON.
-        path: keys and indices, its own last; empty where a text nests deeper than a frame may.
+    `start`, `end`: of a string, between its quotes. `kind`: `word` is not JSON. `path`: keys and
+    indices, its own last; empty where a text nests deeper than a frame may.
     """
 
     start: int

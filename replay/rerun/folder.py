@@ -59,9 +59,8 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
 def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
     """List the logs, in files and folders, that a command writes again; at least one path.
 
-    Raises:
-        click.UsageError: one output for several logs.
-        LogUnusableError: a log is missing, or the folders hold no log.
+    `click.UsageError`: one output for several logs; `LogUnusableError`: a log is missing, or the
+    folders hold no log.
     """
     if output is not None and (len(paths) > 1 or paths[0].is_dir()):
         raise click.UsageError("--output is for one LOG")

@@ -98,11 +98,9 @@ class ReplayReport:
     """The findings of logic replay; effects, frames and states count those equal to the recorded.
 
     Attributes:
-        records: records read, of any kind.
         events: events the machine took.
         effects: effects equal to the recorded ones, frames included.
         states_of_old: hashes of another snapshot's keys, and so not compared.
-        units: units started.
         span_ns: the session's time from its start to the last record.
         finished: `fin` was reached; without it the server was killed, or still writes the log.
         truncated: the log ends, without `fin`, among the effects of its last event.

@@ -187,7 +187,6 @@ def _write(best: Path, output: Path, log: Path) -> None:
 
 @contextmanager
 def _watched(before: Shape) -> Iterator[Callable[[Progress], None]]:
-    """Show the search's progress on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None

@@ -49,12 +49,9 @@ class Progress:
 class Shrinker:
     """One search; the log is not changed, candidates are in `folder`.
 
-    Args:
-        fails: whether a log fails; after its `KeyboardInterrupt` the best log stays.
-        runs_max: of `fails`; `watch` is called before each.
-
-    Attributes:
-        best: the smallest failing log so far; exists once `begin` has returned.
+    `fails` says whether a log fails; after its `KeyboardInterrupt` the best log stays. It is run
+    `runs_max` times at most, with a call of `watch` before each. `best`, the smallest failing log
+    so far, exists once `begin` has returned.
     """
 
     def __init__(

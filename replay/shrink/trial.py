@@ -61,7 +61,6 @@ class Trial:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a running process and its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
