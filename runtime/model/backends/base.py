@@ -147,11 +147,8 @@ class TurnSession(ModelSession, Protocol):
         """Answer, after `prefill`, stopping before token `cut` (None: at an `interrupt`).
 
         `emit` gets each piece in order, in the event loop, and never blocks; the texts of all
-        pieces join to the result's `text`.
-
-        Raises:
-            BackendError: it failed; release the turn.
-            BackendGone: the turn is lost.
+        pieces join to the result's `text`. `BackendError`: it failed; release the turn.
+        `BackendGone`: the turn is lost.
         """
         ...
 
@@ -200,9 +197,8 @@ class Chats(Protocol):
     async def chat(self, turn: Turn, *, slot: int) -> TurnSession:
         """Take a turn on an empty slot; computes nothing yet.
 
-        Raises:
-            BackendRefused: this turn can never be served; the text tells the client why.
-            BackendError: the turn cannot be taken; the slot is left empty.
+        `BackendRefused`: this turn can never be served; the text tells the client why.
+        `BackendError`: the turn cannot be taken; the slot is left empty.
         """
         ...
 

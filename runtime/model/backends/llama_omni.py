@@ -133,9 +133,8 @@ class LlamaOmniSession:
     async def begin(self, opening: Opening) -> None:
         """Send `session.init` and wait for `session.created`, for at most `OPEN_WAIT_S`.
 
-        Raises:
-            BackendGone: the server refuses; without a message if it is busy.
-            BackendError: any other answer, or none in time.
+        `BackendGone`: the server refuses; without a message if it is busy. `BackendError`: any
+        other answer, or none in time.
         """
         with anyio.move_on_after(OPEN_WAIT_S) as patience:
             created = await self._channel.begin(init_message(opening), FULL_DUPLEX)
@@ -147,9 +146,8 @@ class LlamaOmniSession:
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Send one append and collect its answer.
 
-        Raises:
-            BackendGone: the session is lost.
-            BackendError: it failed, or the server deviates from its protocol; release the session.
+        `BackendGone`: the session is lost. `BackendError`: it failed, or the server deviates from
+        its protocol; release the session.
         """
         if cut is not None:
             raise BackendError("a remote unit cannot be stopped at a given step")

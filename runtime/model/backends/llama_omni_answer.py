@@ -64,9 +64,8 @@ class Answers:
     def take_unasked(self, event: RemoteEvent) -> None:
         """Take an event between units: late sound, or the trailing events of a listen.
 
-        Raises:
-            BackendGone: the server has ended the session.
-            BackendError: it is an unrequested answer.
+        `BackendGone`: the server has ended the session; `BackendError`: it is an unrequested
+        answer.
         """
         if isinstance(event, Audio):
             self._hear(event)
@@ -84,9 +83,8 @@ class Answers:
     def take(self, event: RemoteEvent) -> bool:
         """Take an event of the unit; return whether it ends the unit's answer.
 
-        Raises:
-            BackendGone: the server has ended the session.
-            BackendError: it must not come now, or is too large.
+        `BackendGone`: the server has ended the session; `BackendError`: it must not come now, or is
+        too large.
         """
         if self._trails(event):
             return False

@@ -36,9 +36,8 @@ class Channel:
     async def begin(self, init: str, mode: RemoteMode) -> Created:
         """Send `session.init` and wait for `session.created`, without a time limit.
 
-        Raises:
-            BackendGone: the server refuses; without a message if it is busy.
-            BackendError: any other answer.
+        `BackendGone`: the server refuses; without a message if it is busy. `BackendError`: any
+        other answer.
         """
         await self.link.send(init)
         frame: str | bytes | Pong | None = None

@@ -169,9 +169,8 @@ class LlamaOmniTurn:
     async def _receive(self) -> _Said:
         """Wait for the server's next event.
 
-        Raises:
-            BackendGone: the session or its connection has ended.
-            BackendError: the event must not come now.
+        `BackendGone`: the session or its connection has ended; `BackendError`: the event must not
+        come now.
         """
         assert self._channel is not None
         frame: str | bytes | Pong | None = None

@@ -70,10 +70,8 @@ async def request(address: Address, method: str, path: str, *, wait_s: float) ->
     """Make one HTTP request on its own connection; return status and body.
 
     `method` is `GET`, or `POST` with an empty JSON object; `path` is percent-encoded.
-
-    Raises:
-        BackendGone: there is no answer in time.
-        BackendError: the peer does not speak HTTP, or sends too much.
+    `BackendGone`: there is no answer in time; `BackendError`: the peer does not speak HTTP, or
+    sends too much.
     """
     what = f"{method} {path.partition('?')[0]}"
     stream: ByteStream | None = None

@@ -56,9 +56,8 @@ class Link:
     async def connect(cls, address: Address) -> Link:
         """Open the WebSocket, within `CONNECT_WAIT_S`.
 
-        Raises:
-            BackendGone: there is no server.
-            BackendError: the peer refuses, or is no WebSocket server.
+        `BackendGone`: there is no server; `BackendError`: the peer refuses, or is no WebSocket
+        server.
         """
         link: Link | None = None
         try:
@@ -85,9 +84,8 @@ class Link:
     async def receive(self, wait_s: float = math.inf) -> str | bytes | Pong | None:
         """Wait for a message or a pong; None after `wait_s` without any data.
 
-        Raises:
-            BackendGone: the connection has ended, and all earlier messages were received.
-            BackendError: it is no WebSocket, or a message is too large.
+        `BackendGone`: the connection has ended, and all earlier messages were received;
+        `BackendError`: it is no WebSocket, or a message is too large.
         """
         while not self._waiting:
             if self._end is not None:

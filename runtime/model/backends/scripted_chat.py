@@ -39,10 +39,8 @@ SHOWN_CHARS: Final = 64
 class Answer:
     """The outcome of one turn.
 
-    Attributes:
-        tokens: the text of each token, in order.
-        samples: of speech per token, if requested; 24 kHz.
-        fault: instead: `context_full` before feeding, `hang` in prefill, others at `fault_at`.
+    `tokens`: the text of each token, in order. `samples`: of speech per token, if requested; 24
+    kHz. `fault`: instead: `context_full` before feeding, `hang` in prefill, others at `fault_at`.
     """
 
     tokens: tuple[str, ...] = ()

@@ -35,7 +35,6 @@ STOP_IDS_MAX: Final = 1024
 
 
 def _ids(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """Convert integers of any type to plain ones."""
     return tuple(index(value) for value in values)
 
 
@@ -68,8 +67,7 @@ class SamplingParams:
         stop: stop texts; refused, since they may span tokens already emitted.
         output_kind: `final_only` is refused: streaming input is answered continuously.
 
-    Raises:
-        ParameterError: a value is out of its range, or refused; the text names it.
+    `ParameterError`: a value is out of its range, or refused; the text names it.
     """
 
     max_tokens: int = 16

@@ -155,7 +155,6 @@ class Engine:
             self._cpu_ns, spent_ns = self._cpu_ns + now_ns - spent_ns, now_ns
 
     def _take_all(self) -> None:
-        """Take the tasks submitted meanwhile."""
         while (task := self._next()) is not None:
             self._scheduler.add(task)
 

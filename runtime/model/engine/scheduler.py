@@ -48,10 +48,8 @@ class Request(Protocol):
 class Task:
     """A generator in progress.
 
-    Attributes:
-        deadline_ns: on the engine's clock; `BACKGROUND` for none.
-        done: called once, with the result or the error.
-        request: its pending request.
+    `deadline_ns`: on the engine's clock; `BACKGROUND` for none. `done`: called once, with the
+    result or the error. `request`: its pending request.
     """
 
     steps: Generator[Any, Any, Any]
@@ -138,7 +136,6 @@ class Scheduler:
                 self._advance(task, answer)
 
     def _advance(self, task: Task, answer: Any, error: Exception | None = None) -> None:
-        """Send a task its answer or error, and take its next request."""
         try:
             if error is None:
                 task.request = task.steps.send(answer)

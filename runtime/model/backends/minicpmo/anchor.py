@@ -44,9 +44,7 @@ Phase = Literal["open", "failed", "released"]
 class Anchor:
     """One request in one slot, which must be empty; its generators never overlap.
 
-    Attributes:
-        length: tokens in the slot.
-        chunks: number of chunks answered.
+    `length`: tokens in the slot; `chunks`: number of chunks answered.
     """
 
     def __init__(

@@ -63,10 +63,7 @@ class Looked:
 class Look:
     """Checks the prompt of one chunk without changing state; safe from any thread.
 
-    Attributes:
-        slices_max: maximum slices per picture.
-        room: rows left in the slot.
-        rows: used so far.
+    `slices_max`: maximum slices per picture; `room`: rows left in the slot; `rows`: used so far.
     """
 
     config: ModelConfig
@@ -78,9 +75,7 @@ class Look:
     def at(self, prompt: Sequence[Part]) -> Looked:
         """Check a prompt.
 
-        Raises:
-            ContextFull: it does not fit.
-            BackendRefused: a part is malformed; the text names it.
+        `ContextFull`: it does not fit. `BackendRefused`: a part is malformed; the text names it.
         """
         pieces = [piece for place, part in enumerate(prompt) for piece in self._part(place, part)]
         return Looked(pieces=tuple(pieces), rows=self.rows)

@@ -107,7 +107,6 @@ class Candidates:
         return untempered(self.values / temperature, draw)
 
     def _require(self, count: int) -> None:
-        """Require that the best `count` are listed."""
         if self.ids is not None and np.count_nonzero(self.values > self.bound) < count:
             raise TooShortError
 
@@ -115,7 +114,6 @@ class Candidates:
         return place if self.ids is None else int(self.ids[place])
 
     def _places(self, ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return the places of those ids that are listed."""
         wanted = np.asarray(ids, dtype=np.int64)
         if self.ids is None:
             return wanted

@@ -78,9 +78,8 @@ class ChatTurn:
     def measure(self) -> int:
         """Lay the conversation out without computing, and count its pictures; safe from any thread.
 
-        Raises:
-            ContextFull: it does not fit, with room for one token.
-            BackendError: a picture is no JPEG file, or the call is out of order.
+        `ContextFull`: it does not fit, with room for one token; `BackendError`: a picture is no
+        JPEG file, or the call is out of order.
         """
         self._require("new")
         self._began_ns = time.perf_counter_ns()

@@ -21,10 +21,8 @@ HELD_MAX: Final = 16
 class TextStream:
     """The text of one answer.
 
-    Attributes:
-        text: everything returned so far.
-        waiting: ids whose text is not fully returned.
-        given: characters of that text already returned.
+    `text`: everything returned so far; `waiting`: ids whose text is not fully returned; `given`:
+    characters of that text already returned.
     """
 
     tokens: Tokens

@@ -35,9 +35,8 @@ class CheckpointError(ValueError):
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint, in order.
 
-    Raises:
-        OSError: there are none.
-        CheckpointError: the index is malformed, or names a file outside the folder.
+    `OSError`: there are none; `CheckpointError`: the index is malformed, or names a file outside
+    the folder.
     """
     index = folder / INDEX
     if not index.exists():
@@ -122,9 +121,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def survey(wanted: Mapping[str, tuple[int, ...]], folder: Path) -> Survey:
     """Compare the files' headers with the `wanted` shapes, without reading weights.
 
-    Raises:
-        OSError: a file is missing.
-        CheckpointError: a file is damaged.
+    `OSError`: a file is missing; `CheckpointError`: a file is damaged.
     """
     missing, unknown, misshaped, tensors = set(wanted), [], [], 0
     for path in weight_files(folder):
@@ -157,9 +154,8 @@ def load_parts(
 ) -> Parts:
     """Build the modules for inference and load every weight, converted to `dtype`.
 
-    Raises:
-        OSError: a file is missing.
-        CheckpointError: a key is unknown, missing, misshaped or not finite, or a file damaged.
+    `OSError`: a file is missing; `CheckpointError`: a key is unknown, missing, misshaped or not
+    finite, or a file damaged.
     """
     problems = survey(shapes(config), folder).problems
     if problems:

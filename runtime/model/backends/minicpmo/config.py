@@ -148,10 +148,8 @@ class TtsConfig:
 class ModelConfig:
     """The values of `config.json` that the modules are built from.
 
-    Attributes:
-        name: the file's, or else the folder's.
-        llm: the language model's config.
-        transcribes: trained to transcribe second by second; not a key of published files.
+    `name`: the file's, or else the folder's. `llm`: the language model's config. `transcribes`:
+    trained to transcribe second by second; not a key of published files.
     """
 
     name: str
@@ -297,9 +295,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 def load_config(path: Path) -> ModelConfig:
     """Read a `config.json`; a `preprocessor_config.json` in its folder must agree with it.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: one of them is not a JSON object, or not supported.
+    `OSError`: it cannot be read; `ValueError`: one of them is not a JSON object, or not supported.
     """
     config = read_config(_read(path), path.parent.name)
     if (beside := path.parent / PREPROCESSOR).exists():

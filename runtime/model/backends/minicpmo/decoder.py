@@ -70,10 +70,8 @@ def means_on(device: torch.device, slots: int, *, exact: bool) -> Means:
 class Decoder:
     """A decoder with its KV cache.
 
-    Attributes:
-        model: stock, without its head.
-        head: last hidden states to logits, (B, width) -> (B, ids).
-        steps: runs the most frequent lengths; None: no captured steps.
+    `model`: stock, without its head. `head`: last hidden states to logits, (B, width) -> (B, ids).
+    `steps`: runs the most frequent lengths; None: no captured steps.
     """
 
     model: nn.Module

@@ -46,10 +46,8 @@ BUFFER_DROP: Final = 10 * INPUT_RATE_HZ
 class MelCarry:
     """The front end's state between units.
 
-    Attributes:
-        waiting: samples not yet used, (80,) after the first unit.
-        buffer: the sound used so far, at most 30 s, (N,).
-        peaks: the highest band of each final frame of the buffer, (F,).
+    `waiting`: samples not yet used, (80,) after the first unit; `buffer`: the sound used so far, at
+    most 30 s, (N,); `peaks`: the highest band of each final frame of the buffer, (F,).
     """
 
     waiting: Tensor

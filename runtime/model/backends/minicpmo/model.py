@@ -126,9 +126,8 @@ class DuplexModel:
             dtype: of weights, keys and values.
             exact: make results bitwise independent of the batch, if possible; see `info`.
 
-        Raises:
-            OSError: a file is missing.
-            ValueError: the config, the tokenizer or the weights do not fit each other.
+        `OSError`: a file is missing; `ValueError`: the config, the tokenizer or the weights do not
+        fit each other.
         """
         torch.set_num_threads(THREADS)
         if exact:
@@ -198,9 +197,7 @@ class DuplexModel:
     ) -> tuple[Prefill, list[TurnChunk], TurnResult]:
         """Answer a chat turn in a free slot, unbatched, stopping before token `cut` if given.
 
-        Raises:
-            ContextFull: it does not fit.
-            BackendError: it failed, or no slot is free.
+        `ContextFull`: it does not fit; `BackendError`: it failed, or no slot is free.
         """
         chunks: list[TurnChunk] = []
         session = self.chat(turn, slot=self._free())
@@ -221,9 +218,8 @@ class DuplexModel:
     def open(self, opening: Opening) -> BlockingSession:
         """Open a session in a free slot, to be run unbatched.
 
-        Raises:
-            ContextFull: the prompt does not fit.
-            BackendError: the reference audio is malformed, or no slot is free.
+        `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed, or
+        no slot is free.
         """
         slot = self._free()
         session = BlockingSession(self, opening, slot)

@@ -48,8 +48,7 @@ class Parts(nn.Module):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token ids to embeddings, (T, width); that of one id is a view, and launches no kernel.
 
-        Raises:
-            IndexError: the model lacks an id. On a GPU, such a lookup would end all sessions.
+        `IndexError`: the model lacks an id. On a GPU, such a lookup would end all sessions.
         """
         table = self.llm.model.embed_tokens
         if ids and not 0 <= min(ids) <= max(ids) < table.num_embeddings:

@@ -34,10 +34,8 @@ COPIES: Final = 2
 class StoreShape:
     """The KV cache of one decoder, for one session.
 
-    Attributes:
-        capacity: positions.
-        width: of a head.
-        window: positions that a query sees, itself included; None: all.
+    `capacity`: positions. `width`: of a head. `window`: positions that a query sees, itself
+    included; None: all.
     """
 
     layers: int

@@ -53,9 +53,8 @@ def _reference(pcm: bytes) -> Tensor:
 def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
     """Feed the prompt into an empty slot.
 
-    Raises:
-        ContextFull: the prompt does not fit; nothing was fed.
-        BackendError: the reference audio is malformed.
+    `ContextFull`: the prompt does not fit; nothing was fed. `BackendError`: the reference audio is
+    malformed.
     """
     ids, embed = tokens.ids, parts.embed
     voice = opening.voice.llm_pcm

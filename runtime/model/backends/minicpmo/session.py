@@ -67,9 +67,7 @@ class ModelSession:
     def open(self) -> Steps[Opened]:
         """Prefill the prompt; on failure, the slot is left empty.
 
-        Raises:
-            ContextFull: the prompt does not fit.
-            BackendError: the reference audio is malformed.
+        `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed.
         """
         self._require("new")
         try:
@@ -111,9 +109,8 @@ class ModelSession:
     def unit(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> Steps[UnitResult]:
         """Prefill and generate one unit, with `look`'s pictures; see `BackendSession.run_unit`.
 
-        Raises:
-            ContextFull: the worst case does not fit; nothing was fed.
-            BackendError: it failed, or was called out of order.
+        `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, or
+        was called out of order.
         """
         return (yield from self._unit(unit, pictures, cut, None))
 
@@ -122,9 +119,8 @@ class ModelSession:
     ) -> Steps[ForcedResult]:
         """Prefill and generate one unit as it was recorded; see `unit` and `Forces.run_forced`.
 
-        Raises:
-            ContextFull: the worst case does not fit; nothing was fed.
-            BackendError: it failed, was called out of order, or the model lacks an id.
+        `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, was
+        called out of order, or the model lacks an id.
         """
         teacher = Teacher(forced, self._machine.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)

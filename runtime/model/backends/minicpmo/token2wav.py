@@ -74,10 +74,8 @@ _log = logging.getLogger("antiphon.model")
 class Options:
     """The operator's settings of the worker.
 
-    Attributes:
-        python: the interpreter that has the package.
-        steps: of the flow, 1 to 16; fewer are faster and rougher.
-        float16: run the flow in half precision.
+    `python`: the interpreter that has the package. `steps`: of the flow, 1 to 16; fewer are faster
+    and rougher. `float16`: run the flow in half precision.
     """
 
     python: str = sys.executable
@@ -238,9 +236,8 @@ class Token2Wav:
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """Turn codes into sound; the worker answers the soundings in sequence.
 
-        Raises:
-            VoiceLost: the worker is lost, and a new one is starting.
-            BackendError: the package failed.
+        `VoiceLost`: the worker is lost, and a new one is starting; `BackendError`: the package
+        failed.
         """
         with self._calls:
             link = self._link

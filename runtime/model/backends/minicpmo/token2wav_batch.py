@@ -56,9 +56,7 @@ class SpokenVoice:
 class Turn:
     """A turn's codes so far, call by call, as a value.
 
-    Attributes:
-        digest: of voice and codes; it seeds the next call.
-        place: of the worker's caches after it.
+    `digest`: of voice and codes; it seeds the next call. `place`: of the worker's caches after it.
     """
 
     voice: SpokenVoice
@@ -93,9 +91,8 @@ class Asked:
 def unpacked(frame: Frame, items: Sequence[Mapping[str, Any]]) -> list[Pcm | None]:
     """Read an answer: each item's sound, or None where the worker lost its state.
 
-    Raises:
-        ValueError: it is no answer to these items.
-        BackendError: the package failed for one of them.
+    `ValueError`: it is no answer to these items; `BackendError`: the package failed for one of
+    them.
     """
     header, body = frame
     answers, sounds, at = header.get("answers"), [], 0

@@ -82,8 +82,7 @@ class Link:
     def greeting(self, wait_s: float) -> dict[str, Any]:
         """Wait until its weights are loaded; return the worker's description.
 
-        Raises:
-            VoiceUnavailable: it failed, with its reason, or took longer than `wait_s`.
+        `VoiceUnavailable`: it failed, with its reason, or took longer than `wait_s`.
         """
         try:
             greeting = self._greeting.result(wait_s)
@@ -108,8 +107,7 @@ class Link:
     def ask(self, header: Mapping[str, Any], body: bytes, wait_s: float) -> Frame:
         """Send a frame and wait for the answer.
 
-        Raises:
-            VoiceLost: there is none, or it took longer than `wait_s` and the worker was killed.
+        `VoiceLost`: there is none, or it took longer than `wait_s` and the worker was killed.
         """
         number, future = next(self._numbers), Future[Frame]()
         with self._lock:

@@ -97,9 +97,8 @@ class Tokens:
     def __init__(self, folder: Path) -> None:
         """Load the tokenizer of a checkpoint.
 
-        Raises:
-            OSError: `tokenizer.json` is missing.
-            ValueError: a file is malformed, or a control token is missing.
+        `OSError`: `tokenizer.json` is missing; `ValueError`: a file is malformed, or a control
+        token is missing.
         """
         raw = (folder / "tokenizer.json").read_text(encoding="utf-8")
         try:

@@ -76,9 +76,8 @@ class Transcript:
     def chunk(self, chunk: Chunk) -> Steps[ChunkResult]:
         """Transcribe a second; see `TranscriptSession.run_chunk`.
 
-        Raises:
-            ContextFull: the worst case does not fit; nothing was fed.
-            BackendError: it failed, its sound is malformed, or it was called out of order.
+        `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, its
+        sound is malformed, or it was called out of order.
         """
         self._check(chunk)
         if chunk.index == 0:

@@ -222,7 +222,6 @@ class UnitRun:
         return fed.logits.settle(rule)
 
     def _taught(self, step: int, own: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
-        """The teacher's token, or the unit's own."""
         if self.teacher is None:
             return own
         opening, tokens = self.setting.opening, self.setting.tokens
@@ -270,7 +269,6 @@ class UnitRun:
     def _taught_code(
         self, step: int, own: int, answer: Tensor, number: float, *, may_end: bool
     ) -> int:
-        """The teacher's code, or the unit's own."""
         if self.teacher is None:
             return own
         eos = self.setting.parts.config.tts.eos

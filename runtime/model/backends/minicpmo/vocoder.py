@@ -146,9 +146,7 @@ class PieceVocoder:
     def load(cls, folder: Path) -> PieceVocoder:
         """Load `config.json` and `pieces.safetensors`.
 
-        Raises:
-            OSError: a file is missing.
-            ValueError: they do not fit each other.
+        `OSError`: a file is missing; `ValueError`: they do not fit each other.
         """
         names = ("frame", "overlap", "search", "silent_code")
         try:

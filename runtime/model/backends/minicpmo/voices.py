@@ -47,9 +47,7 @@ def lacking(folder: Path, options: Options | None = None) -> tuple[str, ...]:
 def load_vocoder(folder: Path, *, slots: int) -> Vocoder | None:
     """Load the vocoder for the folder's files; None if there is none, with the reason logged.
 
-    Raises:
-        OSError: a file of `tiny`'s cannot be read.
-        ValueError: its files do not fit each other.
+    `OSError`: a file of `tiny`'s cannot be read; `ValueError`: its files do not fit each other.
     """
     if (folder / PIECES).exists():
         return PieceVocoder.load(folder)
