@@ -198,7 +198,6 @@ def _logs(folder: Path) -> set[Path]:
 
 @asynccontextmanager
 async def _server(demo: Demo) -> AsyncIterator[str]:
-    """Serve the model, and yield its address."""
     began_s = anyio.current_time()
     async with served(demo.model, demo.folder) as url:
         took_s = anyio.current_time() - began_s

@@ -1,7 +1,4 @@
-"""A talkative video session without a server: a real `Session` and `Journal`, fed with events.
-
-The model's output is precomputed.
-"""
+"""A video session without server or model: a real `Session` and `Journal`, fed with events."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ class ReplayResult:
     """The duration of logic replay of a log.
 
     Attributes:
-        session_s: the session's duration.
         result: `identical`, or the replay's other verdict.
         elapsed_ms: median, opening the log included.
         times_real_time: `session_s` divided by it.

@@ -74,10 +74,7 @@ class UnitsResult:
 async def measure_units(
     url: str, speech: Said, *, sessions: int, seconds: int, arrival: Arrival
 ) -> UnitsResult:
-    """Have clients send a unit a second to a server, and measure their units.
-
-    `BenchError` if a session fails or ends early.
-    """
+    """Measure the units of clients, one a second; `BenchError`: a session fails or ends early."""
     begin = anyio.Event()
     frame = shown_frame()
     clients = [

@@ -24,8 +24,6 @@ NS: Final = 1_000_000_000
 
 
 class _Client:
-    """One session: its due units, and the current one."""
-
     def __init__(self, session: SteppedSession) -> None:
         self.session = session
         self.due_ns: deque[tuple[int, int]] = deque()
@@ -96,7 +94,6 @@ class VirtualRun:
         self._scheduler.add(Task(steps=steps, deadline_ns=deadline_ns, done=done))
 
     def _begin(self, number: int) -> None:
-        """Begin a session's next due unit, unless one is running."""
         client = self._clients[number]
         if client.is_busy or client.is_lost or not client.due_ns:
             return

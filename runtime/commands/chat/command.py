@@ -141,7 +141,6 @@ def chat_command(
 
 
 def _converse(chat: Chat) -> None:
-    """Ask the typed questions, until the end of the input."""
     with suppress(ImportError):
         import readline  # noqa: F401 - lets `input` edit the line
     while (question := _read_question()) is not None:

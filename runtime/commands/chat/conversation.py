@@ -122,9 +122,8 @@ class Chat:
     def ask(self, text: str, shown: Shown) -> Response:
         """Ask, show the answer as it comes, and remember both; return the end of the answer.
 
-        Raises:
-            ClientError: it was not answered, and is forgotten.
-            AudioFileError: the speech cannot be written; the answer is remembered.
+        `ClientError`: it was not answered, and is forgotten. `AudioFileError`: the speech cannot be
+        written; the answer is remembered.
         """
         question = message("user", *self._media, text)
         response, pcm = run(self._answer, (*self._history, question), shown)

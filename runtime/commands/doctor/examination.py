@@ -37,10 +37,7 @@ State = Literal["ok", "note", "problem"]
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """The result of one check, in one line; `note`: limited, `problem`: not served.
-
-    `do` is the remedy, or empty.
-    """
+    """A check's result; `note`: limited, `problem`: not served; `do`: the remedy, or empty."""
 
     check: str
     state: State

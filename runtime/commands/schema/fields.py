@@ -115,7 +115,6 @@ def _meaning(schema: Json, elsewhere: str, is_required: bool, sender: str) -> st
 
 
 def _single(schema: Json) -> Any:
-    """Give the only value that a field may have, if there is one."""
     if "const" in schema:
         return schema["const"]
     values = [value for value in schema.get("enum", ()) if value is not None]
@@ -123,7 +122,6 @@ def _single(schema: Json) -> Any:
 
 
 def _type(schema: Json, sender: str) -> str:
-    """Name a type with its limits, in words."""
     single = _single(schema)
     if single is not None:
         return f"`{json.dumps(single)}`"

@@ -204,7 +204,6 @@ def _example(body: Json) -> str:
 
 
 def _ends() -> str:
-    """Describe each end in the words of each dialect."""
     names = [name for name in MODES_OF if Course.REQUEST not in courses(name)]
     lines = [
         (

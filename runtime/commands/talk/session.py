@@ -48,7 +48,6 @@ class Plan:
 
     Attributes:
         units: the file, float32 LE 16 kHz mono, cut by `cut_units`.
-        instructions: the system prompt.
         frame: a JPEG for each second, in mode=video.
         silence_s_max: whole seconds of silence after the file, at most.
         fast: send a second as soon as the one before it was answered, not in real time.
@@ -237,7 +236,6 @@ class _Conversation:
         self._patience.deadline = anyio.current_time() + CLOSED_WAIT_S
 
     async def _say(self) -> None:
-        """Send the file and the silence after it, each second at its time."""
         count = len(self._plan.units) + self._plan.silence_s_max
         silence = bytes(UNIT_BYTES)
         started_s = anyio.current_time()

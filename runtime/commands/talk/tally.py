@@ -38,10 +38,8 @@ UNIT_ID: Final = "unit-"
 class Happening:
     """A message from the server.
 
-    Attributes:
-        at_s: seconds since the conversation began.
-        unit: the second of input that it answers, from 0, if any.
-        round_trip_ms: from sending that second to this; None if unknown.
+    `at_s`: seconds since the conversation began. `unit`: the second of input that it answers, from
+    0, if any. `round_trip_ms`: from sending that second to this; None if unknown.
     """
 
     at_s: float
@@ -65,14 +63,10 @@ class Tally:
         turns: the model's words, a text for each turn.
         pcm: its voice so far, float32 LE, 24 kHz mono.
         outcomes: units that were answered, failed ones included.
-        listens: units that the model listened to.
-        speeches: units that it spoke in.
         last_listen: the number of the unit it last listened to; -1 before.
         last_speech: the number of the unit it last spoke in; -1 before.
-        metrics: of the last unit.
         wall_ms: the units' times inside the server.
         round_trips_ms: the units' times as seen by the client.
-        closed: the server's last event.
         failure: why the conversation did not end well, in one line.
     """
 
