@@ -43,8 +43,7 @@ def to_model_rate(samples: NDArray[np.float32], rate_hz: int) -> NDArray[np.floa
 def read_wav(path: Path) -> bytes:
     """Read a sound file of any rate and channels, an hour at most, as float32 LE, 16 kHz mono.
 
-    Raises:
-        AudioFileError: the file is missing, a pipe, unreadable, empty, too long, or not finite.
+    `AudioFileError`: the file is missing, a pipe, unreadable, empty, too long, or not finite.
     """
     try:
         with path.open("rb") as raw:
@@ -70,11 +69,8 @@ def read_wav(path: Path) -> bytes:
 def write_wav(path: Path, pcm: bytes) -> None:
     """Write float32 LE PCM, 24 kHz mono, maybe empty, as a 16-bit WAV, clipped at full scale.
 
-    An existing file is replaced; a pipe or device is written to.
-
-    Raises:
-        AudioFileError: the file cannot be written.
-        LocalProtocolError: the PCM is not whole samples, or not finite.
+    An existing file is replaced; a pipe or device is written to. `AudioFileError`: the file cannot
+    be written; `LocalProtocolError`: the PCM is not whole samples, or not finite.
     """
     if len(pcm) % SAMPLE_BYTES:
         raise LocalProtocolError(f"{len(pcm)} bytes of PCM are not whole samples")

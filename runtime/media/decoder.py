@@ -80,10 +80,8 @@ class MediaDecoder:
 
         Cancelled, it waits for a running thread and kills a process. The result is sound for `wav`,
         `voice` and `audio`, a picture for `image`, both for `video`; nothing for `jpeg`.
-
-        Raises:
-            MediaError: the media is of another kind, damaged, or outside the limits; or its session
-                has too many pictures waiting.
+        `MediaError`: the media is of another kind, damaged, or outside the limits; or its session
+        has too many pictures waiting.
         """
         is_image = effect.kind == "image"
         if effect.kind == "video" or (is_image and needs_process(effect.data)):

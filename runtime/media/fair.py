@@ -93,10 +93,8 @@ class _Share:
 class Place:
     """A piece of work; `number` counts all, from 1.
 
-    Attributes:
-        starts_s: its start in the virtual time of each level.
-        granted: set when it has its place.
-        used_s: its processor seconds; set before it is left.
+    `starts_s`: its start in the virtual time of each level. `granted`: set when it has its place.
+    `used_s`: its processor seconds; set before it is left.
     """
 
     share: _Share
@@ -162,7 +160,6 @@ class FairQueue:
         return share
 
     def _fill(self) -> None:
-        """Give free places to the next clients."""
         while self._root.running < self._root.places:
             able = (share for share in self._waiting if _may_run(share))
             share = min(able, key=_order, default=None)

@@ -115,7 +115,6 @@ def stack(pictures: list[Picture]) -> Picture:
 
 
 def _grid(count: int, height: int, width: int) -> tuple[int, int]:
-    """Rows and columns for cells of that size."""
     if count == 4:
         return 2, 2
     if count > 4:

@@ -58,13 +58,9 @@ async def decode_video(
 ) -> Decoded:
     """Decode a video, of `stack_frames` pictures a second; cancelled, it kills the process.
 
-    Args:
-        command: the worker's command line, without its argument.
-        wait_s: the most that it may take.
-
-    Raises:
-        MediaError: it is no video, damaged, too long, too large, or too slow to decode; or the
-            system has no room for a process.
+    `command`: the worker's command line, without its argument; `wait_s`: the most that it may take.
+    `MediaError`: it is no video, damaged, too long, too large, or too slow to decode; or the system
+    has no room for a process.
     """
     return await _decode("video", [*command, str(stack_frames)], data, wait_s)
 

@@ -11,10 +11,7 @@ IMAGE: Final = "image"
 
 
 class MediaError(Exception):
-    """Media is damaged, or of another kind.
-
-    `reason` is for the client: the fault and the limit, never a library's text.
-    """
+    """Media is invalid; `reason` is for the client: the fault and the limit, no library's text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -85,12 +85,8 @@ class VoiceLibrary:
     def add(self, name: str, data: bytes, *, replace: bool = False) -> bool:
         """Add a voice, a WAV file decoded before; it is on the device on return.
 
-        Returns:
-            Whether the name is new.
-
-        Raises:
-            VoiceRefused: the name is invalid or taken, or the library is full.
-            OSError: the file cannot be written.
+        Returns whether the name is new. `VoiceRefused`: the name is invalid or taken, or the
+        library is full; `OSError`: the file cannot be written.
         """
         if not is_voice_name(name):
             raise VoiceRefused("name")
