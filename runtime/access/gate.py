@@ -167,9 +167,7 @@ class Gate:
 def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_time) -> Gate:
     """Make the gate of the settings; reads the key file. `clock` gives seconds.
 
-    Raises:
-        KeyFileError: the keys cannot be read.
-        ValueError: an origin is invalid.
+    `KeyFileError`: the keys cannot be read; `ValueError`: an origin is invalid.
     """
     keys = None if settings.keys is None else KeyRing(settings.keys)
     origins = read_origins(settings.origins, has_keys=keys is not None, host=settings.host)

@@ -138,7 +138,6 @@ def _preflight() -> Response:
 
 
 def _completed(message: Message, defaults: Headers, cors: Headers) -> list[tuple[bytes, bytes]]:
-    """The answer's headers, with the missing defaults."""
     headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
     names = {name.lower() for name, _ in headers}
     # A cached answer must not be shown to another origin.

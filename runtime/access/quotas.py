@@ -24,8 +24,6 @@ PLACE_LOOK_S: Final = 0.1
 
 @attrs.define
 class _Used:
-    """The sessions of one key."""
-
     now: int = 0
     begun: deque[float] = attrs.field(factory=deque)
 

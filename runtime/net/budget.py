@@ -38,10 +38,7 @@ class Budget:
 
     @property
     def is_tight(self) -> bool:
-        """More than half of the room is taken: read little at a time.
-
-        What was read and waits for room is not counted yet.
-        """
+        """More than half of the room is taken, what waits for it apart: read little at a time."""
         return self._counters.receiving_bytes > self._bytes_max // 2
 
     def laggards(self, now_s: float) -> tuple[Share, ...]:
@@ -108,13 +105,7 @@ class Budget:
 class Share:
     """What one connection holds of a budget.
 
-    Args:
-        budget: the room.
-
-    Attributes:
-        budget: as given.
-        since_s: when its message in progress began to take room.
-        held_bytes: of that message.
+    `since_s` is when its message in progress began to take room, `held_bytes` are of that message.
     """
 
     def __init__(self, budget: Budget) -> None:

@@ -216,7 +216,6 @@ class Connection:
             self._on_gone()
 
     def _fail(self) -> None:
-        """Drop the connection: a frame cannot be sent."""
         if not self._ended:
             self._ended = True
             self._writing.cancel()

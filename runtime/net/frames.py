@@ -41,10 +41,8 @@ class Run(NamedTuple):
 class FrameScanner:
     """Scans the bytes of one client, with messages of at most `message_bytes_max` in all frames.
 
-    Attributes:
-        finished: messages that have passed whole.
-        passed_bytes: of the payload of the message in progress.
-        is_too_big: a message above the limit came; no data pass now.
+    `finished`: messages that have passed whole. `passed_bytes`: of the payload of the message in
+    progress. `is_too_big`: a message above the limit came; no data pass now.
     """
 
     def __init__(self, message_bytes_max: int) -> None:

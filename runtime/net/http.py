@@ -170,10 +170,7 @@ class HttpServer(TCPServer):
         )
 
     async def run(self) -> None:
-        """Serve requests until the connection is closed or idle.
-
-        `OSError`: the peer left, or its request is not supported.
-        """
+        """Serve until closed or idle; `OSError`: the peer left, or its request is unsupported."""
         stream = cast(Any, self.stream)
         local, peer = stream.socket.getsockname()[:2], stream.socket.getpeername()[:2]
         try:

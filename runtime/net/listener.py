@@ -64,10 +64,8 @@ class Address(NamedTuple):
 class WebSocketRequest:
     """A valid WebSocket handshake that waits for its answer: accept it or reject it, once.
 
-    Attributes:
-        path: percent-decoded.
-        query: each name's values in order.
-        headers: names in lower case; not logged, because they may hold a client's key.
+    `path`: percent-decoded. `query`: each name's values in order. `headers`: names in lower case;
+    not logged, because they may hold a client's key.
     """
 
     path: str
@@ -163,8 +161,6 @@ async def serve(
 
 
 class _Server:
-    """The state that the connections of one `serve` share."""
-
     def __init__(
         self,
         on_websocket: Callable[[WebSocketRequest], Awaitable[None]],

@@ -39,8 +39,7 @@ class CertificateError(Exception):
 class Certificate:
     """A PEM chain, its own certificate first, and its key in PEM, without a password.
 
-    Raises:
-        CertificateError: they are unreadable, or do not fit together.
+    `CertificateError`: they are unreadable, or do not fit together.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:

@@ -121,12 +121,10 @@ async def accept(
 ) -> TrioWebSocket:
     """Answer a checked request with 101 and open its WebSocket; the caller closes or aborts it.
 
-    Args:
-        nursery: owns the task that reads; cancelling it ends the WebSocket.
-        link: the connection, with the bytes after the request's head put back.
+    `nursery`: owns the task that reads; cancelling it ends the WebSocket. `link`: the connection,
+    with the bytes after the request's head put back.
 
-    Raises:
-        WebSocketClosed: the peer left before it was open.
+    `WebSocketClosed`: the peer left before it was open.
     """
     websocket = TrioWebSocket(link, handshake, keeper)
     await nursery.start(websocket.run)
