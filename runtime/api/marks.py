@@ -84,7 +84,6 @@ def _refused(reason: MarkRefusal) -> HTTPException:
 
 
 def _text_of(body: bytes) -> str:
-    """Parse the body."""
     try:
         fields = Fields(parse_frame(body.decode()))
         text = fields.required("text", lambda value: value.text(TEXT_CHARS_MAX, 1))

@@ -167,8 +167,6 @@ class _LastRoute(Route):
 
 @attrs.define(init=False, eq=False)
 class _File:
-    """An open page."""
-
     size: int
     etag: str
     media_type: str
@@ -205,7 +203,6 @@ def is_public(path: str) -> bool:
 
 
 def _pages_of(name: str) -> Iterator[str]:
-    """The pages for a path without a file."""
     yield f"{name}/{INDEX}"
     yield f"{name}.html"
     yield f"{name}/{name}.html"

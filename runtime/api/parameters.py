@@ -1,7 +1,4 @@
-"""Query parameters, parsed strictly: a misspelt filter would have no effect.
-
-An invalid one is a 400 that says what is valid.
-"""
+"""Query parameters, parsed strictly: a misspelt one is a 400 that says what is valid."""
 
 from __future__ import annotations
 

@@ -142,7 +142,6 @@ class DuplexSession:
             await self.raw.append(append)
 
     def _check_open(self) -> None:
-        """Raise if the server has ended the session."""
         if self._ended is not None:
             raise SessionClosedError(CLOSE_NORMAL, self._ended.client_reason or self._ended.reason)
 

@@ -242,8 +242,6 @@ def backoff_s(attempt: int, chance: float) -> float:
 
 @attrs.frozen(kw_only=True)
 class _Opening:
-    """The arguments of `connect`."""
-
     url: str
     mode: Mode
     dialect: Dialect

@@ -64,10 +64,7 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """A client's session: its first `dialect`, and its `label`, or empty.
-
-    With `quiet` and a free slot, nothing is sent about the queue.
-    """
+    """A client's session; `label` may be empty; with `quiet` and a free slot, no queue messages."""
 
     mode: Mode
     dialect: Dialect
@@ -77,10 +74,7 @@ class Route:
 
 
 class NotServedError(Exception):
-    """The address serves nothing; `code` is for programs, `message` for people.
-
-    `details` are more fields of the answer.
-    """
+    """The address serves nothing; `message` is for people, `code` and `details` for programs."""
 
     def __init__(self, status: int, code: str, message: str, **details: object) -> None:
         super().__init__(message)
@@ -98,9 +92,7 @@ def route(
 ) -> Route:
     """Choose a client's session from its handshake; `default` is the mode without a name.
 
-    Raises:
-        NotServedError: no such path or mode, an invalid label, or a client of OpenAI's Realtime
-            API.
+    `NotServedError`: no such path or mode, an invalid label, or a client of OpenAI's Realtime API.
     """
     if path == REALTIME_PATH:
         names_model = "model" in query and "mode" not in query and default != "transcription"
@@ -151,7 +143,6 @@ def _is_openai(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) 
 
 
 def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
-    """List the dialects that the model serves."""
     found: list[dict[str, object]] = []
     for name, spoken in SPOKEN.items():
         served = [mode for mode in MODES_OF[name] if mode in modes]

@@ -71,9 +71,8 @@ async def run(
         on_stopping: called when all sessions are over or cut off; no session waits for a thread
             that still hangs in the model.
 
-    Raises:
-        CannotServeError: the port, the log folder, the model, the keys or the certificate is not
-            available; or the device was lost meanwhile.
+    `CannotServeError`: the port, the log folder, the model, the keys or the certificate is not
+    available; or the device was lost meanwhile.
     """
     counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
@@ -157,7 +156,6 @@ def _port(
     counters: Counters,
     has_files: Callable[[], bool],
 ) -> Callable[..., Coroutine[Any, Any, None]]:
-    """The port's server, to be called with its listeners."""
     return partial(
         listener.serve,
         on_websocket=gateway.on_websocket,

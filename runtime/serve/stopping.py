@@ -50,10 +50,8 @@ def shutdown_wait_s(settings: Settings) -> float:
 class End:
     """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
 
-    Attributes:
-        patience: cancelled when sessions are told to end.
-        cut_by: the signal that cut sessions off, or None.
-        lost: the device whose loss ended the server, or None.
+    `patience`: cancelled when sessions are told to end; `cut_by`: the signal that cut sessions off,
+    or None; `lost`: the device whose loss ended the server, or None.
     """
 
     def __init__(self, settings: Settings, tasks: TaskGroup, on_stopping: OnStopping) -> None:

@@ -185,7 +185,6 @@ class Calls:
             self._tell(tenure, failed(error))
 
     def _tell(self, tenure: Tenure, event: ev.Event) -> None:
-        """Post an event, unless its lease is over."""
         if self._tenure is tenure:
             self._inbox.post(event)
         else:

@@ -133,8 +133,7 @@ class Driver:
             Its `seq`, once write(2) took it, and its time on the session's clock in nanoseconds:
             before the events in the inbox.
 
-        Raises:
-            MarkRefused: the session is not running, or the log does not take it.
+        `MarkRefused`: the session is not running, or the log does not take it.
         """
         if self.session is None or self.session.state is State.CLOSED:
             raise MarkRefused("over")
@@ -224,7 +223,6 @@ class Driver:
         await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
 
     def _give_up_slot(self) -> None:
-        """Give the slot back after a cancellation or a bug of ours."""
         if self._ticket is not None:
             self._admission.leave(self._ticket)
         self._calls.give_up()

@@ -96,10 +96,7 @@ def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
 
 
 class Journal:
-    """Numbers one session's records and hands them to its log, or to none.
-
-    `on_failure` is called once, when the log takes no more.
-    """
+    """Numbers a session's records for its log or none; `on_failure` is called once at most."""
 
     def __init__(self, open_log: OpenLog | None, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
@@ -152,8 +149,7 @@ class Journal:
     async def append_mark(self, at_ns: int, fields: Fields) -> int:
         """Append a mark between two steps, wait until write(2) took it, and return its `seq`.
 
-        Raises:
-            MarkRefused: there is no log, it takes no more marks, or the recorder is behind.
+        `MarkRefused`: there is no log, it takes no more marks, or the recorder is behind.
         """
         log, seq = self._log, self._seq
         if log is None:

@@ -69,8 +69,6 @@ def now_ns() -> int:
 
 @attrs.frozen(kw_only=True)
 class _Arrival:
-    """A connection's session, as `Server.handle` gets it."""
-
     mode: Mode
     endpoint: ev.Endpoint
     label: str
@@ -87,8 +85,6 @@ class Server:
         backend: the loaded model, or the workers that serve it.
         tasks: the nursery of model calls; it must outlive every session.
         recorder: writes the logs; None records nothing.
-        identities: draws ids and seeds.
-        decode_media: decodes media off the event loop.
         telemetry: sees every session; None for none.
     """
 
@@ -358,10 +354,7 @@ class Server:
         await self.workers.run(self.admission.review, on_hopeless)
 
     def begin_drain(self, wait_s: int) -> None:
-        """Stop admitting; clients are told the time until `drain`.
-
-        Model calls in flight may finish, idle sessions end.
-        """
+        """Stop admitting; calls may finish, idle sessions end; clients are told the time left."""
         self.admission.drain()
         for driver in self._drivers:
             driver.post(ev.DrainBegan(at_ns=driver.now_ns(), wait_s=wait_s))

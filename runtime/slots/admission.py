@@ -142,8 +142,7 @@ class Admission:
             on_cancelled: called at most once, when an operator deletes the ticket.
             on_refused: called at most once, when no slot will come any more.
 
-        Raises:
-            Refused: there is no slot and no place in the queue.
+        `Refused`: there is no slot and no place in the queue.
         """
         self._refuse_where_full()
         ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner)

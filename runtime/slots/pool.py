@@ -23,10 +23,8 @@ from protocol.values.errors import LocalProtocolError
 class Lease:
     """The right to use a slot until it is given back.
 
-    Attributes:
-        slot: 0 to the worker's slots - 1.
-        generation: counts the pool's leases from 1; `SlotLeased.lease` carries it.
-        worker: counts the pool's workers from 0.
+    `slot`: 0 to the worker's slots - 1. `generation`: counts the pool's leases from 1;
+    `SlotLeased.lease` carries it. `worker`: counts the pool's workers from 0.
     """
 
     slot: int
@@ -115,8 +113,7 @@ class Pool:
     def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
         """Take a slot back, once its cleanup is done (B5); a `condemned` worker leases no more.
 
-        Raises:
-            LocalProtocolError: the lease is not out: given back twice, or of another pool.
+        `LocalProtocolError`: the lease is not out: given back twice, or of another pool.
         """
         if self._leased.get(lease.generation) != lease:
             raise LocalProtocolError(

@@ -104,9 +104,8 @@ class Workers:
         load: loads another for a place; None replaces none.
         replace_wait_s: the wait for a condemned worker's sessions: memory may not hold two models.
 
-    Raises:
-        LocalProtocolError: `backends` is empty.
-        WorkersDifferError: two of them cannot stand in for each other.
+    `LocalProtocolError`: `backends` is empty; `WorkersDifferError`: two of them cannot stand in for
+    each other.
     """
 
     def __init__(
@@ -213,7 +212,6 @@ class Workers:
         on_changed: Callable[[], None],
         on_hopeless: Callable[[DeviceLost], None],
     ) -> None:
-        """Replace one worker, however long it takes."""
         _logger.error("worker %d is condemned and will be replaced", place.worker)
         if anyio.current_time() - place.since_s >= STEADY_S:
             place.tries = 0

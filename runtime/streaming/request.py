@@ -236,7 +236,6 @@ class Request:
             raise
 
     def _give_back(self, *, condemned: bool) -> None:
-        """Free the slot, once."""
         lease, self._lease = self._lease, None
         if lease is not None:
             self._slots.give_back(lease, condemned=condemned)
@@ -325,7 +324,6 @@ class Request:
 
 
 async def _next(receive: MemoryObjectReceiveStream[Waiting]) -> Waiting | None:
-    """The next chunk; None once the generator has ended."""
     try:
         return await receive.receive()
     except anyio.EndOfStream:

@@ -39,9 +39,8 @@ class Slots:
     async def lease(self) -> Lease:
         """Wait for a slot; a cancelled wait holds none.
 
-        Raises:
-            Refused: there is no slot and no place in the queue, or no slot will come any more.
-            BackendRefused: an operator removed the request from the queue.
+        `Refused`: there is no slot and no place in the queue, or no slot will come any more;
+        `BackendRefused`: an operator removed the request from the queue.
         """
         told = anyio.Event()
         leases, errors = list[Lease](), list[Exception]()
