@@ -176,7 +176,7 @@ class Core:
         self.end("backend_error")
 
     def cut(self) -> ef.Effect | None:
-        """Return the effect that cuts the model call in progress; None if there is none to send."""
+        """Return the effect that cuts the model call in progress, or None."""
         return None
 
     def farewell(self) -> None:
@@ -317,8 +317,14 @@ class Core:
             return
         if self.state in self.goodbye_in:
             self.farewell()
-            said = Closed(session_id=self.session_id, reason=reason, client_reason=client_reason)
-            self.say(attrs.evolve(said, told=told))
+            self.say(
+                Closed(
+                    session_id=self.session_id,
+                    reason=reason,
+                    client_reason=client_reason,
+                    told=told,
+                )
+            )
         else:
             self.move(ConnectionEnded)
         code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)

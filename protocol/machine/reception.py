@@ -207,7 +207,7 @@ class Reception:
 def shorten(
     event: FrameReceived, frame: Frame, *, unreadable: str = "", refused: Refused | None = None
 ) -> FrameReceived:
-    """Replace a frame by a part of it, with a description of the original."""
+    """Replace a frame by its first part, with a description of the original."""
     whole = event.frame
     assert whole is not None
     data = whole.data if isinstance(whole, Utf8Text) else whole

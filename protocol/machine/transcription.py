@@ -84,7 +84,7 @@ class Utterance:
 
     @property
     def has_chunk(self) -> bool:
-        """Whether the model can be given a chunk of it now."""
+        """Whether the model can transcribe one of its chunks now."""
         if len(self.sound) >= SECOND_BYTES:
             return True
         is_silent = not self.sound and not self.chunks

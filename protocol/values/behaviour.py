@@ -38,7 +38,7 @@ NO_MODEL_TOLD: Final = 1
 SOURCE_FIELDS: Final = 1
 """Every setting of the source's request schema is honoured or refused by its name."""
 LAST_PIECE: Final = 1
-"""All speech of a streamed answer of chat is in its deltas, the last of it too."""
+"""All speech of a streamed chat answer is in its deltas, including the last piece."""
 CHAT_PROMPT: Final = 1
 """A chat's init may hold a system prompt, for turns that bring none."""
 LISTEN_TURN: Final = 1

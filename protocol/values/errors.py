@@ -119,8 +119,8 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.INVALID_FRAME: "The message is binary. The connection stays.",
         ErrorCode.BUFFER_FULL: "More sound, or more utterances, than may wait for the model. The "
         "message is refused whole; send it again later.",
-        ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. What was heard of it "
-        "so far is its text, the rest is discarded, and the next commit begins a new one.",
+        ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. The text so far "
+        "is the result, the rest is discarded, and the next commit begins a new one.",
     }
 )
 """The meaning of each code, in the words of the protocol reference."""

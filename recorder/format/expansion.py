@@ -20,7 +20,7 @@ from .format import HEADER_BYTES, HEADER_VALUES_MAX, MIB
 RATIO_MAX: Final = 4096
 """Cost per byte of the file. A muted microphone costs 150 to 310, compacted 1400; speech 10."""
 ALLOWANCE: Final = 64 * MIB
-"""Allowed for any log, whatever its size: five minutes of silence in one chat frame, decoded."""
+"""The allowance of every log of any size: five minutes of silence in one chat frame, decoded."""
 RECORD_COST: Final = 8 << 10
 """Parsing a record without fields takes as long as handling this many bytes of a blob."""
 VALUE_COST: Final = 64

@@ -100,10 +100,11 @@ DIALECTS: Final[Mapping[str, str]] = {
 """The purpose of each dialect."""
 
 COURSES: Final[Mapping[Course, str]] = {
-    Course.DUPLEX: "The client waits for its place in the queue, sets the session up, and then "
-    f"sends sound all the time, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
-    f"at most, and in `duplex-v1` of {APPEND_SAMPLES_MIN} at least. Each second of it is a *unit*, "
-    f"and gets one outcome: the model listens, or it speaks a second at {OUTPUT_RATE_HZ} Hz. When "
+    Course.DUPLEX: "The client waits in the queue, sets the session up, and then sends "
+    f"sound without a pause, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
+    f"at most, and in `duplex-v1` of {APPEND_SAMPLES_MIN} at least. Each second of sound is a "
+    "*unit*, and gets one outcome: the model listens, or it speaks a second at "
+    f"{OUTPUT_RATE_HZ} Hz. When "
     f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
     f"{LIMIT_VIDEO_S} s with video and {LIMIT_AUDIO_S} s without, queueing included, unless the "
     f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,30 +27,11 @@ from tests import random_model
 from tests.random_model import opening, picture, sound, unit
 from tests.runtime.model.test_engine_chat import answered, short
 from tests.runtime.model.test_minicpmo_anchor import wiped
-from tests.streaming import EXAMPLE, WAIT_S, Chunks, Gate, gated, given_chunks, params, read
+from tests.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
 
 DOCS: Final = Path(__file__).parents[3] / "docs" / "streaming.md"
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> DuplexModel:
-    """As small as can be, with room for 256 tokens."""
-    return DuplexModel.load(checkpoint, slots=4)
-
-
-@pytest.fixture
-def backend(model: DuplexModel) -> Iterator[EngineBackend]:
-    """A backend of four slots; what a test leaves in them is a failure."""
-    yield EngineBackend(model)
-    assert all(wiped(model, slot) for slot in range(4))
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    with gated(monkeypatch) as shut:
-        yield shut
 
 
 # -- what is answered -----------------------------------------------------------------------------

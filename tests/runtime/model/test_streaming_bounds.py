@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
@@ -34,31 +33,11 @@ from runtime.streaming.request import CHUNKS_WAITING_MAX
 from runtime.streaming.values import parts_of
 from tests.random_model import sound
 from tests.runtime.model.test_engine import FakeModel
-from tests.runtime.model.test_minicpmo_anchor import wiped
-from tests.streaming import EXAMPLE, Chunks, Gate, gated, given_chunks, params, read
+from tests.streaming import EXAMPLE, Chunks, Gate, given_chunks, params, read
 
 DOCS: Final = Path(__file__).parents[3] / "docs" / "streaming.md"
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> DuplexModel:
-    """As small as can be, with room for 256 tokens."""
-    return DuplexModel.load(checkpoint, slots=4)
-
-
-@pytest.fixture
-def backend(model: DuplexModel) -> Iterator[EngineBackend]:
-    """A backend of four slots; what a test leaves in them is a failure."""
-    yield EngineBackend(model)
-    assert all(wiped(model, slot) for slot in range(4))
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    with gated(monkeypatch) as shut:
-        yield shut
 
 
 # -- bounds ---------------------------------------------------------------------------------------

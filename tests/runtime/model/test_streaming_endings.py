@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +12,6 @@ import anyio.to_thread
 import pytest
 
 from runtime import streaming as api
-from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.streams import Anchoring
 from runtime.model.engine.backend import EngineBackend
 from runtime.slots.workers import Workers
@@ -27,31 +24,11 @@ from runtime.streaming import (
 )
 from runtime.streaming.request import Request
 from runtime.streaming.slots import Slots
-from tests.runtime.model.test_minicpmo_anchor import wiped
-from tests.streaming import EXAMPLE, WAIT_S, Chunks, Gate, gated, given_chunks, params, read
+from tests.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
 
 pytestmark = pytest.mark.anyio
 
 DROPPED = "request '.*' was dropped unclosed and is aborted"
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> DuplexModel:
-    """As small as can be, with four slots."""
-    return DuplexModel.load(checkpoint, slots=4)
-
-
-@pytest.fixture
-def backend(model: DuplexModel) -> Iterator[EngineBackend]:
-    """A backend of four slots; what a test leaves in them is a failure."""
-    yield EngineBackend(model)
-    assert all(wiped(model, slot) for slot in range(4))
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    with gated(monkeypatch) as shut:
-        yield shut
 
 
 async def speaking() -> Chunks:
