@@ -169,3 +169,25 @@ class Finalized:
     kv_length: int
     fed_ids: tuple[int, ...] = ()
     cost_us: int = 0
+
+
+PAST_UNITS_MAX: Final = 16
+"""Maximum past units per call of a rebuild: it holds their sound and pictures in memory."""
+
+
+@attrs.frozen(kw_only=True)
+class PastUnit:
+    """A unit that a session's log holds as done, fed again in a rebuild.
+
+    Attributes:
+        unit: its input.
+        result: the recorded result, without its `pcm`.
+        interrupted: as in its `StartFinalize`.
+        is_voiced: its turn is still open at the end of the past, so its speech codes go through the
+            speech decoder and the vocoder again.
+    """
+
+    unit: Unit
+    result: UnitResult
+    interrupted: bool
+    is_voiced: bool

@@ -8,12 +8,21 @@ can be in another process. Nothing here uses a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, Protocol, runtime_checkable
 
 import attrs
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, SlidingWindow, Unit, UnitResult
+from protocol.values.model import (
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    PastUnit,
+    SlidingWindow,
+    Unit,
+    UnitResult,
+)
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 
@@ -186,6 +195,25 @@ class Backend(Protocol):
             ContextFull: the prompt does not fit.
             BackendRefused: this opening can never be served.
             BackendError: it failed; the slot is left empty.
+        """
+        ...
+
+
+@runtime_checkable
+class Rebuilds(Protocol):
+    """A `BackendSession` that can be brought to the state of another one's past."""
+
+    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+        """Feed 1 to `PAST_UNITS_MAX` done units with their finalize; return the last one's.
+
+        They follow the units fed so far, without failed ones. Recorded decisions are forced.
+        `exact`: unit by unit, as recorded, so that all that follows has the same bytes. Otherwise
+        in long prefills (fast), so that the state may differ by rounding.
+
+        Raises:
+            BackendError: it failed, or `exact` found another result than the recorded one (input,
+                first logits, ids, tokens in the cache); release the session.
+            BackendGone: the session is lost.
         """
         ...
 
