@@ -23,7 +23,7 @@ from runtime.net.counters import Counters
 from runtime.net.http import HEADERS_MAX
 from runtime.net.limits import Limits
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.settings.settings import HANDSHAKE_S
+from runtime.settings.bounds import HANDSHAKE_S
 from tests.helpers import World, append_frame, init_frame, pcm, world
 from tests.transport import (
     CLOSE,

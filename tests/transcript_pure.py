@@ -30,7 +30,8 @@ from runtime.media.decoder import MediaDecoder
 from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
 from runtime.session.identity import CountedIdentities
-from runtime.settings.settings import MIB, Settings
+from runtime.settings.bounds import MIB
+from runtime.settings.settings import Settings
 from runtime.slots.admission import Admission, Refused, Ticket
 from runtime.slots.pool import Lease, Pool
 from tests.transcript_media import make_voices

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from recorder.read.reader import LogReader
 
-from ..settings.settings import MIB
+from ..settings.bounds import MIB
 from .files import send_file
 from .places import Places
 from .threads import in_thread

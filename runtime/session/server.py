@@ -36,7 +36,8 @@ from recorder.write.writer import Recorder
 from ..model.backends.base import Backend, DeviceLost
 from ..net.connection import Connection
 from ..net.websocket import WebSocket
-from ..settings.settings import MIB, Settings
+from ..settings.bounds import MIB
+from ..settings.settings import Settings
 from ..slots.admission import Admission
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers

@@ -27,7 +27,7 @@ from runtime.model.models import (
     load_backend_async,
     model_folder,
 )
-from runtime.settings.settings import DTYPES
+from runtime.settings.bounds import DTYPES
 from tests.random_model import opening, unit
 
 

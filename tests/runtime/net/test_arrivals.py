@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.net.arrivals import ADDRESSES_MAX, Arrivals
-from runtime.settings.settings import CONNECTIONS_PER_ADDRESS_MAX, CONNECTIONS_PER_ADDRESS_PER_S_MAX
+from runtime.settings.bounds import CONNECTIONS_PER_ADDRESS_MAX, CONNECTIONS_PER_ADDRESS_PER_S_MAX
 
 PER_S, BURST = 4.0, 3
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.net.rates import BURST_S, Rate
-from runtime.settings.settings import BYTES_PER_S_MAX, MESSAGES_PER_S_MAX
+from runtime.settings.bounds import BYTES_PER_S_MAX, MESSAGES_PER_S_MAX
 
 UNIT_BYTES = 64_000 * 4 // 3
 """A second of sound: float32, 16 kHz, base64."""

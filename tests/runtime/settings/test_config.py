@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from runtime.cli import main
 from runtime.model.backends.minicpmo import token2wav
 from runtime.serve.checks import check, warnings
+from runtime.settings.bounds import RECORDINGS
 from runtime.settings.declaration import PREFIX, Setting, declared
 from runtime.settings.printing import to_toml, written
-from runtime.settings.settings import RECORDINGS, Settings
+from runtime.settings.settings import Settings
 from runtime.settings.sources import (
     FILE_BYTES_MAX,
     OTHERS,
