@@ -184,7 +184,8 @@ class PastUnit:
         result: the recorded result, without its `pcm`.
         interrupted: as in its `StartFinalize`.
         is_voiced: its turn is still open at the end of the past, so its speech codes go through the
-            speech decoder and the vocoder again.
+            speech decoder and the vocoder again: no unit from it on ended a turn or was interrupted
+            (`runtime.model.backends.forcing.first_voiced`).
     """
 
     unit: Unit

@@ -7,11 +7,14 @@ input, and a `Choice` holds a difference. Decisions that the recording lacks are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import attrs
 
 from protocol.values.model import Cut, Unit, UnitResult
+
+from .base import BackendError
 
 
 @attrs.frozen(kw_only=True)
@@ -68,3 +71,29 @@ class Forces(Protocol):
         `BackendError` if it failed, or the model lacks an id.
         """
         ...
+
+
+def require_recorded(recorded: UnitResult, made: ForcedResult, names: Sequence[str]) -> None:
+    """Require the model's own decisions, and these fields of its result, to be the recorded ones.
+
+    `BackendError` names the first that differs.
+    """
+    for name in names:
+        if getattr(recorded, name) != getattr(made.result, name):
+            raise BackendError(f"unit {recorded.index}: {name} differs from the recorded one")
+    for choice in made.choices:
+        raise BackendError(
+            f"unit {recorded.index}: decision {choice.step} of {choice.stage} differs from the "
+            "recorded one"
+        )
+
+
+def first_voiced(done: Sequence[tuple[UnitResult, bool]]) -> int:
+    """The place of the first unit that is voiced (`PastUnit`), or the count: none is.
+
+    `done`: the past's results, in order, and whether each was finalized as interrupted.
+    """
+    for place, (result, interrupted) in reversed(list(enumerate(done))):
+        if result.end_of_turn or interrupted:
+            return place + 1
+    return 0

@@ -9,7 +9,7 @@ before its unit begins, takes effect before the next of `Step.steps` equal steps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -19,6 +19,7 @@ import attrs
 from protocol.values.digest import digest
 from protocol.values.model import (
     OUTPUT_RATE_HZ,
+    PAST_UNITS_MAX,
     SAMPLE_BYTES,
     UNIT_BYTES,
     Costs,
@@ -26,6 +27,7 @@ from protocol.values.model import (
     Finalized,
     Opened,
     Opening,
+    PastUnit,
     SlidingWindow,
     Unit,
     UnitResult,
@@ -33,7 +35,7 @@ from protocol.values.model import (
 from protocol.values.turn import Turn
 
 from .base import BackendError, BackendGone, BackendInfo, ContextFull
-from .forcing import Forced, ForcedResult
+from .forcing import Forced, ForcedResult, require_recorded
 from .scripted_chat import ChatScript, ScriptedTurn, default_answer
 from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
 from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
@@ -118,6 +120,7 @@ class ScriptedBackend:
         hears: decides the chunks of transcriptions.
         opening: decides the outcome of opening.
         release: the outcome of every release.
+        rebuild: the outcome of every past unit of a rebuild.
         slots: maximum concurrent sessions.
         context_limit: tokens.
         can_rollback: whether a failed unit can be undone.
@@ -132,13 +135,14 @@ class ScriptedBackend:
         hears: HearingScript = default_hearing,
         opening: Callable[[Opening], Call] = lambda _: Call(),
         release: Call = Call(),
+        rebuild: Call = Call(),
         slots: int = SLOTS,
         context_limit: int = CONTEXT_LIMIT,
         can_rollback: bool = True,
         sliding_windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
         self.script, self._answer, self._hears = script, chat, hears
-        self.release = release
+        self.release, self.rebuild = release, rebuild
         self.rules = Rules(slots, context_limit)
         self.violations, self.held_slots = self.rules.violations, self.rules.held_slots
         self._opening = opening
@@ -180,7 +184,7 @@ class ScriptedBackend:
 
 _Phase = Literal["ready", "ran", "failed", "broken", "released"]
 _ALLOWED: Final[dict[_Phase, tuple[tuple[str, ...], str]]] = {
-    "ready": (("run_unit", "release"), "B1/B3: no unit has run or failed"),
+    "ready": (("run_unit", "rebuild", "release"), "B1/B3: no unit has run or failed"),
     "ran": (("finalize", "release"), "B1: the unit that ran is not finalized"),
     "failed": (("rollback", "release"), "B3: the unit that failed is not rolled back"),
     "broken": (("release",), "B3: the session's state is unknown"),
@@ -239,11 +243,20 @@ class ScriptedSession:
             if self._cut is not None and not interrupted:
                 self._rules.violate(f"B6: unit {index} was cut, its finalize does not say so")
             await _perform(self._step.finalize, "finalize")
-            self._kv_length = kv_length = self._kv_length + FINALIZE_TOKENS
             self._phase = "ready"
-            fed_ids = (CHUNK_EOS_ID if interrupted or self._step.speech else LISTEN_ID, UNIT_END_ID)
-            cost_us = round(self._step.finalize.duration_s * US_PER_S)
-            return Finalized(index=index, kv_length=kv_length, fed_ids=fed_ids, cost_us=cost_us)
+            return self._closed(interrupted=interrupted)
+
+    def _closed(self, *, interrupted: bool) -> Finalized:
+        self._kv_length += FINALIZE_TOKENS
+        return Finalized(
+            index=self._index,
+            kv_length=self._kv_length,
+            fed_ids=(
+                CHUNK_EOS_ID if interrupted or self._step.speech else LISTEN_ID,
+                UNIT_END_ID,
+            ),
+            cost_us=round(self._step.finalize.duration_s * US_PER_S),
+        )
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit, whose tokens were never counted (B3)."""
@@ -252,6 +265,29 @@ class ScriptedSession:
                 self._rules.violate("B3: rollback of a backend that cannot")
             await _perform(self._step.rollback, "rollback")
             self._phase = "ready"
+
+    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+        """Play past units with their recorded ids."""
+        if not 1 <= len(past) <= PAST_UNITS_MAX:
+            self._rules.violate(f"B1: {len(past)} past units, not 1 to {PAST_UNITS_MAX}")
+        for each in past:
+            finalized = await self._rebuild(each, exact=exact)
+        return finalized
+
+    async def _rebuild(self, past: PastUnit, *, exact: bool) -> Finalized:
+        unit, recorded = past.unit, past.result
+        with self._call("rebuild", unit.index, expected=max(unit.index, self._index + 1)):
+            self._index, self._cut = unit.index, recorded.cut
+            self._step = self._decide(unit)
+            await _perform(self._backend.rebuild, "rebuild")
+            result = _result(unit, self._step, self._cut, self._opening, self._kv_length)
+            made = force(result, Forced.of(recorded))
+            if not exact:
+                made = attrs.evolve(made, choices=())
+            require_recorded(recorded, made, ("input_hash", "fed_ids", "kv_length"))
+            self._kv_length = made.result.kv_length
+            self._phase = "ready"
+            return self._closed(interrupted=past.interrupted)
 
     async def release(self) -> None:
         """Free the slot."""

@@ -9,7 +9,7 @@ Rules:
   never ends, the driver condemns the worker.
 - A cut chat turn stops at its next picture, block or token, also while it waits; before its answer
   it fails. Chat is `BACKGROUND` work without a deadline, as are chunks of streaming requests
-  without sound or a deadline of their own.
+  without sound or a deadline of their own, and the past units of a rebuild, each a call.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import (
     INPUT_RATE_HZ,
+    PAST_UNITS_MAX,
     UNIT_SAMPLES,
     Cut,
     Finalized,
     Opened,
     Opening,
+    PastUnit,
     Unit,
     UnitResult,
 )
@@ -49,6 +51,7 @@ from .stepped import (
     SteppedChats,
     SteppedForces,
     SteppedModel,
+    SteppedRebuilds,
     SteppedSession,
     SteppedStreams,
     SteppedTranscribes,
@@ -176,6 +179,22 @@ class EngineSession(_OnEngine[SteppedSession]):
     async def rollback(self, index: int) -> None:
         """Undo the failed unit."""
         await self._calls.at_once("rollback", lambda: self.stepped.rollback(index))
+
+    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+        """Feed past units, unit by unit in the background; `BackendError` if the model cannot."""
+        if not 1 <= len(past) <= PAST_UNITS_MAX:
+            raise LocalProtocolError(f"{len(past)} past units, not 1 to {PAST_UNITS_MAX}")
+        stepped = self.stepped
+        if not isinstance(stepped, SteppedRebuilds):
+            raise BackendError(f"model {self._calls.info.name} cannot be rebuilt")
+
+        def steps(each: PastUnit) -> Generator[Any, Any, Finalized]:
+            pictures = stepped.look(each.unit)
+            return stepped.rebuild(each, pictures, exact=exact, is_last=each is past[-1])
+
+        for each in past[:-1]:
+            await self._calls.call("rebuild", partial(steps, each), due_ns=BACKGROUND)
+        return await self._calls.call("rebuild", partial(steps, past[-1]), due_ns=BACKGROUND)
 
 
 @attrs.define(eq=False)

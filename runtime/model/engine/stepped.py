@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 
@@ -73,6 +73,21 @@ class SteppedForces(Protocol):
         self, unit: Unit, pictures: Any, cut: Cut | None, forced: Forced
     ) -> Generator[Any, Any, ForcedResult]:
         """Prefill and generate one unit as it was recorded."""
+        ...
+
+
+@runtime_checkable
+class SteppedRebuilds(Protocol):
+    """A stepped session that can be brought to the state of another one's past."""
+
+    def look(self, unit: Unit) -> Any:
+        """See `SteppedSession.look`."""
+        ...
+
+    def rebuild(
+        self, past: PastUnit, pictures: Any, *, exact: bool, is_last: bool
+    ) -> Generator[Any, Any, Finalized]:
+        """Feed a past unit and its finalize; unless `exact`, it may wait until one `is_last`."""
         ...
 
 

@@ -1,7 +1,7 @@
 """One session of the duplex model: open, run a unit, finalize, roll back, release.
 
-This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units
-and finalizing are generators of requests (`work.py`).
+This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units,
+finalizing and rebuilding are generators of requests (`work.py`).
 
 `interrupt` may come from any thread: the named unit stops before its next step of the language
 model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
@@ -21,30 +21,39 @@ from protocol.values.model import (
     Finalized,
     Opened,
     Opening,
+    PastUnit,
     Stage,
     Unit,
     UnitResult,
 )
 
 from ..base import BackendError, BackendRefused, ContextFull
-from ..forcing import Forced, ForcedResult
+from ..forcing import Forced, ForcedResult, require_recorded
 from .decide import fed_max
 from .machine import Machine
 from .prompt import Prefilled, prefill
+from .rebuild import ToldUnit, WaitingRows
 from .slices import Slicing, read_jpeg
 from .sound import read_pcm
 from .state import SessionState, Span, Speech
 from .teacher import Teacher
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
-from .unit import Pictures, Setting, UnitRun
-from .window import slide
+from .unit import Pictures, Setting, UnitRun, input_hash
+from .window import slid, slide
 from .work import Feed, Steps
 
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
+TOLD_FIELDS: Final = ("input_hash", "decided_ids", "fed_ids", "kv_length")
+"""What a past unit must have as recorded in any rebuild, ..."""
+EXACT_FIELDS: Final = (*TOLD_FIELDS, "logits_hash")
+"""... in an exact one, ..."""
+SPOKEN_FIELDS: Final = ("codec_ids", "cut")
+"""... and also with speech."""
 
-Phase = Literal["new", "ready", "ran", "failed", "lost", "released"]
+Phase = Literal["new", "ready", "ran", "failed", "told", "lost", "released"]
+"""`told`: rows of a rebuild wait to be fed."""
 
 
 class ModelSession:
@@ -62,6 +71,7 @@ class ModelSession:
         self._terminator = tokens.ids.listen
         self._running = -1
         self._interrupted = -1
+        self._waiting = WaitingRows(slot=slot)
         self.opened: Opened
 
     def open(self) -> Steps[Opened]:
@@ -127,10 +137,16 @@ class ModelSession:
         return ForcedResult(result=result, choices=tuple(teacher.choices))
 
     def _unit(
-        self, unit: Unit, pictures: Pictures, cut: Cut | None, teacher: Teacher | None
+        self,
+        unit: Unit,
+        pictures: Pictures,
+        cut: Cut | None,
+        teacher: Teacher | None,
+        *,
+        is_mute: bool = False,
     ) -> Steps[UnitResult]:
         self._require("ready")
-        self._check(unit, pictures, cut)
+        self._check(unit, pictures, cut, is_mute=is_mute)
 
         def stop(stage: Stage, step: int) -> bool:
             if cut is not None:
@@ -149,6 +165,7 @@ class ModelSession:
             state=self._state,
             stop=stop,
             teacher=teacher,
+            is_mute=is_mute,
         )
         try:
             result = yield from run.run()
@@ -170,26 +187,110 @@ class ModelSession:
         `BackendError` if called out of order.
         """
         self._require("ran", index)
-        began, ids, state = time.perf_counter_ns(), self._tokens.ids, self._state
-        fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
+        began, length = time.perf_counter_ns(), self._state.length
         self._phase = "lost"  # Until it is complete: a window may have moved keys and values.
-        yield Feed(slot=self._slot, start=state.length, rows=self._machine.parts.embed(fed))
+        fed, self._state = self._closed(self._state, interrupted=interrupted)
+        yield Feed(slot=self._slot, start=length, rows=self._machine.parts.embed(fed))
+        yield from self._slide()
+        self._phase = "ready"
+        cost_us = (time.perf_counter_ns() - began) // 1000
+        return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
+
+    def _closed(
+        self, state: SessionState, *, interrupted: bool
+    ) -> tuple[tuple[int, int], SessionState]:
+        """The ids that close a unit, and the state after they are fed."""
+        ids = self._tokens.ids
+        fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
         length = state.length + len(fed)
         said = () if interrupted else state.said  # Withheld text was never said.
         text = tuple(index for index in said if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
-        state = state.but(
+        return fed, state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
             length=length,
             speech=Speech() if interrupted else state.speech,
             overwritten=None,
             said=(),
         )
+
+    def _slide(self) -> Steps[None]:
         window = self._opening.config.sliding_window
-        self._state = yield from slide(self._machine, self._tokens, self._slot, state, window)
-        self._phase = "ready"
-        cost_us = (time.perf_counter_ns() - began) // 1000
-        return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
+        self._state = yield from slide(self._machine, self._tokens, self._slot, self._state, window)
+
+    def rebuild(
+        self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
+    ) -> Steps[Finalized]:
+        """Feed a past unit and its finalize, with `look`'s pictures; see `Rebuilds.rebuild`.
+
+        Unless `exact`, units without speech wait to be fed together, at most until one `is_last`.
+        """
+        if self._phase == "told":
+            self._phase = "ready"
+        self._require("ready")
+        if past.unit.index <= self._running:
+            raise BackendError(f"unit {past.unit.index} is not after unit {self._running}")
+        try:
+            if exact or past.is_voiced:
+                yield from self._waiting.feed(self._state.length, is_last=True)
+                finalized = yield from self._run_again(past, pictures, exact=exact)
+            else:
+                finalized = yield from self._tell(past, pictures)
+                yield from self._waiting.feed(self._state.length, is_last=is_last)
+        except BaseException:
+            self._phase = "lost"
+            raise
+        self._phase = "told" if self._waiting.rows else "ready"
+        return finalized
+
+    def _run_again(self, past: PastUnit, pictures: Pictures, *, exact: bool) -> Steps[Finalized]:
+        unit, recorded = past.unit, past.result
+        teacher = Teacher(Forced.of(recorded), self._machine.config.tts.eos)
+        result = yield from self._unit(
+            unit, pictures, recorded.cut, teacher, is_mute=not past.is_voiced
+        )
+        fields = EXACT_FIELDS if exact else TOLD_FIELDS
+        choices = tuple(teacher.choices) if exact else ()
+        require_recorded(
+            recorded,
+            ForcedResult(result=result, choices=choices),
+            (*fields, *SPOKEN_FIELDS * past.is_voiced),
+        )
+        return (yield from self.finalize(unit.index, interrupted=past.interrupted))
+
+    def _tell(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
+        unit, recorded = past.unit, past.result
+        self._check(unit, pictures, recorded.cut, is_mute=True)
+        run = ToldUnit(
+            setting=self._setting,
+            unit=unit,
+            pictures=pictures,
+            state=self._state,
+            stop=lambda stage, step: recorded.cut == Cut(stage=stage, step=step),
+            is_mute=True,
+            recorded=recorded.decided_ids,
+        )
+        try:
+            yield from run.tell()
+        except Exception as error:
+            raise BackendError(f"unit {unit.index} failed: {error}") from error
+        made = attrs.evolve(
+            recorded,
+            input_hash=input_hash(unit),
+            decided_ids=tuple(run.decided),
+            fed_ids=tuple(run.fed),
+            kv_length=run.state.length,
+        )
+        require_recorded(recorded, ForcedResult(result=made, choices=()), TOLD_FIELDS)
+        self._running, self._terminator = unit.index, run.terminator
+        fed, state = self._closed(run.state, interrupted=past.interrupted)
+        self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
+        self._before = self._state = state
+        limit, window = self._machine.config.context_limit, self._opening.config.sliding_window
+        if slid(state.layout, self._tokens, window, limit) is not state.layout:
+            yield from self._waiting.feed(state.length, is_last=True)
+            yield from self._slide()
+        return Finalized(index=unit.index, kv_length=self._state.length, fed_ids=fed)
 
     def rollback(self, index: int) -> None:
         """Restore the state before unit `index`; `BackendError` if called out of order."""
@@ -206,6 +307,7 @@ class ModelSession:
         if self._phase != "released":
             self._phase = "released"
             self._machine.clear(self._slot)
+            self._waiting.rows.clear()
             for name in ("_setting", "_state", "_before"):  # They do not exist before `open`.
                 self.__dict__.pop(name, None)
 
@@ -217,11 +319,15 @@ class ModelSession:
                 f"not {wanted}"
             )
 
-    def _check(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> None:
+    def _check(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, *, is_mute: bool = False
+    ) -> None:
         if len(unit.pcm) != UNIT_BYTES:
             raise BackendError(f"unit {unit.index} has {len(unit.pcm)} bytes, not {UNIT_BYTES}")
         if cut is not None and cut.stage == "prefill":
             raise BackendError("prefill is one step here, and a unit is never cut in it")
+        if not (is_mute or self._state.speech.is_complete):
+            raise BackendError("the open turn was rebuilt without its speech")
         config, fed = self._machine.config, fed_max(self._opening.config)
         slices = sum(len(picture) for picture in pictures) * (config.vision.queries + 2)
         most = 1 + slices + config.audio.embeddings + fed + FINALIZE_TOKENS

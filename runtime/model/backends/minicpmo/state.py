@@ -18,10 +18,14 @@ from .vocoder import Voicing
 
 @attrs.frozen(kw_only=True)
 class Speech:
-    """A turn's speech: positions in the speech decoder's slot, and the vocoder's input state."""
+    """A turn's speech: positions in the speech decoder's slot, and the vocoder's input state.
+
+    `is_complete`: no unit of the turn was left out, as a rebuild may do.
+    """
 
     length: int = 0
     voicing: Voicing | None = None
+    is_complete: bool = True
 
 
 @attrs.frozen(kw_only=True)

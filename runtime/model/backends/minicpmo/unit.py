@@ -87,6 +87,7 @@ class UnitRun:
         pictures: its frames, decoded and sliced.
         stop: asked before each step; True cuts the unit there.
         teacher: forced decisions; None: the unit decides by itself.
+        is_mute: its speech is not computed, since nothing after its turn depends on it.
         terminator: the token for finalize to feed.
         fed: ids fed in generate.
         spoken: text tokens for the speech decoder, each with its hidden state (width,).
@@ -100,6 +101,7 @@ class UnitRun:
     state: SessionState
     stop: Callable[[Stage, int], bool]
     teacher: Teacher | None = None
+    is_mute: bool = False
     terminator: int = -1
     decided: list[int] = attrs.field(factory=list)
     fed: list[int] = attrs.field(factory=list)
@@ -115,22 +117,40 @@ class UnitRun:
         first: Fed = yield from self._prefill()
         first.logits.whole()  # On the device they would keep the batch's memory.
         middle = self._spend("prefill", began)
+        is_listen = yield from self._answer(first)
+        spoken = self._spend("llm", middle)
+        if self._is_spoken(is_listen):
+            yield from self._speak(last=self._ended)
+            vocal = self._spend("tts", spoken)
+            if self.cut is None:
+                yield from self._voice(last=self._ended)
+                self._spend("token2wav", vocal)
+        self._close()
+        return self._result(first, is_listen=is_listen, began=began)
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self.fed) and self.fed[-1] == self.setting.tokens.ids.turn_eos
+
+    def _answer(self, first: Fed) -> Steps[bool]:
+        """Decide and feed the unit's tokens; True if it listens."""
         if self.setting.forces(self.unit):
             is_listen = yield from self._listen_by_force()
         else:
             is_listen = yield from self._generate(first)
-        spoken = self._spend("llm", middle)
-        ended = bool(self.fed) and self.fed[-1] == self.setting.tokens.ids.turn_eos
         self.state = self.state.but(said=tuple(index for index, _ in self.spoken))
-        if not is_listen and self.cut is None and self.setting.speaks:
-            yield from self._speak(last=ended)
-            vocal = self._spend("tts", spoken)
-            if self.cut is None:
-                yield from self._voice(last=ended)
-                self._spend("token2wav", vocal)
-        if ended:
+        return is_listen
+
+    def _is_spoken(self, is_listen: bool) -> bool:
+        """Whether speech is to be computed; if it is left out, the state says so."""
+        is_spoken = not is_listen and self.cut is None and self.setting.speaks
+        if is_spoken and self.is_mute:
+            self.state = self.state.but(speech=attrs.evolve(self.state.speech, is_complete=False))
+        return is_spoken and not self.is_mute
+
+    def _close(self) -> None:
+        if self._ended:
             self.state = self.state.but(turn_open=False, speech=Speech())
-        return self._result(first, is_listen=is_listen, ended=ended, began=began)
 
     def _spend(self, stage: Stage, began: int) -> int:
         now = time.perf_counter_ns()
@@ -194,7 +214,7 @@ class UnitRun:
             if step == most:
                 self.decided.append(ids.chunk_eos)
                 return False
-            token = self._taught(step, self._decide(fed, numbers[step]), fed, numbers[step])
+            token = self._choose(step, fed, numbers[step])
             self.decided.append(token)
             if token == ids.chunk_eos:
                 return False
@@ -213,22 +233,19 @@ class UnitRun:
                 self.spoken.append((token, fed.hidden))
         raise AssertionError("the last iteration returns")
 
-    def _decide(self, fed: Fed, numbers: NDArray[np.float64]) -> int:
-        setting, history = self.setting, self.state.history
+    def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
+        """Decide a step's token, or take the recorded one."""
+        opening, tokens, history = self.setting.opening, self.setting.tokens, self.state.history
 
         def rule(logits: Candidates) -> int:
-            return decide(logits, history, numbers, setting.opening.config, setting.tokens)
+            return decide(logits, history, numbers, opening.config, tokens)
 
-        return fed.logits.settle(rule)
-
-    def _taught(self, step: int, own: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
+        own = fed.logits.settle(rule)
         if self.teacher is None:
             return own
-        opening, tokens = self.setting.opening, self.setting.tokens
-        logits, history = numbers_of(fed.logits.whole()), self.state.history
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
-            config = opening.config
+            logits, config = numbers_of(fed.logits.whole()), opening.config
             return tokens_apart(logits, history, numbers, config, tokens, own=own, wanted=wanted)
 
         return self.teacher.token(step, own, apart)
@@ -296,7 +313,7 @@ class UnitRun:
         voicing = Voicing(buffer=waiting, state=state)
         self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
 
-    def _result(self, first: Fed, *, is_listen: bool, ended: bool, began: int) -> UnitResult:
+    def _result(self, first: Fed, *, is_listen: bool, began: int) -> UnitResult:
         trace = first.logits.trace()
         spent = {stage: ns // 1000 for stage, ns in self.spent_ns.items()}
         wall = (time.perf_counter_ns() - began) // 1000
@@ -307,7 +324,7 @@ class UnitRun:
             is_listen=is_listen,
             text=self._text(),
             pcm=sound.astype("<f4").tobytes(),
-            end_of_turn=ended,
+            end_of_turn=self._ended,
             kv_length=self.state.length,
             decided_ids=tuple(self.decided),
             fed_ids=tuple(self.fed),

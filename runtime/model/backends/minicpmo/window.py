@@ -40,20 +40,26 @@ def rotate(keys: Tensor, distance: int, frequencies: Tensor) -> Tensor:
     return turned.to(keys)
 
 
+def slid(layout: Layout, tokens: Tokens, window: SlidingWindow, limit: int) -> Layout:
+    """The layout after a window was applied: the same one if nothing slides.
+
+    `limit`: tokens of the context.
+    """
+    room = limit - max(span.length for span in layout.spans) - GENERATED_MAX
+    if window == "basic":
+        return _basic(layout, room)
+    if window == "context":
+        return _context(layout, room, tokens)
+    return layout
+
+
 def slide(
     machine: Machine, tokens: Tokens, slot: int, state: SessionState, window: SlidingWindow
 ) -> Steps[SessionState]:
     """Apply a window after a unit was finalized; the layout must cover the whole slot."""
     layout = state.layout
     assert layout.length == state.length, (layout.length, state.length)
-    largest = max(span.length for span in layout.spans) + GENERATED_MAX
-    room = machine.config.context_limit - largest
-    if window == "basic":
-        after = _basic(layout, room)
-    elif window == "context":
-        after = _context(layout, room, tokens)
-    else:
-        after = layout
+    after = slid(layout, tokens, window, machine.config.context_limit)
     if after is layout:
         return state
     yield from _move(machine, slot, layout, after)
