@@ -33,6 +33,7 @@ from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS
+from tests.golden_moving import MOVING_SCENES
 from tests.golden_scenes import DUPLEX_SCENES
 from tests.golden_stage import Scene, eventful
 from tests.golden_stale import CHANGES, changed
@@ -49,6 +50,7 @@ SCENES: dict[str, Scene] = {
     **TRANSCRIPTION_SCENES,
     **BEHAVIOUR_SCENES,
     **STATE_SCENES,
+    **MOVING_SCENES,
 }
 
 

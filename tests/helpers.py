@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 import numpy as np
@@ -29,8 +30,10 @@ from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
 from runtime.media.fair import Client
 from runtime.media.values import Decoded
+from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.net.websocket import WebSocketClosed
+from runtime.session import rebuilding
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
@@ -269,6 +272,7 @@ async def world(
     disk: Disk | None = None,
     threaded: bool = False,
     load: Load | None = None,
+    beside: Callable[[], Backend] | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -279,6 +283,7 @@ async def world(
         disk: where logs go, where it is not the real one.
         threaded: record in a thread, as a server does; only on real time.
         load: loads a backend in place of one that is condemned; None: there comes no other.
+        beside: makes a second worker; None: there is one.
         settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -286,10 +291,12 @@ async def world(
     if record_to is not None:
         clock = time.monotonic if threaded else lambda: 0.0
         recorder = Recorder(disk=disk, clock=clock, inline=not threaded)
-    async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        if not threaded:
+            stack.enter_context(patch.object(rebuilding, "in_thread", here))
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
-            Workers((backend,), load=load),
+            Workers((backend, *(() if beside is None else (beside(),))), load=load),
             tasks=tasks,
             recorder=recorder,
             identities=CountedIdentities(),
@@ -306,6 +313,12 @@ async def world(
             if recorder is not None:
                 recorder.close()
             tasks.cancel_scope.cancel()
+
+
+async def here(work: Callable[[], Any]) -> Any:
+    """Read a log in this thread: with one of its own, virtual time would run ahead."""
+    await anyio.lowlevel.checkpoint()
+    return work()
 
 
 async def decode_here(effect: DecodeMedia, _client: Client) -> Decoded:

@@ -1,4 +1,4 @@
-"""An independent judge of a session: it watches events and effects and knows the rules B1-B10.
+"""An independent judge of a session: it watches events and effects and knows the rules B1-B11.
 
 It shares no code with the machine: it re-chunks audio by itself, counts calls by itself, and reads
 what was sent as a client would. It works on a live session and on a recorded one alike.
@@ -25,6 +25,7 @@ from protocol.values.model import UNIT_BYTES, Unit
 Body = dict[str, Any]
 OUTCOMES: Final = {"listen", "text", "audio", "response.listen", "response.output_audio.delta"}
 ENDINGS: Final = (ef.Close,)
+CALLS: Final = (ef.OpenBackend, ef.StartUnit, ef.StartFinalize, ef.Rollback, ef.Rebuild)
 
 
 @attrs.define
@@ -40,6 +41,11 @@ class Trace:
         withheld: the running unit was interrupted.
         frozen: no unit may start any more: a finalize or rollback failed.
         deferred: finalize comes after the send; the test says which it has asked for.
+        lost: the unit that ran when its worker was lost: it starts again, and has no other unit
+            before it.
+        moving: the slot was lost, and the model is not back.
+        may_wait: units that may wait, since the session moved.
+        owed: an outcome was held for a finalize that was lost.
     """
 
     state: str = "QUEUED"
@@ -62,6 +68,14 @@ class Trace:
     can_rollback: bool = True
     cleanup_fired: bool = False
     ordinal: int = 0
+    limits: Any = None
+    recorded: bool = False
+    lost: Unit | None = None
+    running: Unit | None = None
+    again: set[int] = attrs.Factory(set)
+    moving: bool = False
+    may_wait: int = UNITS_PENDING_MAX
+    revoked: bool = False
 
 
 @attrs.define
@@ -103,6 +117,8 @@ class Step:
                 return ("rollback", event.index)
             case ev.BackendOpened() | ev.BackendOpenFailed():
                 return ("open", event.lease)
+            case ev.Rebuilt() | ev.RebuildFailed():
+                return ("rebuild", event.lease)
         return None
 
 
@@ -140,18 +156,41 @@ class Referee:
         due = trace.call is not None and step.completed == trace.call
         if due:
             trace.call = None
-            trace.frozen |= isinstance(event, ev.FinalizeFailed | ev.RollbackFailed)
+            failed = ev.FinalizeFailed | ev.RollbackFailed | ev.RebuildFailed
+            trace.frozen |= isinstance(event, failed)
+            if isinstance(event, ev.Rebuilt):
+                trace.moving = False
         if isinstance(event, ev.BackendLost) and event.lease == trace.lease:
-            trace.call, trace.frozen = None, True
+            self._lose(trace)
+        if isinstance(event, ev.LeaseRevoked) and event.lease == trace.lease:
+            trace.revoked = trace.recorded
+            trace.may_wait = max(trace.limits.rebuild_units, UNITS_PENDING_MAX)
         if isinstance(event, ev.ConnectionOpened):
             trace.can_rollback = event.limits.can_rollback
+            trace.limits, trace.recorded = event.limits, event.recording == "on"
+        if isinstance(event, ev.RecordingFailed):
+            trace.recorded = False
         if isinstance(event, ev.SlotLeased):
+            trace.moving = trace.moving and trace.created
             trace.leases, trace.lease = trace.leases + 1, event.lease
         if isinstance(event, ev.TimerFired) and event.name == "cleanup":
             trace.cleanup_fired = True
         taken = trace.state == "ACTIVE" and not step.errors and not step.of(ef.Close)
         if isinstance(event, ev.FrameReceived) and taken:
             self._take_append(event.frame)
+
+    @staticmethod
+    def _lose(trace: Trace) -> None:
+        """Take in the loss of the worker, with the call that was under way."""
+        assert trace.limits is not None
+        if trace.call is not None and trace.call[0] == "unit":
+            trace.lost = trace.running
+        trace.call = None
+        if trace.recorded and trace.limits.rebuild_wait_s:
+            trace.moving = True
+            trace.may_wait = max(trace.limits.rebuild_units, UNITS_PENDING_MAX)
+        else:
+            trace.frozen = True
 
     def _take_append(self, frame: str | bytes | None) -> None:
         body = _json(frame)
@@ -175,10 +214,20 @@ class Referee:
             match effect:
                 case ef.OpenBackend():
                     trace.call = ("open", effect.lease)
+                case ef.Rebuild():
+                    trace.call = ("rebuild", effect.lease)
+                case ef.Release() if trace.state != "CLOSED" and trace.created:
+                    trace.moving, trace.revoked = True, False
+                    trace.may_wait = max(trace.limits.rebuild_units, UNITS_PENDING_MAX)
+                case ef.StartUnit() if trace.lost is not None:
+                    trace.call = ("unit", effect.unit.index)
+                    trace.again.add(effect.unit.index)
+                    trace.lost, trace.running, trace.withheld = None, effect.unit, False
                 case ef.StartUnit():
                     trace.call = ("unit", effect.unit.index)
                     trace.ordinal = _next_ordinal(trace)
                     trace.taken.add(trace.ordinal)
+                    trace.running = effect.unit
                     trace.started, trace.withheld = trace.started + 1, False
                 case ef.DropUnit():
                     trace.taken.add(effect.ordinal)
@@ -191,6 +240,9 @@ class Referee:
                     trace.call = ("rollback", effect.index)
                 case _:
                     pass
+        waiting = len(trace.audio) // UNIT_BYTES - len(trace.taken)
+        if waiting <= UNITS_PENDING_MAX and not (trace.moving or trace.revoked):
+            trace.may_wait = UNITS_PENDING_MAX
 
 
 def _json(frame: str | bytes | None) -> Body:
@@ -250,11 +302,7 @@ def rule_codes(trace: Trace, step: Step) -> str | None:
 
 def rule_b1(trace: Trace, step: Step) -> str | None:
     """No prefill before the last unit is finalized or undone, and never two calls at once."""
-    calls = [
-        effect
-        for effect in step.effects
-        if isinstance(effect, ef.OpenBackend | ef.StartUnit | ef.StartFinalize | ef.Rollback)
-    ]
+    calls = [effect for effect in step.effects if isinstance(effect, CALLS)]
     if calls and (trace.call is not None or len(calls) > 1):
         return f"{calls} while {trace.call} is under way"
     if step.of(ef.StartUnit) and trace.frozen:
@@ -311,7 +359,8 @@ def rule_b5(trace: Trace, step: Step) -> str | None:
 def rule_b6(trace: Trace, step: Step) -> str | None:
     """`force_listen` cuts what runs at once and forces all up to its own unit."""
     for start in step.of(ef.StartUnit):
-        begin = _next_ordinal(trace) * UNIT_BYTES
+        again = trace.lost is not None and trace.lost.index == start.unit.index
+        begin = (trace.ordinal if again else _next_ordinal(trace)) * UNIT_BYTES
         if begin < trace.forced_bytes and not start.unit.force_listen:
             return f"unit {start.unit.index} is not forced"
     forced = isinstance(step.event, ev.FrameReceived) and '"force_listen": true' in str(
@@ -334,7 +383,8 @@ def rule_b7(trace: Trace, step: Step) -> str | None:
     """Five units wait at most; the oldest goes; and units are exact seconds of the input."""
     taken = set(trace.taken)
     for effect in step.effects:
-        if isinstance(effect, ef.DropUnit | ef.StartUnit):
+        is_start = isinstance(effect, ef.StartUnit)
+        if isinstance(effect, ef.DropUnit) or (is_start and trace.lost is None):
             oldest = next(n for n in range(len(taken) + 1) if n not in taken)
             if isinstance(effect, ef.DropUnit) and effect.ordinal != oldest:
                 return f"second {effect.ordinal} dropped, {oldest} is older"
@@ -342,7 +392,7 @@ def rule_b7(trace: Trace, step: Step) -> str | None:
             if isinstance(effect, ef.StartUnit) and not _is_second(trace, effect.unit, oldest):
                 return f"unit {effect.unit.index} is not second {oldest} of the input"
     waiting = len(trace.audio) // UNIT_BYTES - len(taken)
-    return f"{waiting} units wait" if waiting > UNITS_PENDING_MAX else None
+    return f"{waiting} units wait" if waiting > trace.may_wait else None
 
 
 def _is_second(trace: Trace, unit: Unit, ordinal: int) -> bool:
@@ -353,17 +403,18 @@ def _is_second(trace: Trace, unit: Unit, ordinal: int) -> bool:
 def rule_b9(trace: Trace, step: Step) -> str | None:
     """Indices count up, and a unit has one outcome: when it is done, or finalized."""
     for start in step.of(ef.StartUnit):
-        if start.unit.index != trace.started:
+        if trace.lost is None and start.unit.index != trace.started:
             return f"unit {start.unit.index} after {trace.started} started"
     listens = sum(
         body.get("kind", body["type"]) in ("listen", "response.listen") for body in step.outcomes
     )
     if step.outcomes and listens not in (0, len(step.outcomes)):
         return "listen and speech at once"
-    if listens > 1:
+    kinds = [body.get("kind", body["type"]) for body in step.outcomes]
+    if len(kinds) > len(set(kinds)):
         return "two outcomes of a unit"
     told = bool(step.outcomes)
-    if told and not isinstance(step.event, ev.UnitDone | ev.FinalizeDone):
+    if told and not isinstance(step.event, ev.UnitDone | ev.FinalizeDone | ev.Rebuilt):
         return f"an outcome at {type(step.event).__name__}"
     if step.of(ef.StartFinalize) and trace.deferred and not told:
         return "a unit without an outcome"
@@ -377,6 +428,32 @@ def rule_b10(trace: Trace, step: Step) -> str | None:
     if full and step.completed is not None and step.sent:
         reasons = [body.get("reason") for body in step.sent]
         return None if "context_full" in reasons else f"{reasons}"
+    return None
+
+
+def rule_b11(trace: Trace, step: Step) -> str | None:
+    """A session that lost its worker has its past before it goes on, and says nothing meanwhile."""
+    for rebuild in step.of(ef.Rebuild):
+        if rebuild.lease != trace.lease or not isinstance(step.event, ev.SlotLeased):
+            return "a rebuild on another lease than its own"
+        if not trace.recorded:
+            return "a rebuild without a log"
+    if trace.moving and step.of(ef.StartUnit):
+        return "a unit before the model is back"
+    queue = {"session.queued", "session.queue_update", "session.queue_done"}
+    if trace.moving and queue & {body["type"] for body in step.sent}:
+        return "the client hears of the queue again"
+    for start in step.of(ef.StartUnit):
+        lost = trace.lost
+        if lost is None:
+            continue
+        forced = attrs.evolve(lost, force_listen=start.unit.force_listen)
+        if start.unit != forced or (lost.force_listen and not start.unit.force_listen):
+            return f"unit {start.unit.index} in place of {lost.index}, which was lost"
+        if trace.withheld and not start.unit.force_listen:
+            return "a unit that was being cut may speak"
+        if lost.index in trace.again:
+            return f"unit {lost.index} a third time"
     return None
 
 

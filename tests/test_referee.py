@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -73,6 +73,25 @@ ACTIVE: Moves = [
     ),
 ]
 RUNNING: Moves = [*ACTIVE, (append(), [start(0)])]
+LOST: Moves = [
+    (
+        ev.ConnectionOpened(
+            recording_id="r",
+            created_ms=0,
+            mode="audio",
+            seed=0,
+            recording="on",
+            limits=ev.SessionLimits(
+                session_s=9, init_wait_s=9, cleanup_wait_s=9, context_tokens=9, rebuild_wait_s=9
+            ),
+        ),
+        [],
+    ),
+    *RUNNING,
+    (ev.BackendLost(at_ns=0, lease=1), [ef.Release(lease=1)]),
+]
+MOVED: Moves = [*LOST, (ev.SlotLeased(at_ns=0, lease=2, slot=0), [ef.Rebuild(lease=2)])]
+REBUILT: Final = ev.Rebuilt(at_ns=0, lease=2, steps=0)
 FINALIZING: Moves = [*RUNNING, (done(0), [LISTEN, finalize(0)])]
 
 FOULS: dict[str, Moves] = {
@@ -91,6 +110,7 @@ FOULS: dict[str, Moves] = {
         *RUNNING,
         (ev.UnitFailed(at_ns=0, index=0, context_full=True), [LISTEN, ef.Rollback(index=0)]),
     ],
+    "b11": [*LOST, (ev.SlotLeased(at_ns=0, lease=2, slot=0), [start(0)])],
 }
 OTHER_FOULS: dict[str, tuple[str, Moves]] = {
     "closed twice": ("silence", [*ACTIVE, (QUIET, [CLOSED, CLOSED, CLOSE])]),
@@ -142,6 +162,12 @@ OTHER_FOULS: dict[str, tuple[str, Moves]] = {
         [*FINALIZING, (finalized(0), []), (append(), [start(0)])],
     ),
     "unit without an outcome": ("b9", [*RUNNING, (done(0), [finalize(0)])]),
+    "rebuilt on an old lease": ("b11", [*LOST, (REBUILT, [ef.Rebuild(lease=1)])]),
+    "another unit after a move": ("b11", [*MOVED, (REBUILT, [start(1)])]),
+    "the queue is told again": (
+        "b11",
+        [*LOST, (QUIET, [send(type="session.queue_update")])],
+    ),
     "outcome out of the blue": ("b9", [*ACTIVE, (QUIET, [LISTEN])]),
 }
 
@@ -168,6 +194,7 @@ def test_a_clean_game_is_not_whistled_at() -> None:
         (done(1), [ef.Release(lease=1)]),
     ]
     assert judge(played) == set()
+    assert judge([*MOVED, (REBUILT, [start(0)]), (done(0), [LISTEN, finalize(0)])]) == set()
 
 
 @pytest.mark.parametrize("rule", RULES)

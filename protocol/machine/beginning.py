@@ -15,7 +15,7 @@ from ..values.errors import ErrorCode
 from ..values.model import Opening, Voice
 from ..values.requests import Init
 from ..values.state import Gate, State
-from .core import Core
+from .moving import Moving
 from .pending_turn import Decode, decode_voice
 from .unit_loop import Phase
 
@@ -64,7 +64,7 @@ class PendingInit:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Beginning(Core):
+class Beginning(Moving):
     """A session whose model is opened by an init.
 
     `pending` is the accepted init; None before, and once the model is open.
@@ -72,7 +72,7 @@ class Beginning(Core):
 
     pending: PendingInit | None = None
 
-    def slot_leased(self) -> None:
+    def first_slot(self) -> None:
         """Wait for the client's init."""
         self.queue_done()
 
@@ -107,7 +107,7 @@ class Beginning(Core):
             self._reject(f"reference audio: {event.reason}")
 
     def _open_if_decoded(self, pending: PendingInit) -> None:
-        if pending.undecided:
+        if pending.undecided or self.is_moving:
             return
         assert self.lease is not None
         self.call.phase = Phase.OPENING
@@ -120,6 +120,11 @@ class Beginning(Core):
         self.complain(ErrorCode.INVALID_PAYLOAD, message)
         self.set_timer("init", self.opened.limits.init_wait_s)
 
+    def take_up(self) -> None:
+        """Open the model, if that was lost or became due meanwhile."""
+        if self.pending is not None:
+            self._open_if_decoded(self.pending)
+
     def _is_opening(self, lease: int) -> bool:
         return lease == self.lease and self.call.phase is Phase.OPENING
 
@@ -127,12 +132,19 @@ class Beginning(Core):
         """Become ACTIVE: the model holds the prompt."""
         if self._is_opening(event.lease):
             self.pending = None
+            self.answered()
             if self.settle():
                 self.ready(event.opened.prompt_length)
+                self.move_if_due()
 
     def backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
         """Refuse a prompt that is too long, or end the session if the model failed."""
-        if not self._is_opening(event.lease) or not self.settle():
+        if not self._is_opening(event.lease):
+            return
+        if event.is_lost and self.outlives_worker:
+            self.backend_lost()
+            return
+        if not self.settle():
             return
         if event.context_full:
             self._reject("the prompt does not fit the model's context")

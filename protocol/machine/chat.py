@@ -4,9 +4,7 @@ asked -> decoded -> queued -> running -> answered
 
 A turn holds a slot from prefill to its end; between turns a chat has no slot. At most one turn is
 in progress. Its answer is sent in pieces (streaming) or at once, and always ends: with a
-`Response`, an error, or the session (`break_off`).
-
-A single request (004) is a chat of one turn without init; it closes after its answer or error.
+`Response`, an error, or the session.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.behaviour import LAST_PIECE
 from ..values.digest import derive_id
-from ..values.errors import CLOSE_INTERNAL_ERROR, CLOSE_TOO_BIG, ErrorCode, FrameError
-from ..values.messages import Delta, ErrorReport, Metrics, Prefilled, QueueDone, Response
+from ..values.errors import ErrorCode
+from ..values.messages import Delta, Metrics, Prefilled, QueueDone, Response
 from ..values.requests import Ask, ChatMessage, Init, TextPart
 from ..values.state import Course, Gate, State
-from ..values.turn import Prefill, StopReason, TurnResult
+from ..values.turn import Prefill, StopReason, Turn, TurnResult
 from .core import Core
 from .pending_turn import PendingTurn
 from .unit_loop import Phase
@@ -45,6 +43,9 @@ class ActiveTurn:
         prefill: None until the model reports it.
         pcm: its speech so far, piece by piece, unless streaming has sent it.
         codes: speech codes so far.
+        made: what the model was asked, in a session that may outlive its worker.
+        pieces: parts of the answer that the model gave.
+        repeated: pieces of them that it gives again, since its worker was lost; None: it was not.
     """
 
     pending: PendingTurn
@@ -57,6 +58,9 @@ class ActiveTurn:
     pcm: list[bytes] = attrs.Factory(list)
     tokens: int = 0
     codes: int = 0
+    made: Turn | None = None
+    pieces: int = 0
+    repeated: int | None = None
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -82,6 +86,10 @@ class Chat(Core):
 
     def admission_refused(self, code: ErrorCode) -> None:
         """Refuse the session, or end the turn without an answer."""
+        turn = self.turn
+        if turn is not None and turn.repeated is not None:
+            self._lost(turn)
+            return
         self.turn = None
         super().admission_refused(code)
 
@@ -128,7 +136,13 @@ class Chat(Core):
     @property
     def is_busy(self) -> bool:
         """Whether the model works for a turn."""
-        return self.turn is not None and self.turn.stage is Stage.RUNNING
+        turn = self.turn
+        return turn is not None and (turn.stage is Stage.RUNNING or turn.repeated is not None)
+
+    @property
+    def hears_queue(self) -> bool:
+        """Whether the client hears of the queue: not while a lost answer waits to go on."""
+        return self.turn is None or self.turn.repeated is None
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a part of the question."""
@@ -152,19 +166,23 @@ class Chat(Core):
         if turn.pending.is_complete and self.lease is None and not self.waits_for_slot:
             turn.stage = Stage.QUEUED
             self.waits_for_slot = True
-            self.do(ef.EnterQueue(mode="chat"))
+            self.do(ef.EnterQueue(mode="chat", ahead=turn.repeated is not None))
 
     def slot_leased(self) -> None:
         """Start the turn on its slot."""
         turn, lease = self.turn, self.lease
-        assert turn is not None, "a turn waits until it has a slot, or the session ends"
-        assert turn.stage is Stage.QUEUED
         assert lease is not None
+        if turn is None or turn.stage is not Stage.QUEUED:  # it was lost while the slot came
+            self.release()
+            return
+        self.cancel_timer("rebuild")
         if self.state is State.QUEUED:
             self.say(QueueDone())
         turn.stage = Stage.RUNNING
         self.call.begin(turn.index)
-        self.do(ef.StartTurn(lease=lease, turn=turn.pending.to_turn(turn.index, self.opened.seed)))
+        made = turn.made or turn.pending.to_turn(turn.index, self.opened.seed)
+        turn.made = made if self.outlives_worker else None
+        self.do(ef.StartTurn(lease=lease, turn=made))
 
     def slot_returned(self) -> None:
         """Let the next turn queue: the last one's slot is clean."""
@@ -188,7 +206,7 @@ class Chat(Core):
     def turn_prefilled(self, event: ev.TurnPrefilled) -> None:
         """Go on to the answer: the question is in the model."""
         turn = self._running(event.prefill.index)
-        if turn is not None:
+        if turn is not None and turn.prefill is None:
             turn.prefill = event.prefill
             self.say(Prefilled(input_tokens=event.prefill.input_tokens))
 
@@ -198,6 +216,10 @@ class Chat(Core):
         turn = self._running(chunk.index)
         if turn is None:
             return
+        if turn.repeated:
+            turn.repeated -= 1
+            return
+        turn.pieces += 1
         turn.text += chunk.text
         turn.tokens += len(chunk.token_ids)
         turn.codes += len(chunk.codec_ids)
@@ -253,9 +275,34 @@ class Chat(Core):
         self._answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
 
     def backend_lost(self) -> None:
-        """End the turn: the backend is lost."""
-        if not self.call.is_idle:
-            self.failed(self.call.index)
+        """Have the turn answered on another slot, once, or end it: the backend is lost.
+
+        What was sent is not sent again: the model gives the same pieces with the same seed.
+        """
+        turn = None if self.call.is_idle else self._running(self.call.index)
+        may_repeat = self.opened.limits.can_repeat or (turn is not None and not turn.pieces)
+        if turn is None or turn.made is None or turn.repeated is not None or not may_repeat:
+            if not self.call.is_idle:
+                self.failed(self.call.index)
+            return
+        turn.repeated, turn.stage = turn.pieces, Stage.DECODING
+        self.call.settle()
+        self.set_timer("rebuild", self.opened.limits.rebuild_wait_s)
+        self.release()
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """Handle a timer that bounds the session, or a turn's wait for another slot."""
+        if name == "rebuild" and self.turn is not None:
+            self._lost(self.turn)
+        else:
+            super().timed_out(name)
+
+    def _lost(self, turn: ActiveTurn) -> None:
+        """End a turn whose model is lost, and that finds no other."""
+        if self.waits_for_slot:
+            self.do(ef.LeaveQueue())
+        self.cancel_timer("rebuild")
+        self.model_failed(turn.index)
 
     def cut(self) -> ef.CutTurn | None:
         """Cut the answer in progress."""
@@ -313,43 +360,3 @@ class Chat(Core):
             n_tts_tokens=turn.codes,
             recording=recording,
         )
-
-
-@attrs.define(kw_only=True, eq=False)
-class SingleRequest(Chat):
-    """One turn a connection (004)."""
-
-    course = Course.REQUEST
-    has_opening = False
-    goodbye_in = frozenset()
-
-    def admitted(self) -> None:
-        """Wait for the request, for a limited time."""
-        self.set_timer("init", self.opened.limits.init_wait_s)
-
-    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
-        """Answer an unreadable frame like any other mistake."""
-        self.say(ErrorReport(code=ErrorCode.INVALID_PAYLOAD, message=error.reason))
-        is_too_big = error.close_code == CLOSE_TOO_BIG
-        self.end("rejected", close_code=CLOSE_TOO_BIG if is_too_big else None)
-
-    def complain(self, code: ErrorCode, message: str) -> None:
-        """Send an `error`, and close."""
-        super().complain(code, message)
-        self.end("rejected")
-
-    def model_failed(self, index: int) -> None:
-        """Tell the client that the model failed at the turn."""
-        self.give_up(f"turn {index} failed")
-
-    def give_up(self, _text: str) -> None:
-        """End the session: the model does not answer."""
-        self.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
-
-    def shut_down(self) -> None:
-        """End the session: the server shuts down."""
-        self.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")
-
-    def _go_on(self) -> None:
-        self.turn = None
-        self.end("answered")

@@ -62,7 +62,14 @@ CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
 }
 """The reason of the WebSocket close, where it differs from the end's name."""
 
-LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = ("session", "init", "idle", "pause", "call")
+LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
+    "session",
+    "init",
+    "idle",
+    "pause",
+    "call",
+    "rebuild",
+)
 """Timers that bound a session's life, and end with it."""
 
 
@@ -88,7 +95,6 @@ class Core:
 
     course: ClassVar[Course]
     has_opening: ClassVar[bool] = True
-    hears_queue: ClassVar[bool] = True
     goodbye_in: ClassVar[frozenset[State]] = frozenset({State.ACTIVE})
 
     opened: ev.ConnectionOpened
@@ -181,6 +187,16 @@ class Core:
 
     def farewell(self) -> None:
         """Send what is due before the end."""
+
+    @property
+    def hears_queue(self) -> bool:
+        """Whether the client hears of the queue."""
+        return True
+
+    @property
+    def outlives_worker(self) -> bool:
+        """Whether another worker may take the place of a lost one: the log holds what it knew."""
+        return self.opened.limits.rebuild_wait_s > 0 and self.recording == "on"
 
     @property
     def units_waiting(self) -> int:

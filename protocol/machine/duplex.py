@@ -7,32 +7,30 @@ unit has exactly one outcome: listen, speech, `inference_error`, or the session'
 
 from __future__ import annotations
 
-from typing import Final
-
 import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import DROPPED_MEDIA, LISTEN_TURN, LOCKSTEP, SHORT_APPENDS
+from ..values.behaviour import DROPPED_MEDIA, LISTEN_TURN, LOCKSTEP
 from ..values.digest import derive_id
 from ..values.errors import ErrorCode
-from ..values.limits import FRAMES_MAX, NS_PER_MS, UNIT_FAILURES_MAX, UNIT_FRAMES_MAX
+from ..values.limits import (
+    NS_PER_MS,
+    UNIT_FAILURES_MAX,
+    UNITS_PENDING_MAX,
+)
 from ..values.messages import Interrupted, Listen, Metrics, Paused, Pending, Resumed, Speech
 from ..values.model import UnitResult
-from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See
-from ..values.state import Course, Gate
-from ..values.utf8 import Refused
-from .beginning import Beginning
+from ..values.requests import Append, Init, Interrupt, Pause, Resume
+from ..values.state import Course, Gate, State
 from .lockstep import Lockstep
+from .seeing import Seeing
 from .unit_loop import Phase, UnitLoop
-from .units import Assembler, Attachments, Frame, PendingUnit, WaitingUnits
-
-_EARLY: Final = f"a frame before any audio, {FRAMES_MAX} of them wait already"
-_TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAMES_MAX} at most"
+from .units import Attachments, PendingUnit
 
 
 @attrs.define(kw_only=True, eq=False)
-class Duplex(Beginning):
+class Duplex(Seeing):
     """A duplex session's state between events.
 
     Attributes:
@@ -41,7 +39,6 @@ class Duplex(Beginning):
         response_id: the turn being spoken, or None.
         ended_id: an ended turn that no listen has followed.
         units_dropped: waiting units lost to newer input (B7).
-        seen: frames sent by themselves, for the next audio (002).
         is_paused: no unit starts until the client resumes (002).
         lockstep: results owed to chunks, if each is owed one (002).
     """
@@ -49,9 +46,6 @@ class Duplex(Beginning):
     course = Course.DUPLEX
 
     call: UnitLoop = attrs.Factory(UnitLoop)
-    undecided_media: set[int] = attrs.Factory(set)
-    assembler: Assembler = attrs.Factory(Assembler)
-    waiting: WaitingUnits = attrs.Factory(WaitingUnits)
     held: Listen | Speech | None = None
     response_id: str | None = None
     responses: int = 0
@@ -59,7 +53,6 @@ class Duplex(Beginning):
     units_dropped: int = 0
     max_slice_nums: int = 1
     deferred_finalize: bool = True
-    seen: tuple[Frame, ...] = ()
     is_paused: bool = False
     ended_id: str | None = None
     lockstep: Lockstep | None = None
@@ -105,7 +98,7 @@ class Duplex(Beginning):
             self._force_listen()
         attached = Attachments(
             input_id=input_id,
-            frames=self.seen + self._decode_all(message),
+            frames=self.seen + self.decode_all(message),
             force_listen=message.force_listen,
             max_slice_nums=message.max_slice_nums,
         )
@@ -119,7 +112,7 @@ class Duplex(Beginning):
                 self._drop(dropped)
                 if self.lockstep is not None:
                     self._say_pending(self.lockstep.drop(dropped.ordinal))
-            self._start_if_due()
+            self.start_if_due()
         if self.lockstep is not None and not units:
             self._say_pending(self.lockstep.wait())
 
@@ -138,30 +131,9 @@ class Duplex(Beginning):
                 self.undecided_media.discard(frame.media)
                 self.do(ef.CancelDecode(media=frame.media))
 
-    def see(self, message: See) -> None:
-        """Keep a frame for the next audio (002, video_frame)."""
-        if self.opened.mode != "audio":  # nothing is seen there, and the dialect has counted it
-            self.seen += (self._decode(message.jpeg),)
-
-    def refused(self, message: ClientMessage) -> Refused | None:
-        """Refuse a frame for which there is no room."""
-        is_early = len(self.seen) >= FRAMES_MAX
-        if not isinstance(message, See) or self.opened.mode == "audio":
-            return None
-        if not (is_early or self._is_seen_out):
-            return None
-        text, ignored = _EARLY if is_early else _TOO_MANY_FRAMES, len(message.ignored)
-        return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
-
-    @property
-    def _is_seen_out(self) -> bool:
-        """Whether the current second of input has all the frames it may have."""
-        frames = len(self.seen) + len(self.assembler.attached.frames)
-        return self.behaves(SHORT_APPENDS) and frames >= UNIT_FRAMES_MAX
-
     def interrupt(self, _message: Interrupt) -> None:
         """Have the unit in flight listen, else the next one (002, interrupt)."""
-        if self.call.phase is Phase.RUNNING or isinstance(self.held, Speech):
+        if self.call.unit is not None or isinstance(self.held, Speech):
             self._withhold()
         elif not self.waiting.force_next():
             self.assembler.force_listen()
@@ -180,7 +152,7 @@ class Duplex(Beginning):
         self.is_paused = False
         self.cancel_timer("pause")
         self.say(Resumed())
-        self._start_if_due()
+        self.start_if_due()
 
     def _force_listen(self) -> None:
         """Force the unit in flight and all waiting ones to listen (B6)."""
@@ -201,44 +173,20 @@ class Duplex(Beginning):
                 response_id=self.held.response_id if self.behaves(LISTEN_TURN) else "",
             )
 
-    def _decode_all(self, message: Append) -> tuple[Frame, ...]:
-        """Have an append's frames decoded, as many as its second may still have."""
-        frames, before = message.frames, len(self.seen) + self.assembler.frames_before(message.pcm)
-        if self.behaves(SHORT_APPENDS) and before + len(frames) > UNIT_FRAMES_MAX:
-            self.complain(ErrorCode.INVALID_PAYLOAD, _TOO_MANY_FRAMES)
-            frames = frames[: max(UNIT_FRAMES_MAX - before, 0)]
-        return tuple(self._decode(jpeg) for jpeg in frames)
-
-    def _decode(self, jpeg: bytes) -> Frame:
-        frame = Frame(media=self.decode("jpeg", jpeg), jpeg=jpeg)
-        self.undecided_media.add(frame.media)
-        return frame
-
-    def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Note a decoded frame, whose unit may start, or a voice."""
-        super().media_decoded(event)
-        self.undecided_media.discard(event.media)
-        self._start_if_due()
-
-    def media_rejected(self, event: ev.MediaRejected) -> None:
-        """Tell the client of a damaged frame, and run the unit without it; or handle a voice."""
-        super().media_rejected(event)
-        media = event.media
-        if self.is_closed or media not in self.undecided_media:
-            return
-        self.undecided_media.discard(media)
-        self.seen = tuple(frame for frame in self.seen if frame.media != media)
-        self.assembler.discard_frame(media)
-        self.waiting.discard_frame(media)
-        self.complain(ErrorCode.INVALID_PAYLOAD, f"a video frame was left out: {event.reason}")
-        self._start_if_due()
-
-    def _start_if_due(self) -> None:
+    def start_if_due(self) -> None:
         """Start the oldest waiting unit if the barrier is open (B1) and its media is decoded."""
+        if self.move_if_due():
+            return
         if not self.is_closed and self.call.is_idle and not self.is_paused:
             unit = self.waiting.pop_ready(self.undecided_media)
             if unit is not None:
                 self.do(self.call.start(unit, self.max_slice_nums))
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Let no more units wait than usual, once no more do."""
+        if len(self.waiting) <= UNITS_PENDING_MAX:
+            self.waiting.most = UNITS_PENDING_MAX
 
     # -- out ------------------------------------------------------------------------------------
 
@@ -247,6 +195,7 @@ class Duplex(Beginning):
         result = event.result
         if not self.call.awaits(Phase.RUNNING, result.index):
             return
+        self.answered()
         if self.is_closed:
             self.go_on()
             return
@@ -344,10 +293,13 @@ class Duplex(Beginning):
     def finalize_done(self, event: ev.FinalizeDone) -> None:
         """Open the barrier (B1)."""
         if self.call.awaits(Phase.FINALIZING, event.finalized.index):
-            if self.held is not None and not self.is_closed:
-                self._say_outcome(self.held)
-            self.held = None
+            self._say_held()
             self.go_on()
+
+    def _say_held(self) -> None:
+        if self.held is not None and not self.is_closed:
+            self._say_outcome(self.held)
+        self.held = None
 
     def rollback_done(self, event: ev.RollbackDone) -> None:
         """Go on after the failed unit is undone (B3)."""
@@ -360,6 +312,7 @@ class Duplex(Beginning):
         if not self.call.awaits(Phase.RUNNING, index):
             return
         self.call.failures += 1
+        self.answered()
         if self.is_closed:
             self.go_on()
         elif event.context_full:
@@ -377,15 +330,37 @@ class Duplex(Beginning):
 
     def finalize_failed(self, event: ev.FinalizeFailed) -> None:
         """End the session: no unit may run on what is left (B3)."""
-        if self.call.awaits(Phase.FINALIZING, event.index):
-            self.backend_lost()
+        if self.call.awaits(Phase.FINALIZING, event.index) and self.settle():
+            self.give_up("the model was lost")
 
     def rollback_failed(self, event: ev.RollbackFailed) -> None:
         """End the session: no unit may run on what is left (B3)."""
-        if self.call.awaits(Phase.ROLLING_BACK, event.index):
-            self.backend_lost()
+        if self.call.awaits(Phase.ROLLING_BACK, event.index) and self.settle():
+            self.give_up("the model was lost")
+
+    # -- another slot ---------------------------------------------------------------------------
+
+    def past_s(self) -> int | None:
+        """Return the seconds that the model was fed; none before it was opened."""
+        return self.call.index + 1 if self.state is State.ACTIVE else None
+
+    def leave(self) -> None:
+        """Move to another slot; meanwhile more units may wait than usual."""
+        self.waiting.most = max(self.opened.limits.rebuild_units, UNITS_PENDING_MAX)
+        super().leave()
+
+    def take_up(self) -> None:
+        """Send what waited for its finalize, and start the unit again that was lost."""
+        self._say_held()
+        if self.call.unit is not None and not self.is_closed:
+            self.do(self.call.start_again())
+            self._catch_up()
+        elif self.pending is not None:
+            super().take_up()
+        else:
+            self.start_if_due()
 
     def go_on(self) -> None:
         """Go on after a model call: start the next unit, or release the slot."""
         if self.settle():
-            self._start_if_due()
+            self.start_if_due()

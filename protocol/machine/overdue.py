@@ -12,9 +12,11 @@ from typing import Final
 from ..values import events as ev
 from ..values.limits import NS_PER_S
 from .core import Core
+from .unit_loop import Phase
 
 SIGNS_OF_LIFE: Final = (
     ev.BackendOpened,
+    ev.Rebuilt,
     ev.UnitDone,
     ev.UnitFailed,
     ev.FinalizeDone,
@@ -32,7 +34,7 @@ def watch(core: Core, event: ev.Event) -> None:
     wait_s = core.opened.limits.call_wait_s
     if not wait_s or core.is_closed:
         return
-    if core.call.is_idle:
+    if core.call.is_idle or core.call.phase is Phase.REBUILDING:  # a timer of its own bounds it
         core.alive_ns = None
     elif core.alive_ns is None or isinstance(event, SIGNS_OF_LIFE):
         core.alive_ns = core.now_ns

@@ -24,10 +24,11 @@ from ..values.requests import ClientMessage, CloseRequest, Init, Report
 from ..values.state import BEGINNINGS, Course, Gate, State, course_of
 from ..wire.dialects import first_dialect
 from . import overdue
-from .chat import Chat, SingleRequest
+from .chat import Chat
 from .core import Core
 from .duplex import Duplex
 from .reception import Reception
+from .single_request import SingleRequest
 from .snapshot import snapshot_of
 from .transcription import Transcription
 from .unit_loop import Phase
@@ -65,6 +66,9 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     ev.TurnFailed: "turn_failed",
     ev.ChunkDone: "chunk_done",
     ev.ChunkFailed: "chunk_failed",
+    ev.LeaseRevoked: "lease_revoked",
+    ev.Rebuilt: "rebuilt",
+    ev.RebuildFailed: "rebuild_failed",
 }
 """The course's method for each event and message of its own."""
 
@@ -205,6 +209,8 @@ class Session:
 
     def _ticket_left(self, _event: ev.TicketLeft) -> None:
         self._core.waits_for_slot = False
+        if not self._core.is_closed:
+            self._core.slot_returned()
 
     def _ticket_cancelled(self, _event: ev.TicketCancelled) -> None:
         self._core.waits_for_slot = False

@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..values.messages import Listen, Speech
+from ..values.model import Unit
 from ..values.state import Course
+from ..values.transcript import Chunk
 from ..values.utf8 import frame_bytes
 from .beginning import PendingInit
 from .chat import ActiveTurn, Chat
 from .core import Core
 from .duplex import Duplex
 from .lockstep import Lockstep
+from .moving import Moving
 from .transcription import Transcription, Utterance
 from .unit_loop import Phase, UnitLoop
 from .units import Attachments, Frame, PendingUnit
@@ -29,6 +32,7 @@ def snapshot_of(core: Core) -> Keys:
     """Return a session's state; a course's keys replace those of its model call."""
     return {
         **_core(core),
+        **_move(core),
         "opening": False,
         "running_turn": None,
         "running_chunk": None,
@@ -63,6 +67,50 @@ def _core(core: Core) -> Keys:
             "wait_s": None if place is None else place.estimated_wait_s,
             "ticket_id": None if place is None else place.ticket_id,
         },
+    }
+
+
+def _move(core: Core) -> Keys:
+    """The keys of a session that may outlive its worker; absent in others."""
+    if not core.opened.limits.rebuild_wait_s:
+        return {}
+    keys: Keys = {}
+    if isinstance(core, Moving):
+        keys = {
+            "moving": core.is_moving,
+            "revoked": core.is_revoked,
+            "repeated": core.is_repeated,
+            "losses": core.losses,
+        }
+    match core:
+        case Duplex():
+            unit = core.call.unit
+            keys |= {"most": core.waiting.most, "unit": None if unit is None else _running(unit)}
+        case Transcription():
+            chunk = core.chunk
+            keys["chunk"] = None if chunk is None else _chunk(chunk)
+        case Chat():
+            keys["turn"] = None if core.turn is None else [core.turn.pieces, core.turn.repeated]
+    return {"move": keys}
+
+
+def _running(unit: Unit) -> Keys:
+    return {
+        "index": unit.index,
+        "bytes": len(unit.pcm),
+        "frames": [len(frame) for frame in unit.frames],
+        "force_listen": unit.force_listen,
+        "max_slice_nums": unit.max_slice_nums,
+    }
+
+
+def _chunk(chunk: Chunk) -> Keys:
+    return {
+        "utterance": chunk.utterance,
+        "index": chunk.index,
+        "bytes": len(chunk.pcm),
+        "is_last": chunk.is_last,
+        "seed": chunk.seed,
     }
 
 
@@ -192,7 +240,8 @@ def _transcription(transcription: Transcription) -> Keys:
         "active_ns": transcription.active_ns,
         "owes_commit": transcription.owes_commit,
     }
-    return {"running_chunk": None if call.is_idle else (pending[0].index, call.index), "own": own}
+    is_running = call.phase is Phase.RUNNING
+    return {"running_chunk": (pending[0].index, call.index) if is_running else None, "own": own}
 
 
 def _utterance(utterance: Utterance) -> Keys:

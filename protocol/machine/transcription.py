@@ -35,7 +35,7 @@ from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
 from ..values.state import Course, ModelChosen, State
 from ..values.transcript import Chunk
 from ..values.utf8 import Refused
-from .core import Core
+from .moving import Moving
 from .unit_loop import Phase
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
@@ -107,10 +107,11 @@ class Utterance:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Transcription(Core):
+class Transcription(Moving):
     """A transcription's state between events.
 
     Attributes:
+        chunk: the chunk that is with the model.
         model: the last chosen one; empty before.
         pending: unanswered utterances, oldest first; the last may be open.
         utterances: number begun or appended to so far.
@@ -122,7 +123,6 @@ class Transcription(Core):
 
     course = Course.TRANSCRIPTION
     has_opening = False
-    hears_queue = False  # 003 has no word for it
     goodbye_in = frozenset(State)  # it is an error
 
     model: str = ""
@@ -133,10 +133,16 @@ class Transcription(Core):
     waiting_bytes: int = 0
     active_ns: int = 0
     owes_commit: bool = False
+    chunk: Chunk | None = None
+
+    @property
+    def hears_queue(self) -> bool:
+        """Whether the client hears of the queue: 003 has no word for it."""
+        return False
 
     # -- beginning ------------------------------------------------------------------------------
 
-    def slot_leased(self) -> None:
+    def first_slot(self) -> None:
         """Greet the client, and set the time to choose a model."""
         self.create()
         self.active_ns = self.now_ns
@@ -264,6 +270,8 @@ class Transcription(Core):
         return any(not utterance.is_answered for utterance in self.pending)
 
     def _go_on(self) -> None:
+        if self.move_if_due():
+            return
         while self.pending and self.call.is_idle and not self.is_closed:
             utterance = self.pending[0]
             if utterance.is_begun and utterance.has_chunk:
@@ -277,12 +285,29 @@ class Transcription(Core):
                 return
 
     def _run(self, utterance: Utterance) -> None:
-        assert self.lease is not None, "a transcription holds its slot to its end"
         waiting_bytes = len(utterance.sound)
         chunk = utterance.take_chunk(self.opened.seed)
         self.waiting_bytes -= waiting_bytes - len(utterance.sound)
+        self._run_chunk(chunk)
+
+    def _run_chunk(self, chunk: Chunk) -> None:
+        assert self.lease is not None, "a transcription holds its slot to its end"
+        self.chunk = chunk
         self.call.begin(chunk.index)
         self.do(ef.RunChunk(lease=self.lease, chunk=chunk))
+
+    def past_s(self) -> int | None:
+        """Return the seconds of the oldest utterance that the model was fed; None without any."""
+        if not self.pending or self.pending[0].is_answered:
+            return None
+        return self.pending[0].chunks - (self.chunk is not None) or None
+
+    def take_up(self) -> None:
+        """Transcribe the second again that was lost, or the next one."""
+        if self.chunk is not None:
+            self._run_chunk(self.chunk)
+        else:
+            self._go_on()
 
     def chunk_done(self, event: ev.ChunkDone) -> None:
         """Send the model's text, and go on to the next chunk."""
@@ -324,6 +349,8 @@ class Transcription(Core):
         if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
             return None
         self.active_ns = self.now_ns
+        self.chunk = None
+        self.answered()
         return self.pending[0] if self.settle() else None
 
     def _answer(self, utterance: Utterance) -> None:

@@ -29,6 +29,7 @@ class Phase(StrEnum):
     RUNNING = "running"
     FINALIZING = "finalizing"
     ROLLING_BACK = "rolling_back"
+    REBUILDING = "rebuilding"
 
 
 @attrs.define
@@ -72,11 +73,13 @@ class UnitLoop(Call):
         input_id: the append that completed it.
         interrupted: it is being cut, or its answer withheld (B6).
         failures: units failed in a row (B3).
+        unit: the one that runs, or was lost with its worker.
     """
 
     input_id: str = ""
     interrupted: bool = False
     failures: int = 0
+    unit: Unit | None = None
 
     def start(self, pending: PendingUnit, max_slice_nums: int) -> StartUnit:
         """Start the next unit (B1: only through the open barrier).
@@ -86,27 +89,39 @@ class UnitLoop(Call):
         self.begin(self.index + 1)
         self.input_id = pending.attached.input_id
         self.interrupted = False
-        unit = Unit(
+        self.unit = Unit(
             index=self.index,
             pcm=pending.pcm,
             frames=tuple(frame.jpeg for frame in pending.attached.frames),
             force_listen=pending.attached.force_listen,
             max_slice_nums=pending.attached.max_slice_nums or max_slice_nums,
         )
-        return StartUnit(unit=unit)
+        return StartUnit(unit=self.unit)
+
+    def start_again(self) -> StartUnit:
+        """Start the unit that was lost with its worker, forced to listen if it was being cut."""
+        assert self.unit is not None
+        self.begin(self.index)
+        is_forced = self.unit.force_listen or self.interrupted
+        self.unit = attrs.evolve(self.unit, force_listen=is_forced)
+        self.interrupted = False
+        return StartUnit(unit=self.unit)
 
     def interrupt(self) -> Interrupt | None:
-        """Cut the running unit; None without one, or if it is being cut already."""
-        if self.phase is not Phase.RUNNING or self.interrupted:
+        """Cut the running unit; None without one, or if it is being cut already.
+
+        A unit that was lost with its worker will listen when it starts again.
+        """
+        if self.unit is None or self.interrupted:
             return None
         self.interrupted = True
-        return Interrupt(index=self.index)
+        return Interrupt(index=self.index) if self.phase is Phase.RUNNING else None
 
     def finalize(self, result: UnitResult) -> StartFinalize:
         """Finalize the unit that is done."""
         self._require(Phase.RUNNING)
         self.phase = Phase.FINALIZING
-        self.failures = 0
+        self.failures, self.unit = 0, None
         return StartFinalize(index=self.index, interrupted=self.is_withheld(result))
 
     def is_withheld(self, result: UnitResult) -> bool:
@@ -116,5 +131,5 @@ class UnitLoop(Call):
     def rollback(self) -> Rollback:
         """Undo the unit that failed (B3)."""
         self._require(Phase.RUNNING)
-        self.phase = Phase.ROLLING_BACK
+        self.phase, self.unit = Phase.ROLLING_BACK, None
         return Rollback(index=self.index)

@@ -101,9 +101,10 @@ class Assembler:
 
 @attrs.define
 class WaitingUnits:
-    """The waiting units, oldest first, `UNITS_PENDING_MAX` at most."""
+    """The waiting units, oldest first, `most` at most."""
 
     units: deque[PendingUnit] = attrs.Factory(deque)
+    most: int = UNITS_PENDING_MAX
 
     def __len__(self) -> int:
         return len(self.units)
@@ -111,7 +112,7 @@ class WaitingUnits:
     def push(self, unit: PendingUnit) -> PendingUnit | None:
         """Add the newest; return the unit dropped for it, if any (B7)."""
         self.units.append(unit)
-        if len(self.units) <= UNITS_PENDING_MAX:
+        if len(self.units) <= self.most:
             return None
         dropped = self.units.popleft()
         if dropped.attached.force_listen:

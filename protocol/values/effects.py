@@ -46,9 +46,13 @@ class Admit:
 
 @attrs.frozen(kw_only=True)
 class EnterQueue:
-    """Ask for a slot: answered by `SlotLeased`, `TicketMoved` or `AdmissionRefused`."""
+    """Ask for a slot: answered by `SlotLeased`, `TicketMoved` or `AdmissionRefused`.
+
+    `ahead`: the session lost its slot, so it goes before those that never had one.
+    """
 
     mode: Mode
+    ahead: bool = added(False)
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +66,13 @@ class OpenBackend:
 
     lease: int
     opening: Opening
+
+
+@attrs.frozen(kw_only=True)
+class Rebuild:
+    """Bring the model on the leased slot to the session's past, as its log holds it (B11)."""
+
+    lease: int
 
 
 @attrs.frozen(kw_only=True)
@@ -193,6 +204,7 @@ Effect = (
     | EnterQueue
     | LeaveQueue
     | OpenBackend
+    | Rebuild
     | DecodeMedia
     | CancelDecode
     | StartUnit

@@ -20,6 +20,12 @@ from .messages import QueuePlace
 from .model import Finalized, Opened, UnitResult
 from .modes import Mode
 from .session_limits import SessionLimits as SessionLimits  # noqa: PLC0414 - a part of events
+from .slot_events import BackendLost as BackendLost  # noqa: PLC0414 - a part of events
+from .slot_events import BackendReleased as BackendReleased  # noqa: PLC0414 - a part of events
+from .slot_events import LeaseRevoked as LeaseRevoked  # noqa: PLC0414 - a part of events
+from .slot_events import RebuildFailed as RebuildFailed  # noqa: PLC0414 - a part of events
+from .slot_events import Rebuilt as Rebuilt  # noqa: PLC0414 - a part of events
+from .slot_events import SlotLeased as SlotLeased  # noqa: PLC0414 - a part of events
 from .transcript import ChunkResult
 from .turn import Prefill, TurnChunk, TurnResult
 from .utf8 import Frame, Shortened
@@ -27,7 +33,7 @@ from .utf8 import Frame, Shortened
 Endpoint = Literal["realtime", "duplex", "chat"]
 """The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
 
-TimerName = Literal["session", "init", "cleanup", "idle", "pause", "call"]
+TimerName = Literal["session", "init", "cleanup", "idle", "pause", "call", "rebuild"]
 
 
 @attrs.frozen(kw_only=True)
@@ -138,15 +144,6 @@ class Admitted:
 
 
 @attrs.frozen(kw_only=True)
-class SlotLeased:
-    """A slot is the session's until it is released; `lease` is the lease's generation."""
-
-    at_ns: int
-    lease: int
-    slot: int
-
-
-@attrs.frozen(kw_only=True)
 class BackendOpened:
     """The model holds the session and its prompt."""
 
@@ -157,11 +154,15 @@ class BackendOpened:
 
 @attrs.frozen(kw_only=True)
 class BackendOpenFailed:
-    """The model could not open the session; `context_full`: its prompt does not fit."""
+    """The model could not open the session.
+
+    `context_full`: its prompt does not fit. `is_lost`: the worker is gone.
+    """
 
     at_ns: int
     lease: int
     context_full: bool = False
+    is_lost: bool = added(False)
 
 
 @attrs.frozen(kw_only=True)
@@ -299,22 +300,6 @@ class ChunkFailed:
 
 
 @attrs.frozen(kw_only=True)
-class BackendLost:
-    """The backend or its worker is gone."""
-
-    at_ns: int
-    lease: int
-
-
-@attrs.frozen(kw_only=True)
-class BackendReleased:
-    """The slot's cleanup is done and the slot is back in its pool (B5)."""
-
-    at_ns: int
-    lease: int
-
-
-@attrs.frozen(kw_only=True)
 class TimerFired:
     """The time of a `SetTimer` has come."""
 
@@ -373,6 +358,9 @@ Event = (
     | ChunkDone
     | ChunkFailed
     | BackendLost
+    | LeaseRevoked
+    | Rebuilt
+    | RebuildFailed
     | BackendReleased
     | TimerFired
     | RecordingFailed

@@ -84,6 +84,13 @@ SLICES_MAX: Final = 9
 
 UNITS_PENDING_MAX: Final = 5
 """Units that wait; beyond it the oldest is dropped, for the newest matters most (B7)."""
+REBUILD_WAIT_S: Final = 10
+"""For another slot after the loss of a worker: the model of a new process is loaded by then, or the
+caller has waited long enough."""
+REBUILD_UNITS_MAX: Final = 30
+"""Units that wait for a model that is brought back: they are run faster than sound comes in."""
+LOSSES_MAX: Final = 3
+"""Workers lost in a row, without a call of the session that ended between."""
 UNIT_FAILURES_MAX: Final = 3
 """Failures in a row after which the model is taken to be broken, not unlucky (B3)."""
 STATE_HASH_UNITS: Final = 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from .digest import added
-from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX
+from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX
 from .model import SlidingWindow
 
 
@@ -30,6 +30,9 @@ class SessionLimits:
         call_wait_s: longest time of a model call without a sign of life; 0 waits for ever.
         models: the names by which a transcription's model may be chosen.
         sound_bytes: PCM16 of a transcription that may wait for the model.
+        rebuild_wait_s: wait for another slot after the loss of the worker; 0: the session ends.
+        rebuild_units: units that may wait while the model is brought back, and until they are run.
+        can_repeat: the model gives an interrupted turn's answer again, piece by piece.
     """
 
     session_s: int
@@ -44,3 +47,6 @@ class SessionLimits:
     call_wait_s: int = added(0)
     models: tuple[str, ...] = added(())
     sound_bytes: int = added(SOUND_BYTES_MAX)
+    rebuild_wait_s: int = added(0)
+    rebuild_units: int = added(UNITS_PENDING_MAX)
+    can_repeat: bool = added(False)

@@ -46,13 +46,17 @@ RELEASE_WAIT_S: Final = 10.0
 
 @attrs.frozen(kw_only=True)
 class ForkQuestion:
-    """A call of the model, and its answer's time; `recorded` is the recorded answer's event."""
+    """A call of the model, and its answer's time; `recorded` is the recorded answer's event.
+
+    `lost`: the call that was lost with the recording's worker, for a rebuild that stands for it.
+    """
 
     effect: ef.Effect
     at_ns: int
     answer: Answer
     recorded: ev.Event | None
     is_interrupted: bool
+    lost: ef.StartFinalize | ef.Rollback | None = None
 
 
 class ForkedModel:
@@ -103,6 +107,7 @@ class ForkedModel:
         at_ns, answer, recorded = question.at_ns, question.answer, question.recorded
         match question.effect:
             case ef.OpenBackend(lease=lease, opening=opening):
+                await self.close()
                 self._held = await self._backend.open(opening, slot=0)
                 opened = self._held.opened
                 if self._at and isinstance(recorded, ev.BackendOpened):
@@ -124,8 +129,16 @@ class ForkedModel:
                 if self._has_run:
                     await self._session.rollback(index)
                 return ev.RollbackDone(at_ns=at_ns, index=index)
+            case ef.Rebuild(lease=lease):  # the fork's own model has lost nothing
+                if isinstance(question.lost, ef.StartFinalize):
+                    lost = question.lost
+                    await self._session.finalize(lost.index, interrupted=lost.interrupted)
+                elif question.lost is not None and self._has_run:
+                    await self._session.rollback(question.lost.index)
+                return ev.Rebuilt(
+                    at_ns=at_ns, lease=lease, steps=answer.steps, cost_us=answer.cost_us
+                )
             case ef.Release(lease=lease):
-                await self.close()
                 return ev.BackendReleased(at_ns=at_ns, lease=lease)
         raise AssertionError(f"{type(question.effect).__name__} asks the model for nothing")
 
@@ -184,6 +197,8 @@ def _failure(question: ForkQuestion, error: BackendError) -> ev.Event:
             return ev.FinalizeFailed(at_ns=at_ns, index=index)
         case ef.Rollback(index=index):
             return ev.RollbackFailed(at_ns=at_ns, index=index)
+        case ef.Rebuild(lease=lease):
+            return ev.RebuildFailed(at_ns=at_ns, lease=lease)
         case ef.Release(lease=lease):
             return ev.BackendReleased(at_ns=at_ns, lease=lease)
     raise AssertionError(f"{type(question.effect).__name__} cannot fail")

@@ -108,9 +108,10 @@ class ForkRun:
         self._change: Final = change
         self._journal: Final = journal
         self._watch: Final = watch
-        self._due: Final[dict[Call | str, _Due]] = {}
+        self._due: dict[Call | str, _Due] = {}
         self._openings = 0
         self._interrupted = -1
+        self._closing: ef.StartFinalize | ef.Rollback | None = None
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
         """Run the fork to its end, with its first event and the recording's records in order.
@@ -149,7 +150,10 @@ class ForkRun:
             self.ended_early = True
             return ev.PeerGone(at_ns=self._times.end_ns)
         if place == world_place != NEVER:
-            return world.take()
+            event = world.take()
+            if isinstance(event, ev.BackendLost):
+                self._due = {name: due for name, due in self._due.items() if due.answer is None}
+            return event
         if call is None:
             raise CannotForkError("the recording leaves its session waiting for ever")
         return await self._answer(self._due.pop(call), world)
@@ -167,8 +171,11 @@ class ForkRun:
             answer=due.answer,
             recorded=world.answer(seq),
             is_interrupted=unit is not None and unit == self._interrupted,
+            lost=self._closing,
         )
         event = await self.model.answer(question)
+        if due.effect is self._closing:
+            self._closing = None
         if unit is not None:
             self._watch(unit + 1, self._times.units)
         return event
@@ -192,6 +199,8 @@ class ForkRun:
                 self._due[name] = _Due(place=place, effect=effect, answer=None)
             case ef.CancelTimer(name=name):
                 self._due.pop(name, None)
+            case ef.StartFinalize() | ef.Rollback():
+                self._closing = effect
             case ef.Interrupt(index=index):
                 self._interrupted = index
             case ef.OpenBackend():

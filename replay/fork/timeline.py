@@ -44,7 +44,8 @@ class Answer:
         event: the answer, if it was a failure that the environment caused; else None.
         cut: where the unit was interrupted.
         costs: the measured costs of the unit.
-        cost_us: the measured cost of finalizing.
+        cost_us: the measured cost of finalizing, or of a rebuild.
+        steps: the units that a rebuild fed.
     """
 
     seq: int
@@ -53,6 +54,7 @@ class Answer:
     cut: Cut | None = None
     costs: Costs = Costs()
     cost_us: int = 0
+    steps: int = 0
 
 
 class RecordedTimes:
@@ -152,7 +154,9 @@ class RecordedTimes:
                 facts = {"cost_us": made.cost_us}
             case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):
                 facts = {"event": event}
-            case ev.FinalizeFailed() | ev.RollbackFailed():
+            case ev.Rebuilt(steps=steps, cost_us=cost_us):
+                facts = {"steps": steps, "cost_us": cost_us}
+            case ev.FinalizeFailed() | ev.RollbackFailed() | ev.RebuildFailed():
                 facts = {"event": event}
             case ev.TimerFired(at_ns=at_ns, generation=generation) if generation in self._timers:
                 due_ns = self._timers.pop(generation)

@@ -82,6 +82,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("session_s", "init_wait_s", "cleanup_wait_s", "context_tokens", "idle_s"),
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
+        **_plain("rebuild_wait_s", "rebuild_units", "can_repeat"),
     },
     ev.FrameReceived: {
         **_plain("at_ns", "has_room"),
@@ -107,7 +108,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.SlotLeased: _plain("at_ns", "lease", "slot"),
     ev.BackendOpened: {**_plain("at_ns", "lease"), "opened": Apart.BELOW},
     Opened: {"prompt_length": NOTHING, "fed_ids": Content(("prompt",), "user", "ids")},
-    ev.BackendOpenFailed: _plain("at_ns", "lease", "context_full"),
+    ev.BackendOpenFailed: _plain("at_ns", "lease", "context_full", "is_lost"),
     ev.MediaDecoded: {
         **_plain("at_ns", "media"),
         **dict.fromkeys(("pcm", "pictures", "stacked"), Apart.MEDIA),
@@ -167,7 +168,11 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         "text": _HEARD,
     },
     ev.ChunkFailed: {**_INDEXED, **_plain("utterance", "context_full")},
-    **dict.fromkeys((ev.BackendLost, ev.BackendReleased), _plain("at_ns", "lease")),
+    **dict.fromkeys(
+        (ev.BackendLost, ev.LeaseRevoked, ev.RebuildFailed, ev.BackendReleased),
+        _plain("at_ns", "lease"),
+    ),
+    ev.Rebuilt: _plain("at_ns", "lease", "steps", "batches", "cost_us"),
     ev.TimerFired: _plain("at_ns", "name", "generation"),
     ev.DrainBegan: _plain("at_ns", "wait_s"),
 }

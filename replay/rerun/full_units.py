@@ -1,20 +1,23 @@
 """Full replay of units: the model is opened again, runs each unit and finalizes it.
 
 A unit is cut where its recording was cut. An opening or a unit that failed is not run again, since
-its rollback left no trace. Units of a fork that were held to its parent's are held again, and their
-decisions are not judged.
+its rollback left no trace. A session that moved to another worker and was rebuilt exactly is not
+rebuilt here: the model that lost nothing must come to the same. Units of a fork that were held to
+its parent's are held again, and their decisions are not judged.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Unit, UnitResult
-from runtime.model.backends.base import BackendSession
+from protocol.values.model import Opening, PastUnit, Unit, UnitResult
+from recorder.read.past import voiced
+from runtime.model.backends.base import Backend, BackendSession, Rebuilds
 from runtime.model.backends.forcing import Forced, ForcedResult, Forces
 
 from .held import hold
@@ -36,6 +39,12 @@ class UnitReplay(Rerun[BackendSession]):
 
     decisions = decisions_changed = near_ties = units_held = 0
     logits_changed: int | None = None
+    _opening: Opening | None = None
+    _done: tuple[Unit, UnitResult] | None = None
+
+    def __init__(self, backend: Backend, teacher_forced: bool = False, held_units: int = 0) -> None:
+        super().__init__(backend, teacher_forced, held_units)
+        self._past: list[PastUnit] = []
 
     def counts(self, changed: int) -> dict[str, Any]:
         """Count units, held units and forced decisions."""
@@ -59,7 +68,38 @@ class UnitReplay(Rerun[BackendSession]):
                 return await self._finalize(event)
             case ev.UnitFailed():
                 self.asked.pop(ef.StartUnit, None)
+            case ev.Rebuilt():
+                await self._rebuild(event)
         return Verdict()
+
+    def note(self, effect: ef.Effect) -> None:
+        """Keep a call of the model, and what a rebuild in long prefills would feed again."""
+        super().note(effect)
+        if isinstance(effect, ef.OpenBackend):
+            self._opening = effect.opening
+        if isinstance(effect, ef.StartFinalize) and self._done is not None:
+            unit, result = self._done
+            past = PastUnit(
+                unit=unit, result=result, interrupted=effect.interrupted, is_voiced=False
+            )
+            self._past.append(past)
+
+    async def _rebuild(self, event: ev.Rebuilt) -> None:
+        """Finalize what was lost before its finalize; rebuild as recorded, if in long prefills."""
+        asked = self.asked.pop(ef.StartFinalize, None)
+        if self.held is None or self._opening is None:
+            return
+        if not event.batches:
+            if asked is not None:
+                await self.held.finalize(asked.index, interrupted=asked.interrupted)
+            return
+        await self.close()
+        self.held = await self.backend.open(self._opening, slot=0)
+        if not isinstance(self.held, Rebuilds):
+            raise ModelUnavailableError(f"the model {self.backend.info.name!r} cannot be rebuilt")
+        units = voiced(self._past)
+        for size in event.batches:
+            await self.held.rebuild(list(islice(units, size)), exact=False)
 
     async def _open(self, event: ev.BackendOpened) -> Verdict:
         asked = self.asked.get(ef.OpenBackend)
@@ -77,6 +117,7 @@ class UnitReplay(Rerun[BackendSession]):
         if asked is None or self.held is None or recorded.index != asked.unit.index:
             return Verdict()
         del self.asked[ef.StartUnit]
+        self._done = (asked.unit, attrs.evolve(recorded, pcm=b""))
         forced = await self._play(self.held, asked.unit, recorded)
         made = forced.result
         self.made += 1

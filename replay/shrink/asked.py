@@ -22,7 +22,10 @@ OUTSIDE: Final = (
     *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
-_MODEL_CALLS: Final = ("open", "unit", "finalize", "rollback", "turn", "utterance", "chunk")
+_MODEL_CALLS: Final = (
+    *("open", "unit", "finalize", "rollback", "turn", "utterance", "chunk"),
+    "rebuild",
+)
 
 Answer = TypeVar("Answer", bound=ev.Event)
 
@@ -108,6 +111,8 @@ class Asked:
             case ev.BackendLost() if self.lease is not None:
                 for call in (*_MODEL_CALLS, "prefill"):
                     self.numbers.pop(call, None)
+                return attrs.evolve(event, lease=self.lease)
+            case ev.LeaseRevoked() if self.lease is not None:
                 return attrs.evolve(event, lease=self.lease)
         return None
 

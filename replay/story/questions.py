@@ -15,7 +15,7 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 
-CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "release"]
+CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "rebuild", "release"]
 Call = tuple[CallName, int]
 Told = TypeVar("Told", bound=ev.Event)
 
@@ -26,6 +26,7 @@ QUESTIONS: Final[Mapping[type, tuple[CallName, str]]] = {
     ef.Rollback: ("rollback", "index"),
     ef.StartTurn: ("turn", "turn.index"),
     ef.RunChunk: ("chunk", "chunk.index"),
+    ef.Rebuild: ("rebuild", "lease"),
     ef.Release: ("release", "lease"),
 }
 """By the effect: the call, and the field of its number."""
@@ -44,6 +45,8 @@ ANSWERS: Final[Mapping[type, tuple[CallName, str]]] = {
     ev.TurnFailed: ("turn", "index"),
     ev.ChunkDone: ("chunk", "result.index"),
     ev.ChunkFailed: ("chunk", "index"),
+    ev.Rebuilt: ("rebuild", "lease"),
+    ev.RebuildFailed: ("rebuild", "lease"),
     ev.BackendReleased: ("release", "lease"),
 }
 """By the event: the call, and the field of its number. A turn is answered in pieces."""

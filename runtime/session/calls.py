@@ -5,6 +5,7 @@
     Rollback -> RollbackDone | RollbackFailed   Release -> BackendReleased
     StartTurn -> TurnPrefilled, TurnProgress..., TurnDone | TurnFailed
     RunChunk -> ChunkDone | ChunkFailed         (the first opens the transcription)
+    Rebuild -> Rebuilt | RebuildFailed          (opens the model again)
     any of them -> BackendLost, where the backend is gone
 
 - A call belongs to its lease (`tenure`). After the release its outcome is neither posted nor
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from typing import Final, Protocol
 
 import anyio
@@ -26,6 +28,8 @@ from anyio.abc import TaskGroup
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from recorder.format.errors import RecorderError
+from recorder.read.past import Past
 
 from ..model.backends.base import (
     BackendError,
@@ -39,6 +43,7 @@ from ..slots.admission import Admission
 from ..slots.pool import Lease
 from ..slots.workers import Workers
 from .opening import try_to_open
+from .rebuilding import bring_back
 from .tenure import Asked, Tenure
 
 RELEASE_WAIT_S: Final = 10.0
@@ -56,6 +61,7 @@ ModelEffect = (
     | ef.StartTurn
     | ef.CutTurn
     | ef.RunChunk
+    | ef.Rebuild
     | ef.Release
 )
 """The effects that are calls of the model."""
@@ -72,14 +78,25 @@ class Inbox(Protocol):
         """Add an event of this moment; never blocks."""
         ...
 
+    def past(self) -> AbstractAsyncContextManager[Past]:
+        """The session's past, from its log; `LogFailed` or `Unreadable` without a sound one."""
+        ...
+
 
 class Calls:
     """Makes one session's model calls and posts their outcomes."""
 
     def __init__(
-        self, *, workers: Workers, admission: Admission, inbox: Inbox, tasks: TaskGroup
+        self,
+        *,
+        workers: Workers,
+        admission: Admission,
+        inbox: Inbox,
+        tasks: TaskGroup,
+        rebuilds_exactly: bool = True,
     ) -> None:
         """`tasks` is the server's nursery for model calls."""
+        self._rebuilds_exactly = rebuilds_exactly
         self._workers = workers
         self._admission = admission
         self._inbox = inbox
@@ -104,6 +121,10 @@ class Calls:
         self._inbox.post(
             ev.SlotLeased(at_ns=self._now_ns(), lease=lease.generation, slot=lease.slot)
         )
+        self._workers.hold(lease, partial(self._revoked, lease.generation))
+
+    def _revoked(self, lease: int) -> None:
+        self._inbox.post(ev.LeaseRevoked(at_ns=self._now_ns(), lease=lease))
 
     def perform(self, effect: ModelEffect) -> None:
         """Make a call, cut the one in flight at once, or give the slot back."""
@@ -127,6 +148,8 @@ class Calls:
                 self._ask(self._run_turn, effect)
             case ef.RunChunk():
                 self._ask(self._run_chunk, effect)
+            case ef.Rebuild():
+                self._ask(self._rebuild, effect)
 
     def _ask(self, call: Callable[[Tenure, Asked], Awaitable[None]], effect: Asked) -> None:
         assert self._tenure is not None
@@ -200,7 +223,10 @@ class Calls:
         except BackendError as error:
             tenure.is_lost = isinstance(error, BackendGone)
             failed = ev.BackendOpenFailed(
-                at_ns=self._now_ns(), lease=lease, context_full=error.context_full
+                at_ns=self._now_ns(),
+                lease=lease,
+                context_full=error.context_full,
+                is_lost=tenure.is_lost,
             )
             self._tell(tenure, failed)
         else:
@@ -293,6 +319,26 @@ class Calls:
             result = await tenure.transcript.run_chunk(chunk)
             self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
 
+    async def _rebuild(self, tenure: Tenure, effect: ef.Rebuild) -> None:
+        began_ns, lease = self._now_ns(), effect.lease
+        with self._failing(
+            tenure, "rebuild", lambda _: ev.RebuildFailed(at_ns=self._now_ns(), lease=lease)
+        ):
+            try:
+                async with self._workers.rebuilds_of(tenure.lease), self._inbox.past() as past:
+                    fed = await bring_back(tenure, past, exact=self._rebuilds_exactly)
+            except (RecorderError, OSError) as error:
+                raise BackendError(f"the log cannot be read: {error}") from error
+            now_ns = self._now_ns()
+            rebuilt = ev.Rebuilt(
+                at_ns=now_ns,
+                lease=lease,
+                steps=fed.steps,
+                batches=fed.batches,
+                cost_us=(now_ns - began_ns) // 1000,
+            )
+            self._tell(tenure, rebuilt)
+
     async def _is_late(self, tenure: Tenure, held: ModelSession) -> bool:
         """Release a session that opened after its lease was condemned."""
         if self._tenure is tenure:
@@ -313,6 +359,7 @@ class Calls:
                 text = "slot %d of worker %d is condemned: its call hangs or broke"
                 _logger.error(text, lease.slot, lease.worker)
             self._tenure = None
+            self._workers.let_go(lease)
             tenure.cancel()
             self._admission.release(lease, condemned=lost or not clean)
             self._inbox.post(ev.BackendReleased(at_ns=self._now_ns(), lease=lease.generation))

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
@@ -29,11 +30,13 @@ from protocol.values.messages import QueuePlace
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
+from recorder.read.past import Past
 
 from ..media.fair import Client
 from ..net.connection import Outlet, Ready
 from ..slots.admission import Admission, Refused, Ticket
 from ..telemetry.watching import SessionStatus, Watcher
+from . import rebuilding
 from .calls import Calls, Inbox
 from .decodes import DecodeMedia, Decodes
 from .journal import Journal, MarkRefused, OpenLog, fin_fields
@@ -144,6 +147,13 @@ class Driver:
         """As `Inbox`; from the event loop only."""
         self._inbox.append(event)
         self._arrival.set()
+
+    @asynccontextmanager
+    async def past(self) -> AsyncIterator[Past]:
+        """As `Inbox`."""
+        path, next_seq = await self._journal.written()
+        with await rebuilding.in_thread(lambda: rebuilding.open_log(path)) as reader:
+            yield Past(reader, until_seq=next_seq)
 
     def now_ns(self) -> int:
         """As `Inbox`."""
@@ -283,6 +293,7 @@ class Driver:
         try:
             self._ticket = self._admission.enter(
                 effect.mode,
+                ahead=effect.ahead,
                 owner=self.owner,
                 on_leased=self._calls.hold,
                 on_moved=self._move,

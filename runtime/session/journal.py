@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
 import anyio
@@ -180,6 +181,19 @@ class Journal:
                 self._log.append(*records, urgent=urgent)
             except LogFull as full:
                 self._give_up(str(full))
+
+    async def written(self) -> tuple[Path, int]:
+        """Wait until write(2) took all so far; the log's path, and the `seq` of the next record.
+
+        `LogFailed`: there is no log, or it failed.
+        """
+        log, seq = self._log, self._seq
+        if log is None:
+            raise LogFailed("there is no log")
+        await self._written(log, seq - 1)
+        if log.failure is not None:
+            raise log.failure
+        return log.path, seq
 
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.

@@ -23,9 +23,14 @@ from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
 from protocol.values.digest import session_id_of
 from protocol.values.errors import ErrorCode
-from protocol.values.limits import CALL_WAIT_S, TURN_WAIT_S
+from protocol.values.limits import (
+    CALL_WAIT_S,
+    REBUILD_UNITS_MAX,
+    REBUILD_WAIT_S,
+    TURN_WAIT_S,
+)
 from protocol.values.messages import EndReason
-from protocol.values.modes import MODES, Mode
+from protocol.values.modes import MODES, OF_MODE, Mode
 from recorder.format.errors import LogFailed
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields
@@ -273,6 +278,7 @@ class Server:
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
                 call_wait_s=TURN_WAIT_S if arrival.mode == "chat" else CALL_WAIT_S,
+                **self._rebuild_limits(arrival.mode),
                 **self._transcription_limits(arrival.mode),
             ),
             recording="on" if is_recorded else "off",
@@ -292,7 +298,12 @@ class Server:
             else partial(self._open_log, opened, arrival.owner),
             admission=self.admission,
             make_calls=lambda inbox: Calls(
-                workers=self.workers, admission=self.admission, inbox=inbox, tasks=self._tasks
+                workers=self.workers,
+                admission=self.admission,
+                inbox=inbox,
+                tasks=self._tasks,
+                rebuilds_exactly=settings.rebuild == "exact"
+                or (settings.rebuild == "auto" and info.deterministic),
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
@@ -303,6 +314,18 @@ class Server:
             refusal=arrival.refusal,
             watcher=watcher,
         )
+
+    def _rebuild_limits(self, mode: Mode) -> Mapping[str, Any]:
+        """The limits of a session that outlives its worker; none if it ends with it."""
+        info = self.workers.info
+        is_unit = OF_MODE[mode].work == "unit"
+        if self._settings.on_worker_loss == "close" or (is_unit and not info.can_rebuild):
+            return {}
+        return {
+            "rebuild_wait_s": REBUILD_WAIT_S,
+            "rebuild_units": REBUILD_UNITS_MAX,
+            "can_repeat": info.deterministic,
+        }
 
     def _transcription_limits(self, mode: Mode) -> Mapping[str, Any]:
         """The limits of a transcription; none for another mode."""

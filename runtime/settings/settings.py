@@ -230,6 +230,18 @@ class Settings:
         "What a session does when its log cannot be written: go on and say so, or end.",
         _RECORDING,
     )
+    on_worker_loss: Literal["rebuild", "close"] = setting(
+        "rebuild",
+        "What a recorded session does when its model's process or device is lost: it is brought "
+        "back on another slot from its recording, or ends.",
+        _RECORDING,
+    )
+    rebuild: Literal["auto", "exact", "fast"] = setting(
+        "auto",
+        "How it is brought back: exact feeds each unit as recorded, so that all that follows is "
+        "the same byte for byte; fast feeds many at once; auto is exact for a deterministic model.",
+        _RECORDING,
+    )
     record_always: bool = setting(
         False, "Refuse clients that ask not to be recorded; a key may say so too.", _RECORDING
     )

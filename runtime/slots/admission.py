@@ -2,7 +2,8 @@
 
 - A session gets a slot, a place in the queue, or a refusal: `queue_full` above `queue_max`, and
   `service_unavailable` if no worker can be leased and none is coming.
-- No session waits while a slot is free; none overtakes another, in any mode.
+- No session waits while a slot is free; none overtakes another, in any mode, but for those that
+  lost the slot that they had (`ahead`).
 - A waiting session is told its place when it changes, and by `refresh`.
 - Callbacks only post events, must not raise, and run in a fixed order: new leases, oldest ticket
   first; then places, front first. A nested call's callbacks run after the outer one's.
@@ -82,6 +83,7 @@ class _Waiting:
     on_moved: Callable[[QueuePlace], None]
     on_cancelled: Callable[[], None]
     on_refused: Callable[[ErrorCode], None]
+    ahead: bool = False
     told: QueuePlace | None = None
 
 
@@ -127,6 +129,7 @@ class Admission:
         self,
         mode: Mode,
         *,
+        ahead: bool = False,
         owner: str = "",
         on_leased: Callable[[Lease], None],
         on_moved: Callable[[QueuePlace], None],
@@ -136,6 +139,8 @@ class Admission:
         """Ask for a slot; `on_leased` or `on_moved` is called before this returns.
 
         Args:
+            ahead: the session lost its slot: it goes before those that never had one, is not
+                refused for a full queue, and gets a slot while the server drains.
             owner: the name of the session's key; empty where the server has no keys.
             on_leased: called at most once with the slot; the session must `release` it.
             on_moved: called with each new place.
@@ -144,7 +149,10 @@ class Admission:
 
         `Refused`: there is no slot and no place in the queue.
         """
-        self._refuse_where_full()
+        if ahead and self._is_hopeless():
+            raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
+        if not ahead:
+            self._refuse_where_full()
         ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner)
         self._waiting[ticket.ticket_id] = _Waiting(
             ticket=ticket,
@@ -153,7 +161,11 @@ class Admission:
             on_moved=on_moved,
             on_cancelled=on_cancelled,
             on_refused=on_refused,
+            ahead=ahead,
         )
+        if ahead:
+            first_come = sorted(self._waiting.items(), key=lambda item: not item[1].ahead)
+            self._waiting = dict(first_come)
         self._hand_out()
         return ticket
 
@@ -277,11 +289,16 @@ class Admission:
 
     def _hand_out(self) -> None:
         """Lease the free slots to the front of the queue, then report the changes."""
-        while self._state == "open" and self._waiting and (lease := self._pool.lease()):
+        while self._may_lease() and (lease := self._pool.lease()):
             waiting = self._waiting.pop(next(iter(self._waiting)))
             self._held[lease] = (waiting.ticket.mode, self._clock_ns())
             self._untold.append(partial(waiting.on_leased, lease))
         self._tell(estimates=False)
+
+    def _may_lease(self) -> bool:
+        """Whether the first in line may have a slot; a server that drains goes on with its own."""
+        first = next(iter(self._waiting.values()), None)
+        return first is not None and (self._state == "open" or first.ahead)
 
     def _tell(self, *, estimates: bool) -> None:
         """Call the callbacks that are due; a nested call leaves them to the outer one."""

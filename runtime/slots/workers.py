@@ -34,6 +34,8 @@ REPLACE_SPARE_S: Final = 10.0
 is still there after this is served, and may stay long."""
 REPLACE_WAIT_S: Final = 20.0 + REPLACE_SPARE_S
 """Those waits are 10 s each by default."""
+REBUILDS_MAX: Final = 2
+"""Rebuilds at once on a worker: each that is done sets a session free, and live units go first."""
 CLOSE_WAIT_S: Final = 10.0
 """A backend that takes longer to close hangs."""
 RETRY_S: Final = 1.0
@@ -57,6 +59,7 @@ _AGREED: Final = (
     "context_limit",
     "sliding_windows",
     "can_rollback",
+    "can_rebuild",
     "deterministic",
     "fingerprint",
 )
@@ -86,6 +89,7 @@ class _Place:
         tries: replacements tried since a worker last served long.
         is_attended: a task replaces it.
         is_given_up: sessions do not wait for a replacement any more.
+        is_drained: its worker is not replaced.
     """
 
     index: int
@@ -94,6 +98,7 @@ class _Place:
     tries: int = 0
     is_attended: bool = False
     is_given_up: bool = False
+    is_drained: bool = False
 
 
 class Workers:
@@ -129,6 +134,8 @@ class Workers:
             *(backend.info.slots for backend in backends), on_withheld=self._slot_withheld
         )
         self._backends = dict(enumerate(backends))
+        self._rebuilds: dict[int, anyio.Semaphore] = {}
+        self._revokes: dict[Lease, Callable[[], None]] = {}
         self._places = [_Place(index, index) for index in range(len(backends))]
 
     @property
@@ -150,7 +157,8 @@ class Workers:
     @property
     def more_to_come(self) -> bool:
         """Whether sessions may wait for a replacement."""
-        return self.can_replace and any(not place.is_given_up for place in self._condemned())
+        coming = (place for place in self._condemned() if not place.is_drained)
+        return self.can_replace and any(not place.is_given_up for place in coming)
 
     @property
     def statistics(self) -> WorkersStatistics:
@@ -173,6 +181,41 @@ class Workers:
         """The backend of a lease that is out."""
         return self._backends[lease.worker]
 
+    def hold(self, lease: Lease, on_revoked: Callable[[], None]) -> None:
+        """Have `on_revoked` called if the lease's worker is drained, until `let_go`."""
+        self._revokes[lease] = on_revoked
+        if self._place_of(lease.worker).is_drained:
+            on_revoked()
+
+    def let_go(self, lease: Lease) -> None:
+        """Forget a lease that ends."""
+        self._revokes.pop(lease, None)
+
+    def drain(self, worker: int) -> None:
+        """Lease no more slots of a worker, have its sessions move, and close it when they left.
+
+        `LocalProtocolError`: there is no such worker, or no other that serves.
+        """
+        place = self._place_of(worker)
+        if all(other is place or self.pool.is_condemned(other.worker) for other in self._places):
+            raise LocalProtocolError(f"worker {worker} is the only one that serves")
+        if not place.is_drained:
+            place.is_drained = True
+            self.pool.condemn(worker)
+            for lease, on_revoked in tuple(self._revokes.items()):
+                if lease.worker == worker:
+                    on_revoked()
+
+    def _place_of(self, worker: int) -> _Place:
+        for place in self._places:
+            if place.worker == worker:
+                return place
+        raise LocalProtocolError(f"there is no worker {worker}")
+
+    def rebuilds_of(self, lease: Lease) -> anyio.Semaphore:
+        """Admits a few rebuilds at once on the lease's worker."""
+        return self._rebuilds.setdefault(lease.worker, anyio.Semaphore(REBUILDS_MAX))
+
     async def run(
         self,
         on_changed: Callable[[], None],
@@ -189,7 +232,12 @@ class Workers:
                 while True:
                     stirred = self._stirred
                     for place in self._condemned():
-                        if self.can_replace and not place.is_attended:
+                        if place.is_attended:
+                            continue
+                        if place.is_drained:
+                            place.is_attended = True
+                            tasks.start_soon(self._see_off, place)
+                        elif self.can_replace:
                             place.is_attended = True
                             tasks.start_soon(self._attend, place, tasks, on_changed, on_hopeless)
                     await stirred.wait()
@@ -232,6 +280,12 @@ class Workers:
         _logger.warning("worker %d takes the place of the one condemned", place.worker)
         on_changed()
 
+    async def _see_off(self, place: _Place) -> None:
+        await self._retire(place.worker, anyio.Event())
+        self.pool.remove(place.worker)
+        self._places.remove(place)
+        _logger.warning("worker %d is drained and closed", place.worker)
+
     async def _lose_hope(self, place: _Place, on_changed: Callable[[], None]) -> None:
         await anyio.sleep(HOPE_S)
         _logger.error("no worker in place of %d after %g s", place.worker, HOPE_S)
@@ -243,6 +297,7 @@ class Workers:
         while self.pool.leases_of(worker):
             stirred = self._stirred
             await stirred.wait()
+        self._rebuilds.pop(worker, None)
         await _close(self._backends.pop(worker))
         retired.set()
 

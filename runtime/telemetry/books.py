@@ -88,6 +88,9 @@ class Books:
     open_s: Spread
     opens_failed: Count
     backends_lost: Count
+    rebuilds: Mapping[str, Count]
+    rebuild_s: Spread
+    rebuilt_s: Count
     speech_s: Count
     tokens: Mapping[str, Count]
     kv_tokens: Spread
@@ -121,6 +124,9 @@ class Books:
             open_s=spread(c.OPEN_SECONDS),
             opens_failed=count(c.OPENS_FAILED),
             backends_lost=count(c.BACKENDS_LOST, mode),
+            rebuilds={how: count(c.REBUILDS, how) for how in ("done", "failed")},
+            rebuild_s=spread(c.REBUILD_SECONDS),
+            rebuilt_s=count(c.REBUILT_SECONDS),
             speech_s=count(c.SPEECH_SECONDS, mode),
             tokens={kind: count(c.TOKENS, kind) for kind in TOKEN_KINDS},
             kv_tokens=spread(c.SESSION_KV_TOKENS, mode),

@@ -30,6 +30,7 @@ class CallMeter(Generic[Work]):
         self._to: Final = work
         self._now_ns = self._began_ns = 0
         self._running: Hashable = None
+        self._again: Hashable = None  # a call that was lost, if it will be made again
         self._lease: int | None = None
         self._ended = False
         self.kv_tokens = 0
@@ -41,7 +42,7 @@ class CallMeter(Generic[Work]):
             case ev.SlotLeased():
                 self._lease = event.lease
             case ev.BackendLost() if event.lease == self._lease:
-                self._lost()
+                self._lost(goes_on=session.end_reason is None)
             case ev.BackendReleased() if event.lease == self._lease:
                 self._lease = None
                 self.kv_tokens = 0
@@ -52,7 +53,9 @@ class CallMeter(Generic[Work]):
             self._asked(effect)
 
     def over(self) -> None:
-        """Count a running call as ended."""
+        """Count a running call as ended, or one that was lost."""
+        if self._running is None:
+            self._running = self._again
         self._finish("ended")
         self.kv_tokens = 0
 
@@ -62,8 +65,18 @@ class CallMeter(Generic[Work]):
     def _asked(self, effect: ef.Effect) -> None:
         raise NotImplementedError
 
-    def _lost(self) -> None:
+    def _lost(self, *, goes_on: bool) -> None:
+        """Count the call that was lost with the worker, unless it will be made again."""
+        if goes_on and self._running is not None:
+            self._again, self._running = self._running, None
         self._finish("failed")
+
+    def _begin(self, call: Hashable) -> bool:
+        """Note a call that begins; whether it does for the first time."""
+        is_new, self._running, self._again = call != self._again, call, None
+        if is_new:
+            self._began_ns = self._now_ns
+        return is_new
 
     def _since(self, at_ns: int) -> float:
         return max(0, self._now_ns - at_ns) / NS_PER_S
@@ -105,8 +118,7 @@ class TurnMeter(CallMeter[TurnBooks]):
                 self._finish("failed")
 
     def _asked(self, effect: ef.Effect) -> None:
-        if isinstance(effect, ef.StartTurn):
-            self._running, self._began_ns = effect.turn.index, self._now_ns
+        if isinstance(effect, ef.StartTurn) and self._begin(effect.turn.index):
             self._has_begun_to_answer = False
 
 
@@ -126,7 +138,6 @@ class ChunkMeter(CallMeter[ChunkBooks]):
 
     def _asked(self, effect: ef.Effect) -> None:
         if isinstance(effect, ef.RunChunk):
-            self._running = (effect.chunk.utterance, effect.chunk.index)
-            self._began_ns = self._now_ns
-            if effect.chunk.index == 0:
+            is_new = self._begin((effect.chunk.utterance, effect.chunk.index))
+            if is_new and effect.chunk.index == 0:
                 self._to.utterances.inc()

@@ -116,6 +116,15 @@ OPEN_SECONDS: Final = _spread(
 )
 OPENS_FAILED: Final = _count("opens_failed", "Openings of a session that failed for good.")
 BACKENDS_LOST: Final = _count("backends_lost", "Times that a session lost its model.", "mode")
+REBUILDS: Final = _count(
+    "rebuilds", "Sessions brought to their past on another slot: done or failed.", "outcome"
+)
+REBUILD_SECONDS: Final = _spread(
+    "rebuild_seconds", "From asking for a rebuild to its end.", CALL_BUCKETS_S
+)
+REBUILT_SECONDS: Final = _count(
+    "rebuilt_seconds", "Seconds of sessions that were fed again in rebuilds."
+)
 
 # -- units ----------------------------------------------------------------------------------------
 

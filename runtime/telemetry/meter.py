@@ -43,7 +43,7 @@ class Meter:
         self._now_ns = 0
         self._queued_ns: int | None = None
         self._lease: int | None = None
-        self._leased_ns = self._opening_ns = self._releasing_ns = 0
+        self._leased_ns = self._opening_ns = self._releasing_ns = self._rebuilding_ns = 0
         self._media: dict[int, tuple[ef.MediaKind, int]] = {}
         self._kv_tokens_max = 0
         books.opened[opened.endpoint].inc()
@@ -134,6 +134,19 @@ class Meter:
         if event.lease == self._lease:
             self._books.backends_lost.inc()
 
+    def _rebuild(self, _effect: ef.Rebuild) -> None:
+        self._rebuilding_ns = self._now_ns
+
+    def _rebuilt(self, event: ev.Rebuilt) -> None:
+        if event.lease == self._lease:
+            self._books.rebuilds["done"].inc()
+            self._books.rebuild_s.observe(self._since(self._rebuilding_ns))
+            self._books.rebuilt_s.inc(event.steps)
+
+    def _rebuild_failed(self, event: ev.RebuildFailed) -> None:
+        if event.lease == self._lease:
+            self._books.rebuilds["failed"].inc()
+
     def _release(self, _effect: ef.Release) -> None:
         self._releasing_ns = self._now_ns
 
@@ -183,6 +196,8 @@ _EVENTS: Final[Mapping[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.BackendOpened: Meter._backend_opened,
     ev.BackendOpenFailed: Meter._backend_open_failed,
     ev.BackendLost: Meter._backend_lost,
+    ev.Rebuilt: Meter._rebuilt,
+    ev.RebuildFailed: Meter._rebuild_failed,
     ev.BackendReleased: Meter._backend_released,
     ev.MediaDecoded: Meter._media_decoded,
     ev.MediaRejected: Meter._media_rejected,
@@ -191,6 +206,7 @@ _EFFECTS: Final[Mapping[type[ef.Effect], Callable[[Meter, Any], None]]] = {
     ef.Send: Meter._send,
     ef.EnterQueue: Meter._enter_queue,
     ef.OpenBackend: Meter._open_backend,
+    ef.Rebuild: Meter._rebuild,
     ef.Release: Meter._release,
     ef.DecodeMedia: Meter._decode,
     ef.CancelDecode: Meter._cancel_decode,

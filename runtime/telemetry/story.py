@@ -55,6 +55,8 @@ class Story:
                 self._tell(logging.WARNING, "the client sends more than can be recorded")
             case ev.BackendLost():
                 self._tell(logging.WARNING, "the model was lost")
+            case ev.Rebuilt():
+                self._tell(logging.WARNING, "the session moved", steps=event.steps)
         if any(isinstance(effect, ForgetRecording) for effect in effects):
             self._tell(logging.INFO, "the client asked not to be recorded")
         if not self._has_dropped and any(isinstance(effect, DropUnit) for effect in effects):

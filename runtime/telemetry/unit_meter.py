@@ -70,7 +70,9 @@ class UnitMeter(CallMeter[UnitBooks]):
     # -- one unit -------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
-        self._running, self._began_ns = index, self._now_ns
+        if not self._begin(index):
+            self._interrupted = self._unanswered = False
+            return
         self._due_ns = self._whole_ns.popleft() + DEADLINE_NS
         self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
@@ -157,9 +159,15 @@ class UnitMeter(CallMeter[UnitBooks]):
         if event.lease == self._lease:
             self.kv_tokens = self._kv_settled = event.opened.prompt_length
 
-    def _lost(self) -> None:
-        self._finish("ended")
+    def _lost(self, *, goes_on: bool) -> None:
+        if not goes_on:
+            self._finish("ended")
+        super()._lost(goes_on=goes_on)
         self._closing = None
+
+    def _rebuilt(self, _event: ev.Rebuilt, effects: tuple[ef.Effect, ...]) -> None:
+        if self._unanswered and any(isinstance(effect, ef.Send) for effect in effects):
+            self._answer()
 
 
 _EVENTS: Final[Mapping[type[ev.Event], Callable[[UnitMeter, Any, Any], None]]] = {
@@ -170,4 +178,5 @@ _EVENTS: Final[Mapping[type[ev.Event], Callable[[UnitMeter, Any, Any], None]]] =
     ev.RollbackDone: UnitMeter._rollback_done,
     ev.RollbackFailed: UnitMeter._rollback_failed,
     ev.BackendOpened: UnitMeter._backend_opened,
+    ev.Rebuilt: UnitMeter._rebuilt,
 }

@@ -87,8 +87,11 @@ class SessionMachine(RuleBasedStateMachine):
         deferred=st.booleans(),
         can_rollback=st.sampled_from([True, True, False]),
         active=st.sampled_from([True, True, False]),
+        rebuilds=st.sampled_from([True, True, False]),
     )
-    def open(self, dialect: str, deferred: bool, can_rollback: bool, active: bool) -> None:
+    def open(
+        self, dialect: str, deferred: bool, can_rollback: bool, active: bool, rebuilds: bool
+    ) -> None:
         """A client connects; mostly it is served at once, for what comes then is the most."""
         self.dialect = dialect
         opened = ev.ConnectionOpened(
@@ -98,7 +101,11 @@ class SessionMachine(RuleBasedStateMachine):
             seed=1,
             behaviour=NEWEST,
             recording="on",
-            limits=attrs.evolve(LIMITS, can_rollback=can_rollback),
+            limits=attrs.evolve(
+                LIMITS,
+                can_rollback=can_rollback,
+                **({"rebuild_wait_s": 10, "rebuild_units": 30} if rebuilds else {}),
+            ),
         )
         self.session, effects = self.make_session(opened)
         self.deferred = deferred
@@ -234,6 +241,10 @@ class SessionMachine(RuleBasedStateMachine):
                 self.post(kind, index=call.index)
             case ef.Release():
                 self.post(ev.BackendReleased, lease=call.lease)
+            case ef.Rebuild() if dice == 0:
+                self.post(ev.RebuildFailed, lease=call.lease)
+            case ef.Rebuild():
+                self.post(ev.Rebuilt, lease=call.lease, steps=1)
             case ef.DecodeMedia():
                 self.post(ev.MediaDecoded, media=call.media)
 
@@ -256,7 +267,7 @@ class SessionMachine(RuleBasedStateMachine):
         )
         self.post(ev.UnitDone, result=result)
 
-    @rule(name=st.sampled_from(["session", "init", "cleanup"]), dice=st.integers(0, 9))
+    @rule(name=st.sampled_from(["session", "init", "cleanup", "rebuild"]), dice=st.integers(0, 9))
     def timer_fires(self, name: str, dice: int) -> None:
         """A timer's time has come; or a stale one's."""
         if dice == 0 and name in self.timers:
@@ -264,7 +275,7 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             self.post(ev.TimerFired, name=name, generation=0)
 
-    @rule(index=st.integers(-1, 3), dice=st.integers(0, 5))
+    @rule(index=st.integers(-1, 3), dice=st.integers(0, 7))
     def stale_completion(self, index: int, dice: int) -> None:
         """Something that nobody waits for comes in: it must change nothing."""
         pending = [getattr(call, "index", None) for call in self.calls]
@@ -279,6 +290,8 @@ class SessionMachine(RuleBasedStateMachine):
             (ev.FinalizeFailed, {"index": index}),
             (ev.RollbackDone, {"index": index}),
             (ev.BackendLost, {"lease": 999}),
+            (ev.Rebuilt, {"lease": 999, "steps": 0}),
+            (ev.LeaseRevoked, {"lease": 999}),
         )
         kind, fields = stale[dice]
         before = self.session.digest(), self.session.state
@@ -289,16 +302,38 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(dice=st.integers(0, 39))
     def server_fails(self, dice: int) -> None:
         """The backend is lost, the recording fails, the server shuts down; rarely."""
-        if dice == 0 and self.lease:
-            keeps = ef.Release | ef.LeaveQueue
-            self.calls = [call for call in self.calls if isinstance(call, keeps)]
-            self.post(ev.BackendLost, lease=self.lease)
+        if dice == 4 and self.lease:
+            self.post(ev.LeaseRevoked, lease=self.lease)
+        elif dice in (0, 5) and self.lease:
+            self.lose_worker()
         elif dice == 1:
             self.post(ev.RecordingFailed)
         elif dice == 2:
             self.post(ev.Draining)
         elif dice == 3:
             self.post(ev.DrainBegan, wait_s=30)
+
+    def lose_worker(self) -> None:
+        """The calls of the worker end with it."""
+        keeps = ef.Release | ef.LeaveQueue
+        self.calls = [call for call in self.calls if isinstance(call, keeps)]
+        self.post(ev.BackendLost, lease=self.lease)
+
+    @precondition(lambda self: self.lease)
+    @rule(steps=st.integers(1, 6), revoked=st.booleans(), between=st.booleans())
+    def session_moves(self, steps: int, revoked: bool, between: bool) -> None:
+        """Its worker is lost or drained, and another slot comes, or the move stops half way."""
+        if revoked:
+            self.post(ev.LeaseRevoked, lease=self.lease)
+        else:
+            self.lose_worker()
+        for _ in range(steps):
+            if between:
+                self.client_appends(16_000, force=steps % 2 == 1)
+            if self.calls:
+                self.end_call(self.calls.pop(0), 9)
+            elif self.waits:
+                self.queue_answers(2)
 
     # -- what must hold -------------------------------------------------------------------------
 

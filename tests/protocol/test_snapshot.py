@@ -20,6 +20,7 @@ import attrs
 import pytest
 
 from protocol.machine.beginning import PendingInit
+from protocol.machine.chat import ActiveTurn
 from protocol.machine.core import Core
 from protocol.machine.pending_turn import PendingTurn
 from protocol.machine.session import Session
@@ -41,6 +42,7 @@ LEFT_OUT: Final = {
     "Core.effects": "they are handed over after each step",
     "PendingInit.init": "what was asked stands in the log",
     "PendingTurn.ask": "likewise",
+    "ActiveTurn.made": "likewise",
     "PendingTurn.roles": "likewise",
     "PendingTurn.has_video": "likewise",
     "Prefill.index": "its turn's",
@@ -58,7 +60,10 @@ LEFT_OUT: Final = {
     "Speech.pcm": "likewise",
 }
 """What a session has that is not in its snapshot, and why."""
-CLASSES: Final = (*(Core, PendingInit, PendingTurn, Prefill, Listen, Speech, Text, Picture, Sound),)
+CLASSES: Final = (
+    *(Core, PendingInit, PendingTurn, ActiveTurn, Prefill),
+    *(Listen, Speech, Text, Picture, Sound),
+)
 
 
 def sessions(path: Path) -> Iterator[Session]:

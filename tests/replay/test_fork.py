@@ -29,7 +29,7 @@ from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from runtime.session.identity import CountedIdentities, Identity
-from tests.generated import draw_and_record, record_scripted, scripted_backend
+from tests.generated import draw_and_record, record_scripted, steady_backend
 from tests.golden import FOLDER
 from tests.helpers import append_frame, base64, close_frame, init_frame, on_virtual_time, pcm, world
 from tests.replay.test_full import Echo, echo_records, failing, quick, record_session
@@ -179,17 +179,17 @@ def test_whatever_happens_in_a_session(number: int, tmp_path: Path) -> None:
     for recorded in draw_and_record(number, tmp_path, record_scripted):
         units = len(heard(recorded))
         for at in {0, units // 2, units - 1} if units else ():
-            backend = scripted_backend(number)
+            backend = steady_backend(number)
             path, _ = fork(recorded, Change(at=at), backend)
             assert events(path) == events(recorded)
             assert (backend.violations, backend.held_slots) == ([], set())
             for change in (Change(at=at, pcm=QUESTION), Change(at=at, force_listen=True)):
                 try:
-                    changed, _ = fork(recorded, change, scripted_backend(number))
+                    changed, _ = fork(recorded, change, steady_backend(number))
                 except ForkRefusedError:
                     continue  # that unit had to wait for the model
                 assert not judge(changed).problems
-                assert full_replay(changed, scripted_backend(number)).identical
+                assert full_replay(changed, steady_backend(number)).identical
                 assert results(changed, at) == results(recorded, at)
 
 

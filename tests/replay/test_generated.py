@@ -39,7 +39,7 @@ from tests.generated import (
     draw_and_record,
     record_model,
     record_scripted,
-    scripted_backend,
+    steady_backend,
 )
 from tests.helpers import on_virtual_time
 from tests.referee import Referee
@@ -120,7 +120,7 @@ def test_a_generated_session_replays(first: int, tmp_path: Path) -> None:
     for number in range(first, first + BATCH):
         for log in draw_and_record(number, tmp_path, record_scripted):
             assert not problems_of(log)
-            report = full_replay(log, scripted_backend(number))
+            report = full_replay(log, steady_backend(number))
             assert report.compared, report
             assert report.identical, report.first_divergence
 

@@ -45,12 +45,17 @@ class Audit:
         self._said = ""
         self._fed = 0
         self._is_released = False
+        self._lost: tuple[int, int] | None = None
 
     def observe(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         """Take a step."""
         self.counts[type(event).__name__] += 1
+        if isinstance(event, ev.BackendLost) and self._running is not None:
+            self._lost = self._running
         if isinstance(event, ev.ChunkDone | ev.ChunkFailed | ev.BackendLost):
             self._running = None
+        if isinstance(event, ev.SlotLeased):
+            self._is_released = False
         if isinstance(event, ev.ChunkDone):
             self._fed += event.result.prompt_tokens
         for effect in effects:
@@ -67,7 +72,8 @@ class Audit:
         if self._running is not None or self._is_released:
             self.problems.append(f"chunk {which} begins amid {self._running}, or after the end")
         number, index = self._last
-        goes_on = which == (number, index + 1)
+        goes_on = which == (number, index + 1) or which == self._lost
+        self._lost = None
         if not goes_on and not (which[0] > number and which[1] == 0):
             self.problems.append(f"chunk {which} after {self._last}")
         self._running, self._last = which, which

@@ -69,6 +69,7 @@ class BackendInfo:
         deterministic: the same inputs and seed give the same bytes in the same environment.
         fingerprint: facts that a full replay must find equal: weights, versions, device, threads.
         speaks: it gives speech, else only text; the only value that may change while it runs.
+        can_rebuild: its sessions are `Rebuilds`.
         varies: the part not proven to be deterministic; empty if `deterministic`.
     """
 
@@ -81,6 +82,7 @@ class BackendInfo:
     deterministic: bool
     fingerprint: Mapping[str, str]
     speaks: bool = True
+    can_rebuild: bool = False
     varies: str = ""
 
 

@@ -154,6 +154,7 @@ class ScriptedBackend:
             sliding_windows=sliding_windows,
             can_rollback=can_rollback,
             deterministic=True,
+            can_rebuild=True,
             fingerprint={"backend": "scripted", "version": "1"},
         )
 

@@ -158,6 +158,7 @@ class DuplexModel:
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
             can_rollback=True,
+            can_rebuild=True,
             deterministic=not varies,
             fingerprint=facts,
             varies=varies,

@@ -1,0 +1,114 @@
+"""What a session's model was fed and decided, from its log: what a rebuild feeds again.
+
+The recorded events are stepped again, since an effect's bytes are in the log only by their hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Opening, PastUnit, Unit, UnitResult
+from protocol.values.transcript import Chunk, ChunkResult
+
+from ..format.mapping import EVENT_KINDS, event_of
+from ..format.records import Record
+from .scan import Damage
+
+
+def voiced(units: Iterable[PastUnit]) -> Iterator[PastUnit]:
+    """Mark the units of the turn that is open at the end of the past.
+
+    Those of a turn are held back until it ends, for only then they need no speech decoder.
+    """
+    turn = list[PastUnit]()
+    for unit in units:
+        turn.append(unit)
+        has_begun = len(turn) > 1 or not unit.result.is_listen
+        if not has_begun or unit.result.end_of_turn or unit.interrupted:
+            yield from turn
+            turn.clear()
+    yield from (attrs.evolve(unit, is_voiced=True) for unit in turn)
+
+
+class Past:
+    """A session's past, read from its records in order while its units are taken.
+
+    Attributes:
+        opening: of the model that is open now; None before one was.
+        chunks: of the utterance begun last, with their results.
+        is_damaged: a record is missing, so that the rest is not there.
+    """
+
+    def __init__(self, items: Iterable[Record | Damage], *, until_seq: int) -> None:
+        """`items` begin with the log's first record; those from `until_seq` on are not read."""
+        self.opening: Opening | None = None
+        self.chunks: list[tuple[Chunk, ChunkResult]] = []
+        self.is_damaged = False
+        self._items: Final = items
+        self._until_seq: Final = until_seq
+        self._asked: Opening | None = None
+        self._unit: Unit | None = None
+        self._result: UnitResult | None = None
+        self._chunk: Chunk | None = None
+
+    def units(self) -> Iterator[PastUnit]:
+        """Give the units that are finalized, or about to be, in order; read the log to its end."""
+        return voiced(self._units())
+
+    def _units(self) -> Iterator[PastUnit]:
+        session: Session | None = None
+        for event in self._events():
+            if session is None:
+                assert isinstance(event, ev.ConnectionOpened)
+                session, effects = Session.open(event)
+            else:
+                effects = session.step(event)
+            self._take_event(event)
+            for effect in effects:
+                unit = self._take_effect(effect)
+                if unit is not None:
+                    yield unit
+
+    def _events(self) -> Iterator[ev.Event]:
+        for seq, item in enumerate(self._items):
+            if isinstance(item, Damage) or item.seq != seq:
+                break
+            if item.kind in EVENT_KINDS:
+                yield event_of(item.fields, item.at_ns)
+            if seq + 1 == self._until_seq:
+                return
+        self.is_damaged = True
+
+    def _take_event(self, event: ev.Event) -> None:
+        match event:
+            case ev.BackendOpened():
+                self.opening = self._asked
+            case ev.UnitDone(result=result):
+                self._result = attrs.evolve(result, pcm=b"")
+            case ev.ChunkDone(result=heard) if self._chunk is not None:
+                self.chunks.append((self._chunk, heard))
+
+    def _take_effect(self, effect: ef.Effect) -> PastUnit | None:
+        match effect:
+            case ef.OpenBackend():
+                self._asked = effect.opening
+            case ef.StartUnit():
+                self._unit = effect.unit
+            case ef.RunChunk(chunk=chunk):
+                if chunk.index == 0:
+                    self.chunks.clear()
+                self._chunk = chunk
+            case ef.StartFinalize() if self._unit is not None and self._result is not None:
+                return PastUnit(
+                    unit=self._unit,
+                    result=self._result,
+                    interrupted=effect.interrupted,
+                    is_voiced=False,
+                )
+        return None
