@@ -7,7 +7,9 @@ their own: 1 and 2 belong to the commands.
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import io
 import os
 import signal
@@ -17,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -160,6 +162,11 @@ class UntoldError(click.ClickException):
 class LazyGroup(click.Group):
     """A group that imports a command only when it is called."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line as a process of its own."""
+        atexit.register(gc.freeze)  # Else Python searches all that is loaded for garbage, and ends.
+        return super().__call__(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Command names, in the order of the help."""
         return list(COMMANDS)
@@ -168,8 +175,11 @@ class LazyGroup(click.Group):
         """Import a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
+        from .net.memory import importing
+
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = cast("click.Command", getattr(import_module(module), attribute))
+        with importing():
+            command = cast("click.Command", getattr(import_module(module), attribute))
         _refine(command)
         return command
 

@@ -64,6 +64,7 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, lambda *_: None)  # the tests themselves go on ignoring it
 
+gc.disable()  # until the first test: what is collected and imported until then stays
 
 TESTS = Path(__file__).parent
 NEEDS = re.compile(
@@ -103,6 +104,7 @@ def _what_is_loaded_is_no_garbage() -> None:
     if not gc.get_freeze_count():  # It is the first module, or a server has ended in this process.
         gc.collect()
         gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 from .. import SOURCE_TREE
+from ..net.memory import importing
 from ..settings.values import nearest
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
@@ -108,9 +109,10 @@ def load_backend(
             raise ValueError("llama_omni serves one session at a time: --slots is 1")
         return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
     check_model(name)  # Before seconds are spent on importing torch.
-    from .backends.minicpmo.model import SLOTS
-    from .backends.minicpmo.plan import SLOTS_MAX
-    from .engine.backend import EngineBackend
+    with importing():
+        from .backends.minicpmo.model import SLOTS
+        from .backends.minicpmo.plan import SLOTS_MAX
+        from .engine.backend import EngineBackend
 
     if slots is None and name == "tiny":
         slots = SLOTS

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import attrs
 
 from ...model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
+from ...net.memory import importing
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +161,8 @@ class _Visit:
     def _read_config(self) -> Finding:
         try:
             with explained(self._folder):
-                from ...model.backends.minicpmo.config import load_config
+                with importing():
+                    from ...model.backends.minicpmo.config import load_config
 
                 self._config = load_config(self._folder / "config.json")
         except ModelUnusableError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,7 +16,7 @@ from runtime.net import keeper
 from runtime.net.counters import Counters
 from runtime.net.keeper import LOOK_S, Keeper
 from runtime.net.limits import Limits
-from runtime.net.memory import HEAP_SPARE_BYTES
+from runtime.net.memory import HEAP_SPARE_BYTES, importing
 from runtime.settings.settings import Settings
 
 FAULTS: Final = """
@@ -50,6 +52,42 @@ def test_the_memory_of_a_frame_is_there_for_the_next() -> None:
     if not kept:
         pytest.skip("not glibc")
     assert pages < 100, "of some 6000"
+
+
+def test_what_a_module_makes_is_not_searched_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of the time until a model is loaded would go into searches that find nothing."""
+    (tmp_path / "made_for_a_test.py").write_text("import gc\nwas_on, made = gc.isenabled(), [[]]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with importing():
+        import made_for_a_test  # type: ignore[import-not-found]
+    try:
+        assert not made_for_a_test.was_on
+        assert gc.isenabled()
+        assert not any(each is made_for_a_test.made for each in gc.get_objects())
+    finally:
+        del sys.modules["made_for_a_test"]
+
+
+def test_what_was_imported_before_is_left_to_the_collector() -> None:
+    """A process that calls commands over and over would keep all its garbage."""
+    kept = gc.get_freeze_count()
+    with importing():
+        import json  # noqa: F401
+    assert gc.get_freeze_count() == kept
+
+
+def test_a_command_ends_without_a_search_for_garbage() -> None:
+    """It would take a second at the end of a server with a model."""
+    code = (
+        "import atexit, gc; from runtime.cli import main;"
+        "gc.collect(); before = len(gc.get_objects());"
+        "atexit.register(lambda: print(before > 5000, len(gc.get_objects()) < 500));"
+        "main(['states'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "True True"
 
 
 def test_an_operator_who_says_how_memory_is_kept_is_heeded() -> None:
