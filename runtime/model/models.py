@@ -166,16 +166,16 @@ def load_checkpoint(
 
     `slots` None takes as many as fit into memory, `slots_max` at most; `exact` is `deterministic`.
     """
-    from .backends.minicpmo.device import pick_device, pick_dtype, telling_lost
+    with importing():
+        from .backends.minicpmo.config import load_config
+        from .backends.minicpmo.device import pick_device, pick_dtype, telling_lost
+        from .backends.minicpmo.model import VOCODER, DuplexModel
+        from .backends.minicpmo.plan import plan, vocoder_bytes
 
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
     what = pick_dtype(dtype, where)
     with explained(folder), telling_lost():
-        from .backends.minicpmo.config import load_config
-        from .backends.minicpmo.model import VOCODER, DuplexModel
-        from .backends.minicpmo.plan import plan, vocoder_bytes
-
         if slots is None:
             config = load_config(folder / "config.json")
             needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
