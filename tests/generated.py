@@ -335,9 +335,17 @@ def _jpeg(name: str) -> bytes:
 
 
 @cache
+def _files() -> list[Path]:
+    return sorted(HELDOUT.glob("*.flac"))
+
+
+@cache
+def _read(path: Path) -> bytes:
+    return read_wav(path)
+
+
 def _phrase(number: int) -> bytes:
-    files = sorted(HELDOUT.glob("*.flac"))
-    return read_wav(files[number % len(files)])
+    return _read(_files()[number % len(_files())])
 
 
 @cache
