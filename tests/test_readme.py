@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,17 @@ def test_its_server_for_others_serves(folder: Path) -> None:
         assert url.startswith("wss://0.0.0.0:")
 
 
+@cache
+def help_of(command: str) -> str:
+    """What a command says of its flags."""
+    return antiphon(command, "--help").stdout
+
+
 @pytest.mark.parametrize("line", [line for line, _ in EXAMPLES])
 def test_its_flags_exist(line: str) -> None:
     """The README names a flag that was renamed."""
     command, *rest = shlex.split(line)
-    described = antiphon(command, "--help").stdout
+    described = help_of(command)
     for flag in (word for word in rest if word.startswith("--")):
         assert flag in described
     for path in (word for word in rest if word.startswith("fixtures/")):

@@ -87,6 +87,18 @@ def run(command: list[str], folder: Path, wait_s: float) -> subprocess.Completed
     )
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """What the validator finds in our document as JSON and as YAML, and in three spoilt ones."""
+    spoilt = [asyncapi() for _ in range(3)]
+    spoilt[0]["operations"]["realtime-chat-send"]["action"] = "shout"
+    spoilt[1]["components"]["messages"]["realtime.error"]["payload"]["type"] = "thing"
+    spoilt[2]["channels"]["chat"]["messages"]["legacy-chat.done"]["$ref"] = "#/components/none"
+    here = tmp_path_factory.mktemp("schema")
+    ours = [written(here, f"a.{form}", schema(form)) for form in ("json", "yaml")]
+    return validated(*ours, *(written(here, f"{n}.json", each) for n, each in enumerate(spoilt)))
+
+
 def validated(*paths: Path) -> list[Found]:
     """What the validator finds in each file."""
     folder = installed()
@@ -109,20 +121,14 @@ def written(folder: Path, name: str, document: Any) -> Path:
     return path
 
 
-def test_the_public_validator_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_the_public_validator_finds_nothing_wrong(found: list[Found]) -> None:
     """Tools that generate clients or documentation would refuse the document."""
-    paths = [written(tmp_path, f"a.{form}", schema(form)) for form in ("json", "yaml")]
-    assert [wrong(found) for found in validated(*paths)] == [[], []]
+    assert [wrong(each) for each in found[:2]] == [[], []]
 
 
-def test_the_public_validator_finds_mistakes(tmp_path: Path) -> None:
+def test_the_public_validator_finds_mistakes(found: list[Found]) -> None:
     """The document would be called valid whatever is in it."""
-    spoilt = [asyncapi() for _ in range(3)]
-    spoilt[0]["operations"]["realtime-chat-send"]["action"] = "shout"
-    spoilt[1]["components"]["messages"]["realtime.error"]["payload"]["type"] = "thing"
-    spoilt[2]["channels"]["chat"]["messages"]["legacy-chat.done"]["$ref"] = "#/components/none"
-    paths = [written(tmp_path, f"{index}.json", each) for index, each in enumerate(spoilt)]
-    assert [bool(wrong(found)) for found in validated(*paths)] == [True] * 3
+    assert [bool(wrong(each)) for each in found[2:]] == [True] * 3
 
 
 # -- the document ---------------------------------------------------------------------------------
