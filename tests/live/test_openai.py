@@ -17,7 +17,7 @@ from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
 from tests.protocol.test_openai import UPDATE
 
-WAIT_S: Final = 10
+WAIT_S: Final = 60
 KEY: Final = "sk-verysecretandneverlogged"
 
 

@@ -142,7 +142,7 @@ async def connected() -> AsyncIterator[tuple[FakeWebSocket, Session, Connection]
         on_send_failed=session.on_send_failed,
     )
     virtual = sniffio.current_async_library() == "trio"
-    with anyio.fail_after(1000 if virtual else 5):
+    with anyio.fail_after(1000 if virtual else 60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connection.run)
             yield websocket, session, connection
