@@ -38,6 +38,8 @@ KEY_PICTURES: Final = 5
 CRF: Final = "23"
 """x264's own default: faults are hard to see."""
 AUDIO_BITS_PER_S: Final = 128_000
+AAC_OPTIONS: Final = {"aac_coder": "fast"}
+"""Half the time of the default search; at this rate speech comes out no less like the original."""
 AAC_FRAMES: Final = 1024
 """The number of samples that AAC encodes at once."""
 MS_PER_S: Final = 1000
@@ -71,7 +73,7 @@ class _Movie:
     def __init__(self, container: OutputContainer) -> None:
         self._container = container
         self._audio: AudioStream = container.add_stream(
-            "aac", rate=STEREO_HZ, bit_rate=AUDIO_BITS_PER_S, layout="stereo"
+            "aac", rate=STEREO_HZ, bit_rate=AUDIO_BITS_PER_S, layout="stereo", options=AAC_OPTIONS
         )
         self._video: _Video | None = None
         self._waiting: _Packets = []
