@@ -14,7 +14,7 @@ import attrs
 
 from runtime.commands.server_process import RUN
 
-STOP_WAIT_S = 30
+STOP_WAIT_S = 90
 LISTENING = "listening on "
 
 

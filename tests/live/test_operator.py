@@ -21,7 +21,7 @@ from runtime.commands.server_process import RUN
 from tests.helpers import append_frame, close_frame, init_frame
 from tests.live.servers import LiveServer, live_server
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @attrs.frozen
@@ -120,7 +120,9 @@ def test_sessions_and_tickets_are_seen_by_their_own_key(keyed: Keyed) -> None:
         (mine,) = keyed.ask("/api/sessions", "anna")[1]["sessions"]
         assert (mine["owner"], mine["state"], mine["mode"]) == ("anna", "CONNECTED", "audio")
         path = f"/api/sessions/{mine['recording_id']}"
-        assert keyed.ask(path, "anna")[1] == keyed.ask(path, "root")[1] | {"age_s": mine["age_s"]}
+        own, seen = (keyed.ask(path, key)[1] for key in ("anna", "root"))
+        assert mine["age_s"] <= own.pop("age_s") <= seen.pop("age_s")
+        assert own == seen
         assert keyed.ask(path, "bert")[0] == 404
         assert len(keyed.ask("/api/sessions", "root")[1]["sessions"]) == 2
 
