@@ -1,0 +1,366 @@
+"""The embedded model and the script: sessions are rebuilt, turns and chunks run again.
+
+A worker that is lost takes duplex sessions, chat turns and utterances with it. A session is rebuilt
+on another engine; a turn and an utterance are run again there from their inputs. All of it happens
+among other sessions, which change the batches, and must change nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from protocol.values.errors import LocalProtocolError
+from protocol.values.model import (
+    PAST_UNITS_MAX,
+    Costs,
+    Cut,
+    DuplexConfig,
+    Finalized,
+    Opening,
+    PastUnit,
+    Unit,
+    UnitResult,
+    Voice,
+)
+from protocol.values.transcript import Chunk
+from protocol.values.turn import Turn, TurnChunk
+from runtime.commands.bench.material import load_speech
+from runtime.model.backends.base import (
+    Backend,
+    BackendError,
+    BackendSession,
+    Chats,
+    Rebuilds,
+    Transcribes,
+)
+from runtime.model.backends.forcing import first_voiced
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
+from runtime.model.engine.backend import EngineBackend
+from tests.random_model import facts, picture
+from tests.runtime.model.test_engine import WAIT_S, Ask, FakeModel, FakeSession, enter
+from tests.runtime.model.test_minicpmo_chat import ask, everything, said
+
+TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
+UNITS = 22
+SPEECH = load_speech()
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def tinies() -> tuple[DuplexModel, DuplexModel]:
+    """Two of the embedded model, as on two workers."""
+    return DuplexModel.load(TINY, slots=1), DuplexModel.load(TINY, slots=4)
+
+
+Pair = tuple[Backend, Backend]
+
+
+def at_once(unit: Unit, seed: int) -> Step:
+    """The default script, without its pauses."""
+    step = default_script(unit, seed)
+    return attrs.evolve(step, prefill_s=0.0, generate_s=0.0, finalize=Call())
+
+
+@pytest.fixture(params=["tiny", "scripted"])
+def pair(request: pytest.FixtureRequest, tinies: tuple[DuplexModel, DuplexModel]) -> Pair:
+    """Two workers of one model."""
+    if request.param == "scripted":
+        return ScriptedBackend(at_once), ScriptedBackend(at_once)
+    return EngineBackend(tinies[0]), EngineBackend(tinies[1])
+
+
+def opening(seed: int) -> Opening:
+    config = DuplexConfig(force_listen_count=1, listen_prob_scale=0.3, length_penalty=1.5)
+    return Opening(instructions="Answer what you hear.", voice=Voice(), config=config, seed=seed)
+
+
+def unit(index: int, offset_s: int = 0) -> Unit:
+    """A second of speech; some are seen, one must listen."""
+    frames = (picture(index),) if index % 7 == 4 else ()
+    pcm = SPEECH.second(index + offset_s)
+    return Unit(index=index, pcm=pcm, frames=frames, force_listen=index == 15)
+
+
+CUTS = {9: Cut(stage="llm", step=2), 12: Cut(stage="tts", step=5)}
+"""Reached where the unit speaks; a script has only the first stage."""
+
+
+async def run(
+    session: BackendSession, first: int, end: int
+) -> list[tuple[Unit, UnitResult, Finalized]]:
+    """Run and finalize units; those that were cut are interrupted."""
+    out = []
+    for index in range(first, end):
+        each = unit(index)
+        result = await session.run_unit(each, CUTS.get(index))
+        made = await session.finalize(index, interrupted=result.cut is not None)
+        out.append((each, result, attrs.evolve(made, cost_us=0)))
+    return out
+
+
+def past_of(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[PastUnit]:
+    voiced = first_voiced([(result, result.cut is not None) for _, result, _ in done])
+    return [
+        PastUnit(
+            unit=each,
+            result=attrs.evolve(result, pcm=b""),
+            interrupted=result.cut is not None,
+            is_voiced=place >= voiced,
+        )
+        for place, (each, result, _) in enumerate(done)
+    ]
+
+
+@asynccontextmanager
+async def neighbours(backend: Backend) -> AsyncIterator[None]:
+    """Two sessions that run without a pause, in slots 2 and 3."""
+    async with anyio.create_task_group() as tasks:
+
+        async def live(slot: int) -> None:
+            session = await backend.open(opening(slot), slot=slot)
+            try:
+                for index in range(1000):
+                    await session.run_unit(unit(index, offset_s=slot))
+                    await session.finalize(index, interrupted=False)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await session.release()
+
+        tasks.start_soon(live, 2)
+        tasks.start_soon(live, 3)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def rebuilt(backend: Backend, past: Sequence[PastUnit], *, exact: bool) -> BackendSession:
+    """Open a session in slot 1 and feed it a past."""
+    session = await backend.open(opening(5), slot=1)
+    assert isinstance(session, Rebuilds)
+    try:
+        for begin in range(0, len(past), PAST_UNITS_MAX):
+            some = past[begin : begin + PAST_UNITS_MAX]
+            made = await session.rebuild(some, exact=exact)
+            assert made.index == some[-1].unit.index
+    except BaseException:
+        await session.release()
+        raise
+    return session
+
+
+def compared(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[tuple[object, ...]]:
+    return [(*facts(result), made) for _, result, made in done]
+
+
+@pytest.mark.parametrize("count", [3, 11, 18])
+async def test_a_session_goes_on_on_another_worker(pair: Pair, count: int) -> None:
+    """A caller would hear that a worker was lost."""
+    session = await pair[0].open(opening(5), slot=0)
+    unbroken = await run(session, 0, UNITS)
+    await session.release()
+    assert sum(bool(result.codec_ids) for _, result, _ in unbroken) >= 3
+    async with neighbours(pair[1]):
+        again = await rebuilt(pair[1], past_of(unbroken[:count]), exact=True)
+        rest = await run(again, count, UNITS)
+        await again.release()
+    assert compared(rest) == compared(unbroken[count:])
+
+
+async def test_a_fast_rebuild_goes_on(pair: Pair) -> None:
+    """A session that takes too long to rebuild exactly would be lost."""
+    session = await pair[0].open(opening(5), slot=0)
+    unbroken = await run(session, 0, UNITS)
+    await session.release()
+    again = await rebuilt(pair[1], past_of(unbroken[:18]), exact=False)
+    rest = await run(again, 18, UNITS)
+    await again.release()
+    # The first unit's tokens in the cache depend only on the past's.
+    assert rest[0][1].input_hash == unbroken[18][1].input_hash
+    assert rest[0][1].kv_length - len(rest[0][1].fed_ids) == (
+        unbroken[18][1].kv_length - len(unbroken[18][1].fed_ids)
+    )
+
+
+def damaged(one: PastUnit) -> list[PastUnit]:
+    """The unit with another id, with another count of tokens, and with another lowest bit."""
+    ids = (*one.result.decided_ids[:-1], 7)
+    pcm = bytes([one.unit.pcm[0] ^ 1]) + one.unit.pcm[1:]
+    return [
+        attrs.evolve(one, result=attrs.evolve(one.result, decided_ids=ids)),
+        attrs.evolve(one, result=attrs.evolve(one.result, kv_length=one.result.kv_length + 1)),
+        attrs.evolve(one, unit=attrs.evolve(one.unit, pcm=pcm)),
+    ]
+
+
+async def test_a_damaged_past_is_refused(pair: Pair) -> None:
+    """A caller would go on in a session that is not theirs."""
+    session = await pair[0].open(opening(5), slot=0)
+    past = past_of(await run(session, 0, 8))
+    await session.release()
+    for place in (0, 7):
+        for one in damaged(past[place]):
+            with pytest.raises(BackendError, match=f"unit {place}\\b"):
+                await rebuilt(pair[1], [*past[:place], one, *past[place + 1 :]], exact=True)
+
+
+async def test_speech_that_was_left_out_is_missed(tinies: tuple[DuplexModel, DuplexModel]) -> None:
+    """A turn would go on in another voice, without an error."""
+    first, other = map(EngineBackend, tinies)
+    session = await first.open(opening(5), slot=0)
+    done = await run(session, 0, UNITS)
+    await session.release()
+    at = next(at for at in range(2, UNITS) if past_of(done[:at])[-1].result.codec_ids)
+    past = [attrs.evolve(one, is_voiced=False) for one in past_of(done[:at])]
+    again = await rebuilt(other, past, exact=True)
+    with pytest.raises(BackendError, match="without its speech"):
+        await again.run_unit(unit(at))
+    await again.release()
+
+
+async def test_the_bounds_of_a_call(tinies: tuple[DuplexModel, DuplexModel]) -> None:
+    """Hours of sound could be handed over at once, or units in any order."""
+    first, other = map(EngineBackend, tinies)
+    session = await first.open(opening(5), slot=0)
+    past = past_of(await run(session, 0, 2))
+    await session.release()
+    again = await other.open(opening(5), slot=1)
+    for count in (0, PAST_UNITS_MAX + 1):
+        with pytest.raises(LocalProtocolError):
+            await again.rebuild(past[:1] * count, exact=True)
+    await again.rebuild(past, exact=True)
+    with pytest.raises(BackendError, match="is not after unit 1"):
+        await again.rebuild(past[1:], exact=True)
+    await again.release()
+
+
+class RebuiltFake(FakeSession):
+    """A session of the fake model whose past units are two requests each."""
+
+    def rebuild(
+        self, past: PastUnit, pictures: str, *, exact: bool, is_last: bool
+    ) -> Generator[Ask, str, Finalized]:
+        assert pictures == "seen"
+        yield from self._ask(f"past {past.unit.index}, exact {exact}")
+        yield from self._ask(f"past {past.unit.index}, last {is_last}")
+        return Finalized(index=past.unit.index, kv_length=20)
+
+
+class RebuiltFakeModel(FakeModel):
+    """The fake model with such sessions; it computes one request at a time."""
+
+    def session(self, opening: Opening, *, slot: int) -> FakeSession:
+        return RebuiltFake(self, opening.instructions, slot)
+
+    def compute(self, works: Sequence[Ask]) -> list[str]:
+        assert len(works) == 1
+        return super().compute(works)
+
+
+async def test_live_units_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every caller of a worker would wait while it takes over a session."""
+    model = RebuiltFakeModel()
+    backend = EngineBackend(model, batch_max=1)
+    submit, came = backend.engine.submit, threading.Semaphore(0)
+
+    def counted(steps: Generator[Ask, str, Any], *, due_ns: float) -> Future[Any]:
+        future = submit(steps, due_ns=due_ns)
+        came.release()
+        return future
+
+    sessions = [await backend.open(opening(seed), slot=seed) for seed in range(2)]
+    live = Unit(index=3, pcm=SPEECH.second(3))
+    past = [
+        PastUnit(
+            unit=Unit(index=index, pcm=SPEECH.second(index)),
+            result=UnitResult(index=index, is_listen=True),
+            interrupted=False,
+            is_voiced=False,
+        )
+        for index in (1, 2)
+    ]
+    for _ in range(2):
+        await enter(model)
+    model.diary.clear()
+    model.gate.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(sessions[0].rebuild, past, exact=False))
+        await enter(model)
+        monkeypatch.setattr(backend.engine, "submit", counted)
+        tasks.start_soon(sessions[1].run_unit, live)
+        assert await anyio.to_thread.run_sync(lambda: came.acquire(timeout=WAIT_S))
+        model.gate.set()
+    said_ = [line.removeprefix("Answer what you hear. ") for line in model.diary]
+    assert said_ == [
+        "past 1, exact False",
+        "unit 3",
+        "past 1, last False",
+        "past 2, exact False",
+        "past 2, last True",
+    ]
+
+
+# -- what is run again ---------------------------------------------------------------------------
+
+
+async def answered(
+    backend: Backend, turn: Turn, slot: int, cut: int | None = None
+) -> tuple[object, ...]:
+    """A turn's pieces, in order, and its end."""
+    assert isinstance(backend, Chats)
+    pieces: list[TurnChunk] = []
+    session = await backend.chat(turn, slot=slot)
+    try:
+        prefill = await session.prefill()
+        result = await session.generate(pieces.append, cut)
+    finally:
+        await session.release()
+    return (
+        attrs.evolve(prefill, cost_us=0),
+        *pieces,
+        attrs.evolve(result, costs=Costs()),
+    )
+
+
+@pytest.mark.parametrize("cut", [None, 3])
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_turn_is_run_again_piece_by_piece(pair: Pair, number: int, cut: int | None) -> None:
+    """What a client has of an answer would not be the beginning of what it gets."""
+    turn = ask(*everything(number), seed=number, length_penalty=1.0, max_new_tokens=12)
+    if number:
+        turn = ask(said("user", "read me the news"), temperature=0.7, length_penalty=1.0)
+    once = await answered(pair[0], turn, 0, cut)
+    assert len(once) > 3
+    async with neighbours(pair[1]):
+        assert await answered(pair[1], turn, 1, cut) == once
+
+
+async def heard(backend: Backend, seconds: Sequence[tuple[int, int]], slot: int) -> list[object]:
+    """The results of chunks: numbers of utterance and second."""
+    assert isinstance(backend, Transcribes)
+    session = await backend.transcribe(slot=slot)
+    results = []
+    for utterance, index in seconds:
+        pcm, is_last = SPEECH.second(3 * utterance + index), index == 3
+        chunk = Chunk(utterance=utterance, index=index, pcm=pcm, is_last=is_last, seed=9)
+        results.append(attrs.evolve(await session.run_chunk(chunk), costs=Costs()))
+    await session.release()
+    return results
+
+
+async def test_an_open_utterance_is_run_again(pair: Pair) -> None:
+    """A transcript would have other words after a worker was lost."""
+    seconds = [(utterance, index) for utterance in range(3) for index in range(4)]
+    once = await heard(pair[0], seconds, 0)
+    async with neighbours(pair[1]):
+        assert await heard(pair[1], seconds[8:], 1) == once[8:]
