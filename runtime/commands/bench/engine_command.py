@@ -39,6 +39,7 @@ from .engine import (
 )
 from .material import load_speech, machine_facts
 from .output import print_found, tell
+from .rebuilt import Rebuilt, run_rebuilt
 from .virtual import run_virtual
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class EngineBenchResult:
         clock: `wall`, or `cpu` for the CPU time of the engine's thread.
         attention: its method; on a GPU with the sizes of captured steps.
         seconds: units requested by each session.
+        rebuilt: the speed of a rebuild.
         full: None unless the shape is the full one.
     """
 
@@ -95,6 +97,7 @@ class EngineBenchResult:
     seconds: int
     runs: list[EngineRun]
     served: list[Served]
+    rebuilt: Rebuilt
     full: FullFacts | None
 
 
@@ -181,6 +184,7 @@ def engine_command(
     except (ModelUnknownError, ModelUnusableError, BackendError) as error:
         raise click.ClickException(str(error)) from error
     runs, served = bench(loaded, load, sessions, clock)
+    rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
         machine=machine_facts(),
@@ -193,6 +197,7 @@ def engine_command(
         seconds=seconds,
         runs=runs,
         served=served,
+        rebuilt=rebuilt,
         full=full_facts(loaded, runs, doing, layers_scale) if shape is not None else None,
     )
     print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
@@ -322,6 +327,12 @@ def _show(console: Console, found: EngineBenchResult) -> None:
     if single is not None:
         stages = ", ".join(f"{name} {ms:.1f}" for name, ms in single.stages_ms.items())
         console.print(f"A single unit, ms by stage: {stages}", highlight=False)
+    rebuilt = found.rebuilt
+    console.print(
+        f"A session of {rebuilt.units} units is rebuilt at {rebuilt.exact:.0f} times real time, in "
+        f"long prefills at {rebuilt.fast:.0f}, with all its speech at {rebuilt.voiced:.0f}",
+        highlight=False,
+    )
     if found.full is not None:
         _show_full(console, found.full)
 

@@ -120,7 +120,10 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
     assert (body["device"], body["dtype"], body["full"]) == ("cpu", "float32", None)
     assert body["attention"] == "sdpa, row by row"
+    assert body["rebuilt"]["units"] == 2
+    assert min(body["rebuilt"][name] for name in ("exact", "fast", "voiced")) > 0
     assert "Due together: " in shown.stdout
+    assert "is rebuilt at " in shown.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
