@@ -44,6 +44,7 @@ from runtime.model.backends.base import (
     Transcribes,
 )
 from runtime.model.backends.forcing import first_voiced
+from runtime.model.backends.llama_omni import LlamaOmniSession
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
 from runtime.model.engine.backend import EngineBackend
@@ -242,6 +243,20 @@ async def test_the_bounds_of_a_call(tinies: tuple[DuplexModel, DuplexModel]) -> 
     with pytest.raises(BackendError, match="is not after unit 1"):
         await again.rebuild(past[1:], exact=True)
     await again.release()
+
+
+async def test_not_every_model_can_be_rebuilt() -> None:
+    """A session on such a model would end later, with a worse reason."""
+    assert not issubclass(LlamaOmniSession, Rebuilds)
+    session = await EngineBackend(FakeModel()).open(opening(0), slot=0)
+    past = PastUnit(
+        unit=unit(0),
+        result=UnitResult(index=0, is_listen=True),
+        interrupted=False,
+        is_voiced=False,
+    )
+    with pytest.raises(BackendError, match="cannot be rebuilt"):
+        await session.rebuild([past], exact=True)
 
 
 class RebuiltFake(FakeSession):

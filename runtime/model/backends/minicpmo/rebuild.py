@@ -37,8 +37,7 @@ class ToldUnit(UnitRun):
     def tell(self) -> Steps[None]:
         """Collect the unit's rows; `IndexError` if a decision is missing, or the model lacks it."""
         yield from self._prefill()
-        self._is_spoken((yield from self._answer(_NOT_FED)))
-        self._close()
+        self._close((yield from self._answer(_NOT_FED)))
 
     def _feed(self, rows: Tensor) -> Steps[Fed]:
         self.rows.append(rows)

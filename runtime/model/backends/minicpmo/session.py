@@ -11,6 +11,8 @@ again. An interrupt before its unit begins waits for it, since the caller believ
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
 import attrs
@@ -54,6 +56,17 @@ SPOKEN_FIELDS: Final = ("codec_ids", "cut")
 
 Phase = Literal["new", "ready", "ran", "failed", "told", "lost", "released"]
 """`told`: rows of a rebuild wait to be fed."""
+
+
+@contextmanager
+def _failing(unit: Unit) -> Iterator[None]:
+    """Make any other exception a `BackendError` of the unit."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError(f"unit {unit.index} failed: {error}") from error
 
 
 class ModelSession:
@@ -167,12 +180,8 @@ class ModelSession:
             teacher=teacher,
             is_mute=is_mute,
         )
-        try:
+        with _failing(unit):
             result = yield from run.run()
-        except BackendError:
-            raise
-        except Exception as error:
-            raise BackendError(f"unit {unit.index} failed: {error}") from error
         self._state, self._terminator, self._phase = run.state, run.terminator, "ran"
         return result
 
@@ -270,10 +279,8 @@ class ModelSession:
             is_mute=True,
             recorded=recorded.decided_ids,
         )
-        try:
+        with _failing(unit):
             yield from run.tell()
-        except Exception as error:
-            raise BackendError(f"unit {unit.index} failed: {error}") from error
         made = attrs.evolve(
             recorded,
             input_hash=input_hash(unit),

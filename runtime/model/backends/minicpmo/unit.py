@@ -119,13 +119,13 @@ class UnitRun:
         middle = self._spend("prefill", began)
         is_listen = yield from self._answer(first)
         spoken = self._spend("llm", middle)
-        if self._is_spoken(is_listen):
+        if self._is_spoken(is_listen) and not self.is_mute:
             yield from self._speak(last=self._ended)
             vocal = self._spend("tts", spoken)
             if self.cut is None:
                 yield from self._voice(last=self._ended)
                 self._spend("token2wav", vocal)
-        self._close()
+        self._close(is_listen)
         return self._result(first, is_listen=is_listen, began=began)
 
     @property
@@ -142,13 +142,12 @@ class UnitRun:
         return is_listen
 
     def _is_spoken(self, is_listen: bool) -> bool:
-        """Whether speech is to be computed; if it is left out, the state says so."""
-        is_spoken = not is_listen and self.cut is None and self.setting.speaks
-        if is_spoken and self.is_mute:
-            self.state = self.state.but(speech=attrs.evolve(self.state.speech, is_complete=False))
-        return is_spoken and not self.is_mute
+        return not is_listen and self.cut is None and self.setting.speaks
 
-    def _close(self) -> None:
+    def _close(self, is_listen: bool) -> None:
+        """Note speech that was left out, and end the turn, if the unit did."""
+        if self.is_mute and self._is_spoken(is_listen):
+            self.state = self.state.but(speech=attrs.evolve(self.state.speech, is_complete=False))
         if self._ended:
             self.state = self.state.but(turn_open=False, speech=Speech())
 
