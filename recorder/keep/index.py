@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 INDEX_NAME: Final = ".index.sqlite"
 """Hidden, and not a valid log name."""
+WITH_STORE_NAME: Final = ".index-with-store.sqlite"
+"""The index of the directory's logs and of those in an object store: other logs are not dropped."""
 INDEX_VERSION: Final = 3
 """Version of the table and of the summaries; an index of another version is discarded."""
 BUSY_WAIT_S: Final = 1.0
@@ -45,10 +47,10 @@ class Entry:
 
 
 class Index:
-    """The index of one directory."""
+    """An index in one directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / INDEX_NAME
+    def __init__(self, directory: Path, name: str = INDEX_NAME) -> None:
+        self._path = directory / name
 
     def load(self, logs: Mapping[str, LogInfo]) -> dict[str, Entry]:
         """Return the entries still valid for `logs`, keyed by id; empty without an index."""

@@ -2,8 +2,8 @@
 
 Rules: the oldest go first, and no more than necessary. Age counts from the file's last change, so a
 copy that preserves times keeps its age. A log that is being written or changed within the last
-minute is never removed; both count towards the total. Only files with a log's name are touched; a
-failed removal is reported. No log is read.
+minute is never removed, nor is one that `may_go` holds back; all count towards the total. Only
+files with a log's name are touched; a failed removal is reported. No log is read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Final, Literal
 
 import attrs
 
-from ..write.lock import is_held
-from .store import LogInfo, Store
+from .store import LogInfo, Logs
 
 FRESH_S: Final = 60.0
 """A new log may not be locked yet, or cannot be without locks; and a client may want to see it."""
@@ -53,7 +52,7 @@ class Pruned:
 
     Attributes:
         removed: the oldest first.
-        held_logs: number of logs due but being written, or just written.
+        held_logs: number of logs due but being written, just written, or held back.
     """
 
     removed: tuple[Removal, ...]
@@ -92,16 +91,18 @@ class RetentionStatistics:
 
 
 def prune(
-    store: Store,
+    store: Logs,
     retention: Retention,
     *,
     now_s: float,
     dry_run: bool = False,
+    may_go: Callable[[LogInfo], bool] = lambda _: True,
     on_removed: Callable[[Removal], None] = lambda _: None,
 ) -> Pruned:
     """Remove logs beyond `retention`, or with `dry_run` only report them.
 
-    `now_s` is Unix time; `on_removed` gets each removed log. May raise `OSError`.
+    `now_s` is Unix time; `may_go` is asked about each log that is due, and may block; `on_removed`
+    gets each removed log. May raise `OSError`.
     """
     logs = sorted(store.logs(), key=lambda info: (info.modified_ns, info.recording_id))
     removed: list[Removal] = []
@@ -112,11 +113,11 @@ def prune(
         if cause is None:
             break  # all later ones are younger
         try:
-            if _is_in_use(info, now_s):
+            if _is_in_use(info, now_s) or not may_go(info):
                 held += 1
                 continue
             if not dry_run:
-                info.path.unlink()
+                store.remove(info)
         except FileNotFoundError:
             pass  # another process removed it
         except OSError as error:
@@ -145,4 +146,4 @@ def _cause(info: LogInfo, retention: Retention, now_s: float, left_bytes: int) -
 
 def _is_in_use(info: LogInfo, now_s: float) -> bool:
     """Whether a log is or may be being written. A future time counts as equally old."""
-    return abs(now_s - info.modified_s) < FRESH_S or is_held(info.path)
+    return abs(now_s - info.modified_s) < FRESH_S or info.is_held()

@@ -1,4 +1,4 @@
-"""A directory of session logs.
+"""Session logs, and a directory of them; `remote` has those of an object store.
 
 Rules: a log's name is its recording id and a suffix; other files and links are ignored. Ids come
 from the server and are still checked, so that none is a path.
@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import attrs
 
 from ..format.errors import LogMisuse
 from ..format.format import SUFFIX, is_recording_id
+from ..read.scan import FileSource, OpenSource
+from ..write.lock import is_held
 
 _NS_PER_S: Final = 1_000_000_000
 
 
 @attrs.frozen(kw_only=True)
-class LogInfo:
-    """A log in a store.
+class LogInfo(ABC):
+    """A log, in a directory or elsewhere; its methods block.
 
     `recording_id`: its name without the suffix; `inode`: distinguishes another file of the same
     name; `modified_ns`: nanoseconds since the epoch when it last grew.
     """
 
     recording_id: str
-    path: Path
     inode: int
     file_bytes: int
     modified_ns: int
@@ -38,6 +40,55 @@ class LogInfo:
     def modified_s(self) -> float:
         """Seconds since the epoch when it last grew."""
         return self.modified_ns / _NS_PER_S
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Its path or URL, for messages."""
+
+    @abstractmethod
+    def open(self) -> OpenSource:
+        """Open it for reading; `OSError` if it is gone or unreadable."""
+
+    @abstractmethod
+    def is_held(self) -> bool:
+        """Whether it is being written; `OSError` if that cannot be determined."""
+
+
+@attrs.frozen(kw_only=True)
+class LocalLog(LogInfo):
+    """A log in a directory."""
+
+    path: Path
+
+    @property
+    def place(self) -> str:
+        """Its path."""
+        return str(self.path)
+
+    def open(self) -> FileSource:
+        """Open the file."""
+        return FileSource(self.path)
+
+    def is_held(self) -> bool:
+        """Whether a process holds its lock."""
+        return is_held(self.path)
+
+
+class Logs(Protocol):
+    """The logs of one place; its methods block, and raise `OSError`."""
+
+    def logs(self) -> Sequence[LogInfo]:
+        """List the logs, the last grown first."""
+        ...
+
+    def find(self, recording_id: str) -> LogInfo | None:
+        """Return one log, or None; `recording_id` may be untrusted text."""
+        ...
+
+    def remove(self, log: LogInfo) -> None:
+        """Remove a log; `FileNotFoundError` if it is gone."""
+        ...
 
 
 @attrs.frozen
@@ -52,7 +103,7 @@ class Store:
             raise LogMisuse(f"{recording_id!r} is not a recording id: 1 to 64 of A-Z a-z 0-9 _ -")
         return self.directory / (recording_id + SUFFIX)
 
-    def find(self, recording_id: str) -> LogInfo | None:
+    def find(self, recording_id: str) -> LocalLog | None:
         """Return one log, or None; `recording_id` may be untrusted text."""
         if not is_recording_id(recording_id):
             return None
@@ -62,11 +113,15 @@ class Store:
         except OSError:
             return None
 
-    def logs(self) -> tuple[LogInfo, ...]:
+    def logs(self) -> tuple[LocalLog, ...]:
         """List the logs, the last grown first; empty if there is no such directory."""
-        return tuple(sorted(self._look(), key=lambda info: (-info.modified_ns, info.recording_id)))
+        return tuple(sorted(self._look(), key=newest_first))
 
-    def _look(self) -> Iterator[LogInfo]:
+    def remove(self, log: LogInfo) -> None:
+        """Remove a log; `FileNotFoundError` if it is gone."""
+        self.path(log.recording_id).unlink()
+
+    def _look(self) -> Iterator[LocalLog]:
         try:
             with os.scandir(self.directory) as entries:
                 for entry in entries:
@@ -77,11 +132,20 @@ class Store:
             return
 
 
-def _look_at(entry: os.DirEntry[str]) -> LogInfo | None:
-    if not entry.name.endswith(SUFFIX):
-        return None
-    recording_id = entry.name.removesuffix(SUFFIX)
-    if not is_recording_id(recording_id):
+def newest_first(log: LogInfo) -> tuple[int, str]:
+    """Return the sort key of a list of logs."""
+    return -log.modified_ns, log.recording_id
+
+
+def recording_id_in(name: str) -> str | None:
+    """Return the recording id in a log's file name; None for other files."""
+    recording_id = name.removesuffix(SUFFIX)
+    return recording_id if name != recording_id and is_recording_id(recording_id) else None
+
+
+def _look_at(entry: os.DirEntry[str]) -> LocalLog | None:
+    recording_id = recording_id_in(entry.name)
+    if recording_id is None:
         return None
     try:
         return _info_of(recording_id, Path(entry.path), entry.stat(follow_symlinks=False))
@@ -89,10 +153,10 @@ def _look_at(entry: os.DirEntry[str]) -> LogInfo | None:
         return None
 
 
-def _info_of(recording_id: str, path: Path, status: os.stat_result) -> LogInfo | None:
+def _info_of(recording_id: str, path: Path, status: os.stat_result) -> LocalLog | None:
     if not stat.S_ISREG(status.st_mode):
         return None
-    return LogInfo(
+    return LocalLog(
         recording_id=recording_id,
         path=path,
         inode=status.st_ino,

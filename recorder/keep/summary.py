@@ -21,8 +21,7 @@ from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX, HEADER_BYTES, MARK, MIB
 from ..format.records import Fields, Record, Value
 from ..read.places import end_of_blocks, records_of, unit_index
 from ..read.reader import find_head
-from ..read.scan import FileSource, Source, load_block
-from ..write.lock import is_held
+from ..read.scan import Source, load_block
 from .store import LogInfo
 
 State = Literal["open", "finished", "crashed", "unreadable"]
@@ -99,7 +98,7 @@ def summarize(info: LogInfo) -> Summary:
         file_bytes=info.file_bytes,
         modified_ms=info.modified_ns // _NS_PER_MS,
     )
-    source = FileSource(info.path)
+    source = info.open()
     try:
         head, _ = find_head(_Start(source), _ends_expansion(), tries_max=TRIES_MAX)
         known = _with_head(known, head.fields)
@@ -117,7 +116,7 @@ def as_of_now(summary: Summary, info: LogInfo) -> Summary:
     if summary.state == "finished":
         return summary
     try:
-        return attrs.evolve(summary, state="open") if is_held(info.path) else summary
+        return attrs.evolve(summary, state="open") if info.is_held() else summary
     except OSError:  # gone meanwhile, or not readable: unchanged
         return summary
 

@@ -27,7 +27,17 @@ from ..format.format import MIB, split_records
 from ..format.records import Record
 from .decoding import StoredRecord, decode, parse
 from .places import find_seq, hop, seq_at_time, seq_of_unit
-from .scan import Block, BytesSource, Damage, FileSource, Reason, Scanner, Source, load_block
+from .scan import (
+    Block,
+    BytesSource,
+    Damage,
+    FileSource,
+    OpenSource,
+    Reason,
+    Scanner,
+    Source,
+    load_block,
+)
 
 KEPT_BYTES_MAX: Final = 16 * MIB
 """Cost of the blocks kept for later references, far more than a writer remembers."""
@@ -65,13 +75,15 @@ class LogReader:
     head: Final[Record]
     head_source: Final[HeadSource]
 
-    def __init__(self, log: Path | bytes) -> None:
-        """Open a log, given as a path or its bytes, and find its session record.
+    def __init__(self, log: Path | bytes | OpenSource) -> None:
+        """Open a log, given as a path, its bytes or a source, and find its session record.
+
+        The reader closes the source, also on failure.
 
         `Unreadable`: no session record is left, or none was written yet; `OSError`: the file cannot
         be read.
         """
-        self._source = BytesSource(log) if isinstance(log, bytes) else FileSource(log)
+        self._source = _source_of(log)
         self._expansion: Final = Expansion(self._source.size)
         self._scanner: Final = Scanner(self._source, self._expansion)
         self._first_seqs: list[int] = []
@@ -254,6 +266,12 @@ class LogReader:
         if place is None:
             raise FormatError(f"record {seq}, which holds a blob, is lost")
         return place.offset, place.first_seq
+
+
+def _source_of(log: Path | bytes | OpenSource) -> OpenSource:
+    if isinstance(log, bytes):
+        return BytesSource(log)
+    return FileSource(log) if isinstance(log, Path) else log
 
 
 def _sound(stored: StoredRecord | FormatError | None) -> StoredRecord | None:

@@ -102,6 +102,14 @@ class Source(Protocol):
         ...
 
 
+class OpenSource(Source, Protocol):
+    """A source to be closed after use."""
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
 class FileSource:
     """A file, opened for reading; close it."""
 

@@ -64,7 +64,7 @@ def prune_command(
     else:
         _print(done, dry_run=dry_run)
     for failure in done.failed:
-        click.echo(f"{failure.info.path}: {failure.reason}", err=True)
+        click.echo(f"{failure.info.place}: {failure.reason}", err=True)
     sys.exit(1 if done.failed else 0)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from recorder.format.records import Record
-from recorder.keep.store import LogInfo
+from recorder.keep.store import LocalLog
 from recorder.keep.summary import summarize
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
@@ -86,7 +86,7 @@ def calls_of(log: Path) -> int:
     """The calls of its model in a log, by its summary; 0 without one."""
     try:
         status = log.stat()
-        info = LogInfo(
+        info = LocalLog(
             recording_id=log.name,
             path=log,
             inode=status.st_ino,

@@ -4,7 +4,7 @@
 |---|---|
 | `GET /api/recordings` | a page of the list, newest first; `?mode=&owner=&state=&reason=&session=&since_ms=&limit=&after=` |
 | `GET /api/recordings/{recording_id}` | the list's entry |
-| `DELETE /api/recordings/{recording_id}` | remove one that is not being written; for `admin` |
+| `DELETE /api/recordings/{recording_id}` | remove one that is not being written, here and in the store; for `admin` |
 | `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer |
@@ -13,6 +13,8 @@
 A key sees the recordings of its own name, `admin` all; others are a 404. A client's id is checked
 before it is used as a file name; the owner is read from the log. Only an operator removes: a leaked
 key must not destroy its traces.
+
+With an object store, the recordings in it are served as those of the folder are, each once.
 
 Files are read in threads. A list is made again only after ten times as long as it took.
 """  # noqa: E501 - a table
@@ -35,11 +37,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.values.modes import MODES
+from recorder.format.format import SUFFIX
+from recorder.keep.index import WITH_STORE_NAME, Index
 from recorder.keep.listing import Listing, Wanted, page_of
-from recorder.keep.store import Store
+from recorder.keep.remote import RemoteStore, StoredLog, logs_of
+from recorder.keep.store import LogInfo, Logs, Store
 from recorder.keep.summary import State, Summary, whole_bytes
-from recorder.read.scan import FileSource
-from recorder.write.lock import is_held
 
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
@@ -58,6 +61,10 @@ LIMIT_MAX: Final = 1000
 """Recordings on a page: 300 kB of JSON."""
 LISTING_REST: Final = 10
 """Making lists takes at most a tenth of a thread's time."""
+STORED_MAX: Final = 64
+"""Stored logs that are sent at once: each holds up to a mebibyte."""
+STORED_PER_KEY_MAX: Final = 16
+"""One client leaves most for the others."""
 TAILS_MAX: Final = 16
 """Each may hold 16 MiB of its log, and takes part of a thread."""
 TAILS_PER_KEY_MAX: Final = 4
@@ -71,20 +78,35 @@ PARAMETERS: Final = (
 
 
 class Recordings:
-    """The routes of one server's recordings; `directory` may be `None`: nothing is recorded."""
+    """The routes of one server's recordings.
 
-    def __init__(self, directory: Path | None, load_viewer: LoadViewer | None = None) -> None:
-        self._store = None if directory is None else Store(directory)
-        self._listing = None if self._store is None else Listing(self._store)
+    Args:
+        directory: None: nothing is recorded.
+        load_viewer: loads the page of a recording; None for no such page.
+        remote: the object store that also holds them; None for no store.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        load_viewer: LoadViewer | None = None,
+        remote: RemoteStore | None = None,
+    ) -> None:
+        self._logs: Logs | None = None
+        self._listing: Listing | None = None
+        if directory is not None:
+            self._logs = logs_of(Store(directory), remote)
+            self._listing = Listing(self._logs, Index(directory, WITH_STORE_NAME))
         self._views = None if load_viewer is None else Views(load_viewer)
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
         self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
+        self._stored = Places(STORED_MAX, STORED_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
-        if self._store is None:
+        if self._logs is None:
             return []
         one = "/api/recordings/{recording_id}"
         return [
@@ -129,24 +151,24 @@ class Recordings:
 
     async def check(self, request: Request) -> None:
         """Raise `HTTPException` unless the client may see the recording in the path (404)."""
-        if self._store is None:
+        if self._logs is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
         await self._found(request)
 
-    async def _found(self, request: Request) -> tuple[Summary, Path]:
+    async def _found(self, request: Request) -> tuple[Summary, LogInfo]:
         """The recording in the path, if the client may see it."""
         assert self._listing is not None
-        assert self._store is not None
         asked = request.path_params["recording_id"]
-        summary = await in_thread(partial(self._listing.find, asked))
-        if summary is None or not principal_of(request).may_see(summary.owner):
+        found = await in_thread(partial(self._listing.find, asked))
+        if found is None or not principal_of(request).may_see(found.summary.owner):
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording")
-        return summary, self._store.path(summary.recording_id)
+        return found.summary, found.info
 
     async def _remove(self, request: Request) -> Response:
-        _, path = await self._found(request)
+        assert self._logs is not None
+        _, info = await self._found(request)
         require_admin(principal_of(request))
-        if not await in_thread(partial(_unlink, path)):
+        if not await in_thread(partial(_remove, self._logs, info)):
             raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
         self._listed_until_s = -1.0
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -154,17 +176,19 @@ class Recordings:
     # -- the log ----------------------------------------------------------------------------------
 
     async def _send_log(self, request: Request) -> Response:
-        summary, path = await self._found(request)
+        summary, info = await self._found(request)
         with ExitStack() as opening:
-            file = await in_thread(partial(_LogFile, path, is_open=summary.state == "open"))
+            if isinstance(info, StoredLog):
+                opening.enter_context(self._stored.take(request))
+            file = await in_thread(partial(_LogFile, info, is_open=summary.state == "open"))
             opening.callback(file.close)
-            name = f'attachment; filename="{path.name}"'
+            name = f'attachment; filename="{info.recording_id}{SUFFIX}"'
             headers = {"Content-Disposition": name}
             return send_file(request, file, opening, headers, media_type="application/zstd")
 
     async def _send_live(self, request: Request) -> Response:
         check_names(request, LIVE_PARAMETERS)
-        _, path = await self._found(request)
+        _, info = await self._found(request)
         last_seen = request.headers.get("last-event-id", "")
         follows = int(last_seen[:18]) + 1 if last_seen.isascii() and last_seen.isdigit() else 0
         telling = Telling(
@@ -173,17 +197,17 @@ class Recordings:
             as_events="text/event-stream" in request.headers.get("accept", ""),
         )
         return Stream(
-            partial(tell, path, telling),
+            partial(tell, info, telling),
             opened=self._tails.take(request),
             headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
             media_type=telling.media_type,
         )
 
     async def _send_view(self, request: Request) -> Response:
-        _, path = await self._found(request)
+        _, info = await self._found(request)
         if self._views is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server has no viewer")
-        return await self._views.answer(request, path)
+        return await self._views.answer(request, info)
 
 
 def _page(
@@ -205,12 +229,12 @@ def _page(
 class _LogFile:
     """The bytes of an open log at this time; `etag` names them, because a log only grows."""
 
-    def __init__(self, path: Path, *, is_open: bool) -> None:
-        self._source = FileSource(path)
+    def __init__(self, info: LogInfo, *, is_open: bool) -> None:
+        self._source = info.open()
         try:
             size = whole_bytes(self._source) if is_open else self._source.size()
             self.size = size
-            self.etag = f'"{path.stat().st_ino:x}-{size:x}"'
+            self.etag = f'"{info.inode:x}-{size:x}"'
         except BaseException:
             self.close()
             raise
@@ -225,11 +249,11 @@ class _LogFile:
         self._source.close()
 
 
-def _unlink(path: Path) -> bool:
+def _remove(logs: Logs, info: LogInfo) -> bool:
     """Remove a log, unless it is being written."""
-    if is_held(path):
+    if info.is_held():
         return False
-    path.unlink()
+    logs.remove(info)
     return True
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -25,10 +24,10 @@ import pybase64
 from recorder.format.errors import Unreadable
 from recorder.format.records import FRAME_KINDS, Record, Value
 from recorder.format.spans import extract
+from recorder.keep.store import LogInfo
 from recorder.keep.summary import State
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from recorder.write.lock import is_held
 
 from .streaming import Write
 
@@ -64,10 +63,10 @@ class Telling:
         return f"{name}data: {text}\n\n".encode()
 
 
-async def tell(path: Path, telling: Telling, write: Write) -> None:
+async def tell(info: LogInfo, telling: Telling, write: Write) -> None:
     """Send a log to its end, or until cancelled; raises `OSError` if it becomes unreadable."""
     in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
-    tail = _Tail(path, telling)
+    tail = _Tail(info, telling)
     told_s = anyio.current_time()
     try:
         while not tail.is_over:
@@ -87,8 +86,8 @@ async def tell(path: Path, telling: Telling, write: Write) -> None:
 class _Tail:
     """A log that is sent; used by one thread at a time."""
 
-    def __init__(self, path: Path, telling: Telling) -> None:
-        self._path = path
+    def __init__(self, info: LogInfo, telling: Telling) -> None:
+        self._info = info
         self._telling = telling
         self._reader: LogReader | None = None
         self._items: Iterator[Record | Damage] | None = None
@@ -122,14 +121,14 @@ class _Tail:
 
     def _is_held(self) -> bool:
         try:
-            return is_held(self._path)
+            return self._info.is_held()
         except FileNotFoundError:  # it was removed: the open file can still be read
             return False
 
     def _begin(self) -> Iterator[Record | Damage]:
         if self._reader is None:
             try:
-                self._reader = LogReader(self._path)
+                self._reader = LogReader(self._info.open())
             except (Unreadable, FileNotFoundError):  # or its head is not written yet
                 return iter(())
             if self._telling.from_seq:

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
-from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Final
 
@@ -20,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from recorder.keep.store import LogInfo
 from recorder.read.reader import LogReader
 
 from ..settings.bounds import MIB
@@ -63,7 +63,7 @@ class Views:
         self._making = Places(MAKING_MAX, MAKING_PER_KEY_MAX)
         self._held = Places(HELD_MAX, HELD_PER_KEY_MAX)
 
-    async def answer(self, request: Request, path: Path) -> Response:
+    async def answer(self, request: Request, info: LogInfo) -> Response:
         """Make the page of a log, and an answer that sends it.
 
         `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
@@ -75,7 +75,7 @@ class Views:
             opening.callback(page.close)
             with self._making.take(request):
                 viewer = await in_thread(self._load_viewer)
-                with await in_thread(partial(LogReader, path)) as reader:
+                with await in_thread(lambda: LogReader(info.open())) as reader:
                     pieces = viewer.page_of(reader)
                     # A step at a time, so that it can be cancelled.
                     while await in_thread(partial(page.take_from, pieces)):

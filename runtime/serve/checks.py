@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from recorder.keep.remote import RemoteStore, StoreError
 
 from ..access.hosts import is_loopback
 from ..access.keyfile import KeyFileError, read_key_file
@@ -26,7 +29,7 @@ NOTICE_CHARS_MAX: Final = 2_000
 def check(settings: Settings) -> None:
     """Raise `ConfigError` if settings do not fit together, or name a missing file."""
     problems = [*_access(settings), *_tls(settings), *_models(settings)]
-    problems += [*_voices(settings), *_static(settings), *_notice(settings)]
+    problems += [*_voices(settings), *_static(settings), *_notice(settings), *_store(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
             f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
@@ -112,6 +115,22 @@ def _notice(settings: Settings) -> Iterator[str]:
     text = settings.recording_notice or ""
     if len(text) > NOTICE_CHARS_MAX:
         yield f"recording_notice: {len(text)} characters, at most {NOTICE_CHARS_MAX}"
+
+
+def _store(settings: Settings) -> Iterator[str]:
+    url, folder = settings.store, settings.record_to
+    if url is None:
+        return
+    if folder is None:
+        yield "store: nothing is recorded that could be stored; leave out --no-record"
+        return
+    try:
+        RemoteStore.open(url)
+    except StoreError as error:
+        yield f"store: {error}"
+    place = urlsplit(url)
+    if place.scheme == "file" and Path(unquote(place.path)).resolve() == folder.resolve():
+        yield f"store: {url} is the folder of the recordings itself, record_to"
 
 
 def _can_be_read(path: Path) -> bool:

@@ -8,13 +8,17 @@ the model: until it is loaded, sessions are refused with `service_unavailable`.
 from __future__ import annotations
 
 import time
+from functools import partial
 
+import anyio
+import anyio.to_thread
 import attrs
 from starlette.types import ASGIApp
 
 from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
 from protocol.values.messages import EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
+from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder
 
 from ..access.gate import Denied, open_gate
@@ -37,6 +41,7 @@ from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
 from .retention import make_retainer
 from .routing import NotServedError, Route, route
+from .uploading import make_uploader
 
 
 class Gateway:
@@ -46,6 +51,7 @@ class Gateway:
         settings: the keys that they name are read here.
         recorder: writes the logs; None where nothing is recorded.
         load_viewer: loads the page of a recording; None for no such page.
+        remote: the object store of the recordings; None for no store.
 
     Attributes:
         server: None while the model loads.
@@ -65,6 +71,7 @@ class Gateway:
         recorder: Recorder | None = None,
         load_viewer: LoadViewer | None = None,
         voices: VoiceLibrary | None = None,
+        remote: RemoteStore | None = None,
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
@@ -72,7 +79,9 @@ class Gateway:
         self._recorder = None if settings.record_to is None else recorder
         self._load_viewer = load_viewer
         self._voices = voices
-        self._retainer = make_retainer(settings)
+        self._remote = remote
+        self._uploader = make_uploader(settings, remote)
+        self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()
         self.server: Server | None = None
         self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
@@ -80,7 +89,7 @@ class Gateway:
     def app(self) -> ASGIApp:
         """Make the application for requests other than WebSockets."""
         api = Api(lambda: self.server, self.status, self.sight.metrics)
-        recordings = Recordings(self._settings.record_to, self._load_viewer)
+        recordings = Recordings(self._settings.record_to, self._load_viewer, self._remote)
         marks = Marks(lambda: self.server, recordings)
         voices = Voices(self._voices, self._settings.default_voice)
         folder = self._settings.static
@@ -106,6 +115,19 @@ class Gateway:
         """Remove recordings past their bounds; runs until cancelled."""
         if self._retainer is not None:
             await self._retainer.run()
+
+    async def store_recordings(self) -> None:
+        """Copy recordings to the object store; runs until cancelled."""
+        if self._uploader is not None:
+            await self._uploader.run()
+
+    async def finish(self) -> None:
+        """Send the last spans, and store the last recordings; the caller bounds the time."""
+        async with anyio.create_task_group() as tasks:
+            close = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+            tasks.start_soon(close, self.sight.close)
+            if self._uploader is not None:
+                tasks.start_soon(self._uploader.finish)
 
     # -- how the server stands ------------------------------------------------------------------
 
@@ -135,6 +157,7 @@ class Gateway:
             listener=self._counters.statistics(),
             workers=None if server is None else server.workers.statistics,
             retention=None if self._retainer is None else self._retainer.statistics,
+            store={} if self._uploader is None else attrs.asdict(self._uploader.statistics),
             denied=self._gate.denials.counts,
             max_queue_size=self._settings.queue_max,
             running_tasks=() if server is None else server.admission.running(),

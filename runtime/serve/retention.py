@@ -1,7 +1,8 @@
 """Keeps a server's recordings within the operator's bounds, and counts them.
 
 It runs `antiphon prune` at the start and every ten minutes, in a thread; without bounds it only
-counts. A log that cannot be removed is reported, and tried again.
+counts. A log that cannot be removed is reported, and tried again. With an object store, a log stays
+until the store has it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import anyio
 import anyio.to_thread
 
 from recorder.keep.retention import Retention, RetentionStatistics, prune
-from recorder.keep.store import Store
+from recorder.keep.store import LogInfo, Store
 
 from ..settings.settings import Settings
+from .uploading import Uploader
 
 PERIOD_S: Final = 600.0
 """Sixty-four speaking sessions record 6 GB in that time: a bound of size needs that room."""
@@ -30,13 +32,26 @@ _logger = logging.getLogger("antiphon.server")
 
 
 class Retainer:
-    """Keeps the recordings of one server; `clock` gives seconds since the epoch."""
+    """Keeps the recordings of one server.
+
+    Args:
+        directory: the recordings.
+        retention: what to keep.
+        may_go: whether a log that is due may be removed; blocking.
+        clock: seconds since the epoch.
+    """
 
     def __init__(
-        self, directory: Path, retention: Retention, *, clock: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        retention: Retention,
+        *,
+        may_go: Callable[[LogInfo], bool] = lambda _: True,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = Store(directory)
         self._retention = retention
+        self._may_go = may_go
         self._clock = clock
         self.statistics = RetentionStatistics()
 
@@ -48,7 +63,9 @@ class Retainer:
 
     async def look(self) -> None:
         """Prune once, and count the rest."""
-        work = partial(prune, self._store, self._retention, now_s=self._clock())
+        work = partial(
+            prune, self._store, self._retention, now_s=self._clock(), may_go=self._may_go
+        )
         try:
             # A disk that hangs must not keep the server from ending.
             done = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
@@ -63,11 +80,11 @@ class Retainer:
         if done.failed:
             first = done.failed[0]
             text = "%d recordings cannot be removed; %s: %s"
-            _logger.error(text, len(done.failed), first.info.path, first.reason)
+            _logger.error(text, len(done.failed), first.info.place, first.reason)
 
 
-def make_retainer(settings: Settings) -> Retainer | None:
-    """Make the retainer; None where nothing is recorded."""
+def make_retainer(settings: Settings, uploader: Uploader | None = None) -> Retainer | None:
+    """Make the retainer; None where nothing is recorded. `uploader`: logs stay until stored."""
     if settings.record_to is None:
         return None
     days, megabytes = settings.record_keep_days, settings.record_keep_mb
@@ -75,4 +92,6 @@ def make_retainer(settings: Settings) -> Retainer | None:
         age_s_max=None if days is None else days * DAY_S,
         bytes_max=None if megabytes is None else megabytes * MB,
     )
-    return Retainer(settings.record_to, retention)
+    if uploader is None:
+        return Retainer(settings.record_to, retention)
+    return Retainer(settings.record_to, retention, may_go=uploader.is_stored)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
+from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder, RecorderPolicy
 
 from ..access.keyfile import KeyFileError
@@ -41,7 +42,7 @@ from .gateway import Gateway
 from .stopping import End, OnStopping, watch_signals
 
 LAST_WAIT_S: Final = 10.0
-"""For the last spans, after all sessions ended and their logs are closed."""
+"""For the last spans and uploads, after all sessions ended and their logs are closed."""
 
 _logger = logging.getLogger("antiphon.server")
 
@@ -71,16 +72,17 @@ async def run(
         on_stopping: called when all sessions are over or cut off; no session waits for a thread
             that still hangs in the model.
 
-    `CannotServeError`: the port, the log folder, the model, the keys or the certificate is not
-    available; or the device was lost meanwhile.
+    `CannotServeError`: the port, the log folder, the object store, the model, the keys or the
+    certificate is not available; or the device was lost meanwhile.
     """
     counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
+    remote = await _store(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     try:
         settings, logs_ending_max = allow_open_files(settings)
-        gateway = _gateway(settings, counters, recorder, load_viewer, voices)
+        gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
         keep_what_is_freed()
         listeners = await _bind(settings)
         async with anyio.create_task_group() as tasks:
@@ -89,6 +91,7 @@ async def run(
             on_bound(await tasks.start(serve_port, listeners))
             tasks.start_soon(gateway.watch_keys)
             tasks.start_soon(gateway.keep_recordings)
+            tasks.start_soon(gateway.store_recordings)
             end = End(settings, tasks, on_stopping)
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             try:
@@ -130,12 +133,26 @@ def _voices(settings: Settings) -> VoiceLibrary | None:
     return None if settings.voices is None else VoiceLibrary(settings.voices)
 
 
+async def _store(settings: Settings) -> RemoteStore | None:
+    """Open the object store, and list it: it cannot be seen otherwise whether it is usable."""
+    if settings.store is None or settings.record_to is None:
+        return None
+    try:
+        remote = RemoteStore.open(settings.store)
+        await anyio.to_thread.run_sync(remote.check, abandon_on_cancel=True)
+    except OSError as error:
+        raise CannotServeError(f"cannot use the object store {error}") from error
+    return remote
+
+
 def _gateway(
     settings: Settings,
     counters: Counters,
     recorder: Recorder,
     load_viewer: LoadViewer | None,
+    *,
     voices: VoiceLibrary | None,
+    remote: RemoteStore | None,
 ) -> Gateway:
     try:
         return Gateway(
@@ -144,6 +161,7 @@ def _gateway(
             recorder=recorder,
             load_viewer=load_viewer,
             voices=voices,
+            remote=remote,
         )
     except (KeyFileError, TracesMissingError, ValueError) as error:
         raise CannotServeError(str(error)) from error
@@ -174,12 +192,12 @@ def _has_files(logs_ending_max: int, recorder: Recorder, gateway: Gateway) -> bo
 
 
 async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
-    """Close the logs and send the last spans, even when cancelled."""
+    """Close the logs, send the last spans and store the last logs, even when cancelled."""
     with anyio.CancelScope(shield=True):
         await recorder.aclose()
         if gateway is not None:
             with anyio.move_on_after(LAST_WAIT_S):
-                await anyio.to_thread.run_sync(gateway.sight.close, abandon_on_cancel=True)
+                await gateway.finish()
 
 
 async def _bind(settings: Settings) -> list[listener.SocketListener]:

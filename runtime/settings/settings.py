@@ -272,6 +272,14 @@ class Settings:
         high=MEGABYTES_MAX,
         unset="the size of the disk",
     )
+    store: str | None = setting(
+        None,
+        "URL of an object store that takes all finished logs: s3://BUCKET/PREFIX, gs://, az:// or "
+        "file:/// (antiphon[store]), with credentials from the environment. Logs are removed from "
+        "the folder only after that.",
+        _RECORDING,
+        unset="logs stay in the folder",
+    )
 
     keys: Path | None = setting(
         None,

@@ -87,6 +87,15 @@ RECORDINGS_REMOVED_BYTES: Final = _count("recordings_removed_bytes", "What these
 REMOVALS_FAILED: Final = _count(
     "recordings_removals_failed", "Times that a log should have been removed and could not be."
 )
+STORED: Final = _count("recordings_stored", "Logs copied to the object store, and read back.")
+STORED_BYTES: Final = _count("recordings_stored_bytes", "Their bytes.")
+STORE_WAITING: Final = _gauge(
+    "recordings_store_waiting", "Complete logs of the folder that the object store does not have."
+)
+STORE_FAILURES: Final = _count(
+    "recordings_store_failures",
+    "Failed uploads, and requests that the object store refused or did not answer.",
+)
 
 RECORDER: Final = {
     "logs": RECORDER_LOGS,
@@ -96,6 +105,13 @@ RECORDER: Final = {
     "failures": RECORDER_FAILURES,
 }
 """By the names of `RecorderStatistics`."""
+STORE: Final = {
+    "uploaded": STORED,
+    "uploaded_bytes": STORED_BYTES,
+    "waiting": STORE_WAITING,
+    "failures": STORE_FAILURES,
+}
+"""By the names of `StoreStatistics`."""
 ALL: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
@@ -139,6 +155,9 @@ class ServerGauges(Collector):
                 yield _family(metric, {NO_LABELS: status.recorder[name]})
         if status.retention is not None:
             yield from _of_recordings(status.retention)
+        for name, metric in STORE.items():
+            if name in status.store:
+                yield _family(metric, {NO_LABELS: status.store[name]})
 
 
 def _of_sessions(status: ServerStatus) -> Iterator[Family]:

@@ -36,6 +36,7 @@ def status_json(status: ServerStatus) -> dict[str, Any]:
         "workers": None if workers is None else attrs.asdict(workers),
         "recorder": dict(status.recorder),
         "retention": None if status.retention is None else attrs.asdict(status.retention),
+        "store": dict(status.store),
         "listener": None if status.listener is None else _listener_json(status.listener),
         "denied": dict(status.denied),
         "sessions": [session_json(session) for session in status.sessions],

@@ -90,6 +90,7 @@ class ServerStatus:
         recorder: the `RecorderStatistics` by name; empty where nothing is recorded.
         listener: the port's counts; None where unknown.
         retention: the recordings; None where nothing is recorded.
+        store: the `StoreStatistics` by name; empty without an object store.
     """
 
     readiness: str
@@ -106,6 +107,7 @@ class ServerStatus:
     listener: Statistics | None = None
     workers: WorkersStatistics | None = None
     retention: RetentionStatistics | None = None
+    store: Mapping[str, int] = MappingProxyType({})
     denied: Mapping[Reason, int] = MappingProxyType({})
     max_queue_size: int = 0
     running_tasks: tuple[RunningTask, ...] = ()

@@ -89,6 +89,7 @@ def server_status(*sessions: SessionStatus, **fields: Any) -> ServerStatus:
         "retention": RetentionStatistics(
             logs=7, file_bytes=900, removed={"age": 2}, removed_bytes=300, failures=1
         ),
+        "store": {"uploaded": 5, "uploaded_bytes": 800, "failures": 2, "waiting": 1},
     }
     return ServerStatus(**{**given, **fields})  # type: ignore[arg-type]
 
@@ -124,6 +125,8 @@ def test_a_server_s_state_is_told() -> None:
     removed = [seen("recordings_removed_total", cause=cause) for cause in ("age", "size")]
     assert (removed, seen("recordings_removed_bytes_total")) == ([2, 0], 300)
     assert seen("recordings_removals_failed_total") == 1
+    stored = ("stored_total", "stored_bytes_total", "store_failures_total", "store_waiting")
+    assert [seen(f"recordings_{name}") for name in stored] == [5, 800, 2, 1]
     assert [seen("workers", state=state) for state in ("serving", "condemned")] == [1, 1]
     assert (seen("workers_replaced_total"), seen("worker_loads_failed_total")) == (3, 5)
     assert seen("build_info", version="1.2.3", model="tiny", speech="on") == 1
