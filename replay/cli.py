@@ -45,13 +45,12 @@ from .shared.commands import (
     records_of,
 )
 from .shared.progress import Watch, calls_of, progress, size_of
+from .shared.recordings import LogType
 from .story.inspect import inspect
 from .story.inspection import to_json
 
-_LOG: Final = click.argument("log", type=click.Path(path_type=Path))
-_LOGS: Final = click.argument(
-    "logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+_LOG: Final = click.argument("log", type=LogType())
+_LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=LogType())
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _CONVERTER: Final = Converter()
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ..library import text as shared_text
 from ..shared.commands import HELP, opened_log, print_json, records_of
+from ..shared.recordings import LogType
 from .compare import compare
 from .report import DiffReport
 from .text import diff_lines
@@ -26,8 +27,8 @@ _CONVERTER: Final = Converter()
 
 
 @click.command("diff", context_settings=HELP)
-@click.argument("log_a", metavar="A", type=click.Path(path_type=Path))
-@click.argument("log_b", metavar="B", type=click.Path(path_type=Path))
+@click.argument("log_a", metavar="A", type=LogType())
+@click.argument("log_b", metavar="B", type=LogType())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
     """Compare the sessions in the logs A and B, unit by unit, the first difference first.

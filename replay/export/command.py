@@ -24,13 +24,13 @@ from ..shared.commands import (
     unwritable,
 )
 from ..shared.progress import progress
-from ..shared.recordings import show_bytes, show_seconds
+from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
 from .moments import TooLongError
 from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
 
 
 @click.command("export", context_settings=HELP)
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=LogType())
 @click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
 @click.option(
     "--output",
@@ -76,7 +76,7 @@ def export_command(
     to_stdout = str(output) == "-"
     if to_stdout and chosen not in STREAMS:
         raise click.UsageError(f"{chosen} needs a file, not stdout")
-    target = output or log.with_name(f"{log.name.removesuffix(SUFFIX)}.{chosen}")
+    target = output or next_to(log, f"{log.name.removesuffix(SUFFIX)}.{chosen}")
     refuse_log_as_output(target, [log])
     try:
         with opened_log(log) as reader:

@@ -10,57 +10,74 @@ from typing import Final
 import click
 from rich.console import Console
 
+from recorder.keep.remote import RemoteStore, StoreError, logs_of
 from recorder.keep.retention import FRESH_S, Pruned, Removal, Retention, prune
-from recorder.keep.store import Store
+from recorder.keep.store import Logs, Store
 
-from ..shared.commands import HELP, complaint, print_json
-from ..shared.recordings import FolderUnusableError, SizeType, SpanType, show_bytes, show_moment
+from ..shared.commands import HELP, complaint, print_json, reason
+from ..shared.recordings import (
+    FolderUnusableError,
+    SizeType,
+    SpanType,
+    logs_at,
+    show_bytes,
+    show_moment,
+)
 
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
 
 
 @click.command("prune", context_settings=HELP)
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("place", metavar="DIR|URL")
+@click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
 @click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
 @click.option("--larger-than", type=SizeType(), help="The oldest, while all take more: 50GB.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def prune_command(
     *,
-    directory: Path,
+    place: str,
+    store: str | None,
     older_than: float | None,
     larger_than: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove recorded sessions from DIRECTORY, the oldest first: by age, by total size, or both.
+    """Remove recorded sessions, the oldest first: by age, by total size, or both.
+
+    They are removed from a folder, or under a URL of an object store; with --store from both, each
+    recording counted once. In a store, age counts from the upload.
 
     A log that is being written is never removed, nor is one that changed within the last minute.
-    Only session logs of the folder itself are touched. A removed log is gone.
+    Only session logs of the folder or prefix itself are touched. A removed log is gone.
 
     \b
     Examples:
       antiphon prune recordings --older-than 30d --dry-run
       antiphon prune recordings --older-than 30d --larger-than 50GB
+      antiphon prune recordings --store s3://bucket/prefix --older-than 90d
 
     \b
     Exit codes:
       0  done, even if no log was removed
       1  some logs could not be removed
-      2  the folder cannot be read, or neither an age nor a size is given
+      2  the folder or the store cannot be read, or neither an age nor a size is given
     """  # noqa: D301 - click takes a backspace to keep the lines
     if older_than is None and larger_than is None:
         raise click.UsageError("say what may go: --older-than SPAN, --larger-than SIZE, or both")
     retention = Retention(age_s_max=older_than, bytes_max=larger_than)
-    if not directory.is_dir():
-        raise FolderUnusableError(f"{directory}: there is no such folder")
+    logs = logs_at(place)
+    if store is not None:
+        logs = _both(logs, store)
     try:
-        done = prune(Store(directory), retention, now_s=time.time(), dry_run=dry_run)
+        done = prune(logs, retention, now_s=time.time(), dry_run=dry_run)
+    except StoreError as error:
+        raise FolderUnusableError(reason(error)) from error
     except OSError as error:
-        raise FolderUnusableError(complaint(error, directory)) from error
+        raise FolderUnusableError(complaint(error, Path(place))) from error
     if as_json:
-        print_json(_body(directory, done, dry_run))
+        print_json(_body(place, done, dry_run))
     else:
         _print(done, dry_run=dry_run)
     for failure in done.failed:
@@ -68,9 +85,22 @@ def prune_command(
     sys.exit(1 if done.failed else 0)
 
 
-def _body(directory: Path, done: Pruned, dry_run: bool) -> dict[str, object]:
+def _both(local: Logs, url: str) -> Logs:
+    if not isinstance(local, Store):
+        raise click.UsageError("--store is for a folder; or prune the URL itself")
+    remote = logs_at(url)
+    if not isinstance(remote, RemoteStore):
+        raise click.UsageError(f"--store {url}: no URL of a store")
+    try:
+        remote.check()
+    except StoreError as error:
+        raise FolderUnusableError(reason(error)) from error
+    return logs_of(local, remote)
+
+
+def _body(place: str, done: Pruned, dry_run: bool) -> dict[str, object]:
     return {
-        "directory": str(directory),
+        "directory": place,
         "dry_run": dry_run,
         "removed": [_removal_json(removal) for removal in done.removed],
         "freed_bytes": done.freed_bytes,

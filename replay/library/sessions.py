@@ -1,4 +1,4 @@
-"""The command `antiphon sessions`: the recorded sessions of a folder, newest first.
+"""The command `antiphon sessions`: the recorded sessions of a folder or a store, newest first.
 
 Only the head and the tail of each log are read, once; an index in the folder keeps them.
 """
@@ -19,14 +19,16 @@ from rich.text import Text
 
 from protocol.values.modes import Mode
 from recorder.keep.listing import Listing, Wanted
-from recorder.keep.store import Store
+from recorder.keep.remote import StoreError
 from recorder.keep.summary import State, Summary
 
 from ..shared.commands import HELP, complaint, print_json
+from ..shared.commands import reason as reason_of
 from ..shared.progress import count
 from ..shared.recordings import (
     FolderUnusableError,
     SinceType,
+    logs_at,
     show_bytes,
     show_moment,
     show_span,
@@ -58,7 +60,7 @@ CELL_CHARS_MAX: Final = 20
 
 
 @click.command("sessions", context_settings=HELP)
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("place", metavar="DIR|URL")
 @click.option("--since", type=SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC).")
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
 @click.option("--owner", metavar="KEY", help="Only of this key; '' means without a key.")
@@ -69,7 +71,7 @@ CELL_CHARS_MAX: Final = 20
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sessions_command(
     *,
-    directory: Path,
+    place: str,
     since: float | datetime | None,
     mode: str | None,
     owner: str | None,
@@ -79,24 +81,27 @@ def sessions_command(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List the recorded sessions in DIRECTORY, newest first.
+    """List the recorded sessions in a folder or under a URL of an object store, newest first.
 
     The list is made from the head and the tail of each log, so a log that is listed as finished may
     still be damaged in between: `antiphon verify` checks. A log without an end is `open` while a
     server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
 
-    The list is cached in DIRECTORY/.index.sqlite, which may be deleted at any time.
+    The list of a folder is cached in its .index.sqlite, which may be deleted at any time. A store
+    (s3://, gs://, az://, file://) needs antiphon[store] and has no such cache: each log costs two
+    requests.
 
     \b
     Examples:
       antiphon sessions recordings --since 1d --state crashed
       antiphon sessions recordings --owner anna --json | jq '.logs[].recording_id'
       antiphon sessions recordings --find sess_5f1d0c6a9b27
+      antiphon sessions s3://bucket/prefix --since 1d
 
     \b
     Exit codes:
       0  listed, even if there are no logs
-      2  the folder cannot be read
+      2  the folder or the store cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
     wanted = Wanted(
         since_ms=None if since is None else since_ms(since, time.time()),
@@ -106,26 +111,27 @@ def sessions_command(
         reason=reason,
         session=find,
     )
-    found = [it for it in _listed(directory) if wanted.takes(it)]
+    found = [it for it in _listed(place) if wanted.takes(it)]
     if as_json:
-        print_json(_body(directory, found, limit))
+        print_json(_body(place, found, limit))
     else:
         _print(found, limit or ROWS_MAX)
 
 
-def _listed(directory: Path) -> Sequence[Summary]:
+def _listed(place: str) -> Sequence[Summary]:
+    logs = logs_at(place)
     try:
         with count("reading logs") as on_read:
-            if not directory.is_dir():
-                raise FolderUnusableError(f"{directory}: there is no such folder")
-            return Listing(Store(directory)).refresh(on_read)
+            return Listing(logs).refresh(on_read)
+    except StoreError as error:
+        raise FolderUnusableError(reason_of(error)) from error
     except OSError as error:
-        raise FolderUnusableError(complaint(error, directory)) from error
+        raise FolderUnusableError(complaint(error, Path(place))) from error
 
 
-def _body(directory: Path, found: Sequence[Summary], limit: int | None) -> dict[str, object]:
+def _body(place: str, found: Sequence[Summary], limit: int | None) -> dict[str, object]:
     return {
-        "directory": str(directory),
+        "directory": place,
         "found_logs": len(found),
         "found_bytes": sum(it.file_bytes for it in found),
         "logs": [attrs.asdict(it) for it in found[:limit]],

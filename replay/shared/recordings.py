@@ -1,4 +1,6 @@
-"""Amounts and times, as people write and read them.
+"""Logs, amounts and times, as people write and read them.
+
+A log is a file, or the URL of one in an object store, which is downloaded while the command runs.
 
 A time span (`30d`) and a size (`50GB`, `512MiB`) need a unit: a bare number would be a guess, and
 some commands delete. Moments are in UTC, as in recording ids.
@@ -6,13 +8,25 @@ some commands delete. Moments are in UTC, as in recording ids.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Final
 
 import click
 
 from protocol.values.limits import NS_PER_MS, NS_PER_S
+from recorder.format.format import SUFFIX
+from recorder.keep.remote import RemoteStore, StoredLog, StoreError, find_by_url, is_url
+from recorder.keep.store import Logs, Store
+from recorder.write.disk import FILE_MODE
+from recorder.write.files import PART_PREFIX
+
+from .commands import LogUnusableError, reason
+from .progress import progress
 
 SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 BYTES_OF: Final = {
@@ -29,6 +43,60 @@ class FolderUnusableError(click.ClickException):
     """A folder that cannot be read."""
 
     exit_code = 2
+
+
+class LogType(click.ParamType[Path]):
+    """A log: its path, or its URL in an object store; then the path of a copy."""
+
+    name = "path"
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,  # noqa: ARG002 - click gives it
+        ctx: click.Context | None,
+    ) -> Path:
+        """Download a log that is named by its URL, until the command ends."""
+        text = os.fspath(value) if isinstance(value, Path) else str(value)
+        if not is_url(text) or ctx is None or ctx.resilient_parsing:
+            return Path(text)
+        try:
+            return _download(find_by_url(text), ctx)
+        except StoreError as error:
+            raise LogUnusableError(str(error)) from error
+        except OSError as error:
+            raise LogUnusableError(f"{error.filename or text}: {reason(error)}") from error
+
+
+def _download(log: StoredLog, ctx: click.Context) -> Path:
+    free_bytes = shutil.disk_usage(gettempdir()).free
+    if log.file_bytes > free_bytes:
+        free, needed = show_bytes(free_bytes), show_bytes(log.file_bytes)
+        raise StoreError(f"{log.place}: it takes {needed}, and {gettempdir()} has {free} left")
+    # The root's end comes even if another argument is wrong.
+    folder = Path(ctx.find_root().with_resource(TemporaryDirectory(prefix=PART_PREFIX)))
+    path = folder / (log.recording_id + SUFFIX)
+    with path.open("xb") as file, progress(log.file_bytes, "download") as watch:
+        path.chmod(FILE_MODE)
+        log.remote.fetch(log, file, watch)
+    return path
+
+
+def next_to(log: Path, name: str) -> Path:
+    """Where a command writes a file about a log; in this directory if the log was downloaded."""
+    return Path(name) if log.parent.name.startswith(PART_PREFIX) else log.with_name(name)
+
+
+def logs_at(place: str) -> Logs:
+    """The logs of a folder, or under the URL of an object store; raises `FolderUnusableError`."""
+    if not is_url(place):
+        if not Path(place).is_dir():
+            raise FolderUnusableError(f"{place}: there is no such folder")
+        return Store(Path(place))
+    try:
+        return RemoteStore.open(place)
+    except OSError as error:
+        raise FolderUnusableError(reason(error)) from error
 
 
 class SpanType(click.ParamType[float]):

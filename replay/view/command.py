@@ -30,7 +30,7 @@ from ..shared.commands import (
     unwritable,
 )
 from ..shared.progress import progress
-from ..shared.recordings import show_bytes
+from ..shared.recordings import LogType, next_to, show_bytes
 from .document import page_of
 from .findings import Comparison, comparison_of
 
@@ -40,12 +40,12 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @click.command("view", context_settings=HELP)
-@click.argument("log", type=_PATH)
+@click.argument("log", type=LogType())
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
-@click.option("--diff", "other", metavar="OTHER", type=_PATH, help="Show where OTHER differs.")
+@click.option("--diff", "other", metavar="OTHER", type=LogType(), help="Show where OTHER differs.")
 def view_command(
     *,
     log: Path,
@@ -67,13 +67,14 @@ def view_command(
       antiphon view sessions/rec-000002.session.zst --open
       antiphon view crash.session.zst --replay -o crash.html
       antiphon view parent.session.zst --diff fork.session.zst
+      antiphon view s3://bucket/prefix/rec-000002
 
     \b
     Exit codes:
       0  written; a log with damage is shown with gaps
       2  a log cannot be read, or the page cannot be written
     """  # noqa: D301 - click takes a backspace to keep the lines
-    target = output or log.with_name(log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
+    target = output or next_to(log, log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
     is_stdout = str(target) == STDOUT
     if is_stdout and opens:
         raise click.UsageError("--open needs a file to open, not stdout")
