@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -28,6 +29,8 @@ from .store import LocalLog, LogInfo, Logs, Store, newest_first, recording_id_in
 if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
+
+T = TypeVar("T")
 
 SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
 """Of a store's URL; `memory` lasts as long as its process, and is for tests."""
@@ -44,6 +47,8 @@ READ_BYTES_MIN: Final = 64 * 1024
 """Read at once: the head or the tail of most logs."""
 READ_BYTES_MAX: Final = MIB
 """Read at once from a log that is read on and on: each reader holds so much."""
+AWAY_S: Final = 60.0
+"""A store that hangs takes a minute of a thread for each request; clients make many."""
 REASON_CHARS_MAX: Final = 300
 """Of a store's error: its first line, not its answer."""
 
@@ -282,25 +287,31 @@ def _hash_of(log: LogInfo) -> bytes:
 class KeptLogs:
     """The logs of a directory and of a store, each recording once, the local log first.
 
-    A store that does not answer keeps its last list; removing takes away both.
+    A store that does not answer keeps its last list, and is asked again after `AWAY_S`; removing
+    takes away both. `clock` gives monotonic seconds.
     """
 
-    def __init__(self, local: Store, remote: RemoteStore) -> None:
+    def __init__(
+        self, local: Store, remote: RemoteStore, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._local = local
         self._remote = remote
+        self._clock = clock
         self._listed: tuple[StoredLog, ...] = ()
+        self._away_until_s = float("-inf")
 
     def logs(self) -> tuple[LogInfo, ...]:
         """List the logs, the last grown or stored first."""
         with suppress(StoreError):
-            self._listed = self._remote.logs()
+            self._listed = self._ask(self._remote.logs)
         each: dict[str, LogInfo] = {log.recording_id: log for log in self._listed}
         each.update((log.recording_id, log) for log in self._local.logs())
         return tuple(sorted(each.values(), key=newest_first))
 
     def find(self, recording_id: str) -> LogInfo | None:
         """Return one log, or None; `recording_id` may be untrusted text."""
-        return self._local.find(recording_id) or self._remote.find(recording_id)
+        here = self._local.find(recording_id)
+        return here or self._ask(lambda: self._remote.find(recording_id))
 
     def remove(self, log: LogInfo) -> None:
         """Remove the local log, then the stored one."""
@@ -308,6 +319,15 @@ class KeptLogs:
         for each in (self._local, self._remote):
             with suppress(FileNotFoundError):
                 each.remove(log)
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        if self._clock() < self._away_until_s:
+            raise StoreError(f"{self._remote.url}: it failed less than {AWAY_S:g} s ago")
+        try:
+            return request()
+        except StoreError:
+            self._away_until_s = self._clock() + AWAY_S
+            raise
 
 
 def logs_of(local: Store, remote: RemoteStore | None) -> Logs:

@@ -61,9 +61,13 @@ LIMIT_MAX: Final = 1000
 """Recordings on a page: 300 kB of JSON."""
 LISTING_REST: Final = 10
 """Making lists takes at most a tenth of a thread's time."""
-STORED_MAX: Final = 64
-"""Stored logs that are sent at once: each holds up to a mebibyte."""
-STORED_PER_KEY_MAX: Final = 16
+ASKING_MAX: Final = 8
+"""Threads that list and find: an object store that hangs must leave others to the server."""
+LISTING_REST_S_MAX: Final = 60.0
+"""A list that an object store held up is not for long."""
+STORED_MAX: Final = 12
+"""Stored logs that are sent at once: each holds up to a mebibyte, and a thread that waits."""
+STORED_PER_KEY_MAX: Final = 3
 """One client leaves most for the others."""
 TAILS_MAX: Final = 16
 """Each may hold 16 MiB of its log, and takes part of a thread."""
@@ -101,6 +105,7 @@ class Recordings:
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
+        self._asking = anyio.CapacityLimiter(ASKING_MAX)
         self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
         self._stored = Places(STORED_MAX, STORED_PER_KEY_MAX)
 
@@ -141,9 +146,10 @@ class Recordings:
         async with self._is_listing:
             began_s = anyio.current_time()
             if began_s >= self._listed_until_s:
-                self._listed = await in_thread(self._listing.refresh)
+                self._listed = await in_thread(self._listing.refresh, self._asking)
                 now_s = anyio.current_time()
-                self._listed_until_s = now_s + LISTING_REST * (now_s - began_s)
+                rest_s = min(LISTING_REST * (now_s - began_s), LISTING_REST_S_MAX)
+                self._listed_until_s = now_s + rest_s
             return self._listed
 
     async def _show(self, request: Request) -> Response:
@@ -159,7 +165,7 @@ class Recordings:
         """The recording in the path, if the client may see it."""
         assert self._listing is not None
         asked = request.path_params["recording_id"]
-        found = await in_thread(partial(self._listing.find, asked))
+        found = await in_thread(partial(self._listing.find, asked), self._asking)
         if found is None or not principal_of(request).may_see(found.summary.owner):
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording")
         return found.summary, found.info
@@ -168,7 +174,7 @@ class Recordings:
         assert self._logs is not None
         _, info = await self._found(request)
         require_admin(principal_of(request))
-        if not await in_thread(partial(_remove, self._logs, info)):
+        if not await in_thread(partial(_remove, self._logs, info), self._asking):
             raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
         self._listed_until_s = -1.0
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -178,8 +184,7 @@ class Recordings:
     async def _send_log(self, request: Request) -> Response:
         summary, info = await self._found(request)
         with ExitStack() as opening:
-            if isinstance(info, StoredLog):
-                opening.enter_context(self._stored.take(request))
+            opening.enter_context(self._place(request, info))
             file = await in_thread(partial(_LogFile, info, is_open=summary.state == "open"))
             opening.callback(file.close)
             name = f'attachment; filename="{info.recording_id}{SUFFIX}"'
@@ -196,12 +201,19 @@ class Recordings:
             with_blobs=read_number(request, "blobs", 0, low=0, high=1) == 1,
             as_events="text/event-stream" in request.headers.get("accept", ""),
         )
-        return Stream(
-            partial(tell, info, telling),
-            opened=self._tails.take(request),
-            headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
-            media_type=telling.media_type,
-        )
+        with ExitStack() as opening:
+            opening.enter_context(self._tails.take(request))
+            opening.enter_context(self._place(request, info))
+            return Stream(
+                partial(tell, info, telling),
+                opened=opening.pop_all(),
+                headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
+                media_type=telling.media_type,
+            )
+
+    def _place(self, request: Request, info: LogInfo) -> ExitStack:
+        """Take a place for reading a stored log; local logs need none."""
+        return self._stored.take(request) if isinstance(info, StoredLog) else ExitStack()
 
     async def _send_view(self, request: Request) -> Response:
         _, info = await self._found(request)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 from starlette.exceptions import HTTPException
 
@@ -18,14 +19,14 @@ _logger = logging.getLogger("antiphon.server")
 T = TypeVar("T")
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Work on recordings in a thread.
+async def in_thread(work: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Work on recordings in a thread; `limiter` bounds such threads.
 
     `HTTPException`: one is missing (404) or unreadable (422), or the object store fails (503).
     """
     try:
         # A disk that hangs must not keep the server from ending.
-        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
     except FileNotFoundError:
         raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording") from None
     except StoreError as error:

@@ -19,6 +19,7 @@ from recorder.format.format import SUFFIX
 from recorder.keep.index import WITH_STORE_NAME, Index
 from recorder.keep.listing import Listing
 from recorder.keep.remote import (
+    AWAY_S,
     PART_BYTES,
     READ_BYTES_MIN,
     KeptLogs,
@@ -340,8 +341,16 @@ def test_a_store_that_is_away_keeps_its_last_list(tmp_path: Path) -> None:
     path = write_log(folder, "a")
     put_all(folder, remote)
     path.unlink()
-    listing = Listing(KeptLogs(Store(folder), remote))
+    now_s = 0.0
+    logs = KeptLogs(Store(folder), remote, clock=lambda: now_s)
+    listing = Listing(logs)
     assert [it.recording_id for it in listing.refresh()] == ["a"]
     write_log(folder, "b")
     remote.is_away = True
     assert {it.recording_id for it in listing.refresh()} == {"a", "b"}
+    remote.is_away = False
+    with pytest.raises(StoreError, match="it failed less than"):  # it is not asked
+        logs.find("a")
+    assert logs.find("b") is not None
+    now_s = AWAY_S
+    assert logs.find("a") is not None

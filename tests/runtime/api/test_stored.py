@@ -10,12 +10,15 @@ from pathlib import Path
 
 import attrs
 import pytest
+from starlette.exceptions import HTTPException
 
 from recorder.format.format import SUFFIX
+from recorder.keep.remote import MissingError, StoreError
 from recorder.keep.store import Store
 from recorder.keep.summary import summarize
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
+from runtime.api.threads import in_thread
 from runtime.commands.server_process import RUN
 from tests.golden import FOLDER
 from tests.live.servers import LiveServer, live_server
@@ -152,6 +155,26 @@ def test_the_last_session_of_a_server_is_stored(place: Place, keys: Path) -> Non
     found = Store(place.stored).find(recording_id)
     assert found is not None
     assert summarize(found).state == "finished"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StoreError("s3://bucket: denied"), 503), (MissingError("s3://bucket: gone"), 404)],
+)
+async def test_a_store_that_fails_is_told_without_its_words(
+    error: StoreError, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client would get a 500 with a traceback in the log, or read the operator's addresses."""
+
+    def ask() -> None:
+        raise error
+
+    with pytest.raises(HTTPException) as raised:
+        await in_thread(ask)
+    assert raised.value.status_code == status
+    assert "s3:" not in raised.value.detail
+    assert ("s3://bucket: denied" in caplog.text) == (status == 503)
 
 
 def serve(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
