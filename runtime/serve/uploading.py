@@ -141,7 +141,6 @@ class Uploader:
         self._verified &= {(name, log.file_bytes) for name, log in logs.items()}
         now_s = self._clock()
         due = [log for name, log in logs.items() if self._stored.get(name) != log.file_bytes]
-        due = [log for log in due if log.recording_id not in self._uploading]
         due = [log for log in due if _is_complete(log, now_s)]
         return sorted(due, key=lambda log: (self._failed[log.recording_id], log.modified_ns))
 

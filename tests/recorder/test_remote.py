@@ -23,6 +23,7 @@ from recorder.keep.remote import (
     PART_BYTES,
     READ_BYTES_MIN,
     KeptLogs,
+    MissingError,
     RemoteStore,
     StoredLog,
     StoreError,
@@ -65,11 +66,12 @@ class Unsteady(RemoteStore):
     """A store that does not answer while it is away."""
 
     is_away = False
+    kind: type[StoreError] = StoreError
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         if self.is_away:
-            raise StoreError(f"{self.url}: it does not answer")
+            raise self.kind(f"{self.url}: it does not answer")
         with super()._errors():
             yield
 
@@ -184,6 +186,35 @@ def test_a_log_that_is_removed_while_it_is_put_is_not_stored(tmp_path: Path) -> 
     store.meanwhile = lambda store, log: KeptLogs(Store(tmp_path), store).remove(log)  # type: ignore[method-assign]
     assert not store.put(local(path))
     assert (store.logs(), path.exists()) == ((), False)
+
+
+class Late(RemoteStore):
+    """A store in which a log is removed just before it is there."""
+
+    def _put(self, log: LocalLog, hashed: bytes) -> None:
+        self.remove(log)
+        super()._put(log, hashed)
+
+
+def test_a_log_that_is_removed_before_it_is_there_is_not_stored(tmp_path: Path) -> None:
+    """What an operator removed would appear in the store a moment later."""
+    log = local(write_log(tmp_path))
+    store = Late.open("memory://")
+    assert not store.put(log)
+    assert store.logs() == ()
+
+
+def test_a_bucket_that_is_missing_is_an_error_of_the_store(tmp_path: Path) -> None:
+    """Uploads to it would be taken for logs that were removed meanwhile, and nobody told."""
+    log = local(write_log(tmp_path))
+    store = Unsteady.open("memory://")
+    store.is_away, store.kind = True, MissingError
+    with pytest.raises(StoreError) as raised:
+        store.put(log)
+    assert not isinstance(raised.value, FileNotFoundError)
+    log.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        store.put(log)
 
 
 def test_a_log_whose_file_is_gone_stays_stored(tmp_path: Path) -> None:
