@@ -34,7 +34,7 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "recorder": ("format", "write", "read", "keep", "mend"),
     "runtime": (
         "settings", "net", "media", "client", "model", "slots", "streaming", "access", "telemetry",
-        "session", "api", "serve", "commands", "cli",
+        "link", "placement", "worker", "session", "api", "serve", "commands", "cli",
     ),
     "replay": (
         "shared", "rerun", "story", "library", "export", "redact", "shrink", "play", "diff", "view",

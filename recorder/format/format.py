@@ -216,7 +216,7 @@ def frame_record(header: bytes, blob_bytes: int) -> bytes:
     return _FRAMING.pack(len(header), blob_bytes) + header
 
 
-def split_records(payload: bytes, n_records: int) -> Iterator[tuple[bytes, memoryview]]:
+def split_records(payload: Piece, n_records: int) -> Iterator[tuple[bytes, memoryview]]:
     """Yield each record's JSON header and blobs; `FormatError` unless they fill the payload."""
     view = memoryview(payload)
     at = 0

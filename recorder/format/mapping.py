@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import attrs
 from cattrs import Converter
@@ -57,11 +57,14 @@ KINDS: Final[Mapping[type, str]] = MappingProxyType(
 )
 """The record kind of each class; all others are `event` or `effect`."""
 
+T = TypeVar("T")
+
 EVENT_KINDS: Final = frozenset(
     {"rx", "prepare", "unit", "finalize", "rollback", "turn", "chunk", "event"}
 )
 EFFECT_KINDS: Final = frozenset({"tx", "effect"})
 EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
+EFFECTS: Final[Mapping[str, type[ef.Effect]]] = {cls.__name__: cls for cls in get_args(ef.Effect)}
 
 
 MACHINE_SCHEMA: Final = 1
@@ -111,18 +114,43 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     return "effect", {"type": type(effect).__name__, **fields}
 
 
+def whole_effect(effect: ef.Effect) -> dict[str, Value]:
+    """Return the plain fields of an effect with its bytes, for a process that performs it."""
+    return {"type": type(effect).__name__, **_plain(effect)}
+
+
 def event_of(fields: Fields, at_ns: int) -> ev.Event:
     """Read an event back; `MappingError` if a name, a field or a type is wrong."""
+    cls, rest = _named(EVENTS, fields)
+    return value_of(cls, {**rest, "at_ns": at_ns})
+
+
+def effect_of(fields: Fields) -> ef.Effect:
+    """Read an effect of `whole_effect` back; `MappingError` as of `event_of`."""
+    return value_of(*_named(EFFECTS, fields))
+
+
+def plain_of(instance: attrs.AttrsInstance) -> dict[str, Value]:
+    """Return the plain fields of any value of a record."""
+    return _plain(instance)
+
+
+def value_of(cls: type[T], fields: Fields) -> T:
+    """Read a value of `plain_of` back; `MappingError` if a field or a type is wrong."""
+    try:
+        return _CONVERTER.structure(fields, cls)
+    except (TypeError, ValueError, KeyError, AttributeError, CattrsError) as error:
+        raise MappingError(f"a record of {cls.__name__} does not hold one: {error}") from error
+
+
+def _named(classes: Mapping[str, type[T]], fields: Fields) -> tuple[type[T], dict[str, Value]]:
+    """The class that `type` names, and the other fields; `MappingError` if it is unknown."""
     rest = dict(fields)
     name = rest.pop("type", None)
-    cls = EVENTS.get(name) if isinstance(name, str) else None
+    cls = classes.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise MappingError("a record names no known event")
-    try:
-        event: ev.Event = _CONVERTER.structure({**rest, "at_ns": at_ns}, cls)
-    except (TypeError, ValueError, KeyError, AttributeError, CattrsError) as error:
-        raise MappingError(f"a record of {name} does not hold one: {error}") from error
-    return event
+        raise MappingError("a record names no known event or effect")
+    return cls, rest
 
 
 def _plain(instance: attrs.AttrsInstance) -> dict[str, Value]:

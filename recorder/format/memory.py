@@ -29,6 +29,7 @@ _Key: TypeAlias = tuple[int, bytes, bytes, bytes]
 class BlobMemory:
     """Recent blobs and where they are stored; of blobs with equal probes, the last."""
 
+    bytes_max: int = REMEMBERED_BYTES
     _kept: OrderedDict[_Key, tuple[bytes, Place]] = attrs.field(factory=OrderedDict, init=False)
     _kept_bytes: int = attrs.field(default=0, init=False)
 
@@ -43,7 +44,7 @@ class BlobMemory:
             return found[1]
         self._kept[key] = (blob, place)
         self._kept_bytes += len(blob) if found is None else 0
-        while self._kept_bytes > REMEMBERED_BYTES and len(self._kept) > 1:
+        while self._kept_bytes > self.bytes_max and len(self._kept) > 1:
             _, (dropped, _) = self._kept.popitem(last=False)
             self._kept_bytes -= len(dropped)
         return None

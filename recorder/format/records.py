@@ -21,7 +21,7 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import attrs
@@ -29,7 +29,7 @@ import orjson
 
 from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
 
-from .blobs import RAW, pack
+from .blobs import RAW, Packed, pack
 from .errors import RecordInvalid
 from .expansion import count_values, header_cost
 from .format import (
@@ -41,7 +41,7 @@ from .format import (
     Piece,
     frame_record,
 )
-from .memory import BlobMemory
+from .memory import REMEMBERED_BYTES, BlobMemory
 from .spans import extract
 
 Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
@@ -163,18 +163,30 @@ def size_bytes(value: Value) -> int:
 
 @attrs.define
 class RecordEncoder:
-    """Encodes the records of one log in order, with references to recent blobs."""
+    """Encodes the records of one log in order, with references to recent blobs.
+
+    Attributes:
+        frame_bytes_max: a longer frame is truncated.
+        memory_bytes_max: bytes of recent blobs that are kept to be referenced.
+        packs_samples: PCM is rearranged so that zstd compresses it better; False stores it as is.
+    """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
-    _memory: BlobMemory = attrs.field(factory=BlobMemory, init=False)
+    memory_bytes_max: int = REMEMBERED_BYTES
+    packs_samples: bool = True
+    _memory: BlobMemory = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.forget()
 
     def forget(self) -> None:
         """Forget all blobs, so that later records stand without earlier ones."""
-        self._memory = BlobMemory()
+        self._memory = BlobMemory(self.memory_bytes_max)
 
     def encode(self, record: Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        packer = _Packer(seq=record.seq, memory=self._memory)
+        store = pack if self.packs_samples else _as_is
+        packer = _Packer(seq=record.seq, memory=self._memory, store=store)
         fields = record.fields
         if record.kind in FRAME_KINDS and isinstance(
             frame := fields.get("frame"), (str, bytes, Utf8Text)
@@ -262,6 +274,7 @@ class _Packer:
 
     seq: int
     memory: BlobMemory
+    store: Callable[[bytes], Packed]
     table: list[list[int]] = attrs.field(factory=list)
     area: list[Piece] = attrs.field(factory=list)
     area_bytes: int = 0
@@ -330,7 +343,7 @@ class _Packer:
         if found is not None:
             self.table.append(list(found))
             return index
-        packed = pack(blob)
+        packed = self.store(blob)
         self.table.append([packed.codec, len(blob), len(packed.stored)])
         self.area_bytes += len(packed.stored)
         self.has_samples |= packed.codec != RAW
@@ -340,6 +353,10 @@ class _Packer:
         else:
             self.area.append(packed.stored)
         return index
+
+
+def _as_is(blob: bytes) -> Packed:
+    return Packed(RAW, blob)
 
 
 def _is_utf8(text: str) -> bool:

@@ -258,3 +258,12 @@ class Remote(Protocol):
     async def check(self) -> None:
         """Check that it serves; `BackendError` if it does not, or not yet."""
         ...
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """A backend that may be lost while no call is in flight, as one in another process."""
+
+    async def wait_gone(self) -> None:
+        """Wait until it is lost for good; from then on all its calls raise `BackendGone`."""
+        ...

@@ -1,0 +1,347 @@
+"""A model in another process, as a `Backend`: the gateway's end of a link.
+
+- Each call is one message and its answer, with the errors that the worker's backend raised.
+- Once the worker is lost, every call in flight and every later one raises `BackendGone`, at once;
+  so does the loss of its device, since another process can be connected instead.
+- A call that is cancelled is cancelled at the worker too, and not waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.errors import LocalProtocolError
+from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+from recorder.format.errors import RecordInvalid
+
+from ..model.backends.base import (
+    BackendError,
+    BackendGone,
+    BackendInfo,
+    BackendRefused,
+    ContextFull,
+)
+from .address import WorkerAddress
+from .address import connect as connect_to
+from .errors import LinkError, LinkRefused
+from .hello import Wire, greet_worker
+from .limits import HELLO_WAIT_S, TEXT_CHARS_MAX
+from .link import Link
+from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Proceed, Speaks, Why
+
+Done = TypeVar("Done")
+
+_ERRORS: Final[dict[Why, type[BackendError]]] = {
+    "error": BackendError,
+    "context_full": ContextFull,
+    "refused": BackendRefused,
+    "gone": BackendGone,
+    "device_lost": BackendGone,
+}
+
+
+class WorkerBroke(Exception):  # noqa: N818 - names say what happened
+    """The worker's backend raised what no backend should; its own log has the trace."""
+
+
+@attrs.define(eq=False)
+class _Call:
+    """A call in flight; `emit` takes the pieces of a turn."""
+
+    done: anyio.Event = attrs.Factory(anyio.Event)
+    emit: Callable[[TurnChunk], None] | None = None
+    came: ev.Event | Failed | None = None
+
+
+async def connect(
+    address: WorkerAddress, *, token: str = "", tls: ssl.SSLContext | None = None, tasks: TaskGroup
+) -> WorkerBackend:
+    """Connect to a worker; the link runs in `tasks` until it is lost or closed.
+
+    `BackendRefused`: one of the two refuses the other, for good. `BackendGone`: it is not there,
+    or does not greet in `HELLO_WAIT_S`.
+    """
+    greeted = False
+    stream = None
+    try:
+        with anyio.fail_after(HELLO_WAIT_S):
+            stream = await connect_to(address, tls)
+            wire = Wire(stream)
+            info = await greet_worker(wire, token)
+            greeted = True
+    except LinkError as error:
+        kind = BackendRefused if isinstance(error, LinkRefused) else BackendGone
+        raise kind(f"worker {address}: {error}") from error
+    except TimeoutError as error:
+        text = f"worker {address} did not greet in {HELLO_WAIT_S:g} s"
+        raise BackendGone(text) from error
+    except OSError as error:
+        raise BackendGone(f"worker {address}: {error.strerror or error}") from error
+    finally:
+        if stream is not None and not greeted:
+            await anyio.aclose_forcefully(stream)
+    backend = WorkerBackend(wire, info, str(address))
+    tasks.start_soon(backend.run)
+    return backend
+
+
+class WorkerBackend:
+    """The model of a worker that greeted; `name` is its address, for errors."""
+
+    def __init__(self, wire: Wire, info: BackendInfo, name: str) -> None:
+        self._info = info
+        self._name = name
+        self._numbers = itertools.count(1)
+        self._sessions = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
+        self._link = Link(wire, self._take, self._lost)
+
+    @property
+    def info(self) -> BackendInfo:
+        """The worker's metadata."""
+        return self._info
+
+    async def run(self) -> None:
+        """Run the link until it is lost or closed."""
+        await self._link.run()
+
+    async def check(self) -> None:
+        """Check that the worker is there."""
+        if self._link.reason:
+            raise self._gone()
+
+    async def wait_gone(self) -> None:
+        """Wait until the worker is lost."""
+        await self._link.lost.wait()
+
+    async def aclose(self) -> None:
+        """Close the link; the worker releases all sessions."""
+        self._link.lose("it was closed here")
+
+    async def open(self, opening: Opening, *, slot: int) -> WorkerSession:
+        """Open a session; the worker may hold it on another slot of its own."""
+        session = self._session(slot)
+        effect = ef.OpenBackend(lease=session, opening=opening)
+        done = await self.ask(Ask(call=self.number(), session=session, slot=slot, effect=effect))
+        opened = self.expect(done, ev.BackendOpened).opened
+        return WorkerSession(backend=self, session=session, opened=opened)
+
+    async def chat(self, turn: Turn, *, slot: int) -> WorkerTurn:
+        """Take a chat turn."""
+        session = self._session(slot)
+        effect = ef.StartTurn(lease=session, turn=turn)
+        done = await self.ask(Ask(call=self.number(), session=session, slot=slot, effect=effect))
+        self.expect(done, ev.SlotLeased)
+        return WorkerTurn(backend=self, session=session, index=turn.index)
+
+    async def transcribe(self, *, slot: int) -> WorkerTranscript:
+        """Take a transcription; its first chunk opens it at the worker."""
+        await self.check()
+        return WorkerTranscript(backend=self, session=self._session(slot), slot=slot)
+
+    # -- for its sessions -----------------------------------------------------------------------
+
+    def number(self) -> int:
+        """A new call's number."""
+        return next(self._numbers)
+
+    async def ask(
+        self, message: Ask | Proceed, emit: Callable[[TurnChunk], None] | None = None
+    ) -> ev.Event:
+        """Send a request and wait for its answer; raises the error that the worker reports."""
+        self.tell(message)
+        call = self._calls[message.call] = _Call(emit=emit)
+        try:
+            await call.done.wait()
+        finally:
+            if self._calls.pop(message.call, None) is not None:
+                self._cancel(message)
+        if isinstance(call.came, Failed):
+            raise self._failure(call.came)
+        if call.came is None:
+            raise self._gone()
+        return call.came
+
+    def tell(self, message: Message) -> None:
+        """Send a message without an answer; `BackendError` if it cannot be sent."""
+        try:
+            self._link.send(message)
+        except LinkError:
+            raise self._gone() from None
+        except RecordInvalid as error:
+            raise BackendRefused(f"too large for one message: {error}") from error
+
+    def expect(self, event: ev.Event, kind: type[Done]) -> Done:
+        """Check that an answer is of the kind that was asked for; if not, the worker is lost."""
+        if not isinstance(event, kind):
+            self._link.lose(f"it broke the protocol: a {type(event).__name__} is no answer here")
+            raise self._gone()
+        return event
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _session(self, slot: int) -> int:
+        if not 0 <= slot < self._info.slots:
+            raise LocalProtocolError(f"slot {slot} of {self._info.slots}")
+        return next(self._sessions)
+
+    def _cancel(self, message: Ask | Proceed) -> None:
+        """Have the worker cancel a call, and release what it opened, in the call's own stream."""
+        is_setup = isinstance(message, Ask) and isinstance(
+            message.effect, ef.OpenBackend | ef.StartTurn
+        )
+        stream = SETUP if is_setup else None
+        with suppress(LinkError):
+            self._link.send(Cancel(call=message.call, session=message.session), stream)
+            if is_setup:
+                release = ef.Release(lease=message.session)
+                self._link.send(Ask(call=0, session=message.session, effect=release), stream)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Speaks):
+            self._info = attrs.evolve(self._info, speaks=message.speaks)
+            return
+        if not isinstance(message, Answer | Failed):
+            raise LinkError(f"a {type(message).__name__} from a worker")
+        call = self._calls.get(message.call)
+        if call is None:
+            return  # it was cancelled
+        if isinstance(message, Answer) and isinstance(message.event, ev.TurnProgress):
+            if call.emit is None:
+                raise LinkError("a piece of an answer that was not asked for")
+            call.emit(message.event.chunk)
+            return
+        call.came = message.event if isinstance(message, Answer) else message
+        del self._calls[message.call]
+        call.done.set()
+
+    def _lost(self, _reason: str) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.done.set()
+
+    def _gone(self) -> BackendGone:
+        return BackendGone(f"worker {self._name}: {self._link.reason}")
+
+    def _failure(self, failed: Failed) -> Exception:
+        text = failed.text[:TEXT_CHARS_MAX]
+        error = _ERRORS.get(failed.why)
+        return WorkerBroke(text) if error is None else error(text)
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Held:
+    """What a worker holds for a session, by its number."""
+
+    backend: WorkerBackend
+    session: int
+
+    async def release(self) -> None:
+        """Free everything at the worker."""
+        with suppress(BackendGone):
+            done = await self._ask(ef.Release(lease=self.session))
+            self.backend.expect(done, ev.BackendReleased)
+
+    async def _ask(self, effect: ef.Effect) -> ev.Event:
+        call = self.backend.number()
+        return await self.backend.ask(Ask(call=call, session=self.session, effect=effect))
+
+
+@attrs.define(eq=False, kw_only=True)
+class WorkerSession(_Held):
+    """One session on a worker."""
+
+    opened: Opened
+    _running: Ask | None = None
+
+    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Run one unit."""
+        effect = ef.StartUnit(unit=unit)
+        asked = Ask(call=self.backend.number(), session=self.session, effect=effect, cut=cut)
+        self._running = asked
+        try:
+            done = await self.backend.ask(asked)
+        finally:
+            self._running = None
+        return self.backend.expect(done, ev.UnitDone).result
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index`; the message overtakes all others."""
+        running = self._running
+        if running is None or not isinstance(running.effect, ef.StartUnit):
+            return
+        if running.effect.unit.index == index:
+            effect = ef.Interrupt(index=index)
+            with suppress(BackendGone):
+                self.backend.tell(Ask(call=running.call, session=self.session, effect=effect))
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Close the unit."""
+        done = await self._ask(ef.StartFinalize(index=index, interrupted=interrupted))
+        return self.backend.expect(done, ev.FinalizeDone).finalized
+
+    async def rollback(self, index: int) -> None:
+        """Undo the failed unit."""
+        self.backend.expect(await self._ask(ef.Rollback(index=index)), ev.RollbackDone)
+
+
+@attrs.define(eq=False, kw_only=True)
+class WorkerTurn(_Held):
+    """One chat turn on a worker."""
+
+    index: int
+
+    async def prefill(self) -> Prefill:
+        """Feed the conversation."""
+        call = self.backend.number()
+        done = await self.backend.ask(Proceed(call=call, session=self.session, step="prefill"))
+        return self.backend.expect(done, ev.TurnPrefilled).prefill
+
+    async def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None = None
+    ) -> TurnResult:
+        """Answer the turn."""
+        call = self.backend.number()
+        asked = Proceed(call=call, session=self.session, step="generate", cut=cut)
+        return self.backend.expect(await self.backend.ask(asked, emit), ev.TurnDone).result
+
+    def interrupt(self) -> None:
+        """Cut the turn; the message overtakes all others."""
+        with suppress(BackendGone):
+            effect = ef.CutTurn(index=self.index)
+            self.backend.tell(Ask(call=0, session=self.session, effect=effect))
+
+
+@attrs.define(eq=False, kw_only=True)
+class WorkerTranscript(_Held):
+    """One transcription on a worker."""
+
+    slot: int
+    _is_asked: bool = False
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Transcribe a second of an utterance."""
+        self._is_asked = True
+        effect = ef.RunChunk(lease=self.session, chunk=chunk)
+        call = self.backend.number()
+        done = await self.backend.ask(
+            Ask(call=call, session=self.session, slot=self.slot, effect=effect)
+        )
+        return self.backend.expect(done, ev.ChunkDone).result
+
+    async def release(self) -> None:
+        """Free everything at the worker, if it began."""
+        if self._is_asked:
+            await super().release()

@@ -1,0 +1,143 @@
+"""Frames on one connection: pieces of many streams, urgent ones first. Without IO.
+
+    piece := stream:u32 length:u32 bytes      length: 1 to 65536; its highest bit: the frame's last
+
+- A frame is the bytes of one message. The frames of a stream arrive in their order; those of
+  different streams take turns, piece by piece, so that a large one delays no other.
+- Stream 0 is urgent: all that waits there goes before the next piece of any other.
+- Both ends bound what they hold (`limits`): a broken bound is a `LinkError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from recorder.format.format import Piece
+
+from .errors import LinkError
+from .limits import (
+    FRAME_BYTES_MAX,
+    OUTBOX_BYTES_MAX,
+    PARTIAL_BYTES_MAX,
+    PARTIAL_FRAMES_MAX,
+    PIECE_BYTES_MAX,
+)
+
+URGENT: Final = 0
+"""The stream of what must overtake: heartbeats, interrupts."""
+_HEAD: Final = struct.Struct("<II")
+_LAST: Final = 1 << 31
+
+
+class Outbox:
+    """Frames that wait to be sent; `bytes_max` bounds their sum."""
+
+    def __init__(self, bytes_max: int = OUTBOX_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._streams: OrderedDict[int, deque[_Cut]] = OrderedDict()
+        self.bytes = 0
+
+    def put(self, stream: int, frame: Sequence[Piece]) -> None:
+        """Add a frame, in parts; `LinkError` if too much waits already."""
+        cut = _Cut(frame)
+        assert 0 < cut.left <= FRAME_BYTES_MAX
+        if self.bytes and self.bytes + cut.left > self._bytes_max:
+            raise LinkError(f"{self.bytes} bytes wait for it, at most {self._bytes_max}")
+        self.bytes += cut.left
+        self._streams.setdefault(stream, deque()).append(cut)
+
+    def take(self) -> list[Piece]:
+        """Take the next piece with its head; empty where nothing waits."""
+        if not self._streams:
+            return []
+        stream = URGENT if URGENT in self._streams else next(iter(self._streams))
+        frames = self._streams[stream]
+        frame = frames[0]
+        length, piece = frame.take(PIECE_BYTES_MAX)
+        self.bytes -= length
+        if frame.left:
+            self._streams.move_to_end(stream)
+            return [_HEAD.pack(stream, length), *piece]
+        frames.popleft()
+        if frames:
+            self._streams.move_to_end(stream)
+        else:
+            del self._streams[stream]
+        return [_HEAD.pack(stream, length | _LAST), *piece]
+
+
+class _Cut:
+    """A frame's parts that are not sent yet."""
+
+    def __init__(self, parts: Sequence[Piece]) -> None:
+        self._parts = deque(memoryview(part) for part in parts if len(part))
+        self.left = sum(map(len, self._parts))
+
+    def take(self, bytes_max: int) -> tuple[int, list[Piece]]:
+        """Cut off up to `bytes_max` bytes: their number, and the bytes."""
+        taken: list[Piece] = []
+        room = bytes_max
+        while room and self._parts:
+            part = self._parts.popleft()
+            if len(part) > room:
+                self._parts.appendleft(part[room:])
+                part = part[:room]
+            taken.append(part)
+            room -= len(part)
+        self.left -= bytes_max - room
+        return bytes_max - room, taken
+
+
+class Inbox:
+    """Joins pieces to frames; `frame_bytes_max` may change while it is used."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._head = bytearray()
+        self._stream = self._left = 0
+        self._is_last = False
+        self._partial: dict[int, bytearray] = {}
+        self._partial_bytes = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytearray]]:
+        """Take bytes as they come, and yield each whole frame with its stream.
+
+        It must be exhausted before the next call. `LinkError`: they are no frames, or too large.
+        """
+        at, view = 0, memoryview(data)
+        while at < len(data):
+            if not self._left:
+                wanted = _HEAD.size - len(self._head)
+                self._head += view[at : at + wanted]
+                at += wanted
+                if len(self._head) == _HEAD.size:
+                    self._begin(*_HEAD.unpack(self._head))
+                    self._head.clear()
+                continue
+            part = view[at : at + self._left]
+            at += len(part)
+            self._left -= len(part)
+            self._partial[self._stream] += part
+            if not self._left and self._is_last:
+                frame = self._partial.pop(self._stream)
+                self._partial_bytes -= len(frame)
+                yield self._stream, frame
+
+    def _begin(self, stream: int, length: int) -> None:
+        """Check a piece's head, before any memory is taken for it."""
+        self._stream, self._is_last = stream, bool(length & _LAST)
+        self._left = length & ~_LAST
+        if not 1 <= self._left <= PIECE_BYTES_MAX:
+            raise LinkError(f"a piece of {self._left} bytes, not 1 to {PIECE_BYTES_MAX}")
+        frame = self._partial.setdefault(stream, bytearray())
+        self._partial_bytes += self._left
+        if len(frame) + self._left > self.frame_bytes_max:
+            raise LinkError(f"a frame of more than {self.frame_bytes_max} bytes")
+        if self._partial_bytes > PARTIAL_BYTES_MAX or len(self._partial) > PARTIAL_FRAMES_MAX:
+            raise LinkError(
+                f"{len(self._partial)} frames of {self._partial_bytes} bytes have begun, at most"
+                f" {PARTIAL_FRAMES_MAX} of {PARTIAL_BYTES_MAX}"
+            )

@@ -1,0 +1,156 @@
+"""One link at work, the same at both ends: it sends, receives, beats, and says when it is lost.
+
+- `send` never blocks. A link is lost at once, and for good, when the other end leaves, breaks the
+  protocol, is silent, or takes nothing of what waits for it.
+- `run` owns the connection's tasks, and closes the connection at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import anyio
+
+from recorder.format.format import Piece
+
+from .errors import LinkError
+from .frames import Outbox
+from .hello import Wire
+from .limits import BEAT_S, PIECE_BYTES_MAX, READ_BYTES, SILENT_BEATS_MAX
+from .messages import Beat, Message, Receiver, Sender, stream_of
+
+_logger = logging.getLogger("antiphon.link")
+
+_BROKEN: Final = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+class Link:
+    """A connection after its greeting.
+
+    Args:
+        wire: the end that greeted.
+        on_message: called with each message of the other end, in order; `LinkError`: it breaks the
+            protocol.
+        on_lost: called once, when the link is lost, with the reason.
+        on_beat: called before each heartbeat.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+        on_beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        wire.over()
+        self._stream, self._inbox, self._early = wire.stream, wire.inbox, wire.early
+        self._on_message, self._on_lost, self._on_beat = on_message, on_lost, on_beat
+        self._outbox = Outbox()
+        self._sender, self._receiver = Sender(), Receiver()
+        self._waiting = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._is_sending = False
+        self._silent = self._stuck = 0
+        self.reason = ""
+        self.lost = anyio.Event()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._outbox.bytes
+
+    def send(self, message: Message, stream: int | None = None) -> None:
+        """Send a message; never blocks.
+
+        `LinkError`: the link is lost. `RecordInvalid`: the message is too large; nothing is sent.
+        """
+        if self.reason:
+            raise LinkError(self.reason)
+        parts = self._sender.encode(message)
+        try:
+            self._outbox.put(stream_of(message) if stream is None else stream, parts)
+        except LinkError as error:
+            self.lose(f"it takes nothing: {error}")
+            raise
+        self._waiting.set()
+
+    def lose(self, reason: str) -> None:
+        """Give the link up; a second call does nothing."""
+        if not self.reason:
+            self.reason = reason
+            self.lost.set()
+            self._on_lost(reason)
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Send, receive and beat until the link is lost; cancelled, it is lost too."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._read)
+                    tasks.start_soon(self._write)
+                    tasks.start_soon(self._beat)
+        finally:
+            self.lose("it was closed here")
+            await anyio.aclose_forcefully(self._stream)
+
+    async def _read(self) -> None:
+        try:
+            for stream, frame in self._early:
+                self._take(stream, frame)
+            while True:
+                data = await self._stream.receive(READ_BYTES)
+                self._silent = 0
+                for stream, frame in self._inbox.feed(data):
+                    self._take(stream, frame)
+        except LinkError as error:
+            self.lose(f"it broke the protocol: {error}")
+        except (anyio.EndOfStream, *_BROKEN):
+            self.lose("it closed the connection")
+        except Exception:  # A bug of ours costs this link, and no other.
+            _logger.exception("a message could not be taken")
+            self.lose("a message could not be taken")
+
+    def _take(self, stream: int, frame: bytearray) -> None:
+        message = self._receiver.decode(stream, frame)
+        if not isinstance(message, Beat):
+            self._on_message(message)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                pieces = self._pieces()
+                if not pieces:
+                    self._waiting = anyio.Event()
+                    await self._waiting.wait()
+                    continue
+                self._is_sending, self._stuck = True, 0
+                await self._stream.send(b"".join(pieces))
+                self._is_sending = False
+        except _BROKEN:
+            self.lose("it closed the connection")
+
+    def _pieces(self) -> list[Piece]:
+        """The next pieces: many small ones, or a large one."""
+        pieces: list[Piece] = []
+        before = self._outbox.bytes
+        while before - self._outbox.bytes < PIECE_BYTES_MAX and (piece := self._outbox.take()):
+            pieces += piece
+        return pieces
+
+    async def _beat(self) -> None:
+        while True:
+            await anyio.sleep(BEAT_S)
+            self._silent += 1
+            self._stuck += self._is_sending
+            if self._silent > SILENT_BEATS_MAX:
+                self.lose(f"it was silent for {SILENT_BEATS_MAX * BEAT_S:g} s")
+            elif self._stuck > SILENT_BEATS_MAX:
+                self.lose(f"it took nothing for {SILENT_BEATS_MAX * BEAT_S:g} s")
+            else:
+                with suppress(LinkError):  # too much waits: it is lost
+                    self._on_beat()
+                    self.send(Beat())

@@ -1,0 +1,265 @@
+"""The messages of a link: what a session's log holds, with the call that it belongs to.
+
+    frame   := kind:1 byte, then a record (`Ask`, `Answer`) or JSON (all others)
+    Ask     { call, session, slot, cut, effect }      to the worker
+    Proceed { call, session, step, cut }              to the worker: the next part of a turn
+    Cancel  { call, session }                         to the worker: the answer is not awaited
+    Answer  { call, session, event }                  from the worker
+    Failed  { call, session, why, text }              from the worker
+    Speaks  { speaks }                                from the worker: `BackendInfo.speaks` changed
+    Beat                                              from both ends
+
+- Effects ask, events answer, as the same records with the same blobs that a log has; their `at_ns`
+  is 0. A record's PCM is not rearranged: nothing here compresses it.
+- `session` is the gateway's number of what it opened: the `lease` of `OpenBackend`.
+- Openings and turns go through one stream (`SETUP`). Their blobs (voices, pictures) cross once: a
+  later record names an earlier one. Both ends forget all when the sender restarts `seq` at 0.
+- All that arrives is checked: what no sender of ours writes is a `LinkError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import attrs
+import orjson
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.model import Cut
+from recorder.format.errors import FormatError, RecorderError
+from recorder.format.expansion import Expansion
+from recorder.format.format import UNPACKED_BYTES_MAX, Piece, split_records
+from recorder.format.mapping import (
+    MappingError,
+    effect_of,
+    event_of,
+    event_record,
+    plain_of,
+    value_of,
+    whole_effect,
+)
+from recorder.format.records import Fields, Record, RecordEncoder, Value
+from recorder.read.decoding import StoredRecord, decode, parse
+
+from .errors import LinkError
+from .frames import URGENT
+from .limits import SHARED_BYTES_MAX
+
+SETUP: Final = 1
+"""The stream of openings and turns, in their order: their blobs refer to each other."""
+_FIRST: Final = 1
+"""Added to a session's number, from 1: its own stream."""
+
+Why = Literal["error", "context_full", "refused", "gone", "device_lost", "broke"]
+"""Which error a call raised: a `BackendError` by its class; `broke`: any other exception."""
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """Perform an effect; `call` 0 wants no answer. `cut`: where to stop a unit."""
+
+    call: int
+    session: int
+    effect: ef.Effect
+    slot: int = 0
+    cut: Cut | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Proceed:
+    """Go on with a turn that was taken; `cut`: before which token the answer stops."""
+
+    call: int
+    session: int
+    step: Literal["prefill", "generate"]
+    cut: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Cancel:
+    """Cancel a call, if it is still in flight."""
+
+    call: int
+    session: int
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What a call came to, or a piece of a turn."""
+
+    call: int
+    session: int
+    event: ev.Event
+
+
+@attrs.frozen(kw_only=True)
+class Failed:
+    """A call failed."""
+
+    call: int
+    session: int
+    why: Why
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Speaks:
+    """The model speaks, or gives only text from now on."""
+
+    speaks: bool
+
+
+@attrs.frozen(kw_only=True)
+class Beat:
+    """The sender is there."""
+
+
+Message = Ask | Proceed | Cancel | Answer | Failed | Speaks | Beat
+
+_ASK: Final = ord("A")
+_ANSWER: Final = ord("E")
+_PLAIN: Final[dict[type[Any], int]] = {
+    Proceed: ord("P"),
+    Cancel: ord("C"),
+    Failed: ord("F"),
+    Speaks: ord("S"),
+    Beat: ord("B"),
+}
+_CLASSES: Final = {kind: cls for cls, kind in _PLAIN.items()}
+
+
+def stream_of(message: Message) -> int:
+    """The stream that a message takes."""
+    match message:
+        case Ask(effect=ef.OpenBackend() | ef.StartTurn()):
+            return SETUP
+        case Beat() | Speaks() | Ask(effect=ef.Interrupt() | ef.CutTurn()):
+            return URGENT
+    return session_stream(message.session)
+
+
+def session_stream(session: int) -> int:
+    """The stream of a session's own messages."""
+    return session + _FIRST
+
+
+class Sender:
+    """Encodes the messages of one end; each must be sent, in the order of its stream."""
+
+    def __init__(self) -> None:
+        self._shared = RecordEncoder(memory_bytes_max=SHARED_BYTES_MAX, packs_samples=False)
+        self._shared_bytes = self._seq = 0
+        self._single = RecordEncoder(packs_samples=False)
+
+    def encode(self, message: Message) -> list[Piece]:
+        """Encode a message, in parts; `RecordInvalid` if it is too large for a record."""
+        match message:
+            case Ask():
+                fields: Fields = {
+                    "call": message.call,
+                    "session": message.session,
+                    "slot": message.slot,
+                    "cut": None if message.cut is None else plain_of(message.cut),
+                    "effect": whole_effect(message.effect),
+                }
+                is_shared = stream_of(message) == SETUP
+                return [bytes([_ASK]), *self._record("effect", fields, is_shared=is_shared)]
+            case Answer():
+                kind, event = event_record(message.event)
+                fields = {"call": message.call, "session": message.session, "event": event}
+                return [bytes([_ANSWER]), *self._record(kind, fields, is_shared=False)]
+        return [bytes([_PLAIN[type(message)]]) + orjson.dumps(plain_of(message))]
+
+    def _record(self, kind: str, fields: Fields, *, is_shared: bool) -> list[Piece]:
+        if not is_shared:
+            self._single.forget()
+            return self._single.encode(Record(kind=kind, seq=0, at_ns=0, fields=fields)).pieces
+        if self._shared_bytes > SHARED_BYTES_MAX:
+            self._shared.forget()
+            self._shared_bytes = self._seq = 0
+        made = self._shared.encode(Record(kind=kind, seq=self._seq, at_ns=0, fields=fields))
+        self._seq += 1
+        self._shared_bytes += made.framed_bytes
+        return made.pieces
+
+
+class Receiver:
+    """Decodes the messages of the other end."""
+
+    def __init__(self) -> None:
+        self._shared: list[StoredRecord] = []
+        self._shared_bytes = 0
+
+    def decode(self, stream: int, frame: bytearray) -> Message:
+        """Decode a frame; `LinkError` if it is no message of ours."""
+        kind = frame[0]
+        try:
+            if kind == _ASK:
+                return _ask(self._fields(stream, frame))
+            if kind == _ANSWER:
+                return _answer(self._fields(stream, frame))
+            cls = _CLASSES.get(kind)
+            if cls is None:
+                raise LinkError(f"a message of the unknown kind {kind}")
+            message: Message = value_of(cls, orjson.loads(memoryview(frame)[1:]))
+        except (RecorderError, MappingError, ValueError, KeyError, TypeError) as error:
+            raise LinkError(f"a message of kind {kind} is invalid: {error}") from error
+        return message
+
+    def _fields(self, stream: int, frame: bytearray) -> Fields:
+        ((header, area),) = split_records(memoryview(frame)[1:], 1)
+        stored = parse(header, area)
+        if stream == SETUP:
+            self._keep(stored, len(frame))
+        return decode(stored, self._earlier, _expansion()).fields
+
+    def _keep(self, stored: StoredRecord, frame_bytes: int) -> None:
+        """Keep a record whose blobs later ones may name; one with `seq` 0 drops all before."""
+        if stored.record.seq == 0:
+            self._shared, self._shared_bytes = [], 0
+        if stored.record.seq != len(self._shared) or self._shared_bytes > SHARED_BYTES_MAX:
+            raise LinkError(f"record {stored.record.seq} is not the one that is due")
+        self._shared.append(stored)
+        self._shared_bytes += frame_bytes
+
+    def _earlier(self, seq: int) -> StoredRecord:
+        if not 0 <= seq < len(self._shared):
+            raise FormatError(f"there is no record {seq} to refer to")
+        return self._shared[seq]
+
+
+def _expansion() -> Expansion:
+    """What one record may unpack to, with the blobs that it refers to."""
+    return Expansion(lambda: 0, allowance=UNPACKED_BYTES_MAX)
+
+
+def _ask(fields: Fields) -> Ask:
+    cut = fields["cut"]
+    return Ask(
+        call=_number(fields["call"]),
+        session=_number(fields["session"]),
+        slot=_number(fields["slot"]),
+        cut=None if cut is None else value_of(Cut, _mapping(cut)),
+        effect=effect_of(_mapping(fields["effect"])),
+    )
+
+
+def _answer(fields: Fields) -> Answer:
+    return Answer(
+        call=_number(fields["call"]),
+        session=_number(fields["session"]),
+        event=event_of(_mapping(fields["event"]), 0),
+    )
+
+
+def _number(value: Value) -> int:
+    if type(value) is not int or value < 0:
+        raise LinkError(f"a {type(value).__name__} where a number is due")
+    return value
+
+
+def _mapping(value: Value) -> Fields:
+    if not isinstance(value, dict):
+        raise LinkError(f"a {type(value).__name__} where an object is due")
+    return value

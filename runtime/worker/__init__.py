@@ -1,0 +1,1 @@
+"""The worker: serves one model to gateways, in a process of its own."""
