@@ -36,6 +36,10 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "runtime.serve.serve_command:serve_command",
                 "Serve a model over WebSockets.",
             ),
+            "worker": (
+                "runtime.worker.command:worker_command",
+                "Serve a model to servers, in a process of its own.",
+            ),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
                 "runtime.commands.doctor.command:doctor_command",

@@ -33,8 +33,8 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "schema": (),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"bench", "bench engine"})
-"""Each of their choices measures for minutes; their own tests run the parts."""
+LONG: Final = frozenset({"bench", "bench engine", "worker"})
+"""Each of their choices measures for minutes, or serves for ever; their own tests run the parts."""
 DENIED: Final = {("doctor", "--device", "cuda"): 1}
 """Choices that need what this machine may not have, and the exit code that says so."""
 
