@@ -6,7 +6,6 @@ It runs the command line, as users do, and is stopped on leaving, after an error
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,8 @@ import click
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from .. import RUN as RUN  # noqa: PLC0414 - a part of this module
+
 READY_WAIT_S: Final = 120.0
 """Torch and a model from a cold disk on a busy machine take a part."""
 STOP_WAIT_S: Final = 60.0
@@ -25,9 +26,6 @@ HURRY_WAIT_S: Final = 0.5
 """The same after an interrupt: a log without its end is valid up to there."""
 LINE_BYTES_MAX: Final = 4096
 """The server's lines are short."""
-
-RUN: Final = (sys.executable, "-P", "-c", "from runtime.cli import main; main()")
-"""The command line in this Python, whether installed as a command or not."""
 
 
 class ServerProcessError(click.ClickException):

@@ -42,6 +42,7 @@ from .link import Link
 from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Proceed, Speaks, Why
 
 Done = TypeVar("Done")
+Made = TypeVar("Made", bound="WorkerBackend")
 
 _ERRORS: Final[dict[Why, type[BackendError]]] = {
     "error": BackendError,
@@ -68,33 +69,41 @@ class _Call:
 async def connect(
     address: WorkerAddress, *, token: str = "", tls: ssl.SSLContext | None = None, tasks: TaskGroup
 ) -> WorkerBackend:
-    """Connect to a worker; the link runs in `tasks` until it is lost or closed.
+    """Connect to a worker; the link runs in `tasks` until it is lost or closed; see `greet`."""
+    backend = await greet(WorkerBackend, address, token=token, tls=tls)
+    tasks.start_soon(backend.run)
+    return backend
+
+
+async def greet(
+    kind: type[Made], address: WorkerAddress, *, token: str = "", tls: ssl.SSLContext | None = None
+) -> Made:
+    """Connect to a worker and greet it; `run` of the backend must be called then.
 
     `BackendRefused`: one of the two refuses the other, for good. `BackendGone`: it is not there,
     or does not greet in `HELLO_WAIT_S`.
     """
-    greeted = False
     stream = None
     try:
         with anyio.fail_after(HELLO_WAIT_S):
             stream = await connect_to(address, tls)
             wire = Wire(stream)
-            info = await greet_worker(wire, token)
-            greeted = True
-    except LinkError as error:
-        kind = BackendRefused if isinstance(error, LinkRefused) else BackendGone
-        raise kind(f"worker {address}: {error}") from error
-    except TimeoutError as error:
-        text = f"worker {address} did not greet in {HELLO_WAIT_S:g} s"
-        raise BackendGone(text) from error
-    except OSError as error:
-        raise BackendGone(f"worker {address}: {error.strerror or error}") from error
-    finally:
-        if stream is not None and not greeted:
+            return kind(wire, await greet_worker(wire, token), str(address))
+    except BaseException as error:
+        if stream is not None:
             await anyio.aclose_forcefully(stream)
-    backend = WorkerBackend(wire, info, str(address))
-    tasks.start_soon(backend.run)
-    return backend
+        if isinstance(error, LinkRefused):
+            raise BackendRefused(f"worker {address}: {error}") from error
+        if isinstance(error, TimeoutError):
+            text = f"worker {address} did not greet in {HELLO_WAIT_S:g} s"
+            raise BackendGone(text) from error
+        if isinstance(error, LinkError | OSError):
+            raise BackendGone(f"worker {address}: {_words(error)}") from error
+        raise
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 class WorkerBackend:

@@ -16,19 +16,23 @@ from recorder.keep.remote import RemoteStore, StoreError
 from ..access.hosts import is_loopback
 from ..access.keyfile import KeyFileError, read_key_file
 from ..access.origins import read_origins
+from ..link.address import read_address
+from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import ModelUnknownError, check_model
 from ..settings.settings import Settings
 from ..settings.sources import ConfigError
 from ..settings.values import shown
 
+_OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")
+"""Settings of a model, which a server with workers elsewhere does not load."""
 NOTICE_CHARS_MAX: Final = 2_000
 """A page of text: longer than clients read before speaking; each session's log holds it."""
 
 
 def check(settings: Settings) -> None:
     """Raise `ConfigError` if settings do not fit together, or name a missing file."""
-    problems = [*_access(settings), *_tls(settings), *_models(settings)]
+    problems = [*_access(settings), *_tls(settings), *_models(settings), *_workers(settings)]
     problems += [*_voices(settings), *_static(settings), *_notice(settings), *_store(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
@@ -79,7 +83,34 @@ def _tls(settings: Settings) -> Iterator[str]:
             yield f"{name}: there is no file {path} that can be read"
 
 
+def _workers(settings: Settings) -> Iterator[str]:
+    """Check the addresses of workers, and what their network asks for."""
+    file, ca = settings.worker_token_file, settings.worker_ca
+    if ca is not None and not _can_be_read(ca):
+        yield f"worker_ca: there is no file {ca} that can be read"
+    try:
+        if file is not None:
+            read_token(file)
+    except ValueError as error:
+        yield f"worker_token_file: {error}"
+    if not settings.worker_addresses:
+        return
+    for text in settings.worker_addresses:
+        try:
+            address = read_address(text)
+        except ValueError as error:
+            yield f"worker_addresses: {error}"
+        else:
+            if file is None and not address.is_local:
+                yield f"worker_addresses: {address} is not on this machine: give worker_token_file"
+    for name in _OF_WORKERS:
+        if getattr(settings, name):
+            yield f"{name}: give it to `antiphon worker`; worker_addresses has only addresses"
+
+
 def _models(settings: Settings) -> Iterator[str]:
+    if settings.worker_addresses:
+        return
     for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
         try:
             check_model(model)

@@ -83,6 +83,7 @@ class Gateway:
         self._uploader = make_uploader(settings, remote)
         self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()
+        self.model = settings.model
         self.server: Server | None = None
         self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
 
@@ -145,7 +146,7 @@ class Gateway:
         return ServerStatus(
             readiness=self.readiness(),
             version=VERSION,
-            model=self._settings.model,
+            model=self.model,
             speech=self.speech(),
             uptime_s=time.monotonic() - self._began_s,
             sessions=() if server is None else server.roster(self.sight.metrics.kv_tokens),

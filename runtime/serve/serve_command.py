@@ -126,7 +126,8 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None) -> None:
 
     def loading(addresses: tuple[Address, ...]) -> None:
         bound.extend(addresses)
-        _say(f"loading {', '.join((settings.model, *settings.workers))}")
+        names = settings.worker_addresses or (settings.model, *settings.workers)
+        _say(f"loading {', '.join(names)}")
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"

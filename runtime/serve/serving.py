@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
 import anyio
 import anyio.to_thread
+import attrs
 
 from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder, RecorderPolicy
@@ -31,6 +32,7 @@ from ..net.limits import Limits
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
+from ..placement.placement import Load, Placement, placement_of
 from ..session.calls import RELEASE_WAIT_S
 from ..session.identity import SystemIdentities
 from ..session.server import Server
@@ -45,8 +47,6 @@ LAST_WAIT_S: Final = 10.0
 """For the last spans and uploads, after all sessions ended and their logs are closed."""
 
 _logger = logging.getLogger("antiphon.server")
-
-Load = Callable[..., Backend]
 
 
 class CannotServeError(Exception):
@@ -80,6 +80,7 @@ async def run(
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
+    placement: Placement | None = None
     try:
         settings, logs_ending_max = allow_open_files(settings)
         gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
@@ -94,12 +95,16 @@ async def run(
             tasks.start_soon(gateway.store_recordings)
             end = End(settings, tasks, on_stopping)
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
+            placement = placement_of(settings, load, tasks)
             try:
-                workers = await _load_workers(settings, load)
+                workers = await _load_workers(settings, placement)
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
                 return None
+            if placement.is_named_by_workers:
+                settings = attrs.evolve(settings, model=workers.info.name)
+            gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
             decode = MediaDecoder(voices).decode
             identities = SystemIdentities()
@@ -110,6 +115,8 @@ async def run(
     finally:
         find_what_was_spared()
         await _close(recorder, gateway)
+        if placement is not None:
+            placement.close()
         if failure is not None:
             raise failure
     if end.lost is not None:
@@ -221,43 +228,32 @@ async def _bind(settings: Settings) -> list[listener.SocketListener]:
     return listeners
 
 
-async def _load_workers(settings: Settings, load: Load) -> Workers:
-    """Load every worker's model in turn; each loader is kept for replacements."""
-    names = (settings.model, *settings.workers)
-    loaders = [partial(_load_one, settings, load, name) for name in names]
+async def _load_workers(settings: Settings, placement: Placement) -> Workers:
+    """Load the model of every place in turn; the placement is kept for replacements."""
+    load = partial(_load_one, settings, placement)
     loaded: list[Backend] = []
-    for name, load_it in zip(names, loaders, strict=True):
+    for place, name in enumerate(placement.names):
         try:
-            loaded.append(await load_it())
+            loaded.append(await load(place))
         except (OSError, ValueError, RuntimeError, BackendError) as error:
             raise CannotServeError(f"cannot load the model {name}: {error}") from error
     spare_what_stays()
     wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
     try:
-        return Workers(loaded, load=partial(_reload, loaders), replace_wait_s=wait_s)
+        return Workers(loaded, load=partial(_reload, load), replace_wait_s=wait_s)
     except ValueError as error:
         raise CannotServeError(str(error)) from error
 
 
-async def _load_one(settings: Settings, load: Load, name: str) -> Backend:
-    backend = await anyio.to_thread.run_sync(
-        partial(
-            load,
-            device=settings.device,
-            dtype=settings.dtype,
-            deterministic=settings.deterministic,
-        ),
-        name,
-        settings.slots,
-        abandon_on_cancel=True,  # a server that is told to end does not wait for a large model
-    )
+async def _load_one(settings: Settings, placement: Placement, place: int) -> Backend:
+    backend = await placement.load(place)
     if settings.deterministic:
-        require_deterministic(name, backend.info)
+        require_deterministic(placement.names[place], backend.info)
     if isinstance(backend, Remote):
         await backend.check()
     return backend
 
 
-async def _reload(loaders: Sequence[Callable[[], Awaitable[Backend]]], place: int) -> Backend:
+async def _reload(load: Callable[[int], Awaitable[Backend]], place: int) -> Backend:
     find_what_was_spared()
-    return await loaders[place]()
+    return await load(place)

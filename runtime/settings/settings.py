@@ -87,6 +87,26 @@ class Settings:
         _ADDRESS,
         flag="--worker",
     )
+    isolate: bool = setting(
+        False,
+        "Run each model in a process of its own, one on each GPU: the server outlives it.",
+        _ADDRESS,
+    )
+    worker_addresses: tuple[str, ...] = setting(
+        (),
+        "Address of an `antiphon worker` that holds the model: unix:PATH or tcp:HOST:PORT.",
+        _ADDRESS,
+        flag="--worker-address",
+    )
+    worker_token_file: Path | None = setting(
+        None, "File of the token that workers share with their servers.", _ADDRESS
+    )
+    worker_ca: Path | None = setting(
+        None,
+        "Certificates of the authority that workers' certificates are from, PEM.",
+        _ADDRESS,
+        unset="the system's",
+    )
     slots: int | None = setting(
         None,
         "Sessions at once; their memory is allocated at the start.",

@@ -55,7 +55,8 @@ class _Worker:
 class Pool:
     """Leases the slots of the workers; one without a slot is a `LocalProtocolError`.
 
-    `on_withheld` is called when a slot of a condemned worker came back; it must return at once.
+    `on_withheld` is called when a worker was condemned, or a slot of one came back; it must return
+    at once.
     """
 
     def __init__(self, *slots: int, on_withheld: Callable[[], None] = lambda: None) -> None:
@@ -92,6 +93,13 @@ class Pool:
         """Whether a worker's slots are not leased any more; true for a removed one too."""
         found = self._workers.get(worker)
         return found is None or found.condemned
+
+    def condemn(self, worker: int) -> None:
+        """Lease no more slots of a worker; a removed one is not there to be leased."""
+        found = self._workers.get(worker)
+        if found is not None and not found.condemned:
+            found.condemned = True
+            self._on_withheld()
 
     def leases_of(self, worker: int) -> int:
         """The number of a worker's leases that are out, a removed one's too."""

@@ -6,6 +6,7 @@
   agree on all that sessions are told.
 - A condemned worker leases no more slots (B4); its other sessions go on. Its backend is dropped
   once its leases are back, and closed if it is `Closes`. No thread that hangs in it can be ended.
+- A backend that is lost while no call is in flight (`Mortal`) is condemned at once.
 - A replacement is loaded once the old worker has no sessions, because memory may not hold both, or
   after `replace_wait_s`; again and again, with a growing pause. For `HOPE_S` sessions may wait for
   it; after that they are refused until it is there.
@@ -26,7 +27,15 @@ from anyio.abc import TaskGroup
 
 from protocol.values.errors import LocalProtocolError
 
-from ..model.backends.base import Backend, BackendGone, BackendInfo, Closes, DeviceLost, Remote
+from ..model.backends.base import (
+    Backend,
+    BackendGone,
+    BackendInfo,
+    Closes,
+    DeviceLost,
+    Mortal,
+    Remote,
+)
 from .pool import Lease, Pool
 
 REPLACE_SPARE_S: Final = 10.0
@@ -229,6 +238,8 @@ class Workers:
         self._is_running = True
         try:
             async with anyio.create_task_group() as tasks:
+                for worker in self._backends:
+                    tasks.start_soon(self._watch, worker)
                 while True:
                     stirred = self._stirred
                     for place in self._condemned():
@@ -253,6 +264,13 @@ class Workers:
         stirred, self._stirred = self._stirred, anyio.Event()
         stirred.set()
 
+    async def _watch(self, worker: int) -> None:
+        """Condemn a worker when its backend is lost, whether a session uses it or not."""
+        backend = self._backends[worker]
+        if isinstance(backend, Mortal):
+            await backend.wait_gone()
+            self.pool.condemn(worker)
+
     async def _attend(
         self,
         place: _Place,
@@ -274,6 +292,7 @@ class Workers:
         self.pool.remove(place.worker)
         place.worker = self.pool.add(backend.info.slots)
         self._backends[place.worker] = backend
+        tasks.start_soon(self._watch, place.worker)
         place.since_s = anyio.current_time()
         place.is_attended = place.is_given_up = False
         self._replaced += 1

@@ -7,7 +7,6 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -52,14 +51,14 @@ async def test_what_was_loaded_is_not_looked_through_while_sessions_run() -> Non
 @pytest.mark.anyio
 async def test_a_model_that_is_replaced_can_be_collected() -> None:
     """A worker that hung would keep its memory, until there is none for the next one."""
+    backend = ScriptedBackend()
 
-    async def load(backend: ScriptedBackend) -> ScriptedBackend:
+    async def load(_: int) -> ScriptedBackend:
         return backend
 
-    backend = ScriptedBackend()
     gc.freeze()
     try:
-        assert await _reload([partial(load, backend)], 0) is backend
+        assert await _reload(load, 0) is backend
         assert gc.get_freeze_count() == 0
     finally:
         gc.unfreeze()

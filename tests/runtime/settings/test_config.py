@@ -418,6 +418,35 @@ def test_a_certificate_and_its_key_come_together_and_are_there(tmp_path: Path) -
     ]
 
 
+def test_workers_elsewhere_are_checked(tmp_path: Path) -> None:
+    """A server would wait for a worker that cannot be, or send voices over an open network."""
+    token, ca = tmp_path / "token", tmp_path / "ca.pem"
+    assert together(worker_addresses=("unix:/run/w", "tcp:localhost:7")) == []
+    assert together(worker_addresses=("/run/w",)) == [
+        "worker_addresses: '/run/w' is no address: unix:PATH or tcp:HOST:PORT"
+    ]
+    assert together(worker_addresses=("tcp:gpu-1:7000",)) == [
+        "worker_addresses: tcp:gpu-1:7000 is not on this machine: give worker_token_file"
+    ]
+    assert together(worker_token_file=token, worker_ca=ca) == [
+        f"worker_ca: there is no file {ca} that can be read",
+        f"worker_token_file: {token}: cannot be read: No such file or directory",
+    ]
+    token.write_text("0123456789abcde\n")
+    assert "a token of 15 characters, at least 16" in together(worker_token_file=token)[0]
+    token.write_text("0123456789abcdef\n")
+    assert together(worker_addresses=("tcp:gpu-1:7000",), worker_token_file=token) == []
+
+
+@pytest.mark.parametrize(
+    "given", [{"isolate": True}, {"workers": ("tiny",)}, {"slots": 2}, {"device": "cpu"}]
+)
+def test_what_workers_elsewhere_decide_is_not_set_here(given: dict[str, Any]) -> None:
+    """An operator would believe in slots that no worker has."""
+    (told,) = together(worker_addresses=("unix:/run/w",), **given)
+    assert told.startswith(f"{next(iter(given))}: give it to `antiphon worker`")
+
+
 def test_what_is_named_is_looked_for(tmp_path: Path) -> None:
     """A server would load a model for minutes, and then not find its keys."""
     told = together(
