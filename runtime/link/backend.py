@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 from recorder.format.errors import RecordInvalid
@@ -39,10 +39,12 @@ from .errors import LinkError, LinkRefused
 from .hello import Wire, greet_worker
 from .limits import HELLO_WAIT_S, TEXT_CHARS_MAX
 from .link import Link
-from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Proceed, Speaks, Why
+from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Proceed, Rebuild, Speaks, Why
 
 Done = TypeVar("Done")
 Made = TypeVar("Made", bound="WorkerBackend")
+
+Request = Ask | Proceed | Rebuild
 
 _ERRORS: Final[dict[Why, type[BackendError]]] = {
     "error": BackendError,
@@ -167,7 +169,7 @@ class WorkerBackend:
         return next(self._numbers)
 
     async def ask(
-        self, message: Ask | Proceed, emit: Callable[[TurnChunk], None] | None = None
+        self, message: Request, emit: Callable[[TurnChunk], None] | None = None
     ) -> ev.Event:
         """Send a request and wait for its answer; raises the error that the worker reports."""
         self.tell(message)
@@ -206,7 +208,7 @@ class WorkerBackend:
             raise LocalProtocolError(f"slot {slot} of {self._info.slots}")
         return next(self._sessions)
 
-    def _cancel(self, message: Ask | Proceed) -> None:
+    def _cancel(self, message: Request) -> None:
         """Have the worker cancel a call, and release what it opened, in the call's own stream."""
         is_setup = isinstance(message, Ask) and isinstance(
             message.effect, ef.OpenBackend | ef.StartTurn
@@ -300,6 +302,12 @@ class WorkerSession(_Held):
         """Close the unit."""
         done = await self._ask(ef.StartFinalize(index=index, interrupted=interrupted))
         return self.backend.expect(done, ev.FinalizeDone).finalized
+
+    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+        """Feed past units again; `BackendError` too if the worker's model cannot."""
+        call = self.backend.number()
+        asked = Rebuild(call=call, session=self.session, exact=exact, past=tuple(past))
+        return self.backend.expect(await self.backend.ask(asked), ev.FinalizeDone).finalized
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit."""

@@ -7,7 +7,9 @@ from typing import Final
 from recorder.format.format import MIB, RECORD_BYTES_MAX
 
 PIECE_BYTES_MAX: Final = 64 << 10
-"""A unit's sound is one piece. An urgent frame waits for one piece: 0.5 ms at 1 Gbit/s."""
+"""A unit's sound is one piece. Large frames take turns after each."""
+WRITE_BYTES: Final = 2 * PIECE_BYTES_MAX
+"""Pieces of one write: a unit's answer, with its head. Urgent frames wait for one write."""
 FRAME_BYTES_MAX: Final = RECORD_BYTES_MAX
 """A frame holds one record; the largest is a turn with all pictures and sound that fit a chat."""
 PARTIAL_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX

@@ -19,7 +19,7 @@ from recorder.format.format import Piece
 from .errors import LinkError
 from .frames import Outbox
 from .hello import Wire
-from .limits import BEAT_S, PIECE_BYTES_MAX, READ_BYTES, SILENT_BEATS_MAX
+from .limits import BEAT_S, READ_BYTES, SILENT_BEATS_MAX, WRITE_BYTES
 from .messages import Beat, Message, Receiver, Sender, stream_of
 
 _logger = logging.getLogger("antiphon.link")
@@ -134,10 +134,10 @@ class Link:
             self.lose("it closed the connection")
 
     def _pieces(self) -> list[Piece]:
-        """The next pieces: many small ones, or a large one."""
+        """The next pieces, for one write."""
         pieces: list[Piece] = []
         before = self._outbox.bytes
-        while before - self._outbox.bytes < PIECE_BYTES_MAX and (piece := self._outbox.take()):
+        while before - self._outbox.bytes < WRITE_BYTES and (piece := self._outbox.take()):
             pieces += piece
         return pieces
 

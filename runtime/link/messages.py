@@ -1,8 +1,9 @@
 """The messages of a link: what a session's log holds, with the call that it belongs to.
 
-    frame   := kind:1 byte, then a record (`Ask`, `Answer`) or JSON (all others)
+    frame   := kind:1 byte, then a record (`Ask`, `Rebuild`, `Answer`) or JSON (all others)
     Ask     { call, session, slot, cut, effect }      to the worker
     Proceed { call, session, step, cut }              to the worker: the next part of a turn
+    Rebuild { call, session, exact, past }            to the worker: past units to be fed again
     Cancel  { call, session }                         to the worker: the answer is not awaited
     Answer  { call, session, event }                  from the worker
     Failed  { call, session, why, text }              from the worker
@@ -26,7 +27,7 @@ import orjson
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Cut
+from protocol.values.model import PAST_UNITS_MAX, Cut, PastUnit
 from recorder.format.errors import FormatError, RecorderError
 from recorder.format.expansion import Expansion
 from recorder.format.format import UNPACKED_BYTES_MAX, Piece, split_records
@@ -77,6 +78,16 @@ class Proceed:
 
 
 @attrs.frozen(kw_only=True)
+class Rebuild:
+    """Feed 1 to `PAST_UNITS_MAX` past units again; see `Rebuilds`."""
+
+    call: int
+    session: int
+    exact: bool
+    past: tuple[PastUnit, ...]
+
+
+@attrs.frozen(kw_only=True)
 class Cancel:
     """Cancel a call, if it is still in flight."""
 
@@ -115,10 +126,11 @@ class Beat:
     """The sender is there."""
 
 
-Message = Ask | Proceed | Cancel | Answer | Failed | Speaks | Beat
+Message = Ask | Proceed | Rebuild | Cancel | Answer | Failed | Speaks | Beat
 
 _ASK: Final = ord("A")
 _ANSWER: Final = ord("E")
+_REBUILD: Final = ord("R")
 _PLAIN: Final[dict[type[Any], int]] = {
     Proceed: ord("P"),
     Cancel: ord("C"),
@@ -165,6 +177,11 @@ class Sender:
                 }
                 is_shared = stream_of(message) == SETUP
                 return [bytes([_ASK]), *self._record("effect", fields, is_shared=is_shared)]
+            case Rebuild():
+                return [
+                    bytes([_REBUILD]),
+                    *self._record("effect", plain_of(message), is_shared=False),
+                ]
             case Answer():
                 kind, event = event_record(message.event)
                 fields = {"call": message.call, "session": message.session, "event": event}
@@ -199,6 +216,8 @@ class Receiver:
                 return _ask(self._fields(stream, frame))
             if kind == _ANSWER:
                 return _answer(self._fields(stream, frame))
+            if kind == _REBUILD:
+                return _rebuild(self._fields(stream, frame))
             cls = _CLASSES.get(kind)
             if cls is None:
                 raise LinkError(f"a message of the unknown kind {kind}")
@@ -251,6 +270,13 @@ def _answer(fields: Fields) -> Answer:
         session=_number(fields["session"]),
         event=event_of(_mapping(fields["event"]), 0),
     )
+
+
+def _rebuild(fields: Fields) -> Rebuild:
+    made = value_of(Rebuild, fields)
+    if not 1 <= len(made.past) <= PAST_UNITS_MAX:
+        raise LinkError(f"{len(made.past)} past units, not 1 to {PAST_UNITS_MAX}")
+    return made
 
 
 def _number(value: Value) -> int:

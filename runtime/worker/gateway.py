@@ -28,7 +28,7 @@ from ..link.errors import LinkError
 from ..link.hello import Wire
 from ..link.limits import TEXT_CHARS_MAX
 from ..link.link import Link
-from ..link.messages import Answer, Ask, Cancel, Failed, Message, Proceed, Speaks, Why
+from ..link.messages import Answer, Ask, Cancel, Failed, Message, Proceed, Rebuild, Speaks, Why
 from ..model.backends.base import (
     Backend,
     BackendError,
@@ -39,6 +39,7 @@ from ..model.backends.base import (
     ContextFull,
     DeviceLost,
     ModelSession,
+    Rebuilds,
     Transcribes,
     TranscriptSession,
     TurnSession,
@@ -134,7 +135,7 @@ class GatewayLink:
     # -- messages -------------------------------------------------------------------------------
 
     def _take(self, message: Message) -> None:
-        if not isinstance(message, Ask | Proceed | Cancel):
+        if not isinstance(message, Ask | Proceed | Rebuild | Cancel):
             raise LinkError(f"a {type(message).__name__} from a gateway")
         session = self._sessions.get(message.session)
         if isinstance(message, Cancel):
@@ -144,6 +145,10 @@ class GatewayLink:
         if isinstance(message, Proceed):
             found = self._of(session, message)
             self._start(found, message.call, partial(self._proceed, found, message))
+            return
+        if isinstance(message, Rebuild):
+            found = self._of(session, message)
+            self._start(found, message.call, partial(self._rebuild, found, message))
             return
         match message.effect:
             case ef.Release():
@@ -166,7 +171,7 @@ class GatewayLink:
                 raise LinkError(f"a {type(effect).__name__} is no call of a model")
 
     @staticmethod
-    def _of(session: _Session | None, message: Ask | Proceed) -> _Session:
+    def _of(session: _Session | None, message: Ask | Proceed | Rebuild) -> _Session:
         if session is None:
             raise LinkError(f"there is no session {message.session}")
         return session
@@ -280,6 +285,14 @@ class GatewayLink:
             self._tell(Answer(call=message.call, session=session.number, event=event))
 
         return ev.TurnDone(at_ns=0, result=await turn.generate(emit, message.cut))
+
+    async def _rebuild(self, session: _Session, message: Rebuild) -> ev.Event:
+        opened = session.opened
+        if not isinstance(opened, Rebuilds):
+            name = self._host.backend.info.name
+            raise BackendError(f"model {name} cannot rebuild a session")
+        done = await opened.rebuild(message.past, exact=message.exact)
+        return ev.FinalizeDone(at_ns=0, finalized=done)
 
     async def _release(self, session: _Session, call: int | None = None) -> None:
         """Release a session when its call has ended, and answer `call`; both waits are bounded."""

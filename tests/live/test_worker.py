@@ -15,12 +15,13 @@ import anyio
 import attrs
 import pytest
 
-from protocol.values.model import DuplexConfig, Opening, Unit, Voice
+from protocol.values.model import DuplexConfig, Opening, PastUnit, Unit, Voice
 from runtime.commands.server_process import RUN
 from runtime.link.address import WorkerAddress, read_address
 from runtime.link.backend import connect
-from runtime.model.backends.base import Backend, BackendGone, BackendSession
+from runtime.model.backends.base import Backend, BackendGone, BackendSession, Rebuilds
 from runtime.model.models import load_backend
+from runtime.session.opening import try_to_open
 from tests.helpers import pcm
 
 pytestmark = pytest.mark.anyio
@@ -99,17 +100,44 @@ async def test_a_worker_gives_what_the_model_gives_here(tiny: LiveWorker) -> Non
         tasks.cancel_scope.cancel()
 
 
+async def test_a_session_is_rebuilt_on_a_worker(tiny: LiveWorker) -> None:
+    """A session that lost its worker would end, or go on as another."""
+    async with anyio.create_task_group() as tasks:
+        backend = await connect(tiny.address, tasks=tasks)
+        first, other = [await backend.open(OPENING, slot=slot) for slot in range(2)]
+        assert isinstance(other, Rebuilds)
+        past, finalized = [], None
+        for index in range(5):
+            unit = Unit(index=index, pcm=pcm(1.0, 0.1 * index))
+            result = attrs.evolve(await first.run_unit(unit), pcm=b"")
+            finalized = await first.finalize(index, interrupted=False)
+            past.append(PastUnit(unit=unit, result=result, interrupted=False, is_voiced=True))
+        rebuilt = await other.rebuild(past, exact=True)
+        assert finalized is not None
+        assert rebuilt.kv_length == finalized.kv_length
+        unit = Unit(index=5, pcm=pcm(1.0, 0.3))
+        results = [await session.run_unit(unit) for session in (first, other)]
+        costs = type(results[0].costs)()
+        assert len({attrs.evolve(result, costs=costs) for result in results}) == 1
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_gateway_that_vanishes_leaves_no_session(tiny: LiveWorker) -> None:
     """A worker would run out of slots, one gateway after the other."""
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
             backend = await connect(tiny.address, tasks=tasks)
             slots = range(backend.info.slots)
-            sessions = [await backend.open(OPENING, slot=slot) for slot in slots]
+            sessions = [await _open(backend, slot) for slot in slots]
             tasks.start_soon(_run_into_the_end, sessions[0])
             await anyio.wait_all_tasks_blocked()
             await backend.aclose()
         tasks.cancel_scope.cancel()
+
+
+async def _open(backend: Backend, slot: int) -> BackendSession:
+    """Open as a server does: again, while the last gateway's slots are still being released."""
+    return await try_to_open(backend, OPENING, slot, anyio.Event())
 
 
 async def _run_into_the_end(session: BackendSession) -> None:

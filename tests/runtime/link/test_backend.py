@@ -10,7 +10,17 @@ import anyio.lowlevel
 import attrs
 import pytest
 
-from protocol.values.model import UNIT_BYTES, Cut, DuplexConfig, Opening, Unit, Voice
+from protocol.values.model import (
+    PAST_UNITS_MAX,
+    UNIT_BYTES,
+    Cut,
+    DuplexConfig,
+    Opening,
+    PastUnit,
+    Unit,
+    UnitResult,
+    Voice,
+)
 from protocol.values.transcript import Chunk
 from protocol.values.turn import ChatConfig, Message, SpeechConfig, Text, Turn, TurnChunk
 from runtime.model.backends.base import (
@@ -21,10 +31,11 @@ from runtime.model.backends.base import (
     Closes,
     ContextFull,
     Mortal,
+    Rebuilds,
     Remote,
     Transcribes,
 )
-from runtime.model.backends.scripted import Call, ScriptedBackend, Step
+from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
 from runtime.model.backends.scripted_chat import Answer, default_answer
 from tests.helpers import pcm
 from tests.linked import QUICKLY, linked, quick, until, worker_of
@@ -358,6 +369,54 @@ async def test_a_voice_that_is_lost_is_told() -> None:
         assert backend.info.speaks
         served.info = attrs.evolve(served.info, speaks=False)
         await until(lambda: not backend.info.speaks)
+
+
+async def test_a_rebuild_is_equal() -> None:
+    """A session that lost its worker would go on as another."""
+
+    async def play(backend: Backend) -> list[object]:
+        first, other = [await backend.open(OPENING, slot=slot) for slot in range(2)]
+        assert isinstance(other, Rebuilds)
+        past = []
+        for index in range(PAST_UNITS_MAX):
+            unit = Unit(index=index, pcm=pcm(1.0, 0.01 * index), frames=(b"jpeg" * 99,))
+            result = attrs.evolve(await first.run_unit(unit), pcm=b"")
+            await first.finalize(index, interrupted=False)
+            past.append(PastUnit(unit=unit, result=result, interrupted=False, is_voiced=False))
+        unit = Unit(index=PAST_UNITS_MAX, pcm=SILENCE)
+        return [await other.rebuild(past, exact=True), await other.run_unit(unit)]
+
+    assert (await equal(scripted(), play))[0].index == PAST_UNITS_MAX - 1
+
+
+class Older:
+    """A session that knows no rebuild."""
+
+    def __init__(self, session: ScriptedSession) -> None:
+        self.opened, self.run_unit, self.release = session.opened, session.run_unit, session.release
+        self.interrupt = session.interrupt
+
+
+async def test_a_model_that_cannot_rebuild_says_so() -> None:
+    """Its gateway would wait, or take the worker for lost."""
+
+    class OlderBackend(ScriptedBackend):
+        async def open(self, opening: Opening, *, slot: int) -> Any:
+            return Older(await super().open(opening, slot=slot))
+
+    async with linked(OlderBackend(script=quick)) as backend:
+        session = await backend.open(OPENING, slot=0)
+        assert isinstance(session, Rebuilds)
+        unit = Unit(index=0, pcm=SILENCE)
+        past = PastUnit(
+            unit=unit,
+            result=UnitResult(index=0, is_listen=True),
+            interrupted=False,
+            is_voiced=False,
+        )
+        kind, text = await failure(session.rebuild([past], exact=True))
+        assert (kind, text) == (BackendError, "model scripted cannot rebuild a session")
+        assert (await session.run_unit(unit)).index == 0
 
 
 async def test_a_bug_of_the_backend_is_no_backend_error() -> None:

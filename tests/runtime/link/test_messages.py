@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import (
+    PAST_UNITS_MAX,
     Cut,
     DuplexConfig,
     Finalized,
     Opened,
     Opening,
+    PastUnit,
     Unit,
     UnitResult,
     Voice,
@@ -44,6 +46,7 @@ from runtime.link.messages import (
     Failed,
     Message,
     Proceed,
+    Rebuild,
     Receiver,
     Sender,
     Speaks,
@@ -118,6 +121,20 @@ MESSAGES: tuple[Message, ...] = (
     *(Answer(call=7, session=4, event=event) for event in EVENTS),
     Proceed(call=9, session=4, step="prefill"),
     Proceed(call=9, session=4, step="generate", cut=5),
+    Rebuild(
+        call=9,
+        session=4,
+        exact=True,
+        past=(
+            PastUnit(
+                unit=UNIT,
+                result=UnitResult(index=3, is_listen=False, codec_ids=(1, 2), cut=CUT),
+                interrupted=True,
+                is_voiced=False,
+            ),
+        )
+        * PAST_UNITS_MAX,
+    ),
     Cancel(call=9, session=4),
     Failed(call=9, session=4, why="context_full", text="too long"),
     Speaks(speaks=False),
@@ -190,6 +207,17 @@ def test_a_reference_to_nothing_is_refused() -> None:
         Receiver().decode(SETUP, joined(sender.encode(opening(2))))
     with pytest.raises(LinkError):
         Receiver().decode(5, joined(sender.encode(opening(2))))
+
+
+@pytest.mark.parametrize("count", [0, PAST_UNITS_MAX + 1])
+def test_a_rebuild_of_too_many_units_is_refused(count: int) -> None:
+    """A worker would hold all pictures of a session at once."""
+    past = PastUnit(
+        unit=UNIT, result=UnitResult(index=3, is_listen=True), interrupted=False, is_voiced=False
+    )
+    asked = Rebuild(call=1, session=1, exact=False, past=(past,) * count)
+    with pytest.raises(LinkError, match=f"{count} past units, not 1 to 16"):
+        Receiver().decode(2, joined(Sender().encode(asked)))
 
 
 @given(st.sampled_from(MESSAGES), st.data())
