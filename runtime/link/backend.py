@@ -194,9 +194,12 @@ class WorkerBackend:
         except RecordInvalid as error:
             raise BackendRefused(f"too large for one message: {error}") from error
 
-    def expect(self, event: ev.Event, kind: type[Done]) -> Done:
-        """Check that an answer is of the kind that was asked for; if not, the worker is lost."""
-        if not isinstance(event, kind):
+    def expect(self, event: ev.Event, kind: type[Done], index: int | None = None) -> Done:
+        """Check that an answer is what was asked for; if not, the worker is lost.
+
+        `index`: of the unit, turn or chunk that it must be about.
+        """
+        if not isinstance(event, kind) or (index is not None and _index_of(event) != index):
             self._link.lose(f"it broke the protocol: a {type(event).__name__} is no answer here")
             raise self._gone()
         return event
@@ -252,6 +255,20 @@ class WorkerBackend:
         return WorkerBroke(text) if error is None else error(text)
 
 
+def _index_of(event: ev.Event) -> int | None:
+    """Which unit, turn or chunk an answer is about."""
+    match event:
+        case ev.UnitDone() | ev.TurnDone() | ev.ChunkDone():
+            return event.result.index
+        case ev.FinalizeDone():
+            return event.finalized.index
+        case ev.TurnPrefilled():
+            return event.prefill.index
+        case ev.RollbackDone():
+            return event.index
+    return None
+
+
 @attrs.define(eq=False, kw_only=True)
 class _Held:
     """What a worker holds for a session, by its number."""
@@ -286,7 +303,7 @@ class WorkerSession(_Held):
             done = await self.backend.ask(asked)
         finally:
             self._running = None
-        return self.backend.expect(done, ev.UnitDone).result
+        return self.backend.expect(done, ev.UnitDone, unit.index).result
 
     def interrupt(self, index: int) -> None:
         """Cut unit `index`; the message overtakes all others."""
@@ -301,7 +318,7 @@ class WorkerSession(_Held):
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
         done = await self._ask(ef.StartFinalize(index=index, interrupted=interrupted))
-        return self.backend.expect(done, ev.FinalizeDone).finalized
+        return self.backend.expect(done, ev.FinalizeDone, index).finalized
 
     async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
         """Feed past units again; `BackendError` too if the worker's model cannot."""
@@ -311,7 +328,8 @@ class WorkerSession(_Held):
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit."""
-        self.backend.expect(await self._ask(ef.Rollback(index=index)), ev.RollbackDone)
+        done = await self._ask(ef.Rollback(index=index))
+        self.backend.expect(done, ev.RollbackDone, index)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -324,7 +342,7 @@ class WorkerTurn(_Held):
         """Feed the conversation."""
         call = self.backend.number()
         done = await self.backend.ask(Proceed(call=call, session=self.session, step="prefill"))
-        return self.backend.expect(done, ev.TurnPrefilled).prefill
+        return self.backend.expect(done, ev.TurnPrefilled, self.index).prefill
 
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
@@ -332,7 +350,8 @@ class WorkerTurn(_Held):
         """Answer the turn."""
         call = self.backend.number()
         asked = Proceed(call=call, session=self.session, step="generate", cut=cut)
-        return self.backend.expect(await self.backend.ask(asked, emit), ev.TurnDone).result
+        done = await self.backend.ask(asked, emit)
+        return self.backend.expect(done, ev.TurnDone, self.index).result
 
     def interrupt(self) -> None:
         """Cut the turn; the message overtakes all others."""
@@ -356,7 +375,7 @@ class WorkerTranscript(_Held):
         done = await self.backend.ask(
             Ask(call=call, session=self.session, slot=self.slot, effect=effect)
         )
-        return self.backend.expect(done, ev.ChunkDone).result
+        return self.backend.expect(done, ev.ChunkDone, chunk.index).result
 
     async def release(self) -> None:
         """Free everything at the worker, if it began."""

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
+import attrs
 import orjson
 import pytest
 import trustme
 from anyio.abc import ByteStream
 
-from protocol.values.model import UNIT_BYTES, DuplexConfig, Opening, Unit, Voice
+from protocol.values.model import UNIT_BYTES, Cut, DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.link import frames, hello, link
 from runtime.link import messages as ms
 from runtime.link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
@@ -21,7 +22,7 @@ from runtime.link.backend import WorkerBackend, connect
 from runtime.link.errors import LinkError, LinkRefused
 from runtime.link.hello import Wire, greet_gateway, greet_worker
 from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
-from runtime.model.backends.scripted import Call, ScriptedBackend, Step
+from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
 from runtime.worker import gateway
 from tests.linked import Pair, dial, listen, quick, until, worker_of
 
@@ -226,6 +227,24 @@ async def test_a_worker_that_lies_is_lost(garbage: bytes) -> None:
 
     async with fake_worker(lie) as backend:
         await calls_are_gone(backend, "it broke the protocol")
+
+
+async def test_an_answer_about_another_unit_is_a_lie() -> None:
+    """A session would send one unit's answer as another's."""
+
+    class Mixed(ScriptedSession):
+        async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+            return attrs.evolve(await super().run_unit(unit, cut), index=unit.index + 1)
+
+    class MixedBackend(ScriptedBackend):
+        async def open(self, opening: Opening, *, slot: int) -> Mixed:
+            session = await super().open(opening, slot=slot)
+            return Mixed(self, opening, slot, session.opened)
+
+    async with worker_of(MixedBackend(script=quick)) as pair:
+        session = await (await pair.connect()).open(OPENING, slot=0)
+        with pytest.raises(BackendGone, match="a UnitDone is no answer here"):
+            await session.run_unit(UNIT)
 
 
 async def test_a_backend_that_is_gone_ends_its_worker() -> None:
