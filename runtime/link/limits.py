@@ -22,6 +22,8 @@ READ_BYTES: Final = 256 << 10
 """A unit and its head in one read."""
 SHARED_BYTES_MAX: Final = 32 * MIB
 """Blobs of openings and turns that both ends keep: a dozen voices of 30 s, or a chat's pictures."""
+SHARED_RECORDS_MAX: Final = 1024
+"""Openings and turns that both ends keep with them: each takes kilobytes, however short it is."""
 
 HELLO_BYTES_MAX: Final = 64 << 10
 """A greeting has 300 bytes, a worker's description some kilobytes."""

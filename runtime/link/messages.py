@@ -45,7 +45,7 @@ from recorder.read.decoding import StoredRecord, decode, parse
 
 from .errors import LinkError
 from .frames import URGENT
-from .limits import SHARED_BYTES_MAX
+from .limits import SHARED_BYTES_MAX, SHARED_RECORDS_MAX
 
 SETUP: Final = 1
 """The stream of openings and turns, in their order: their blobs refer to each other."""
@@ -192,7 +192,7 @@ class Sender:
         if not is_shared:
             self._single.forget()
             return self._single.encode(Record(kind=kind, seq=0, at_ns=0, fields=fields)).pieces
-        if self._shared_bytes > SHARED_BYTES_MAX:
+        if self._shared_bytes > SHARED_BYTES_MAX or self._seq == SHARED_RECORDS_MAX:
             self._shared.forget()
             self._shared_bytes = self._seq = 0
         made = self._shared.encode(Record(kind=kind, seq=self._seq, at_ns=0, fields=fields))
@@ -237,7 +237,8 @@ class Receiver:
         """Keep a record whose blobs later ones may name; one with `seq` 0 drops all before."""
         if stored.record.seq == 0:
             self._shared, self._shared_bytes = [], 0
-        if stored.record.seq != len(self._shared) or self._shared_bytes > SHARED_BYTES_MAX:
+        is_full = self._shared_bytes > SHARED_BYTES_MAX or len(self._shared) == SHARED_RECORDS_MAX
+        if stored.record.seq != len(self._shared) or is_full:
             raise LinkError(f"record {stored.record.seq} is not the one that is due")
         self._shared.append(stored)
         self._shared_bytes += frame_bytes

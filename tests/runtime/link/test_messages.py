@@ -188,6 +188,16 @@ def test_what_both_ends_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert min(kept[5:]) < 100_000
 
 
+def test_what_both_ends_keep_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Openings without a voice would be kept for ever."""
+    monkeypatch.setattr(messages, "SHARED_RECORDS_MAX", 5)
+    sender, receiver = Sender(), Receiver()
+    for session in range(1, 30):
+        asked = opening(session, Voice())
+        assert receiver.decode(SETUP, joined(sender.encode(asked))) == asked
+        assert len(receiver._shared) <= 5
+
+
 def test_a_sender_that_shares_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver would keep what it is sent."""
     sender, receiver = Sender(), Receiver()
