@@ -24,7 +24,7 @@ class BackendLost:
 
 @attrs.frozen(kw_only=True)
 class LeaseRevoked:
-    """The slot's worker is drained: the session moves to another slot between two model calls."""
+    """The slot's worker is drained, or lost: the session moves between two model calls."""
 
     at_ns: int
     lease: int

@@ -35,10 +35,7 @@ from .bounds import (
     CONNECTIONS_PER_ADDRESS_PER_S_MAX,
     COUNT_MAX,
     DAYS_MAX,
-    DEFAULT_PORT,
-    DEVICES,
     DRAIN_S,
-    DTYPES,
     HANDSHAKE_S,
     MEGABYTES_MAX,
     MESSAGES_PER_S_MAX,
@@ -51,8 +48,8 @@ from .bounds import (
     STALL_S,
 )
 from .declaration import setting
+from .model_settings import ModelSettings
 
-_ADDRESS: Final = "Address and model"
 _SESSIONS: Final = "Sessions"
 _RECORDING: Final = "Recording"
 _ACCESS: Final = "Keys, origins and TLS"
@@ -61,98 +58,8 @@ _LOG: Final = "Ending and logging"
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class Settings(ModelSettings):
     """The settings of one server; the declarations describe them."""
-
-    host: str = setting("127.0.0.1", "Address to listen on.", _ADDRESS)
-    port: int = setting(
-        DEFAULT_PORT,
-        "Port for WebSockets and HTTP; 0 takes a free one and prints it.",
-        _ADDRESS,
-        low=0,
-        high=65_535,
-    )
-    model: str = setting(
-        "tiny",
-        "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
-        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session or turn of chat at a "
-        "time. Otherwise the folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, "
-        "safetensors, and assets/token2wav for its voice. `antiphon doctor --model FOLDER` says "
-        "whether it fits.",
-        _ADDRESS,
-    )
-    workers: tuple[str, ...] = setting(
-        (),
-        "A further model that can take any session of the first, named as in --model.",
-        _ADDRESS,
-        flag="--worker",
-    )
-    isolate: bool = setting(
-        False,
-        "Run each model in a process of its own, one on each GPU: the server outlives it.",
-        _ADDRESS,
-    )
-    worker_addresses: tuple[str, ...] = setting(
-        (),
-        "Address of an `antiphon worker` that holds the model: unix:PATH or tcp:HOST:PORT.",
-        _ADDRESS,
-        flag="--worker-address",
-    )
-    worker_token_file: Path | None = setting(
-        None, "File of the token that workers share with their servers.", _ADDRESS
-    )
-    worker_ca: Path | None = setting(
-        None,
-        "Certificates of the authority that workers' certificates are from, PEM.",
-        _ADDRESS,
-        unset="the system's",
-    )
-    slots: int | None = setting(
-        None,
-        "Sessions at once; their memory is allocated at the start.",
-        _ADDRESS,
-        low=1,
-        high=1024,
-        unset="8 for tiny; for a folder as many as fit into memory, at most 64",
-    )
-    device: str | None = setting(
-        None,
-        "Where the model computes.",
-        _ADDRESS,
-        choices=DEVICES,
-        unset="cpu for tiny; for a folder cuda if present",
-    )
-    dtype: str | None = setting(
-        None,
-        "Format of weights and caches.",
-        _ADDRESS,
-        choices=DTYPES,
-        unset="fp32 on cpu, bf16 on cuda",
-    )
-    deterministic: bool = setting(
-        False,
-        "Give a session the same bytes whatever other sessions run, or do not start: then its log "
-        "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
-        _ADDRESS,
-    )
-    served_model_names: tuple[str, ...] = setting(
-        (),
-        "A further name by which clients of mode=transcription may choose the model.",
-        _ADDRESS,
-        flag="--served-model-name",
-    )
-    voices: Path | None = setting(
-        None,
-        "Folder of WAV files that clients may name as reference audio, each by its name without "
-        ".wav.",
-        _ADDRESS,
-    )
-    default_voice: str | None = setting(
-        None, "Name of the voice that /api/default_ref_audio gives to pages.", _ADDRESS
-    )
-    static: Path | None = setting(
-        None, "Folder of web pages; every file in it is public, also with keys.", _ADDRESS
-    )
 
     limit_video_s: int = setting(
         LIMIT_VIDEO_S,

@@ -84,11 +84,6 @@ class Pool:
         if self._workers.pop(worker, None) is None:
             raise LocalProtocolError(f"there is no worker {worker}")
 
-    def condemn(self, worker: int) -> None:
-        """Lease no more slots of a worker."""
-        self._workers[worker].condemned = True
-        self._on_withheld()
-
     def is_condemned(self, worker: int) -> bool:
         """Whether a worker's slots are not leased any more; true for a removed one too."""
         found = self._workers.get(worker)

@@ -191,7 +191,7 @@ class Workers:
         return self._backends[lease.worker]
 
     def hold(self, lease: Lease, on_revoked: Callable[[], None]) -> None:
-        """Have `on_revoked` called if the lease's worker is drained, until `let_go`."""
+        """Have `on_revoked` called if the lease's worker is drained or lost, until `let_go`."""
         self._revokes[lease] = on_revoked
         if self._place_of(lease.worker).is_drained:
             on_revoked()
@@ -210,10 +210,14 @@ class Workers:
             raise LocalProtocolError(f"worker {worker} is the only one that serves")
         if not place.is_drained:
             place.is_drained = True
-            self.pool.condemn(worker)
-            for lease, on_revoked in tuple(self._revokes.items()):
-                if lease.worker == worker:
-                    on_revoked()
+            self._withdraw(worker)
+
+    def _withdraw(self, worker: int) -> None:
+        """Lease no more slots of a worker, and have sessions without a call in flight move."""
+        self.pool.condemn(worker)
+        for lease, on_revoked in tuple(self._revokes.items()):
+            if lease.worker == worker:
+                on_revoked()
 
     def _place_of(self, worker: int) -> _Place:
         for place in self._places:
@@ -269,7 +273,7 @@ class Workers:
         backend = self._backends[worker]
         if isinstance(backend, Mortal):
             await backend.wait_gone()
-            self.pool.condemn(worker)
+            self._withdraw(worker)
 
     async def _attend(
         self,
