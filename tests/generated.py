@@ -31,8 +31,9 @@ from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening,
 from protocol.values.modes import Mode
 from runtime.media.audio import read_wav
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.scripted import Call, ScriptedBackend, Step
+from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_random import random_script
+from tests.golden_stage import without_loss
 from tests.helpers import Peer, World, base64, init_frame, on_virtual_time, world
 from tests.strategies import jpeg_header, wav
 
@@ -492,14 +493,7 @@ def steady_backend(number: int) -> ScriptedBackend:
     """The same backend for a replay: its worker is not lost while it finalizes."""
     backend = scripted_backend(number)
     script = backend.script
-
-    def steady(unit: Unit, seed: int) -> Step:
-        step = script(unit, seed)
-        if step.finalize.fault != "gone":
-            return step
-        return attrs.evolve(step, finalize=attrs.evolve(step.finalize, fault=None))
-
-    backend.script = steady
+    backend.script = lambda unit, seed: without_loss(script(unit, seed))
     return backend
 
 

@@ -73,6 +73,12 @@ def only(index: int, **fields: Any) -> Callable[[Unit, int], Step]:
     return script
 
 
+def without_loss(step: Step) -> Step:
+    """The same step, without the loss of the worker while it is finalized."""
+    is_lost = step.finalize.fault == "gone"
+    return attrs.evolve(step, finalize=attrs.evolve(step.finalize, fault=None)) if is_lost else step
+
+
 def picture(height: int = 48, width: int = 64) -> str:
     """A small JPEG, base64."""
     image = np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
