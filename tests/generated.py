@@ -491,8 +491,7 @@ def scripted_backend(number: int, *, slots: int = 1) -> ScriptedBackend:
 
 def steady_backend(number: int) -> ScriptedBackend:
     """The same backend for a replay: its worker is not lost while it finalizes."""
-    backend = scripted_backend(number)
-    script = backend.script
+    backend, script = scripted_backend(number), random_script(number)
     backend.script = lambda unit, seed: without_loss(script(unit, seed))
     return backend
 
