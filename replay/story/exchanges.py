@@ -20,15 +20,17 @@ from recorder.format.records import Fields, Record, Value
 ExchangeKind = Literal["unit", "turn", "chunk"]
 Failure = Literal["failed", "context_full"]
 Outcome = (
-    Literal["pending", "listen", "speech", "withheld", "ended", "heard"] | StopReason | Failure
+    Literal["pending", "lost", "listen", "speech", "withheld", "ended", "heard"]
+    | StopReason
+    | Failure
 )
 """The result of an exchange.
 
-`pending`: no result yet, or none came; `withheld`: a unit spoke, and was interrupted (B6); `ended`:
-the session was over when its result came; `heard`: a second was written down; `failed` and
-`context_full` are the model's. The others are those of turns.
+`pending`: no result yet, or none came; `lost`: its worker was lost; `withheld`: a unit spoke, and
+was interrupted (B6); `ended`: the session was over when its result came; `heard`: a second was
+written down; `failed` and `context_full` are the model's. The others are those of turns.
 """
-UNANSWERED: Final = frozenset({"pending", "failed", "context_full"})
+UNANSWERED: Final = frozenset({"pending", "lost", "failed", "context_full"})
 OUTPUTS: Final = frozenset({"pcm", "decided_ids", "fed_ids", "codec_ids", "finalized_ids"})
 """Large outputs, which a caller that keeps many exchanges leaves out."""
 
@@ -178,6 +180,9 @@ class Exchanges:
                 added = done.kv_length - self._kv_length
                 facts = {"finalized_ids": done.fed_ids, "finalized_kv_added": added}
                 self._change("unit", done.index, finalized_ns=at_ns, **facts)
+            case ev.BackendLost() if self.current is not None and self.current.done_ns is None:
+                current = self.current
+                self._change(current.kind, current.index, outcome="lost")
             case ev.ChunkDone(result=heard):
                 self._take_chunk(at_ns, heard)
             case ev.ChunkFailed(utterance=utterance, index=index, context_full=is_full):

@@ -105,6 +105,7 @@ class Inspector(SessionStory):
             turns=tuple(it for it in self._told if it.kind == "turn"),
             utterances=tuple(self._utterances.values()),
             drops=tuple(self.drops),
+            moves=tuple(self.moves),
             errors=tuple(self.errors),
             marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),

@@ -63,6 +63,25 @@ class Drop:
 
 
 @attrs.frozen(kw_only=True)
+class Move:
+    """A move to another slot (B11), from the record `seq`.
+
+    Attributes:
+        why: the worker was lost, or drained.
+        to_ns: when the session went on; None if it did not.
+        steps: units or seconds that the model was fed again; 0 if there were none.
+        exact: each was fed as recorded; else in long prefills.
+    """
+
+    at_ns: int
+    why: Literal["lost", "drained"]
+    to_ns: int | None = None
+    steps: int = 0
+    exact: bool = True
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
 class ErrorSent:
     """An `error` that the client was sent, in the record `seq`."""
 
@@ -141,6 +160,7 @@ class Inspection:
     turns: tuple[Exchange, ...]
     utterances: tuple[UtteranceStory, ...]
     drops: tuple[Drop, ...]
+    moves: tuple[Move, ...]
     errors: tuple[ErrorSent, ...]
     marks: tuple[Mark, ...]
     end: End

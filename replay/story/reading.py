@@ -11,7 +11,7 @@ the story of the whole session and one exchange (`exchanges`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
@@ -29,7 +29,7 @@ from ..rerun.logic import Replayer
 from ..rerun.words import Step, show_shortened
 from .dictated import Dictated
 from .exchanges import Exchange, Exchanges
-from .inspection import Drop, End, ErrorSent, Mark, ShortenedFrame
+from .inspection import Drop, End, ErrorSent, Mark, Move, ShortenedFrame
 from .wire import Wire
 
 ERROR_CHARS_MAX: Final = 4096
@@ -83,6 +83,7 @@ class SessionStory:
         self.opening: Fields = {}
         self.prepared: Opened | None = None
         self.drops: Final[list[Drop]] = []
+        self.moves: Final[list[Move]] = []
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []
@@ -146,7 +147,7 @@ class SessionStory:
             case kind if kind in EVENT_KINDS:
                 event = step.event if step is not None else event_in(item)
                 if event is not None:
-                    self._take_event(event)
+                    self._take_event(event, item.seq)
                     passage = attrs.evolve(passage, event=event)
         return passage
 
@@ -199,14 +200,34 @@ class SessionStory:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def _take_event(self, event: ev.Event) -> None:
+    def _take_event(self, event: ev.Event, seq: int) -> None:
         match event:
+            case ev.BackendLost() | ev.LeaseRevoked():
+                self._take_loss(event, seq)
+            case ev.SlotLeased(at_ns=at_ns) if self._is_moving:
+                self.moves[-1] = attrs.evolve(self.moves[-1], to_ns=at_ns)
+            case ev.Rebuilt(at_ns=at_ns, steps=steps, batches=batches) if self.moves:
+                move = attrs.evolve(self.moves[-1], to_ns=at_ns, steps=steps, exact=not batches)
+                self.moves[-1] = move
+            case ev.RebuildFailed() if self.moves:
+                self.moves[-1] = attrs.evolve(self.moves[-1], to_ns=None)
             case ev.ConnectionOpened():
                 self.opened, self.wire = event, Wire(event)
             case ev.BackendOpened(opened=prepared):
                 self.prepared = prepared
         self.exchanges.take(event, is_over=self._is_over)
         self._is_over = self._is_over or isinstance(event, ev.PeerGone | ev.SendFailed)
+
+    @property
+    def _is_moving(self) -> bool:
+        return bool(self.moves) and self.moves[-1].to_ns is None
+
+    def _take_loss(self, event: ev.BackendLost | ev.LeaseRevoked, seq: int) -> None:
+        """Note a move that begins; a worker that is drained may be lost before its session left."""
+        if self._is_moving:
+            self.moves.pop()
+        why: Literal["lost", "drained"] = "lost" if isinstance(event, ev.BackendLost) else "drained"
+        self.moves.append(Move(at_ns=event.at_ns, why=why, seq=seq))
 
     def _take_effect(self, name: str, record: Record) -> None:
         fields = record.fields

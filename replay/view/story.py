@@ -149,7 +149,19 @@ class Narrator(Inspector):
             self._mark("mark", record, record.fields)
         elif passage.effect:
             self._note_effect(passage.effect, record)
-        return [] if passage.event is None else self._note_event(passage.event)
+        if passage.event is None:
+            return []
+        self._note_move(passage.event, record)
+        return self._note_event(passage.event)
+
+    def _note_move(self, event: ev.Event, record: Record) -> None:
+        match event:
+            case ev.BackendLost():
+                self._mark("move", record, {"why": "lost"})
+            case ev.LeaseRevoked():
+                self._mark("move", record, {"why": "drained"})
+            case ev.Rebuilt(steps=steps):
+                self._mark("rebuilt", record, {"steps": steps})
 
     def _note_event(self, event: ev.Event) -> list[Part]:
         at_ns = event.at_ns

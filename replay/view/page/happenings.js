@@ -10,6 +10,8 @@ export const SIGN_COLOURS = {
   error: "bad",
   damage: "bad",
   interrupt: "warn",
+  move: "warn",
+  rebuilt: "warn",
   drop: "warn",
   mark: "user",
 };
@@ -58,6 +60,9 @@ function placed({ title, detail, seq, unit, turn, at_ns }, story, rows) {
 function markText(kind, fields) {
   if (kind === "interrupt")
     return { title: "Interrupted", lines: fields.index === null ? [] : [`unit ${fields.index}`] };
+  if (kind === "move") return { title: `Worker ${fields.why}`, lines: ["the session moves to another"] };
+  if (kind === "rebuilt")
+    return { title: "Rebuilt on another worker", lines: [`${fields.steps} s fed again`] };
   const lines = Object.entries(fields).map(
     ([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`,
   );

@@ -93,6 +93,7 @@ function sentence({ story }) {
       ["failed", "failed"],
       ["context_full", "did not fit"],
       ["ended", "too late"],
+      ["lost", "lost with the worker"],
       ["pending", "without a result"],
     ];
     const parts = outcomes

@@ -118,6 +118,13 @@ export function drawSteps(context, points, scale, yOf, { stroke, fill, base, unt
   context.stroke(path);
 }
 
+const corner = (context, x, y, r) =>
+  polygon(context, [
+    [x - r, y],
+    [x + r, y - Math.abs(r)],
+    [x + r, y + Math.abs(r)],
+  ]);
+
 const GLYPHS = {
   error: (context, x, y, r) => cross(context, x, y, r),
   drop: (context, x, y, r) =>
@@ -133,6 +140,8 @@ const GLYPHS = {
       [x - r * 0.8, y + r * 0.6],
     ]),
   interrupt: (context, x, y, r) => bars(context, x, y, r),
+  move: (context, x, y, r) => corner(context, x, y, r),
+  rebuilt: (context, x, y, r) => corner(context, x, y, -r),
   finding: (context, x, y, r) =>
     polygon(context, [
       [x, y - r * 1.1],
