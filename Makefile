@@ -55,6 +55,7 @@ soak: $(INSTALLED)
 	@$(BIN)/python -m tests.soak_server
 	@$(BIN)/python -m tests.soak_crash
 	@$(BIN)/python -m tests.soak_forged
+	@$(BIN)/python -m tests.soak_workers
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis
