@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio.to_thread
 import attrs
@@ -24,6 +24,9 @@ from .tenure import Tenure
 
 Result = TypeVar("Result")
 
+
+BATCH_BYTES: Final = 32 * 1024 * 1024
+"""Sound and pictures that are handed to the model at once; a unit may have 64 MiB of pictures."""
 
 open_log = LogReader
 """Opens a log for reading; a simulated disk has its own."""
@@ -70,7 +73,14 @@ async def bring_back(tenure: Tenure, past: Past, *, exact: bool) -> Feed:
 
 
 def _take(units: Iterator[PastUnit]) -> list[PastUnit]:
-    return list(islice(units, PAST_UNITS_MAX))
+    """Take the next units, `PAST_UNITS_MAX` and about `BATCH_BYTES` at most; none at the end."""
+    batch, size = list[PastUnit](), 0
+    for past in islice(units, PAST_UNITS_MAX):
+        batch.append(past)
+        size += len(past.unit.pcm) + sum(map(len, past.unit.frames))
+        if size >= BATCH_BYTES:
+            break
+    return batch
 
 
 async def _open(tenure: Tenure, past: Past) -> object:
