@@ -32,11 +32,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium t
 VIEW: Final = "antiphonView.view"
 SHOWN: Final = "document.querySelectorAll('#rows .row').length"
 LONG_UNITS: Final = 590
-OPENINGS: Final = 3
-READY_MS_MAX: Final = 2000
-"""For one of the openings: in others the machine may have been busy with something else."""
 FRAME_MS_MAX: Final = 16
-"""For the quickest tenth of the drawings: the others may have waited for another process."""
 PAGE_BYTES_MAX: Final = 20_000_000
 
 
@@ -335,15 +331,12 @@ def test_ten_minutes_are_quick(tab: Tab, long_log: Path, tmp_path: Path) -> None
     """A full session's page would be too large to send, slow to open, or stutter."""
     page = write_page(long_log, tmp_path)
     assert page.stat().st_size < PAGE_BYTES_MAX
-    for _ in range(OPENINGS):
-        show(tab, page)
-        assert tab.run(f"{VIEW}.session.story.units.length") == LONG_UNITS
-        if (ready_ms := tab.run("antiphonView.readyMs")) < READY_MS_MAX:
-            break
-    assert ready_ms < READY_MS_MAX
+    show(tab, page)
+    assert tab.run(f"{VIEW}.session.story.units.length") == LONG_UNITS
+    assert tab.run("antiphonView.readyMs") < 2000
     assert tab.run(SHOWN) < 60
     for span in (600, 60, 5):
-        quick = tab.run(
+        middle = tab.run(
             f"""(() => {{
               const {{ line }} = {VIEW};
               line.scale.show(30, {span});
@@ -354,10 +347,10 @@ def test_ten_minutes_are_quick(tab: Tab, long_log: Path, tmp_path: Path) -> None
                 line.drawNow();
                 taken.push(performance.now() - began);
               }}
-              return taken.sort((a, b) => a - b)[6];
+              return taken.sort((a, b) => a - b)[30];
             }})()"""
         )
-        assert quick < FRAME_MS_MAX
+        assert middle < FRAME_MS_MAX
     filtering = tab.run(
         f"""(() => {{
           const {{ list }} = {VIEW};
