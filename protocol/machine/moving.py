@@ -74,8 +74,9 @@ class Moving(Core):
 
     def lease_revoked(self, event: ev.LeaseRevoked) -> None:
         """Move to another slot, now or after the model call in progress."""
-        if event.lease == self.lease and self.outlives_worker and not self.is_closed:
-            self.is_revoked = not self.is_moving
+        is_held = event.lease == self.lease and not self.releasing
+        if is_held and self.outlives_worker and not self.is_closed:
+            self.is_revoked = True
             self.move_if_due()
 
     def move_if_due(self) -> bool:

@@ -218,6 +218,24 @@ def test_a_revoked_lease_is_left_between_two_calls() -> None:
     world.is_good()
 
 
+def test_a_lease_that_is_revoked_amid_a_rebuild_is_left_after_it() -> None:
+    """A drained worker waits for the end of a session that had just come to it."""
+    world = World()
+    world.say()
+    world.ends()
+    world.ends()
+    world.lose_worker()
+    world.ends()
+    world.queue_answers(2)
+    world.post(ev.LeaseRevoked, lease=world.lease)
+    world.ends()
+    assert len(world.of(ef.Release)) == 2
+    world.comes_back()
+    world.say()
+    assert [start.unit.index for start in world.of(ef.StartUnit)] == [0, 1]
+    world.is_good()
+
+
 def _next_index(patch: pytest.MonkeyPatch) -> None:
     again = UnitLoop.start_again
 
