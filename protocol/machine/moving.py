@@ -111,6 +111,8 @@ class Moving(Core):
             self.first_slot()
         elif past_s is None:
             self._arrive()
+        elif not self.outlives_worker:  # the recording failed meanwhile
+            self.give_up("the model was lost")
         else:
             assert self.lease is not None
             self.cancel_timer("rebuild")

@@ -177,6 +177,21 @@ def test_without_a_log_or_the_setting_a_loss_ends_the_session() -> None:
     assert world.session.end_reason == "backend_error"
 
 
+def test_a_recording_that_fails_amid_a_move_ends_the_session_at_its_next_slot() -> None:
+    """A model is opened for a rebuild that has no log."""
+    world = World()
+    world.say()
+    world.lose_worker()
+    world.ends()
+    world.post(ev.RecordingFailed)
+    assert world.session.state is State.ACTIVE
+    world.queue_answers(2)
+    assert not world.of(ef.Rebuild)
+    assert world.session.end_reason == "backend_error"
+    world.is_good()
+    world.teardown()
+
+
 @pytest.mark.parametrize("where", ["leaving", "queued", "rebuilding"])
 @pytest.mark.parametrize("what", ["timer", "refused", "gone", "failed"])
 def test_a_move_that_fails_ends_the_session_and_returns_the_slot(where: str, what: str) -> None:

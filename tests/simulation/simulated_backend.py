@@ -8,7 +8,9 @@ Around `ScriptedBackend`, which itself holds callers to the rules of calls, this
 
 - compares each opening with what the client of that number has sent;
 - checks that each second of sound is of the session's own client;
-- hangs, for ever or for long, fails, is lost, and crashes with all its sessions, by the dice;
+- hangs, for ever or for long, fails, crashes with all its sessions, and dies for good, by the dice;
+- says in its words all that it was fed before (`remembered`), so that a rebuild from another past
+  is heard;
 - counts what can have cost a slot.
 """
 
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
+from hashlib import blake2b
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -25,7 +28,7 @@ import anyio
 import attrs
 import numpy as np
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
 from protocol.values.requests import Init, ReferenceAudio
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import Prefill, Text, Turn, TurnChunk, TurnResult
@@ -39,6 +42,11 @@ CLIENTS_MAX: Final = 4096
 SPOKEN_SAMPLES: Final = 240
 """Of a second of speech: enough to say whose it is."""
 TAG: Final = re.compile(r"<(\d+)>")
+SAID: Final = re.compile(r"<\d+> (\d+)")
+"""The number of what is said: of a unit in its session, a piece in its turn, a second in its
+utterance."""
+CUTS_KILL: Final = 10
+"""An interrupt kills the worker so many times as often as a call: few units are being cut."""
 
 Report = Callable[[str], None]
 T = TypeVar("T")
@@ -62,6 +70,19 @@ def strangers(pcm: bytes, number: int) -> bool:
     return bool(np.any((samples >= 0) & (samples != np.float32(number / CLIENTS_MAX))))
 
 
+def words(number: int, index: int, past: str) -> str:
+    """Write what the model says to a client in a unit."""
+    return f"<{number}> {index}.{past} "
+
+
+def remembered(past: str, unit: Unit, *, interrupted: bool) -> str:
+    """Name what a model knows after a unit; `past` names what it knew before, first empty."""
+    made = blake2b(f"{past} {unit.index} {unit.force_listen} {interrupted}".encode(), digest_size=4)
+    for part in (unit.pcm, *unit.frames):
+        made.update(part)
+    return made.hexdigest()
+
+
 @attrs.frozen(kw_only=True)
 class ModelPlan:
     """What goes wrong with the model while faults are on, out of 1000 calls each.
@@ -73,7 +94,7 @@ class ModelPlan:
         load_fails: replacements that cannot be loaded.
         fails: units, turns and openings that fail.
         broken: finalizes and rollbacks that fail.
-        gone: units and turns in which the session is lost.
+        gone: calls in which the worker dies; only the session is lost where none is replaced.
         hangs: calls that hang.
         late_s: after so long a hang ends, with a result or an error; None: never.
         full: units and openings that do not fit.
@@ -84,6 +105,8 @@ class ModelPlan:
         can_rollback: whether a failed unit can be undone.
         crashes_s: moments at which all sessions are lost.
         down_s: how long nothing can be opened after a crash.
+        deaths_s: moments at which a worker dies.
+        drains_s: moments at which a worker is drained, if another one serves.
     """
 
     slots: int
@@ -103,6 +126,8 @@ class ModelPlan:
     can_rollback: bool = True
     crashes_s: tuple[float, ...] = ()
     down_s: float = 0.0
+    deaths_s: tuple[float, ...] = ()
+    drains_s: tuple[float, ...] = ()
 
 
 @attrs.define(kw_only=True)
@@ -116,6 +141,7 @@ class Fleet:
         sent: the inits that each client has sent so far; the openings must be among them.
         costs: how often something was done that may cost a slot.
         workers: all there have been.
+        excused: the seeds of sessions whose rebuild may fail: opening or a call of it did.
         hanging: calls that hang now.
         is_sound: nothing goes wrong any more.
     """
@@ -126,12 +152,18 @@ class Fleet:
     sent: dict[int, list[Init]] = attrs.Factory(dict)
     costs: Counter[str] = attrs.Factory(Counter)
     workers: list[SimulatedBackend] = attrs.Factory(list)
+    excused: set[int] = attrs.Factory(set)
     hanging: int = 0
     is_sound: bool = False
 
+    @property
+    def alive(self) -> int:
+        """Workers that are neither dead nor closed."""
+        return sum(not worker.is_gone for worker in self.workers)
+
     def make(self) -> SimulatedBackend:
         """Make another worker."""
-        worker = SimulatedBackend(self)
+        worker = SimulatedBackend(self, len(self.workers))
         self.workers.append(worker)
         return worker
 
@@ -158,14 +190,16 @@ class Fleet:
 
 
 class SimulatedBackend:
-    """A `Backend` with chat: one worker.
+    """A `Backend` with chat: one worker, which may die.
 
     Args:
         fleet: whose.
+        number: among all that the fleet has made.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self.fleet, self._number, self._calls = fleet, number, 0
+        self._gone = anyio.Event()
         self._plan, plan = fleet.plan, fleet.plan
         self._draw, self.dice, self._report = fleet.draw, fleet.dice, fleet.report
         self._down_until_s = 0.0
@@ -177,6 +211,7 @@ class SimulatedBackend:
             hears=self._hear,
             slots=plan.slots,
             can_rollback=plan.can_rollback,
+            rebuild=Call(duration_s=0.01),
         )
 
     @property
@@ -192,11 +227,38 @@ class SimulatedBackend:
         for scope in tuple(self._in_flight):
             scope.cancel()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is dead or closed."""
+        return self._gone.is_set()
+
+    async def wait_gone(self) -> None:
+        """Wait until it is dead or closed."""
+        await self._gone.wait()
+
+    async def aclose(self) -> None:
+        """Close it."""
+        self._gone.set()
+
+    def die(self) -> None:
+        """Lose everything, for good."""
+        if not self.is_gone:
+            self.fleet.costs["deaths"] += 1
+            self._gone.set()
+            for scope in tuple(self._in_flight):
+                scope.cancel()
+
+    def draw_death(self, name: str, times: int = 1) -> float | None:
+        """Draw whether it dies in its next call, and after how many seconds."""
+        self._calls += 1
+        dice = self.dice("gone", name, self._number, self._calls)
+        return dice.random() / 2 if self._draw(dice, gone=self._plan.gone * times) else None
+
     # -- what is scripted -----------------------------------------------------------------------
 
     def _step(self, unit: Unit, seed: int) -> Step:
         plan, dice = self._plan, self.dice("unit", seed, unit.index)
-        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
+        fault = self._draw(dice, fail=plan.fails, context_full=plan.full)
         # Its own text is all that a script knows of the session: the rest says `SimulatedSession`.
         speech = Speaks(text="", pcm=b"", end_of_turn=dice.random() < 0.3)
         slow = dice.randrange(1000) < plan.slow and not self.fleet.is_sound
@@ -211,15 +273,16 @@ class SimulatedBackend:
         )
 
     def _call(self, dice: Random) -> Call:
-        fault = self._draw(dice, fail=self._plan.broken, gone=self._plan.gone)
+        fault = self._draw(dice, fail=self._plan.broken)
         return Call(duration_s=dice.random() / 25, fault=_fault(fault))
 
     def _answer(self, turn: Turn) -> Answer:
         plan, dice = self._plan, self.dice("turn", turn.seed, turn.index)
         said = "".join(part.text for part in turn.messages[-1].content if isinstance(part, Text))
         tag = TAG.search(said)
-        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
-        tokens = (f"{tag.group(0)} " if tag else "?",) * dice.randrange(1, 20)
+        fault = self._draw(dice, fail=plan.fails, context_full=plan.full)
+        count = dice.randrange(1, 20)
+        tokens = tuple(f"{tag.group(0)} {step} " if tag else "?" for step in range(count))
         return Answer(
             tokens=tokens,
             prefill_s=dice.random() / 4,
@@ -232,9 +295,9 @@ class SimulatedBackend:
     def _hear(self, chunk: Chunk) -> Heard:
         plan, dice = self._plan, self.dice("chunk", chunk.seed, chunk.utterance, chunk.index)
         number = round(float(np.frombuffer(chunk.pcm, "<f4")[0]) * 32_768) - 1
-        fault = self._draw(dice, fail=plan.fails, gone=plan.gone, context_full=plan.full)
+        fault = self._draw(dice, fail=plan.fails, context_full=plan.full)
         return Heard(
-            text=f"<{number}> " if number >= 0 else "",
+            text=f"<{number}> {chunk.index} " if number >= 0 else "",
             takes_s=0.02 + dice.random() / 5,
             fault=_fault(fault),
         )
@@ -242,26 +305,46 @@ class SimulatedBackend:
     # -- calls ----------------------------------------------------------------------------------
 
     async def call(self, name: str, dice: Random, body: Callable[[], Awaitable[T]]) -> T:
-        """Run a call, unless it hangs or the model crashes under it.
+        """Run a call, unless it hangs, or the model crashes or dies under it.
 
         Raises:
-            BackendGone: it crashed.
+            BackendGone: it crashed, or is dead.
             BackendError: it hung, and came back with an error.
         """
-        if self._draw(dice, hang=self._plan.hangs):
-            await self._hang(name, dice)
-        crashes = self.crashes
+        self.check_alive()
+        death_s, crashes = self.draw_death(name), self.crashes
         with anyio.CancelScope() as scope:
             self._in_flight[scope] = None
             try:
+                if self._draw(dice, hang=self._plan.hangs):
+                    await self._hang(name, dice)
+                if death_s is not None:
+                    return await self._die_in(name, death_s, body)
                 return await body()
-            except BackendGone:
-                self.fleet.costs["gone"] += 1
-                raise
             finally:
                 del self._in_flight[scope]
-        assert self.crashes > crashes, "only a crash cancels a call"
-        raise BackendGone(f"the model crashed in {name}")
+        assert self.is_gone or self.crashes > crashes, "only a loss cancels a call"
+        raise BackendGone(f"the model was lost in {name}")
+
+    async def _die_in(self, name: str, death_s: float, body: Callable[[], Awaitable[T]]) -> T:
+        """Die amid a call, or right after it; or only lose its session."""
+        with anyio.move_on_after(death_s):
+            done = await body()
+            if not self._plan.replaces:
+                return done
+        self.lose(name)
+        raise BackendGone(f"as was drawn: {name}")
+
+    def lose(self, name: str) -> None:
+        """Die, as was drawn, if there will be another one."""
+        self.fleet.costs[f"gone in {name}"] += 1
+        if self._plan.replaces:
+            self.die()
+
+    def check_alive(self) -> None:
+        """See that it is not dead; raises `BackendGone`."""
+        if self.is_gone:
+            raise BackendGone("the worker is lost")
 
     async def _hang(self, name: str, dice: Random) -> None:
         self.fleet.costs[f"{name} hangs"] += 1
@@ -280,8 +363,9 @@ class SimulatedBackend:
 
         async def open_it() -> SimulatedSession:
             await anyio.sleep(self._plan.opening_s * dice.random())
-            self._check_up()
+            self._check_up(opening.seed)
             if fault := self._draw(dice, fail=self._plan.fails):
+                self.fleet.excused.add(opening.seed)
                 raise BackendError(f"as was drawn: {fault}")
             session = await self.scripted.open(opening, slot=slot)
             return SimulatedSession(self, session, number, opening)
@@ -306,7 +390,7 @@ class SimulatedBackend:
 
     async def chat(self, turn: Turn, *, slot: int) -> SimulatedTurn:
         """Take a turn."""
-        self._check_up()
+        self._check_up(turn.seed)
         return SimulatedTurn(self, await self.scripted.chat(turn, slot=slot), turn)
 
     async def transcribe(self, *, slot: int) -> SimulatedTranscript:
@@ -314,8 +398,10 @@ class SimulatedBackend:
         self._check_up()
         return SimulatedTranscript(self, await self.scripted.transcribe(slot=slot), slot)
 
-    def _check_up(self) -> None:
+    def _check_up(self, *seed: int) -> None:
+        self.check_alive()
         if anyio.current_time() < self._down_until_s and not self.fleet.is_sound:
+            self.fleet.excused.update(seed)
             raise BackendError("the model is down")
 
     def check_unit(self, unit: Unit, number: int) -> None:
@@ -326,6 +412,8 @@ class SimulatedBackend:
     async def release(self, name: str, body: Callable[[], Awaitable[None]], dice: Random) -> None:
         """Give a session or a turn back; it may take long, hang or fail."""
         await anyio.sleep(self._plan.release_s)
+        if self.is_gone:
+            return
         if self._draw(dice, fail=self._plan.release_fails):
             self.fleet.costs[f"{name} fails"] += 1
             raise BackendError("as was drawn")
@@ -336,7 +424,7 @@ class SimulatedBackend:
 
 def _fault(name: str | None) -> Any:
     """Name a fault as a script does; none of them hangs there."""
-    allowed: dict[str, Fault] = {"fail": "fail", "gone": "gone", "context_full": "context_full"}
+    allowed: dict[str, Fault] = {"fail": "fail", "context_full": "context_full"}
     return allowed.get(name or "")
 
 
@@ -382,7 +470,8 @@ class SimulatedSession(_Tenant):
     ) -> None:
         super().__init__(backend, session, opening.seed)
         self._number, self._speaks = number, opening.config.generate_audio
-        self._reached = -1
+        self._reached, self._past = -1, ""
+        self._unit: Unit | None = None
 
     @property
     def opened(self) -> Opened:
@@ -395,7 +484,7 @@ class SimulatedSession(_Tenant):
         self._backend.check_unit(unit, self._number)
 
         async def run() -> UnitResult:
-            self._reached = unit.index
+            self._reached, self._unit = unit.index, unit
             result: UnitResult = await self._scripted.run_unit(unit, cut)
             return result
 
@@ -403,16 +492,32 @@ class SimulatedSession(_Tenant):
         if result.is_listen:
             return result
         pcm = block(self._number, SPOKEN_SAMPLES) if self._speaks else b""
-        return attrs.evolve(result, text=f"<{self._number}> {unit.index} ", pcm=pcm)
+        return attrs.evolve(result, text=words(self._number, unit.index, self._past), pcm=pcm)
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index`."""
-        self._scripted.interrupt(index)
+        """Cut unit `index`; the worker may die of it."""
+        if self._backend.draw_death("interrupt", CUTS_KILL) is not None and self._running:
+            self._backend.lose("interrupt")
+        else:
+            self._scripted.interrupt(index)
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Finalize the unit."""
+        unit = self._unit
         finalized: Finalized = await self._call(
             "finalize", lambda: self._scripted.finalize(index, interrupted=interrupted), index
+        )
+        assert unit is not None
+        self._past = remembered(self._past, unit, interrupted=interrupted)
+        return finalized
+
+    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+        """Be fed a past, which must be the client's own."""
+        for each in past:
+            self._backend.check_unit(each.unit, self._number)
+            self._past = remembered(self._past, each.unit, interrupted=each.interrupted)
+        finalized: Finalized = await self._call(
+            "rebuild", lambda: self._scripted.rebuild(past, exact=exact), past[0].unit.index
         )
         return finalized
 

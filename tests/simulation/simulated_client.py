@@ -57,7 +57,7 @@ from protocol.values.modes import Mode
 from protocol.values.state import Gate
 from protocol.wire.dialects import DIALECTS
 from tests.generated import BAD_FIELDS, GARBAGE
-from tests.simulation.simulated_backend import TAG, mark, strangers
+from tests.simulation.simulated_backend import SAID, TAG, mark, strangers
 from tests.simulation.simulated_socket import Link, LinkPlan
 
 Character = Literal[
@@ -155,6 +155,7 @@ class Client:
         said: what it heard, by class name, in order.
         errors: the codes that it heard.
         answers: units or turns that were answered.
+        units: what was said in each unit that was answered; empty for a listen.
         queue_done_s: when it was given its slot; None before.
     """
 
@@ -181,6 +182,8 @@ class Client:
         self.answers = 0
         self.paused = False
         self._written = ""
+        self._last = -1
+        self.units: list[str] = []
         self._has_chosen = False
 
     # -- hearing --------------------------------------------------------------------------------
@@ -249,19 +252,23 @@ class Client:
         match message:
             case Speech() | Delta() | Response():
                 self._check(message.text, message.pcm)
+                self._check_order(message)
                 self.answers += not isinstance(message, Delta)
             case TranscriptDelta(text=text):
                 self._check(text, b"")
+                self._follow(text)
                 self._written += text
             case TranscriptDone(text=text):
                 if text != self._written:
                     self._report(f"it was told {self._written!r}, and then that it was {text!r}")
-                self._written = ""
+                self._written, self._last = "", -1
                 self.answers += 1
             case Listen():
                 self.answers += 1
+                self.units.append("")
             case ErrorReport():
                 self.errors.append(message.code)
+                self._last = -1 if self.plan.mode == "chat" else self._last
             case Paused():
                 self.paused = True
             case Resumed():
@@ -277,6 +284,22 @@ class Client:
         # A chat's speech is scripted, and its pitch says the session's seed.
         if self.plan.mode != "chat" and strangers(pcm, self.plan.number):
             self._report(f"B8: client {self.plan.number} heard somebody else's sound")
+
+    def _check_order(self, message: Speech | Delta | Response) -> None:
+        """See that nothing is said twice."""
+        if isinstance(message, Speech):
+            self.units.append(message.text)
+            self._follow(message.text)
+        elif isinstance(message, Delta):
+            self._follow(message.text)
+        else:
+            self._last = -1
+
+    def _follow(self, text: str) -> None:
+        for number in map(int, SAID.findall(text)):
+            if number <= self._last:
+                self._report(f"B11: it is told {number} after {self._last}: {text!r}")
+            self._last = number
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for something to be so, or for the end."""

@@ -82,7 +82,7 @@ def draw(seed: int) -> Plan:
         seed=seed,
         settings=_settings(dice),
         recorder=_recorder(dice),
-        model=_model(dice, storm_s),
+        model=_with_losses(_model(dice, storm_s), seed, storm_s),
         disk=_disk(dice, storm_s),
         clients=tuple(_client(dice, number, storm_s, crowd) for number in range(count)),
         deletions_s=_moments(dice, storm_s, dice.choice((0, 0, 5))),
@@ -149,6 +149,34 @@ def _model(dice: Random, storm_s: float) -> ModelPlan:
         crashes_s=_moments(dice, storm_s, dice.choice((0, 0, 0, 1, 3))),
         down_s=dice.random() * 5,
     )
+
+
+def _with_losses(model: ModelPlan, seed: int, storm_s: float) -> ModelPlan:
+    """Have workers die and be drained, in some seeds several within two seconds.
+
+    Each that dies is replaced. Other dice than the rest's: without losses all else is the same.
+    """
+    dice = Random(f"losses/{seed}")
+    if dice.random() < 0.3:
+        return model
+    deaths_s = _moments(dice, storm_s, dice.choice((0, 1, 3)))
+    if dice.random() < 0.3:
+        at_s = dice.random() * storm_s
+        deaths_s += tuple(at_s + dice.random() * 2 for _ in range(dice.randrange(2, 5)))
+    return attrs.evolve(
+        model,
+        workers=dice.choice((1, 2, 2, 3)),
+        replaces=True,
+        gone=max(model.gone, dice.choice((0, 5, 20))),
+        deaths_s=deaths_s,
+        drains_s=_moments(dice, storm_s, dice.choice((0, 0, 1, 2))),
+    )
+
+
+def without_losses(plan: Plan) -> Plan:
+    """The same simulation, in which no worker is lost or drained."""
+    model = attrs.evolve(plan.model, gone=0, crashes_s=(), deaths_s=(), drains_s=())
+    return attrs.evolve(plan, model=model)
 
 
 def _disk(dice: Random, storm_s: float) -> DiskPlan:

@@ -25,7 +25,8 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import DuplexConfig
-from tests.referee import Referee
+from tests.referee import Referee, Step
+from tests.simulation.simulated_moves import Moves
 
 Body = dict[str, Any]
 
@@ -61,7 +62,8 @@ class Grant:
         who: the session.
         lease: the lease's generation.
         slot: names the slot among all.
-        place: in the order of asking.
+        place: in the order of asking; those that lost a slot are before all others.
+        asked_ns: when.
         from_ns: when.
         until_ns: when it was given back; None where nobody could tell.
     """
@@ -69,7 +71,8 @@ class Grant:
     who: str
     lease: int
     slot: object
-    place: int
+    place: tuple[bool, int]
+    asked_ns: int
     from_ns: int
     until_ns: int | None = None
 
@@ -79,20 +82,27 @@ class Rules:
 
     Args:
         slot_of: names the slot that a session was leased, among those of all workers.
+        may_fail: whether a session's rebuild may fail, by its first event.
 
     Attributes:
         violations: what was wrong, in words.
         sessions: every session so far, by its recording's id.
+        dropped: the clients of whom a unit was dropped.
         cancelled: the clients whose connection was cancelled by the server's own end.
         seen: what happened, counted, so that a simulation can show what it tried.
     """
 
-    def __init__(self, slot_of: Callable[[ev.SlotLeased], object] = lambda event: event.slot):
-        self.slot_of = slot_of
+    def __init__(
+        self,
+        slot_of: Callable[[ev.SlotLeased], object] = lambda event: event.slot,
+        may_fail: Callable[[ev.ConnectionOpened], bool] = lambda _: False,
+    ) -> None:
+        self.slot_of, self.may_fail = slot_of, may_fail
         self.violations: list[str] = []
         self.sessions: dict[str, WatchedSession] = {}
         self.seen: Counter[str] = Counter()
         self.cancelled: set[str] = set()
+        self.dropped: set[str] = set()
         self._hash = blake2b(digest_size=16)
         self._entered = 0
         self._grants: dict[int, Grant] = {}
@@ -132,7 +142,7 @@ class Rules:
         """See, at the end, that nobody was overtaken and that no slot had two holders."""
         grants = [self._grants[lease] for lease in sorted(self._grants)]
         for before, after in pairwise(grants):
-            if after.place < before.place:
+            if after.place < before.place and after.asked_ns < before.from_ns:
                 when_s = before.from_ns / S
                 text = f"was given a slot at {when_s:.6f} s before {after.who}, who asked earlier"
                 self.report(f"FIFO: it {text}", who=before.who)
@@ -160,6 +170,8 @@ class _Limits:
     init: int | None = None
     idle: int | None = None
     pause: int | None = None
+    rebuild: int | None = None
+    rebuild_s: float = 0.0
     pause_s: float = 0.0
 
 
@@ -172,7 +184,7 @@ class WatchedSession:
         self._rules, self._limits = rules, _Limits()
         self._began_ns = int(anyio.current_time() * S)
         self._referee = Referee() if opened.mode in {"video", "audio"} else None
-        self._place = 0
+        self._place, self._asked_ns = (True, 0), 0
         self._lease: Grant | None = None
         self._released_ns: int | None = None
         self._turn: int | None = None
@@ -184,6 +196,7 @@ class WatchedSession:
         self.events = 0
         self.reason: str | None = None
         self.recording_failed = False
+        self.moves = Moves(opened, owner, self.report)
 
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], _session: object = None) -> None:
         """Judge a step."""
@@ -195,6 +208,8 @@ class WatchedSession:
         self._judge_slot(event, effects)
         self._judge_turn(event, effects)
         self._judge_by_referee(event, effects)
+        self._judge_move(event, effects)
+        self._follow_rebuild(event, effects)
         self._follow_limits(event, effects, sent)
         self._follow_end(event, effects)
 
@@ -206,9 +221,9 @@ class WatchedSession:
         if self.owner in self._rules.cancelled:  # nothing more is told of it
             return
         if reason is None:
-            self._report("it was broken off")
+            self.report("it was broken off")
         if self._lease is not None:
-            self._report("over, and its slot is still held (B5)")
+            self.report("over, and its slot is still held (B5)")
         if self._referee is not None:
             self._referee.finish()
             self._tell_referee()
@@ -217,9 +232,10 @@ class WatchedSession:
             late_s = limits.cleanup_wait_s + RELEASE_WAIT_S + FIN_WAIT_S
             took_s = anyio.current_time() - (self._began_ns + self.ended_ns) / S
             if took_s > late_s + TOLERANCE_NS / S:
-                self._report(f"over {took_s:.3f} s after its end, at most {late_s} s are allowed")
+                self.report(f"over {took_s:.3f} s after its end, at most {late_s} s are allowed")
 
-    def _report(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Take note of something that must not be."""
         self._rules.report(text, who=self.who)
 
     def _note(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
@@ -229,6 +245,8 @@ class WatchedSession:
         self._rules.note(self.who, now_s, event.at_ns, type(event).__name__, names, frames)
         self._rules.seen[type(event).__name__] += 1
         self._rules.seen["DropUnit"] += names.count("DropUnit")
+        if "DropUnit" in names:
+            self._rules.dropped.add(self.owner)
         hang = any(isinstance(effect, ef.Release) and effect.condemn for effect in effects)
         self._rules.seen["condemned"] += hang
 
@@ -237,14 +255,14 @@ class WatchedSession:
     def _judge_silence(self, effects: tuple[ef.Effect, ...], sent: list[Body]) -> None:
         said = any(isinstance(effect, ef.Send | ef.Close) for effect in effects)
         if said and self.ended_ns is not None:
-            self._report(f"{[body['type'] for body in sent]} after the end")
+            self.report(f"{[body['type'] for body in sent]} after the end")
         kinds = [type(effect) for effect in effects]
         if ef.Close in kinds and ef.Send in kinds[kinds.index(ef.Close) :]:
-            self._report("something is sent after the close")
+            self.report("something is sent after the close")
         words = [body["type"] for body in sent]
         last = [word for word in words if word in ("session.closed", "stopped")]
         if len(last) > 1 or (last and words[-1] != last[0]):
-            self._report(f"{words}: session.closed is the last word, and said once")
+            self.report(f"{words}: session.closed is the last word, and said once")
 
     def _judge_limits(self, event: ev.Event) -> None:
         """See that no limit has passed while the session still lives."""
@@ -253,14 +271,15 @@ class WatchedSession:
             self._judge_cleanup(now_ns)
             return
         if limits.session_s and self.opened.mode != "chat" and now_ns > limits.session_s * S:
-            self._report(f"it lives after {limits.session_s} s")
+            self.report(f"it lives after {limits.session_s} s")
         for name, began_ns, allowed_s in (
             ("init", since.init, limits.init_wait_s),
             ("idle", since.idle, limits.idle_s),
             ("pause", since.pause, since.pause_s),
+            ("rebuild", since.rebuild, since.rebuild_s),
         ):
             if began_ns is not None and now_ns > began_ns + allowed_s * S:
-                self._report(f"its {name} lasts more than {allowed_s} s")
+                self.report(f"its {name} lasts more than {allowed_s} s")
 
     def _judge_cleanup(self, now_ns: int) -> None:
         assert self.ended_ns is not None
@@ -268,25 +287,26 @@ class WatchedSession:
             return
         wait_s = self.opened.limits.cleanup_wait_s
         if self._released_ns is None and now_ns > self.ended_ns + wait_s * S:
-            self._report(f"its slot is not given up {wait_s} s after its end (B4)")
+            self.report(f"its slot is not given up {wait_s} s after its end (B4)")
         if self._released_ns is not None and now_ns > self._released_ns + RELEASE_WAIT_S * S:
-            self._report(f"its slot is not back {RELEASE_WAIT_S} s after it was given up (B5)")
+            self.report(f"its slot is not back {RELEASE_WAIT_S} s after it was given up (B5)")
 
     def _judge_slot(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         if isinstance(event, ev.SlotLeased):
             if self._lease is not None:
-                self._report("it has two slots (B5)")
+                self.report("it has two slots (B5)")
             self._lease, self._released_ns = self._grant(event), None
             self._rules.granted(self._lease)
         if isinstance(event, ev.BackendReleased):
             if self._lease is None or event.lease != self._lease.lease:
-                self._report(f"lease {event.lease} is back, which it does not hold (B5)")
+                self.report(f"lease {event.lease} is back, which it does not hold (B5)")
             else:
                 self._lease.until_ns = self._began_ns + event.at_ns
                 self._lease = None
         for effect in effects:
             if isinstance(effect, ef.EnterQueue):
-                self._place = self._rules.entered()
+                self._place = (not effect.ahead, self._rules.entered())
+                self._asked_ns = self._began_ns + event.at_ns
             if isinstance(effect, ef.Release):
                 self._released_ns = event.at_ns
 
@@ -296,6 +316,7 @@ class WatchedSession:
             lease=event.lease,
             slot=self._rules.slot_of(event),
             place=self._place,
+            asked_ns=self._asked_ns,
             from_ns=self._began_ns + event.at_ns,
         )
 
@@ -310,14 +331,14 @@ class WatchedSession:
         for effect in effects:
             if isinstance(effect, ef.StartTurn):
                 if self._turn is not None:
-                    self._report(f"turn {effect.turn.index} begins amid turn {self._turn}")
+                    self.report(f"turn {effect.turn.index} begins amid turn {self._turn}")
                 if self._lease is None or effect.lease != self._lease.lease:
-                    self._report(f"turn {effect.turn.index} begins on a lease that is not held")
+                    self.report(f"turn {effect.turn.index} begins on a lease that is not held")
                 self._turn = effect.turn.index
             if isinstance(effect, ef.Release) and self._turn is not None:
                 hangs = effect.condemn and self._cleanup_fired
                 if not hangs:
-                    self._report(f"the slot is given up amid turn {self._turn} (B4)")
+                    self.report(f"the slot is given up amid turn {self._turn} (B4)")
 
     def _judge_by_referee(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         if self._referee is None:
@@ -332,10 +353,20 @@ class WatchedSession:
             self._referee.observe(_as_spelled(event), effects)
         self._tell_referee()
 
+    def _judge_move(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+        """See that a session that moves goes on as if it had not (B11)."""
+        if self.ended_ns is not None or self.opened.mode == "chat":
+            return
+        shown = _effects_as_realtime(effects) if self.opened.endpoint == "duplex" else effects
+        sent = [json.loads(effect.frame) for effect in shown if isinstance(effect, ef.Send)]
+        may_fail = self.recording_failed or self._rules.may_fail(self.opened)
+        is_answer = self._referee is not None and bool(Step(event, shown, sent).outcomes)
+        self.moves.follow(event, effects, is_answer=is_answer, may_fail=may_fail)
+
     def _tell_referee(self) -> None:
         assert self._referee is not None
         for violation in self._referee.violations:
-            self._report(f"referee: {violation}")
+            self.report(f"referee: {violation}")
         self._referee.violations.clear()
 
     # -- its books ------------------------------------------------------------------------------
@@ -346,9 +377,11 @@ class WatchedSession:
         since, now_ns = self._limits, event.at_ns
         kinds = {type(effect) for effect in effects}
         words = {body["type"] for body in sent}
-        asked = isinstance(event, ev.FrameReceived) and kinds & {
-            ef.OpenBackend, ef.DecodeMedia, ef.EnterQueue,
-        }  # fmt: skip
+        asked = isinstance(event, ev.FrameReceived) and not kinds.isdisjoint(
+            {ef.OpenBackend, ef.DecodeMedia, ef.EnterQueue}
+        )
+        # An init that comes amid a move waits for the model.
+        asked |= isinstance(event, ev.FrameReceived) and since.rebuild is not None and not words
         if words & {"session.queue_done", "queue_done"} and self.opened.endpoint != "chat":
             since.init = now_ns
         elif since.init is not None and (asked or "session.created" in words):
@@ -364,12 +397,26 @@ class WatchedSession:
             if body["type"] == "resumed":
                 since.pause = None
 
+    def _follow_rebuild(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+        """Follow how long a session waits for another slot, and for its model."""
+        since, wait_s = self._limits, float(self.opened.limits.rebuild_wait_s)
+        if isinstance(event, ev.SlotLeased | ev.Rebuilt) or self.ended_ns is not None:
+            since.rebuild = None
+        for effect in effects:
+            leaves = isinstance(effect, ef.Release) and self.opened.mode != "chat"
+            if leaves or (isinstance(effect, ef.EnterQueue) and effect.ahead and not since.rebuild):
+                since.rebuild, since.rebuild_s = event.at_ns, wait_s
+            if isinstance(effect, ef.LeaveQueue):
+                since.rebuild = None
+            if isinstance(effect, ef.Rebuild):
+                since.rebuild, since.rebuild_s = event.at_ns, wait_s + self.moves.past_s
+
     def _follow_turn(self, event: ev.Event, kinds: set[type], words: set[str]) -> None:
         if self.opened.mode != "chat" or self.opened.endpoint == "chat":
             return
         since, now_ns = self._limits, event.at_ns
         if "session.closed" in words and self._in_turn and not words & _ANSWERS:
-            self._report("it ended amid a turn, and nothing was said of the answer (B9)")
+            self.report("it ended amid a turn, and nothing was said of the answer (B9)")
         if "session.created" in words:
             since.idle = now_ns
         if isinstance(event, ev.FrameReceived):

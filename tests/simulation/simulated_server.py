@@ -20,13 +20,15 @@ from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
 
 import anyio
 import attrs
 import trio
 from anyio.abc import TaskGroup
 
+from protocol.values import events as ev
 from protocol.values import requests as rq
 from protocol.values.modes import Mode
 from recorder.format.errors import RecorderError
@@ -35,6 +37,7 @@ from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from runtime.model.backends.base import BackendError
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
+from runtime.session import rebuilding
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
@@ -43,7 +46,7 @@ from tests.helpers import decode_here, on_virtual_time
 from tests.simulation.simulated_backend import Fleet
 from tests.simulation.simulated_client import Client, ClientPlan
 from tests.simulation.simulated_disk import FaultyDisk, SlowRecorder
-from tests.simulation.simulated_plan import Plan, draw
+from tests.simulation.simulated_plan import Plan, draw, without_losses
 from tests.simulation.simulated_rules import FIN_WAIT_S, RELEASE_WAIT_S, Rules
 from tests.simulation.simulated_socket import Link
 
@@ -53,6 +56,10 @@ SLACK_S: Final = 5.0
 """What is left to a server beside its own waits: latencies, a release, a close."""
 SERVED_WITHIN_S: Final = 12.0
 """A good client that comes to an idle server has its answer by then."""
+READ_S: Final = 0.02
+"""What a log's thread takes for a piece of work."""
+STEADY: Final = frozenset({"good", "slow", "deaf", "hasty"})
+"""The characters whose units do not depend on the moment at which they are answered."""
 LOOK_S: Final = 0.37
 """How often the queue is looked at; no multiple of anything."""
 FRAME_BYTES: Final = 64 * 1024
@@ -76,6 +83,9 @@ REFUSALS: Final = {
 """What a server that is not ready says, any of it: a slot may still be on its way back."""
 
 
+T = TypeVar("T")
+
+
 @attrs.frozen(kw_only=True)
 class Outcome:
     """What came of a simulation.
@@ -97,13 +107,45 @@ class Outcome:
 
 def simulate(seed: int) -> Outcome:
     """Run the simulation of a number; it shares nothing with any other."""
-    simulation = Simulation(draw(seed))
-    with _same_order_every_time(), _loud_logs(simulation.rules):
+    return _run(draw(seed)).outcome()
+
+
+def differences(seed: int) -> list[str]:
+    """Run the simulation of a number with and without losses, and compare what clients were told.
+
+    Compared are the clients that do not interrupt and for which nothing was dropped, as far as both
+    were answered; what else differs follows from the time that a move takes.
+    """
+    moved, calm = _run(draw(seed)), _run(without_losses(draw(seed)))
+    found = []
+    for number, units in moved.steady_units().items():
+        others = calm.steady_units().get(number, [])
+        for index, (ours, theirs) in enumerate(zip(units, others, strict=False)):
+            if ours != theirs:
+                found.append(f"client {number}, unit {index}: {ours!r}, without losses {theirs!r}")
+                break
+    return found
+
+
+def _run(plan: Plan) -> Simulation:
+    simulation = Simulation(plan)
+    with (
+        _same_order_every_time(),
+        _loud_logs(simulation.rules),
+        patch.object(rebuilding, "in_thread", _in_thread),
+        patch.object(rebuilding, "open_log", simulation.open_log),
+    ):
         try:
-            on_virtual_time(simulation.run, seed=seed)
+            on_virtual_time(simulation.run, seed=plan.seed)
         except Exception as error:
             simulation.rules.violations.append(f"the server broke down: {_innermost(error)!r}")
-    return simulation.outcome()
+    return simulation
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Do what a thread would do, on virtual time."""
+    await anyio.sleep(READ_S)
+    return work()
 
 
 class Simulation:
@@ -115,7 +157,8 @@ class Simulation:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.rules = Rules(self._slot_of)
+        self.rules = Rules(self._slot_of, self._may_fail)
+        self._clients: list[Client] = []
         self._disk = FaultyDisk(plan.disk, f"disk/{plan.seed}")
         self._fleet = Fleet(plan=plan.model, seed=f"model/{plan.seed}", report=self.rules.report)
         self._server: Server
@@ -133,6 +176,23 @@ class Simulation:
             seen=dict(sorted((self.rules.seen + self._fleet.costs).items())),
             virtual_s=self._ended_s,
         )
+
+    def open_log(self, path: Path) -> LogReader:
+        """Open a log that is written still."""
+        return LogReader(bytes(self._disk.files[path.name]))
+
+    def steady_units(self) -> dict[int, list[str]]:
+        """What clients that do not interrupt were told in each unit, where none was dropped."""
+        return {
+            client.plan.number: client.units
+            for client in self._clients
+            if client.plan.character in STEADY and str(client.plan.number) not in self.rules.dropped
+        }
+
+    def _may_fail(self, opened: ev.ConnectionOpened) -> bool:
+        """Whether a session's rebuild may fail: its log did, or the model at its opening."""
+        name = f"{opened.recording_id}{SUFFIX}"
+        return name in self._disk.faulty or opened.seed in self._fleet.excused
 
     def _slot_of(self, event: Any) -> object:
         """Name a slot among those of all workers."""
@@ -221,10 +281,12 @@ class Simulation:
             await anyio.sleep(LOOK_S)
 
     async def _operate(self, chaos: anyio.CancelScope) -> None:
-        """Do what the operator does, and crash the model."""
+        """Do what the operator does, and lose workers."""
         plan, dice = self.plan, Random(f"operator/{self.plan.seed}")
         acts = [(at_s, "delete") for at_s in plan.deletions_s]
         acts += [(at_s, "crash") for at_s in plan.model.crashes_s]
+        acts += [(at_s, "die") for at_s in plan.model.deaths_s]
+        acts += [(at_s, "leave") for at_s in plan.model.drains_s]
         if plan.drain_s is not None:
             acts.append((plan.drain_s, "drain"))
             if plan.warning_s:
@@ -234,6 +296,10 @@ class Simulation:
                 await anyio.sleep_until(at_s)
                 if act == "crash":
                     dice.choice(self._fleet.workers).crash()
+                elif act == "die":
+                    dice.choice(self._fleet.workers[-plan.model.workers :]).die()
+                elif act == "leave":
+                    self._drain_worker(dice)
                 elif act == "drain":
                     self._server.drain()
                 elif act == "warn":
@@ -242,6 +308,14 @@ class Simulation:
                     places = self._server.admission.places()
                     if places:
                         self._server.admission.cancel(dice.choice(places).ticket_id)
+
+    def _drain_worker(self, dice: Random) -> None:
+        """Drain a worker, if another one serves."""
+        workers = self._server.workers
+        serving = [it for it in workers._backends if not workers.pool.is_condemned(it)]
+        if len(serving) > 1:
+            self._fleet.costs["drains"] += 1
+            workers.drain(dice.choice(serving))
 
     async def _live(self, plan: ClientPlan, tasks: TaskGroup) -> None:
         """Come when it is time, and go."""
@@ -258,6 +332,7 @@ class Simulation:
             dice=Random(f"client/{self.plan.seed}/{plan.number}"),
         )
         tasks.start_soon(self._serve, plan, link)
+        self._clients.append(client)
         return client
 
     def _sent(self, number: int, init: rq.Init) -> None:
@@ -326,7 +401,7 @@ class Simulation:
         self._ended_s = anyio.current_time()
         report, pool = self.rules.report, self._server.workers.pool
         tasks = trio.lowlevel.current_statistics().tasks_living
-        expected = tasks_before + self._fleet.hanging
+        expected = tasks_before + self._fleet.hanging + self._fleet.alive - self.plan.model.workers
         if tasks != expected:
             report(f"{tasks} tasks are left, not {expected}: {_tasks()}")
         if pool.leases:
@@ -338,10 +413,11 @@ class Simulation:
             report(f"slots are lost: {counts} (B5)")
         if self._server.admission.queue_length or self._server.admission._held:
             report(f"tickets or leases are left: {self._server.admission._held}")
-        for number, worker in enumerate(self._fleet.workers):
-            held = worker.scripted.held_slots
+        for number, serving in self._server.workers._backends.items():
+            held = serving.scripted.held_slots
             if held and not pool.is_condemned(number):
                 report(f"worker {number} still holds slots {sorted(held)}")
+        for worker in self._fleet.workers:
             for violation in worker.scripted.violations:
                 report(f"the model: {violation}")
 

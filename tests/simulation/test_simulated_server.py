@@ -52,6 +52,9 @@ def test_everything_that_should_be_tried_is() -> None:
         *("over broken off", "over invalid_frame", "over backend_error", "unit hangs"),
         *("release hangs", "prefill hangs", "chunk hangs"),
         *("ChunkDone", "ChunkFailed", "over idle"),
+        *("LeaseRevoked", "Rebuilt", "RebuildFailed", "deaths", "drains", "gone in rebuild"),
+        *("gone in open", "gone in unit", "gone in finalize", "gone in interrupt"),
+        *("gone in answer", "gone in chunk"),
     }
     assert not wanted - seen.keys()
 
