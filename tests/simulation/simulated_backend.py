@@ -45,8 +45,6 @@ TAG: Final = re.compile(r"<(\d+)>")
 SAID: Final = re.compile(r"<\d+> (\d+)")
 """The number of what is said: of a unit in its session, a piece in its turn, a second in its
 utterance."""
-CUTS_KILL: Final = 10
-"""An interrupt kills the worker so many times as often as a call: few units are being cut."""
 
 Report = Callable[[str], None]
 T = TypeVar("T")
@@ -91,6 +89,7 @@ class ModelPlan:
         slots: of each worker.
         workers: how many there are.
         replaces: a condemned worker is replaced.
+        load_s: what loading a replacement takes, at most.
         load_fails: replacements that cannot be loaded.
         fails: units, turns and openings that fail.
         broken: finalizes and rollbacks that fail.
@@ -105,6 +104,7 @@ class ModelPlan:
         can_rollback: whether a failed unit can be undone.
         crashes_s: moments at which all sessions are lost.
         down_s: how long nothing can be opened after a crash.
+        killed_by_cuts: units that are cut, in which the worker dies.
         deaths_s: moments at which a worker dies.
         drains_s: moments at which a worker is drained, if another one serves.
     """
@@ -112,6 +112,7 @@ class ModelPlan:
     slots: int
     workers: int = 1
     replaces: bool = True
+    load_s: float = 3.0
     load_fails: int = 0
     fails: int = 0
     broken: int = 0
@@ -126,6 +127,7 @@ class ModelPlan:
     can_rollback: bool = True
     crashes_s: tuple[float, ...] = ()
     down_s: float = 0.0
+    killed_by_cuts: int = 0
     deaths_s: tuple[float, ...] = ()
     drains_s: tuple[float, ...] = ()
 
@@ -170,7 +172,7 @@ class Fleet:
     async def load(self, place: int) -> SimulatedBackend:
         """Make a worker in the place of one that was condemned, after a while; or fail to."""
         dice = self.dice("load", place, len(self.workers), anyio.current_time())
-        await anyio.sleep(dice.random() * 3)
+        await anyio.sleep(dice.random() * self.plan.load_s)
         if self.draw(dice, fail=self.plan.load_fails):
             raise BackendError("there is no memory for it")
         return self.make()
@@ -248,11 +250,11 @@ class SimulatedBackend:
             for scope in tuple(self._in_flight):
                 scope.cancel()
 
-    def draw_death(self, name: str, times: int = 1) -> float | None:
+    def draw_death(self, name: str, chance: int) -> float | None:
         """Draw whether it dies in its next call, and after how many seconds."""
         self._calls += 1
         dice = self.dice("gone", name, self._number, self._calls)
-        return dice.random() / 2 if self._draw(dice, gone=self._plan.gone * times) else None
+        return dice.random() / 2 if self._draw(dice, gone=chance) else None
 
     # -- what is scripted -----------------------------------------------------------------------
 
@@ -312,7 +314,7 @@ class SimulatedBackend:
             BackendError: it hung, and came back with an error.
         """
         self.check_alive()
-        death_s, crashes = self.draw_death(name), self.crashes
+        death_s, crashes = self.draw_death(name, self._plan.gone), self.crashes
         with anyio.CancelScope() as scope:
             self._in_flight[scope] = None
             try:
@@ -496,7 +498,8 @@ class SimulatedSession(_Tenant):
 
     def interrupt(self, index: int) -> None:
         """Cut unit `index`; the worker may die of it."""
-        if self._backend.draw_death("interrupt", CUTS_KILL) is not None and self._running:
+        kills = self._backend.draw_death("interrupt", self._backend.fleet.plan.killed_by_cuts)
+        if kills is not None and self._running == "unit":
             self._backend.lose("interrupt")
         else:
             self._scripted.interrupt(index)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import anyio
 import attrs
@@ -18,13 +20,16 @@ import attrs
 from protocol.machine import session as session_module
 from protocol.machine.core import Core
 from protocol.machine.duplex import Duplex
-from protocol.machine.unit_loop import Phase
+from protocol.machine.unit_loop import Phase, UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.messages import QueuePlace, QueueUpdate
+from protocol.values.messages import Listen, QueuePlace, QueueUpdate, Speech
+from protocol.values.model import PastUnit
 from protocol.values.state import State
+from runtime.session import rebuilding
 from runtime.session.calls import Calls, ModelEffect
 from runtime.session.driver import Driver
+from runtime.session.journal import Journal
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 
@@ -200,6 +205,120 @@ def _no_limit(stack: ExitStack) -> None:
     _put(stack, Core, "set_timer", set_timer)
 
 
+# -- of sessions that lose their worker (B11) ------------------------------------------------------
+
+
+def _next_index(stack: ExitStack) -> None:
+    """The unit that was lost gets the next index, and so another seed."""
+    real = UnitLoop.start_again
+
+    def start_again(self: UnitLoop) -> ef.StartUnit:
+        self.index += 1
+        assert self.unit is not None
+        self.unit = attrs.evolve(self.unit, index=self.index)
+        return real(self)
+
+    _put(stack, UnitLoop, "start_again", start_again)
+
+
+def _interrupt_lost(stack: ExitStack) -> None:
+    """The unit that was lost while it was cut speaks (B6)."""
+    real = UnitLoop.start_again
+
+    def start_again(self: UnitLoop) -> ef.StartUnit:
+        self.interrupted = False
+        return real(self)
+
+    _put(stack, UnitLoop, "start_again", start_again)
+
+
+def _said_again(stack: ExitStack) -> None:
+    """What was said last is said again after a rebuild."""
+    real, real_say = Duplex.take_up, Duplex._say_outcome
+    last: WeakKeyDictionary[Duplex, Listen | Speech] = WeakKeyDictionary()
+
+    def say_outcome(self: Duplex, outcome: Listen | Speech) -> None:
+        last[self] = outcome
+        real_say(self, outcome)
+
+    def take_up(self: Duplex) -> None:
+        if self in last:
+            self.say(last[self])
+        real(self)
+
+    _put(stack, Duplex, "_say_outcome", say_outcome)
+    _put(stack, Duplex, "take_up", take_up)
+
+
+def _past_reversed(stack: ExitStack) -> None:
+    """Past units are fed from the last to the first."""
+    real = rebuilding._take
+
+    def take(units: Iterator[PastUnit]) -> list[PastUnit]:
+        return real(units)[::-1]
+
+    _put(stack, rebuilding, "_take", take)
+
+
+def _past_without_its_end(stack: ExitStack) -> None:
+    """The last past unit is not fed."""
+    real = rebuilding._take
+
+    def take(units: Iterator[PastUnit]) -> list[PastUnit]:
+        taken = real(units)
+        return taken[:-1] if len(taken) > 1 else taken
+
+    _put(stack, rebuilding, "_take", take)
+
+
+def _log_of_another(stack: ExitStack) -> None:
+    """A model is rebuilt from the log of the session that moved before (B8)."""
+    real, logs = Journal.written, []
+
+    async def written(self: Journal) -> tuple[Path, int]:
+        logs.append(await real(self))
+        return logs[-2] if len(logs) > 1 else logs[-1]
+
+    _put(stack, Journal, "written", written)
+
+
+def _leased_after_loss(stack: ExitStack) -> None:
+    """The slot of a session that was lost is lent at once, and its release is not waited for."""
+    real, real_lost = Admission.release, Calls._lost
+
+    def lost(self: Calls, tenure: Any) -> None:
+        real_lost(self, tenure)
+        self._admission.release(tenure.lease)
+
+    def release(self: Admission, lease: Lease, *, condemned: bool = False) -> None:
+        if lease in self._held:
+            real(self, lease, condemned=condemned)
+
+    _put(stack, Calls, "_lost", lost)
+    _put(stack, Admission, "release", release)
+
+
+def _not_ahead(stack: ExitStack) -> None:
+    """Who lost a slot waits behind those who never had one."""
+    real = Admission.enter
+
+    def enter(self: Admission, mode: Any, *, ahead: bool = False, **how: Any) -> Any:
+        return real(self, mode, **how)
+
+    _put(stack, Admission, "enter", enter)
+
+
+def _no_rebuild_timer(stack: ExitStack) -> None:
+    """Who waits for another slot waits for ever."""
+    real = Core.set_timer
+
+    def set_timer(self: Core, name: ev.TimerName, seconds: float) -> None:
+        if name != "rebuild":
+            real(self, name, seconds)
+
+    _put(stack, Core, "set_timer", set_timer)
+
+
 BUGS: Final = MappingProxyType(
     {
         "release-before-cleanup": Bug(plant=_release_before_cleanup, found_as="B5|B4"),
@@ -212,6 +331,15 @@ BUGS: Final = MappingProxyType(
         "lease-by-slot": Bug(plant=_lease_by_slot, found_as="is lent to|B5"),
         "neighbours-sound": Bug(plant=_answers_of_a_neighbour, found_as="somebody else's sound"),
         "pause-too-long": Bug(plant=_no_limit, found_as="its pause lasts"),
+        "index-advanced": Bug(plant=_next_index, found_as="b11: |B11: "),
+        "interrupt-lost": Bug(plant=_interrupt_lost, found_as="may speak|is not forced"),
+        "said-again": Bug(plant=_said_again, found_as="B11: it is told|B9: "),
+        "past-reversed": Bug(plant=_past_reversed, found_as="B11: its rebuild failed"),
+        "past-cut-short": Bug(plant=_past_without_its_end, found_as="B11: the model said"),
+        "log-of-another": Bug(plant=_log_of_another, found_as="somebody else's sound"),
+        "leased-after-loss": Bug(plant=_leased_after_loss, found_as="is lent to|B4"),
+        "not-ahead": Bug(plant=_not_ahead, found_as="FIFO"),
+        "rebuild-timer-lost": Bug(plant=_no_rebuild_timer, found_as="its rebuild lasts"),
     }
 )
 """By name, as `--bug` takes it."""

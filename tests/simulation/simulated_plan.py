@@ -78,11 +78,11 @@ def draw(seed: int) -> Plan:
     crowd = seed % CROWD_EVERY == CROWD_EVERY - 1
     count = dice.randrange(150, 250) if crowd else dice.randrange(8, 32)
     storm_s = count * (0.2 if crowd else dice.choice((0.2, 1.0, 2.0, 3.0)))
-    return Plan(
+    plan = Plan(
         seed=seed,
         settings=_settings(dice),
         recorder=_recorder(dice),
-        model=_with_losses(_model(dice, storm_s), seed, storm_s),
+        model=_model(dice, storm_s),
         disk=_disk(dice, storm_s),
         clients=tuple(_client(dice, number, storm_s, crowd) for number in range(count)),
         deletions_s=_moments(dice, storm_s, dice.choice((0, 0, 5))),
@@ -90,6 +90,7 @@ def draw(seed: int) -> Plan:
         warning_s=dice.choice((0, 2, 10)),
         storm_s=storm_s,
     )
+    return _with_losses(plan)
 
 
 def _moments(dice: Random, until_s: float, count: int) -> tuple[float, ...]:
@@ -151,31 +152,48 @@ def _model(dice: Random, storm_s: float) -> ModelPlan:
     )
 
 
-def _with_losses(model: ModelPlan, seed: int, storm_s: float) -> ModelPlan:
+def _with_losses(plan: Plan) -> Plan:
     """Have workers die and be drained, in some seeds several within two seconds.
 
-    Each that dies is replaced. Other dice than the rest's: without losses all else is the same.
+    Each that dies is replaced. In half of the seeds the disk is sound, so that sessions can move;
+    in some most clients interrupt. Other dice than the rest's: all else is the same.
     """
-    dice = Random(f"losses/{seed}")
+    dice, storm_s = Random(f"losses/{plan.seed}"), plan.storm_s
     if dice.random() < 0.3:
-        return model
+        return plan
     deaths_s = _moments(dice, storm_s, dice.choice((0, 1, 3)))
     if dice.random() < 0.3:
         at_s = dice.random() * storm_s
         deaths_s += tuple(at_s + dice.random() * 2 for _ in range(dice.randrange(2, 5)))
-    return attrs.evolve(
-        model,
+    interrupts = dice.random() < 0.25
+    model = attrs.evolve(
+        plan.model,
         workers=dice.choice((1, 2, 2, 3)),
         replaces=True,
-        gone=max(model.gone, dice.choice((0, 5, 20))),
+        load_s=dice.choice((3.0, 3.0, 3.0, 30.0)),
+        gone=max(plan.model.gone, dice.choice((0, 10, 40))),
+        killed_by_cuts=300 if interrupts else 0,
         deaths_s=deaths_s,
         drains_s=_moments(dice, storm_s, dice.choice((0, 0, 1, 2))),
     )
+    return attrs.evolve(
+        plan,
+        model=model,
+        disk=DiskPlan() if dice.random() < 0.5 else plan.disk,
+        clients=tuple(map(_interrupting, plan.clients)) if interrupts else plan.clients,
+    )
+
+
+def _interrupting(client: ClientPlan) -> ClientPlan:
+    character = "forcing" if client.character in {"good", "slow"} else client.character
+    return attrs.evolve(client, character=character)
 
 
 def without_losses(plan: Plan) -> Plan:
     """The same simulation, in which no worker is lost or drained."""
-    model = attrs.evolve(plan.model, gone=0, crashes_s=(), deaths_s=(), drains_s=())
+    model = attrs.evolve(
+        plan.model, gone=0, killed_by_cuts=0, crashes_s=(), deaths_s=(), drains_s=()
+    )
     return attrs.evolve(plan, model=model)
 
 
