@@ -2,9 +2,11 @@
 
     python -m tests.simulation.simulate --seed 7 [-v] [--json] [--bug NAME]
     python -m tests.simulation.simulate --seeds 0-499
+    python -m tests.simulation.simulate --seeds 0-99 --pairs
 
 The same seed does the same, to the microsecond, on any machine with the same code; the name that is
-printed with it is a hash of all that happened. `--bug` plants one of `simulated_bugs` first. It
+printed with it is a hash of all that happened. `--bug` plants one of `simulated_bugs` first.
+`--pairs` runs each seed with and without losses of workers, and compares what clients were told. It
 exits with 1 where anything was found.
 """
 
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 import attrs
 
 from tests.simulation.simulated_bugs import BUGS, planted
-from tests.simulation.simulated_server import Outcome, simulate
+from tests.simulation.simulated_server import Outcome, compare, simulate
 
 
 def _seeds(text: str) -> range:
@@ -41,6 +43,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--seeds", type=_seeds, metavar="A-B", help="all of them, B included")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a bug first")
     parser.add_argument("--json", action="store_true", help="a line of JSON a seed")
+    parser.add_argument("--pairs", action="store_true", help="compare with runs without losses")
     parser.add_argument("-v", "--verbose", action="store_true", help="what happened, counted")
     return parser.parse_args(arguments)
 
@@ -60,6 +63,20 @@ def _show(outcome: Outcome, *, as_json: bool, verbose: bool) -> None:
             print(f"    {count:6} {name}")
 
 
+def _compare(seeds: Sequence[int], bug: str | None) -> int:
+    """Compare each seed with itself without losses, and return the exit code."""
+    units, failed = 0, 0
+    for seed in seeds:
+        with planted(bug):
+            compared = compare(seed)
+        units += compared.units
+        failed += bool(compared.differences)
+        for difference in compared.differences:
+            print(f"seed {seed}: {difference}", flush=True)
+    print(f"{len(seeds)} pairs, {units} units of sessions that moved, {failed} failed")
+    return 1 if failed else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for.
 
@@ -70,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 1 where something was found.
     """
     options = _parse(arguments)
+    if options.pairs:
+        return _compare(options.seeds, options.bug)
     began_s, failed, seen = time.monotonic(), 0, Counter[str]()
     for seed in options.seeds:
         with planted(options.bug):

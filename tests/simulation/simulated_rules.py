@@ -118,6 +118,11 @@ class Rules:
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(f"{anyio.current_time():.6f} s {who}: {text}")
 
+    @property
+    def moved(self) -> set[str]:
+        """The clients whose session moved."""
+        return {session.owner for session in self.sessions.values() if session.moves.moved}
+
     def note(self, *parts: object) -> None:
         """Take something into the run's name."""
         self._hash.update(repr(parts).encode())

@@ -110,21 +110,36 @@ def simulate(seed: int) -> Outcome:
     return _run(draw(seed)).outcome()
 
 
-def differences(seed: int) -> list[str]:
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """A simulation compared with the same one in which no worker is lost.
+
+    Attributes:
+        units: of sessions that moved, in both.
+        differences: what clients were told otherwise, in words.
+    """
+
+    units: int
+    differences: tuple[str, ...]
+
+
+def compare(seed: int) -> Comparison:
     """Run the simulation of a number with and without losses, and compare what clients were told.
 
-    Compared are the clients that do not interrupt and for which nothing was dropped, as far as both
-    were answered; what else differs follows from the time that a move takes.
+    Compared are the units of clients that do not interrupt, and of whom none was dropped, as far as
+    they were answered in both: the rest follows from the time that a move takes.
     """
-    moved, calm = _run(draw(seed)), _run(without_losses(draw(seed)))
-    found = []
-    for number, units in moved.steady_units().items():
-        others = calm.steady_units().get(number, [])
-        for index, (ours, theirs) in enumerate(zip(units, others, strict=False)):
-            if ours != theirs:
-                found.append(f"client {number}, unit {index}: {ours!r}, without losses {theirs!r}")
-                break
-    return found
+    simulation = _run(draw(seed))
+    moved, calm = simulation.steady_units(), _run(without_losses(draw(seed))).steady_units()
+    units, differences = 0, []
+    for number in sorted(moved.keys() & calm.keys()):
+        pairs = list(zip(moved[number], calm[number], strict=False))
+        units += len(pairs) if str(number) in simulation.rules.moved else 0
+        for index, (ours, others) in enumerate(pairs):
+            if ours != others:
+                text = f"client {number}, answer {index}: {ours!r}, without losses {others!r}"
+                differences.append(text)
+    return Comparison(units=units, differences=tuple(differences))
 
 
 def _run(plan: Plan) -> Simulation:
