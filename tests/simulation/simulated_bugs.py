@@ -333,17 +333,17 @@ BUGS: Final = MappingProxyType(
         "lease-by-slot": Bug(plant=_lease_by_slot, found_as="is lent to|B5"),
         "neighbours-sound": Bug(plant=_answers_of_a_neighbour, found_as="somebody else's sound"),
         "pause-too-long": Bug(plant=_no_limit, found_as="its pause lasts"),
-        "index-advanced": Bug(plant=_next_index, found_as="b11: |B11: ", first=10),
+        "index-advanced": Bug(plant=_next_index, found_as="b11: |B11: ", first=15),
         "interrupt-lost": Bug(plant=_interrupt_lost, found_as="may speak|is not forced", first=20),
         "said-again": Bug(plant=_said_again, found_as="B11: it is told|B9: "),
         "past-reversed": Bug(plant=_past_reversed, found_as="B11: its rebuild failed"),
         "past-cut-short": Bug(
-            plant=_past_without_its_end, found_as="B11: the model said", first=30
+            plant=_past_without_its_end, found_as="B11: the model said", first=33
         ),
         "log-of-another": Bug(plant=_log_of_another, found_as="somebody else's sound"),
-        "leased-after-loss": Bug(plant=_leased_after_loss, found_as="is lent to|B4"),
-        "not-ahead": Bug(plant=_not_ahead, found_as="FIFO"),
-        "rebuild-timer-lost": Bug(plant=_no_rebuild_timer, found_as="its rebuild lasts", first=30),
+        "leased-after-loss": Bug(plant=_leased_after_loss, found_as="is lent to|B4", first=12),
+        "not-ahead": Bug(plant=_not_ahead, found_as="FIFO", first=15),
+        "rebuild-timer-lost": Bug(plant=_no_rebuild_timer, found_as="its rebuild lasts", first=32),
     }
 )
 """By name, as `--bug` takes it."""
