@@ -7,6 +7,9 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from protocol.values.errors import FieldError, FrameError
+from protocol.wire.codec import Fields, parse_frame
+
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
     """Read the body; raises `HTTPException` (413) if it has more than `bytes_max` bytes."""
@@ -19,6 +22,21 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
     return bytes(body)
+
+
+def read_text(body: bytes, name: str, chars_max: int) -> str:
+    """Read a JSON object of one text, not empty; raises `HTTPException` (400) for another body."""
+    try:
+        fields = Fields(parse_frame(body.decode()))
+        text = fields.required(name, lambda value: value.text(chars_max, 1))
+        fields.refuse_unknown()
+    except UnicodeDecodeError:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "$: this is not utf-8") from None
+    except FrameError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"$: {error.reason}") from None
+    except FieldError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, error.message) from None
+    return text
 
 
 def _too_large(bytes_max: int) -> HTTPException:

@@ -17,15 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import NS_PER_MS
-from protocol.wire.codec import Fields, parse_frame
 
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..session.server import Server
-from .bodies import read_body
+from .bodies import read_body, read_text
 from .places import RETRY_S
 from .recordings import Recordings
 
@@ -68,7 +66,7 @@ class Marks:
         if server is None or owner is None or not principal.may_see(owner):
             await self._recordings.check(request)
             raise _refused("over")
-        text = _text_of(await read_body(request, BODY_BYTES_MAX))
+        text = read_text(await read_body(request, BODY_BYTES_MAX), "text", TEXT_CHARS_MAX)
         said = {"text": text} | ({"by": principal.name} if principal.name else {})
         try:
             seq, at_ns = await server.mark(recording_id, said)
@@ -81,17 +79,3 @@ class Marks:
 def _refused(reason: MarkRefusal) -> HTTPException:
     status, text = _REFUSALS[reason]
     return HTTPException(status, text, {"Retry-After": str(RETRY_S)} if reason == "behind" else {})
-
-
-def _text_of(body: bytes) -> str:
-    try:
-        fields = Fields(parse_frame(body.decode()))
-        text = fields.required("text", lambda value: value.text(TEXT_CHARS_MAX, 1))
-        fields.refuse_unknown()
-    except UnicodeDecodeError:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, "$: this is not utf-8") from None
-    except FrameError as error:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"$: {error.reason}") from None
-    except FieldError as error:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, error.message) from None
-    return text

@@ -124,6 +124,11 @@ class WorkerBackend:
         """The worker's metadata."""
         return self._info
 
+    @property
+    def where(self) -> str:
+        """Its address."""
+        return self._name
+
     async def run(self) -> None:
         """Run the link until it is lost or closed."""
         await self._link.run()

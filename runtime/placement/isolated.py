@@ -51,6 +51,7 @@ class Isolated:
     """Worker processes; `tasks` hold them."""
 
     is_named_by_workers = False
+    extend = None
 
     def __init__(self, settings: Settings, tasks: TaskGroup) -> None:
         self._settings = settings
@@ -110,6 +111,11 @@ class IsolatedBackend(WorkerBackend):
 
     process: _Process
 
+    @property
+    def where(self) -> str:
+        """Its process."""
+        return f"pid {self.process.pid}"
+
     async def aclose(self) -> None:
         """Close the link and end the process; a hanging one is killed."""
         await super().aclose()
@@ -126,6 +132,7 @@ class _Process:
     def __init__(self, place: int, process: Process) -> None:
         self._place = place
         self._process = process
+        self.pid = process.pid
         self.ended = anyio.Event()
         self.over = anyio.Event()
         self._last_words = "it does not say why"

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from ..model.backends.base import Backend
 from ..settings.settings import Settings
+from ..slots.workers import Extend
 from .isolated import Isolated
 from .static import Static
 
@@ -33,6 +34,11 @@ class Placement(Protocol):
     """
 
     is_named_by_workers: bool
+
+    @property
+    def extend(self) -> Extend | None:
+        """Makes places for further workers; None where none can be added."""
+        ...
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,6 +67,7 @@ class Embedded:
     """Models in the server's own process."""
 
     is_named_by_workers = False
+    extend = None
 
     def __init__(self, settings: Settings, load: Load) -> None:
         self.names = (settings.model, *settings.workers)

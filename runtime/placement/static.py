@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from functools import partial
 from typing import Final
 
 import anyio
@@ -18,6 +19,7 @@ from ..link.backend import WorkerBackend, connect
 from ..link.hello import read_token
 from ..model.backends.base import BackendGone, BackendRefused
 from ..settings.settings import Settings
+from ..slots.place import NewPlace
 
 START_WAIT_S: Final = 600.0
 """A large model from a cold disk takes minutes; the server is not ready meanwhile."""
@@ -48,9 +50,7 @@ class Static:
         began_s, tries = anyio.current_time(), 0
         while True:
             try:
-                backend = await connect(
-                    address, token=self._token, tls=self._tls(address), tasks=self._tasks
-                )
+                backend = await self._connect(address)
             except BackendGone as error:
                 if anyio.current_time() - began_s >= patience_s:
                     raise
@@ -61,6 +61,17 @@ class Static:
             else:
                 self._met.add(place)
                 return backend
+
+    def extend(self, address: str) -> NewPlace:
+        """Make a place for a worker that is there already; `ValueError`: an invalid address."""
+        where = read_address(address)
+        if not self._token and not where.is_local:
+            raise ValueError(f"{where} is not on this machine: the server has no worker_token_file")
+        return NewPlace(str(where), partial(self._connect, where))
+
+    async def _connect(self, address: WorkerAddress) -> WorkerBackend:
+        tls = self._tls(address)
+        return await connect(address, token=self._token, tls=tls, tasks=self._tasks)
 
     def _tls(self, address: WorkerAddress) -> ssl.SSLContext | None:
         """The context for another machine, or where an authority is named; else None."""

@@ -30,6 +30,7 @@ from ..api.recordings import Recordings
 from ..api.routes import Api
 from ..api.views import LoadViewer
 from ..api.voices import Voices
+from ..api.workers import WorkersApi
 from ..media.voices import VoiceLibrary
 from ..net.counters import Counters
 from ..net.http import error_body, make_app
@@ -91,13 +92,21 @@ class Gateway:
         """Make the application for requests other than WebSockets."""
         api = Api(lambda: self.server, self.status, self.sight.metrics)
         recordings = Recordings(self._settings.record_to, self._load_viewer, self._remote)
+        workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, recordings)
         voices = Voices(self._voices, self._settings.default_voice)
         folder = self._settings.static
         pages = [] if folder is None else [Pages(folder).route()]
         app = make_app(
             self.readiness,
-            [*api.routes(), *marks.routes(), *recordings.routes(), *voices.routes(), *pages],
+            [
+                *api.routes(),
+                *workers.routes(),
+                *marks.routes(),
+                *recordings.routes(),
+                *voices.routes(),
+                *pages,
+            ],
             speech=self.speech,
             handlers={Denied: answer_denied},
         )

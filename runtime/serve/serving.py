@@ -240,7 +240,9 @@ async def _load_workers(settings: Settings, placement: Placement) -> Workers:
     spare_what_stays()
     wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
     try:
-        return Workers(loaded, load=partial(_reload, load), replace_wait_s=wait_s)
+        return Workers(
+            loaded, load=partial(_reload, load), extend=placement.extend, replace_wait_s=wait_s
+        )
     except ValueError as error:
         raise CannotServeError(str(error)) from error
 

@@ -96,6 +96,13 @@ class Pool:
             found.condemned = True
             self._on_withheld()
 
+    def slots_of(self, worker: int) -> tuple[int, int]:
+        """A worker's slots, and those that may be leased now; none of a removed worker."""
+        found = self._workers.get(worker)
+        if found is None:
+            return 0, 0
+        return found.slots, 0 if found.condemned else len(found.free)
+
     def leases_of(self, worker: int) -> int:
         """The number of a worker's leases that are out, a removed one's too."""
         return sum(lease.worker == worker for lease in self._leased.values())

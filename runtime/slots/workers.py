@@ -10,6 +10,7 @@
 - A replacement is loaded once the old worker has no sessions, because memory may not hold both, or
   after `replace_wait_s`; again and again, with a growing pause. For `HOPE_S` sessions may wait for
   it; after that they are refused until it is there.
+- A worker that is drained is not replaced: its sessions move, and then it is closed.
 - A device lost to this process comes back only in another process: if no other worker serves,
   `on_hopeless` is called, and the server ends.
 """
@@ -17,8 +18,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
@@ -36,6 +37,9 @@ from ..model.backends.base import (
     Mortal,
     Remote,
 )
+from ..settings.values import TEXTS_MAX
+from .agreement import check_agreement, shared, short_hash
+from .place import NewPlace, Place, UnknownWorkerError, WorkerStatus, status_of, where_is
 from .pool import Lease, Pool
 
 REPLACE_SPARE_S: Final = 10.0
@@ -55,28 +59,16 @@ STEADY_S: Final = 60.0
 """A worker that served so long was sound: its replacement is loaded without a pause."""
 HOPE_S: Final = 120.0
 """Longer than a large model takes to load, shorter than a client waits in vain."""
-DIFFERENCES_TOLD: Final = 3
-"""Another model differs in everything: a few differences are enough."""
-INSTANCE: Final = "instance"
-"""The fingerprint entry that names one backend; it may differ between workers."""
+
+WORKERS_MAX: Final = TEXTS_MAX
+"""As many as the settings may name."""
 
 Load = Callable[[int], Awaitable[Backend]]
 """Loads the backend of a place, 0 to the number of workers - 1; raises its errors."""
+Extend = Callable[[str], NewPlace]
+"""Makes a place for a worker at an address; raises `ValueError` if the address is invalid."""
 
-_AGREED: Final = (
-    "modes",
-    "context_limit",
-    "sliding_windows",
-    "can_rollback",
-    "can_rebuild",
-    "deterministic",
-    "fingerprint",
-)
 _logger = logging.getLogger("antiphon.workers")
-
-
-class WorkersDifferError(ValueError):
-    """A worker cannot stand in for another; the text names the differences."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,33 +81,13 @@ class WorkersStatistics:
     failures: int
 
 
-@attrs.define(eq=False)
-class _Place:
-    """A worker's place, which its replacement takes.
-
-    Attributes:
-        since_s: when its worker came, on the event loop's clock.
-        tries: replacements tried since a worker last served long.
-        is_attended: a task replaces it.
-        is_given_up: sessions do not wait for a replacement any more.
-        is_drained: its worker is not replaced.
-    """
-
-    index: int
-    worker: int
-    since_s: float = -math.inf
-    tries: int = 0
-    is_attended: bool = False
-    is_given_up: bool = False
-    is_drained: bool = False
-
-
 class Workers:
     """The backends of a server and their slots, which only `Admission` leases from `pool`.
 
     Args:
         backends: one for each place, at least one, loaded.
         load: loads another for a place; None replaces none.
+        extend: makes a place for `add`; None where none can be added.
         replace_wait_s: the wait for a condemned worker's sessions: memory may not hold two models.
 
     `LocalProtocolError`: `backends` is empty; `WorkersDifferError`: two of them cannot stand in for
@@ -127,25 +99,35 @@ class Workers:
         backends: Sequence[Backend],
         *,
         load: Load | None = None,
+        extend: Extend | None = None,
         replace_wait_s: float = REPLACE_WAIT_S,
     ) -> None:
         if not backends:
             raise LocalProtocolError("a server needs at least 1 worker, not 0")
         self._first = backends[0].info
         for index, backend in enumerate(backends):
-            _check_agreement(self._first, backend.info, index)
-        self._load = load
+            check_agreement(self._first, backend.info, f"worker {index}")
+        self._can_load = load is not None
+        self._extend = extend
+        self._coming: set[str] = set()
         self._replace_wait_s = replace_wait_s
         self._is_running = False
         self._replaced = self._failures = 0
         self._stirred = anyio.Event()
-        self.pool = Pool(
-            *(backend.info.slots for backend in backends), on_withheld=self._slot_withheld
-        )
+        self.pool = Pool(*(backend.info.slots for backend in backends), on_withheld=self._stir)
         self._backends = dict(enumerate(backends))
         self._rebuilds: dict[int, anyio.Semaphore] = {}
         self._revokes: dict[Lease, Callable[[], None]] = {}
-        self._places = [_Place(index, index) for index in range(len(backends))]
+        self._places = [
+            Place(
+                f"worker {index}",
+                None if load is None else partial(load, index),
+                index,
+                where_is(backend),
+                short_hash(backend.info),
+            )
+            for index, backend in enumerate(backends)
+        ]
 
     @property
     def info(self) -> BackendInfo:
@@ -154,14 +136,14 @@ class Workers:
         return attrs.evolve(
             self._first,
             slots=self.pool.counts.slots,
-            fingerprint=_shared(self._first),
+            fingerprint=shared(self._first),
             speaks=all(backend.info.speaks for backend in backends),
         )
 
     @property
     def can_replace(self) -> bool:
         """Whether condemned workers are replaced."""
-        return self._load is not None and self._is_running
+        return self._can_load and self._is_running
 
     @property
     def more_to_come(self) -> bool:
@@ -178,6 +160,10 @@ class Workers:
             replaced=self._replaced,
             failures=self._failures,
         )
+
+    def roster(self) -> tuple[WorkerStatus, ...]:
+        """All workers, in the order in which their places were made."""
+        return tuple(status_of(place, self.pool) for place in self._places)
 
     @property
     def any_backend(self) -> Backend:
@@ -203,14 +189,45 @@ class Workers:
     def drain(self, worker: int) -> None:
         """Lease no more slots of a worker, have its sessions move, and close it when they left.
 
-        `LocalProtocolError`: there is no such worker, or no other that serves.
+        Its place is not replaced, and a replacement under way is given up. `UnknownWorkerError`:
+        there is no such worker; `LocalProtocolError`: there is no other that serves.
         """
         place = self._place_of(worker)
+        if place.is_drained:
+            return
         if all(other is place or self.pool.is_condemned(other.worker) for other in self._places):
             raise LocalProtocolError(f"worker {worker} is the only one that serves")
-        if not place.is_drained:
-            place.is_drained = True
-            self._withdraw(worker)
+        place.is_drained = True
+        if place.replacing is not None:
+            place.replacing.cancel()
+        self._withdraw(worker)
+
+    async def add(self, address: str) -> int:
+        """Connect to a further worker, lease its slots from now on, and return its number.
+
+        `ValueError`: the address is invalid. `LocalProtocolError`: no worker can be added, or this
+        one is there. `WorkersDifferError`: it cannot stand in. `BackendError`: it does not serve.
+        """
+        if self._extend is None:
+            raise LocalProtocolError("the workers of this server have no addresses")
+        new = self._extend(address)
+        held = {place.where for place in self._places if not place.is_drained}
+        if new.where in held | self._coming:
+            raise LocalProtocolError(f"there is a worker at {new.where} already")
+        if len(self._places) + len(self._coming) >= WORKERS_MAX:
+            raise LocalProtocolError(f"a server has {WORKERS_MAX} workers at most")
+        self._coming.add(new.where)
+        try:
+            backend = await self._load_checked(new.load, f"worker {new.where}")
+        finally:
+            self._coming.discard(new.where)
+        number = self.pool.add(backend.info.slots)
+        self._backends[number] = backend
+        name, fingerprint = f"worker {number}", short_hash(backend.info)
+        self._places.append(Place(name, new.load, number, new.where, fingerprint))
+        self._stir()
+        _logger.warning("worker %d is added: %s", number, new.where)
+        return number
 
     def _withdraw(self, worker: int) -> None:
         """Lease no more slots of a worker, and have sessions without a call in flight move."""
@@ -219,11 +236,11 @@ class Workers:
             if lease.worker == worker:
                 on_revoked()
 
-    def _place_of(self, worker: int) -> _Place:
+    def _place_of(self, worker: int) -> Place:
         for place in self._places:
             if place.worker == worker:
                 return place
-        raise LocalProtocolError(f"there is no worker {worker}")
+        raise UnknownWorkerError(f"there is no worker {worker}")
 
     def rebuilds_of(self, lease: Lease) -> anyio.Semaphore:
         """Admits a few rebuilds at once on the lease's worker."""
@@ -242,10 +259,13 @@ class Workers:
         self._is_running = True
         try:
             async with anyio.create_task_group() as tasks:
-                for worker in self._backends:
-                    tasks.start_soon(self._watch, worker)
                 while True:
                     stirred = self._stirred
+                    for place in self._places:
+                        if place.watched != place.worker:
+                            place.watched, place.since_s = place.worker, anyio.current_time()
+                            backend = self._backends[place.worker]
+                            tasks.start_soon(self._watch, place.worker, backend)
                     for place in self._condemned():
                         if place.is_attended:
                             continue
@@ -261,23 +281,22 @@ class Workers:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _condemned(self) -> Iterator[_Place]:
+    def _condemned(self) -> Iterator[Place]:
         return (place for place in self._places if self.pool.is_condemned(place.worker))
 
-    def _slot_withheld(self) -> None:
+    def _stir(self) -> None:
         stirred, self._stirred = self._stirred, anyio.Event()
         stirred.set()
 
-    async def _watch(self, worker: int) -> None:
+    async def _watch(self, worker: int, backend: Backend) -> None:
         """Condemn a worker when its backend is lost, whether a session uses it or not."""
-        backend = self._backends[worker]
         if isinstance(backend, Mortal):
             await backend.wait_gone()
             self._withdraw(worker)
 
     async def _attend(
         self,
-        place: _Place,
+        place: Place,
         tasks: TaskGroup,
         on_changed: Callable[[], None],
         on_hopeless: Callable[[DeviceLost], None],
@@ -285,31 +304,42 @@ class Workers:
         _logger.error("worker %d is condemned and will be replaced", place.worker)
         if anyio.current_time() - place.since_s >= STEADY_S:
             place.tries = 0
-        async with anyio.create_task_group() as hoping:
-            hoping.start_soon(self._lose_hope, place, on_changed)
-            retired = anyio.Event()
-            tasks.start_soon(self._retire, place.worker, retired)
-            with anyio.move_on_after(self._replace_wait_s):
-                await retired.wait()
-            backend = await self._keep_loading(place, on_hopeless)
-            hoping.cancel_scope.cancel()
+        retired, backend = anyio.Event(), None
+        tasks.start_soon(self._retire, place.worker, retired)
+        with anyio.CancelScope() as place.replacing:
+            async with anyio.create_task_group() as hoping:
+                hoping.start_soon(self._lose_hope, place, on_changed)
+                with anyio.move_on_after(self._replace_wait_s):
+                    await retired.wait()
+                backend = await self._keep_loading(place, on_hopeless)
+                hoping.cancel_scope.cancel()
+        place.replacing, place.is_loading = None, False
+        if backend is None or place.is_drained:
+            if backend is not None:
+                await _close(backend)
+            await retired.wait()
+            self._forget(place)
+            return
         self.pool.remove(place.worker)
         place.worker = self.pool.add(backend.info.slots)
+        place.where = where_is(backend)
         self._backends[place.worker] = backend
-        tasks.start_soon(self._watch, place.worker)
-        place.since_s = anyio.current_time()
         place.is_attended = place.is_given_up = False
+        self._stir()
         self._replaced += 1
         _logger.warning("worker %d takes the place of the one condemned", place.worker)
         on_changed()
 
-    async def _see_off(self, place: _Place) -> None:
+    async def _see_off(self, place: Place) -> None:
         await self._retire(place.worker, anyio.Event())
+        self._forget(place)
+
+    def _forget(self, place: Place) -> None:
         self.pool.remove(place.worker)
         self._places.remove(place)
         _logger.warning("worker %d is drained and closed", place.worker)
 
-    async def _lose_hope(self, place: _Place, on_changed: Callable[[], None]) -> None:
+    async def _lose_hope(self, place: Place, on_changed: Callable[[], None]) -> None:
         await anyio.sleep(HOPE_S)
         _logger.error("no worker in place of %d after %g s", place.worker, HOPE_S)
         place.is_given_up = True
@@ -325,14 +355,16 @@ class Workers:
         retired.set()
 
     async def _keep_loading(
-        self, place: _Place, on_hopeless: Callable[[DeviceLost], None]
+        self, place: Place, on_hopeless: Callable[[DeviceLost], None]
     ) -> Backend:
+        assert place.load is not None
+        place.is_loading = True
         while True:
             pause_s = RETRY_S * 2.0 ** min(place.tries - 1, 16) if place.tries else 0.0
             await anyio.sleep(min(pause_s, RETRY_S_MAX))
             place.tries += 1
             try:
-                return await self._load_for(place)
+                return await self._load_checked(place.load, place.name)
             except Exception as error:
                 self._failures += 1
                 text = str(error) or type(error).__name__
@@ -342,15 +374,14 @@ class Workers:
                     on_hopeless(error)
                     await anyio.sleep_forever()
 
-    async def _load_for(self, place: _Place) -> Backend:
+    async def _load_checked(self, load: Callable[[], Awaitable[Backend]], name: str) -> Backend:
         """Load a backend and check that it serves; if not, it is closed; raises any error."""
-        assert self._load is not None
-        backend = await self._load(place.index)
+        backend = await load()
         try:
             if isinstance(backend, Remote):
                 await backend.check()
-            _check_agreement(self._first, backend.info, place.index)
-        except Exception:
+            check_agreement(self._first, backend.info, name)
+        except BaseException:
             await _close(backend)
             raise
         return backend
@@ -361,32 +392,7 @@ async def _close(backend: Backend) -> None:
     if not isinstance(backend, Closes):
         return
     try:
-        with anyio.move_on_after(CLOSE_WAIT_S):
+        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
             await backend.aclose()
     except Exception:
         _logger.exception("a backend that was given up could not be closed")
-
-
-def _shared(info: BackendInfo) -> dict[str, str]:
-    """A fingerprint without the entry that names the instance."""
-    return {name: value for name, value in info.fingerprint.items() if name != INSTANCE}
-
-
-def _check_agreement(first: BackendInfo, other: BackendInfo, index: int) -> None:
-    """Raise `WorkersDifferError` if a worker does not agree with the first."""
-    differences = []
-    for name in _AGREED:
-        if name == "fingerprint":
-            ours, theirs = _shared(first), _shared(other)
-            differences += [
-                f"fingerprint {entry} is {theirs.get(entry)}, not {ours.get(entry)}"
-                for entry in sorted(ours | theirs)
-                if ours.get(entry) != theirs.get(entry)
-            ]
-        elif getattr(first, name) != getattr(other, name):
-            differences.append(f"{name} is {getattr(other, name)}, not {getattr(first, name)}")
-    if differences:
-        told = "; ".join(differences[:DIFFERENCES_TOLD])
-        if len(differences) > DIFFERENCES_TOLD:
-            told += f"; and {len(differences) - DIFFERENCES_TOLD} more"
-        raise WorkersDifferError(f"worker {index} cannot stand in for worker 0: {told}")

@@ -267,3 +267,13 @@ class Mortal(Protocol):
     async def wait_gone(self) -> None:
         """Wait until it is lost for good; from then on all its calls raise `BackendGone`."""
         ...
+
+
+@runtime_checkable
+class Located(Protocol):
+    """A backend in another process."""
+
+    @property
+    def where(self) -> str:
+        """Its address or process, for operators."""
+        ...
