@@ -38,6 +38,7 @@ from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
 from ..session.server import VERSION, Server
 from ..settings.settings import Settings
+from ..slots.place import workers_wanted
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
 from .retention import make_retainer
@@ -166,6 +167,7 @@ class Gateway:
             recorder={} if recorder is None else attrs.asdict(recorder.statistics),
             listener=self._counters.statistics(),
             workers=None if server is None else server.workers.statistics,
+            workers_wanted=None if server is None else _workers_wanted(server),
             retention=None if self._retainer is None else self._retainer.statistics,
             store={} if self._uploader is None else attrs.asdict(self._uploader.statistics),
             denied=self._gate.denials.counts,
@@ -232,6 +234,10 @@ class Gateway:
         finally:
             if place is not None:
                 place.leave(is_refund=reason == "refused")
+
+
+def _workers_wanted(server: Server) -> int:
+    return workers_wanted(server.workers.roster(), server.admission.first_wait_s)
 
 
 async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:

@@ -231,6 +231,12 @@ class Admission:
         """The number of waiting sessions."""
         return len(self._waiting)
 
+    @property
+    def first_wait_s(self) -> int:
+        """How long the first in the queue has waited, in whole seconds; 0 for an empty queue."""
+        first = next(iter(self._waiting.values()), None)
+        return 0 if first is None else (self._clock_ns() - first.since_ns) // NS_PER_S
+
     def places(self) -> tuple[QueuePlace, ...]:
         """Every waiting session's place, front of the queue first."""
         waits_s = self._estimates_s()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
 
 import anyio
@@ -17,6 +17,10 @@ from .pool import Pool
 WorkerState = Literal["serving", "draining", "condemned", "loading"]
 EMBEDDED: Final = "embedded"
 """Where a model in the server's own process is."""
+BUSY_SHARE: Final = 0.8
+"""Of the slots: the rest serves those who come while a further worker loads its model."""
+WAIT_S_MAX: Final = 10
+"""A session that has waited longer shows that there are too few workers."""
 
 
 class UnknownWorkerError(LocalProtocolError):
@@ -111,3 +115,16 @@ def status_of(place: Place, pool: Pool) -> WorkerStatus:
         fingerprint=place.fingerprint,
         age_s=None if place.watched is None else anyio.current_time() - place.since_s,
     )
+
+
+def workers_wanted(workers: Sequence[WorkerStatus], first_wait_s: int) -> int:
+    """The number of workers that the load asks for, at least 1, for autoscaling.
+
+    The busy slots by `BUSY_SHARE` of a worker's slots, rounded up, and one more if the first in the
+    queue has waited longer than `WAIT_S_MAX`. Workers of unequal slots count with their mean.
+    """
+    busy = sum(worker.leased for worker in workers)
+    serving = [worker.slots for worker in workers if worker.state == "serving"]
+    slots_each = sum(serving) / len(serving) if serving else 1
+    wanted = math.ceil(busy / (slots_each * BUSY_SHARE))
+    return max(1, wanted + (first_wait_s > WAIT_S_MAX))

@@ -67,6 +67,11 @@ SESSIONS: Final = _gauge("sessions", "Sessions that run.", "mode", "state")
 QUEUE: Final = _gauge("queue_length", "Sessions and turns that wait for a slot.")
 SLOTS: Final = _gauge("slots", "Slots of the model: free, leased, condemned.", "state")
 WORKERS: Final = _gauge("workers", "Workers: serving, condemned.", "state")
+WORKERS_WANTED: Final = _gauge(
+    "workers_wanted",
+    "Workers that the load asks for, at least 1, for autoscaling: the busy slots by 0.8 of a "
+    "worker's slots, rounded up, and one more if the first in the queue has waited over 10 s.",
+)
 WORKERS_REPLACED: Final = _count("workers_replaced", "Condemned workers that were replaced.")
 WORKER_LOADS_FAILED: Final = _count("worker_loads_failed", "Failed attempts to load a replacement.")
 KV: Final = _gauge("kv_tokens", "Tokens that all sessions hold in the KV cache.")
@@ -150,6 +155,8 @@ class ServerGauges(Collector):
             yield from _of_listener(status.listener)
         if status.workers is not None:
             yield from _of_workers(status.workers)
+        if status.workers_wanted is not None:
+            yield _family(WORKERS_WANTED, {NO_LABELS: status.workers_wanted})
         for name, metric in RECORDER.items():
             if name in status.recorder:
                 yield _family(metric, {NO_LABELS: status.recorder[name]})

@@ -34,6 +34,7 @@ def status_json(status: ServerStatus) -> dict[str, Any]:
         **_workers_json(slots, status.running_tasks),
         "slots": None if slots is None else attrs.asdict(slots),
         "workers": None if workers is None else attrs.asdict(workers),
+        "workers_wanted": status.workers_wanted,
         "recorder": dict(status.recorder),
         "retention": None if status.retention is None else attrs.asdict(status.retention),
         "store": dict(status.store),

@@ -86,6 +86,7 @@ class ServerStatus:
         queue_length: sessions and turns that wait for a slot; at most `max_queue_size`.
         running_tasks: the slots in use, longest first.
         slots, workers: None while the model loads.
+        workers_wanted: as many as the load asks for, at least 1; None while the model loads.
         tasks: of the event loop: an idle server returns to the same number.
         recorder: the `RecorderStatistics` by name; empty where nothing is recorded.
         listener: the port's counts; None where unknown.
@@ -106,6 +107,7 @@ class ServerStatus:
     recorder: Mapping[str, int | float]
     listener: Statistics | None = None
     workers: WorkersStatistics | None = None
+    workers_wanted: int | None = None
     retention: RetentionStatistics | None = None
     store: Mapping[str, int] = MappingProxyType({})
     denied: Mapping[Reason, int] = MappingProxyType({})

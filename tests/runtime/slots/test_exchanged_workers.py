@@ -14,7 +14,7 @@ from protocol.values.errors import LocalProtocolError
 from runtime.model.backends.base import BackendGone
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.slots.agreement import WorkersDifferError
-from runtime.slots.place import NewPlace, UnknownWorkerError
+from runtime.slots.place import NewPlace, UnknownWorkerError, WorkerStatus, workers_wanted
 from runtime.slots.workers import WORKERS_MAX, Workers
 from tests.helpers import on_virtual_time
 from tests.runtime.slots.test_mortal_workers import MortalBackend
@@ -242,3 +242,46 @@ def test_a_replacement_that_comes_as_its_place_is_drained_is_closed() -> None:
             assert (closed, states(workers)) == (["closed"], {1: "serving"})
 
     on_virtual_time(body)
+
+
+# -- how many are wanted --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("leased", "first_wait_s", "wanted"),
+    [
+        ((0, 0), 0, 1),
+        ((3, 0), 0, 1),  # 3 / 3.2
+        ((4, 0), 0, 2),
+        ((4, 4), 0, 3),
+        ((4, 4), 10, 3),
+        ((4, 4), 11, 4),
+        ((0, 0), 11, 1),
+    ],
+)
+def test_the_workers_that_the_load_asks_for(
+    leased: tuple[int, int], first_wait_s: int, wanted: int
+) -> None:
+    """Sessions would wait for a worker that is not started, or workers idle."""
+    workers = [serving(count) for count in leased]
+    assert workers_wanted(workers, first_wait_s) == wanted
+
+
+def test_sessions_that_leave_a_worker_need_another() -> None:
+    """The last worker would be told to be enough while it takes over those of a drained one."""
+    workers = [attrs.evolve(serving(4), state="draining"), serving(1)]
+    assert workers_wanted(workers, 0) == 2
+    assert workers_wanted([attrs.evolve(serving(2), state="condemned")], 0) == 3
+
+
+def serving(leased: int) -> WorkerStatus:
+    return WorkerStatus(
+        number=0,
+        where="embedded",
+        state="serving",
+        slots=4,
+        free=4 - leased,
+        leased=leased,
+        fingerprint="",
+        age_s=None,
+    )

@@ -85,6 +85,7 @@ def server_status(*sessions: SessionStatus, **fields: Any) -> ServerStatus:
             receiving_bytes=512,
         ),
         "workers": WorkersStatistics(workers=2, condemned=1, replaced=3, failures=5),
+        "workers_wanted": 4,
         "denied": {"wrong_key": 6},
         "retention": RetentionStatistics(
             logs=7, file_bytes=900, removed={"age": 2}, removed_bytes=300, failures=1
@@ -128,6 +129,7 @@ def test_a_server_s_state_is_told() -> None:
     stored = ("stored_total", "stored_bytes_total", "store_failures_total", "store_waiting")
     assert [seen(f"recordings_{name}") for name in stored] == [5, 800, 2, 1]
     assert [seen("workers", state=state) for state in ("serving", "condemned")] == [1, 1]
+    assert seen("workers_wanted") == 4
     assert (seen("workers_replaced_total"), seen("worker_loads_failed_total")) == (3, 5)
     assert seen("build_info", version="1.2.3", model="tiny", speech="on") == 1
 

@@ -70,6 +70,7 @@ def test_scripts_are_told_everything() -> None:
     assert told["slots"] == {"slots": 8, "free": 4, "leased": 3, "condemned": 1}
     assert told["listener"]["refused"] == {"full": 4}
     assert told["workers"]["replaced"] == 3
+    assert told["workers_wanted"] == 4
     assert told["denied"] == {"wrong_key": 6}
     assert told["retention"]["removed"] == {"age": 2}
     assert json.loads(json.dumps(told)) == told
