@@ -40,6 +40,10 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "runtime.worker.command:worker_command",
                 "Serve a model to servers, in a process of its own.",
             ),
+            "workers": (
+                "runtime.commands.workers:workers_command",
+                "List, drain and add workers of a server.",
+            ),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
                 "runtime.commands.doctor.command:doctor_command",
