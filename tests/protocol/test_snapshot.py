@@ -173,11 +173,12 @@ def test_the_documented_keys_are_the_keys() -> None:
     tables = page.partition("\n## ")[0]
     documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*$", tables, re.MULTILINE))))
     found = {"own", "key"}
-    for path in sorted(FOLDER.glob("*-states" + SUFFIX)):
+    paths = (*FOLDER.glob("*-states" + SUFFIX), *FOLDER.glob("*-moving-*" + SUFFIX))
+    for path in sorted(paths):
         for session in sessions(path):
             snapshot: Any = session.snapshot()
             found |= {*snapshot, *snapshot["own"], *snapshot["loop"], *snapshot["queue"]}
-            found |= {*snapshot["timers"], *(snapshot["init"] or {})}
+            found |= {*snapshot["timers"], *(snapshot["init"] or {}), *snapshot.get("move", {})}
     assert documented == (found | {"undecided", "voices"}) - {"key"}
 
 
