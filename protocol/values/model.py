@@ -185,10 +185,10 @@ class PastUnit:
         interrupted: as in its `StartFinalize`.
         is_voiced: its turn is still open at the end of the past, so its speech codes go through the
             speech decoder and the vocoder again: no unit from it on ended a turn or was interrupted
-            (`runtime.model.backends.forcing.first_voiced`).
+            (`recorder.read.past.voiced`).
     """
 
     unit: Unit
     result: UnitResult
     interrupted: bool
-    is_voiced: bool
+    is_voiced: bool = False

@@ -36,6 +36,25 @@ def voiced(units: Iterable[PastUnit]) -> Iterator[PastUnit]:
     yield from (attrs.evolve(unit, is_voiced=True) for unit in turn)
 
 
+class PastUnits:
+    """Puts the units of a session together from its steps: input, result and finalize."""
+
+    def __init__(self) -> None:
+        self._unit: Unit | None = None
+        self._result: UnitResult | None = None
+
+    def take(self, fact: ev.Event | ef.Effect) -> PastUnit | None:
+        """Take an event or effect; return the unit that is finalized from here on."""
+        match fact:
+            case ef.StartUnit():
+                self._unit, self._result = fact.unit, None
+            case ev.UnitDone():
+                self._result = attrs.evolve(fact.result, pcm=b"")
+            case ef.StartFinalize() if self._unit is not None and self._result is not None:
+                return PastUnit(unit=self._unit, result=self._result, interrupted=fact.interrupted)
+        return None
+
+
 class Past:
     """A session's past, read from its records in order while its units are taken.
 
@@ -53,8 +72,6 @@ class Past:
         self._items: Final = items
         self._until_seq: Final = until_seq
         self._asked: Opening | None = None
-        self._unit: Unit | None = None
-        self._result: UnitResult | None = None
         self._chunk: Chunk | None = None
 
     def units(self) -> Iterator[PastUnit]:
@@ -63,15 +80,16 @@ class Past:
 
     def _units(self) -> Iterator[PastUnit]:
         session: Session | None = None
+        units = PastUnits()
         for event in self._events():
             if session is None:
                 assert isinstance(event, ev.ConnectionOpened)
                 session, effects = Session.open(event)
             else:
                 effects = session.step(event)
-            self._take_event(event)
-            for effect in effects:
-                unit = self._take_effect(effect)
+            for fact in (event, *effects):
+                self._take(fact)
+                unit = units.take(fact)
                 if unit is not None:
                     yield unit
 
@@ -85,30 +103,15 @@ class Past:
                 return
         self.is_damaged = True
 
-    def _take_event(self, event: ev.Event) -> None:
-        match event:
+    def _take(self, fact: ev.Event | ef.Effect) -> None:
+        match fact:
+            case ef.OpenBackend():
+                self._asked = fact.opening
             case ev.BackendOpened():
                 self.opening = self._asked
-            case ev.UnitDone(result=result):
-                self._result = attrs.evolve(result, pcm=b"")
-            case ev.ChunkDone(result=heard) if self._chunk is not None:
-                self.chunks.append((self._chunk, heard))
-
-    def _take_effect(self, effect: ef.Effect) -> PastUnit | None:
-        match effect:
-            case ef.OpenBackend():
-                self._asked = effect.opening
-            case ef.StartUnit():
-                self._unit = effect.unit
             case ef.RunChunk(chunk=chunk):
                 if chunk.index == 0:
                     self.chunks.clear()
                 self._chunk = chunk
-            case ef.StartFinalize() if self._unit is not None and self._result is not None:
-                return PastUnit(
-                    unit=self._unit,
-                    result=self._result,
-                    interrupted=effect.interrupted,
-                    is_voiced=False,
-                )
-        return None
+            case ev.ChunkDone(result=heard) if self._chunk is not None:
+                self.chunks.append((self._chunk, heard))

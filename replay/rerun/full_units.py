@@ -9,14 +9,14 @@ its parent's are held again, and their decisions are not judged.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Opening, PastUnit, Unit, UnitResult
-from recorder.read.past import voiced
+from recorder.read.past import PastUnits, voiced
 from runtime.model.backends.base import Backend, BackendSession, Rebuilds
 from runtime.model.backends.forcing import Forced, ForcedResult, Forces
 
@@ -40,11 +40,11 @@ class UnitReplay(Rerun[BackendSession]):
     decisions = decisions_changed = near_ties = units_held = 0
     logits_changed: int | None = None
     _opening: Opening | None = None
-    _done: tuple[Unit, UnitResult] | None = None
 
     def __init__(self, backend: Backend, teacher_forced: bool = False, held_units: int = 0) -> None:
         super().__init__(backend, teacher_forced, held_units)
-        self._past: list[PastUnit] = []
+        self._units: Final = PastUnits()
+        self._past: Final[list[PastUnit]] = []
 
     def counts(self, changed: int) -> dict[str, Any]:
         """Count units, held units and forced decisions."""
@@ -59,6 +59,7 @@ class UnitReplay(Rerun[BackendSession]):
 
     async def renew(self, event: ev.Event) -> Verdict:
         """Run an opening, a unit or its finalize at its result."""
+        self._units.take(event)
         match event:
             case ev.BackendOpened():
                 return await self._open(event)
@@ -77,11 +78,8 @@ class UnitReplay(Rerun[BackendSession]):
         super().note(effect)
         if isinstance(effect, ef.OpenBackend):
             self._opening = effect.opening
-        if isinstance(effect, ef.StartFinalize) and self._done is not None:
-            unit, result = self._done
-            past = PastUnit(
-                unit=unit, result=result, interrupted=effect.interrupted, is_voiced=False
-            )
+        past = self._units.take(effect)
+        if past is not None:
             self._past.append(past)
 
     async def _rebuild(self, event: ev.Rebuilt) -> None:
@@ -117,7 +115,6 @@ class UnitReplay(Rerun[BackendSession]):
         if asked is None or self.held is None or recorded.index != asked.unit.index:
             return Verdict()
         del self.asked[ef.StartUnit]
-        self._done = (asked.unit, attrs.evolve(recorded, pcm=b""))
         forced = await self._play(self.held, asked.unit, recorded)
         made = forced.result
         self.made += 1

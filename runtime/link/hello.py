@@ -7,7 +7,7 @@
     worker  -> { info }                    any of them instead: { refused: text }
 
 - The token is never sent. A proof is the HMAC-SHA256 of the sender's role and both nonces, with the
-  token as key (empty where there is none); so a recorded proof, or one's own, proves nothing.
+  token as key (empty without one). A proof that was recorded, or came from this end, is refused.
 - The worker's minor version is the gateway's, or the one before: workers are updated last.
 - Each message is one JSON frame of the urgent stream, of at most `HELLO_BYTES_MAX` bytes. Unknown
   fields are ignored here, and only here: a newer gateway must be able to read an older greeting.

@@ -3,8 +3,8 @@
 One session runs units of a second (64 KB of sound in, 96 KB out where it speaks) with the model in
 this process, and in a worker behind a Unix socket, in turns. CPU is that of both processes. A ratio
 is taken within a round, and the median of the rounds is printed. `scripted` computes nothing, so
-its difference is the link; `tiny` says what that is beside a model. Last: how long an interrupt
-takes to cut a unit that waits, with 8 MB of another session's pictures on their way.
+its difference is the link; `tiny` shows what part that is of a model's cost. Last: how long an
+interrupt takes to cut a unit that waits, with 8 MB of another session's pictures on their way.
 """
 
 from __future__ import annotations

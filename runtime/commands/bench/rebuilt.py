@@ -54,7 +54,7 @@ async def _past(backend: EngineBench, load: Load) -> list[PastUnit]:
             unit = attrs.evolve(unit, force_listen=True)
         result = attrs.evolve(await session.run_unit(unit), pcm=b"")
         await session.finalize(index, interrupted=False)
-        past.append(PastUnit(unit=unit, result=result, interrupted=False, is_voiced=False))
+        past.append(PastUnit(unit=unit, result=result, interrupted=False))
     await session.release()
     return past
 

@@ -86,14 +86,3 @@ def require_recorded(recorded: UnitResult, made: ForcedResult, names: Sequence[s
             f"unit {recorded.index}: decision {choice.step} of {choice.stage} differs from the "
             "recorded one"
         )
-
-
-def first_voiced(done: Sequence[tuple[UnitResult, bool]]) -> int:
-    """The place of the first unit that is voiced (`PastUnit`), or the count: none is.
-
-    `done`: the past's results, in order, and whether each was finalized as interrupted.
-    """
-    for place, (result, interrupted) in reversed(list(enumerate(done))):
-        if result.end_of_turn or interrupted:
-            return place + 1
-    return 0

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit, Unit, UnitResult
+from recorder.read.past import voiced
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.forcing import first_voiced
 from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
@@ -80,16 +80,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DuplexMod
 
 def past_of(done: Sequence[Done]) -> list[PastUnit]:
     """What is fed again of a session that was lost after these units."""
-    voiced = first_voiced([(one.result, one.interrupted) for one in done])
-    return [
-        PastUnit(
-            unit=one.unit,
-            result=attrs.evolve(one.result, pcm=b""),
-            interrupted=one.interrupted,
-            is_voiced=place >= voiced,
+    return list(
+        voiced(
+            PastUnit(
+                unit=one.unit,
+                result=attrs.evolve(one.result, pcm=b""),
+                interrupted=one.interrupted,
+            )
+            for one in done
         )
-        for place, one in enumerate(done)
-    ]
+    )
 
 
 def rebuild(session: ModelSession, past: Sequence[PastUnit], *, exact: bool) -> Steps[None]:

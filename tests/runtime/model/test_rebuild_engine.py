@@ -34,6 +34,7 @@ from protocol.values.model import (
 )
 from protocol.values.transcript import Chunk
 from protocol.values.turn import Turn, TurnChunk
+from recorder.read.past import voiced
 from runtime.commands.bench.material import load_speech
 from runtime.model.backends.base import (
     Backend,
@@ -43,7 +44,6 @@ from runtime.model.backends.base import (
     Rebuilds,
     Transcribes,
 )
-from runtime.model.backends.forcing import first_voiced
 from runtime.model.backends.llama_omni import LlamaOmniSession
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
@@ -112,16 +112,16 @@ async def run(
 
 
 def past_of(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[PastUnit]:
-    voiced = first_voiced([(result, result.cut is not None) for _, result, _ in done])
-    return [
-        PastUnit(
-            unit=each,
-            result=attrs.evolve(result, pcm=b""),
-            interrupted=result.cut is not None,
-            is_voiced=place >= voiced,
+    return list(
+        voiced(
+            PastUnit(
+                unit=each,
+                result=attrs.evolve(result, pcm=b""),
+                interrupted=result.cut is not None,
+            )
+            for each, result, _ in done
         )
-        for place, (each, result, _) in enumerate(done)
-    ]
+    )
 
 
 @asynccontextmanager
