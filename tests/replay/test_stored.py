@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -111,10 +112,13 @@ class Free:
     free = 10
 
 
-def test_stored_logs_are_listed(url: str) -> None:
+def test_stored_logs_are_listed(url: str, tmp_path: Path) -> None:
     """An operator could not see what is in the store."""
     (there,) = told(sessions_command, url)["logs"]
-    (here,) = told(sessions_command, FOLDER, "--find", NAME)["logs"]
+    folder = tmp_path / "listed"  # the list leaves an index in it
+    folder.mkdir()
+    shutil.copy(FOLDER / f"{NAME}{SUFFIX}", folder)
+    (here,) = told(sessions_command, folder)["logs"]
     assert there | {"modified_ms": 0} == here | {"modified_ms": 0}
     assert told(sessions_command, url, "--mode", "chat")["logs"] == []
     assert NAME in call(sessions_command, url).stdout
