@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
@@ -11,7 +12,7 @@ import attrs
 
 from protocol.values.errors import LocalProtocolError
 
-from ..model.backends.base import Backend, Located
+from ..model.backends.base import Backend, Closes, Located
 from .pool import Pool
 
 WorkerState = Literal["serving", "draining", "condemned", "loading"]
@@ -21,6 +22,10 @@ BUSY_SHARE: Final = 0.8
 """Of the slots: the rest serves those who come while a further worker loads its model."""
 WAIT_S_MAX: Final = 10
 """A session that has waited longer shows that there are too few workers."""
+CLOSE_WAIT_S: Final = 10.0
+"""A backend that takes longer to close hangs."""
+
+_logger = logging.getLogger("antiphon.workers")
 
 
 class UnknownWorkerError(LocalProtocolError):
@@ -128,3 +133,14 @@ def workers_wanted(workers: Sequence[WorkerStatus], first_wait_s: int) -> int:
     slots_each = sum(serving) / len(serving) if serving else 1
     wanted = math.ceil(busy / (slots_each * BUSY_SHARE))
     return max(1, wanted + (first_wait_s > WAIT_S_MAX))
+
+
+async def close(backend: Backend) -> None:
+    """Close a backend that is given up; it may hang or fail."""
+    if not isinstance(backend, Closes):
+        return
+    try:
+        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
+            await backend.aclose()
+    except Exception:
+        _logger.exception("a backend that was given up could not be closed")

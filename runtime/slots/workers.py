@@ -28,18 +28,18 @@ from anyio.abc import TaskGroup
 
 from protocol.values.errors import LocalProtocolError
 
-from ..model.backends.base import (
-    Backend,
-    BackendGone,
-    BackendInfo,
-    Closes,
-    DeviceLost,
-    Mortal,
-    Remote,
-)
+from ..model.backends.base import Backend, BackendGone, BackendInfo, DeviceLost, Mortal, Remote
 from ..settings.values import TEXTS_MAX
 from .agreement import check_agreement, shared, short_hash
-from .place import NewPlace, Place, UnknownWorkerError, WorkerStatus, status_of, where_is
+from .place import (
+    NewPlace,
+    Place,
+    UnknownWorkerError,
+    WorkerStatus,
+    close,
+    status_of,
+    where_is,
+)
 from .pool import Lease, Pool
 
 REPLACE_SPARE_S: Final = 10.0
@@ -49,8 +49,6 @@ REPLACE_WAIT_S: Final = 20.0 + REPLACE_SPARE_S
 """Those waits are 10 s each by default."""
 REBUILDS_MAX: Final = 2
 """Rebuilds at once on a worker: each that is done sets a session free, and live units go first."""
-CLOSE_WAIT_S: Final = 10.0
-"""A backend that takes longer to close hangs."""
 RETRY_S: Final = 1.0
 """Before the second try of loading; it doubles with each."""
 RETRY_S_MAX: Final = 60.0
@@ -166,6 +164,11 @@ class Workers:
         return tuple(status_of(place, self.pool) for place in self._places)
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """The places of `roster`, for a placement that adds and drains workers itself."""
+        return tuple(self._places)
+
+    @property
     def any_backend(self) -> Backend:
         """Any of the backends, for values on which all agree; `BackendGone` if none is there."""
         for backend in self._backends.values():
@@ -210,7 +213,10 @@ class Workers:
         """
         if self._extend is None:
             raise LocalProtocolError("the workers of this server have no addresses")
-        new = self._extend(address)
+        return (await self.take(self._extend(address))).worker
+
+    async def take(self, new: NewPlace) -> Place:
+        """Load a further worker, and lease its slots from now on; raises as `add` does."""
         held = {place.where for place in self._places if not place.is_drained}
         if new.where in held | self._coming:
             raise LocalProtocolError(f"there is a worker at {new.where} already")
@@ -224,10 +230,11 @@ class Workers:
         number = self.pool.add(backend.info.slots)
         self._backends[number] = backend
         name, fingerprint = f"worker {number}", short_hash(backend.info)
-        self._places.append(Place(name, new.load, number, new.where, fingerprint))
+        place = Place(name, new.load, number, new.where, fingerprint)
+        self._places.append(place)
         self._stir()
         _logger.warning("worker %d is added: %s", number, new.where)
-        return number
+        return place
 
     def _withdraw(self, worker: int) -> None:
         """Lease no more slots of a worker, and have sessions without a call in flight move."""
@@ -316,7 +323,7 @@ class Workers:
         place.replacing, place.is_loading = None, False
         if backend is None or place.is_drained:
             if backend is not None:
-                await _close(backend)
+                await close(backend)
             await retired.wait()
             self._forget(place)
             return
@@ -351,7 +358,7 @@ class Workers:
             stirred = self._stirred
             await stirred.wait()
         self._rebuilds.pop(worker, None)
-        await _close(self._backends.pop(worker))
+        await close(self._backends.pop(worker))
         retired.set()
 
     async def _keep_loading(
@@ -382,17 +389,6 @@ class Workers:
                 await backend.check()
             check_agreement(self._first, backend.info, name)
         except BaseException:
-            await _close(backend)
+            await close(backend)
             raise
         return backend
-
-
-async def _close(backend: Backend) -> None:
-    """Close a condemned backend; it may hang or fail."""
-    if not isinstance(backend, Closes):
-        return
-    try:
-        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
-            await backend.aclose()
-    except Exception:
-        _logger.exception("a backend that was given up could not be closed")

@@ -20,9 +20,9 @@ from protocol.values.model import Opening, Unit, UnitResult
 from runtime.model.backends.base import BackendError, BackendGone
 from runtime.model.backends.scripted import ScriptedBackend, Step
 from runtime.slots.agreement import WorkersDifferError
+from runtime.slots.place import CLOSE_WAIT_S
 from runtime.slots.pool import Lease
 from runtime.slots.workers import (
-    CLOSE_WAIT_S,
     HOPE_S,
     REPLACE_WAIT_S,
     RETRY_S_MAX,
