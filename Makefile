@@ -13,6 +13,7 @@ PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+WITH_RAY := $(VENV)/.installed-ray
 EVIDENCE := docs/evidence
 
 .DEFAULT_GOAL := help
@@ -49,13 +50,14 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	@$(BIN)/antiphon bench --json $(ARGS)
 
-soak: $(INSTALLED)
+soak: $(WITH_RAY)
 	@mkdir -p $(EVIDENCE)
 	@$(BIN)/python -m tests.soak $(ARGS)
 	@$(BIN)/python -m tests.soak_server
 	@$(BIN)/python -m tests.soak_crash
 	@$(BIN)/python -m tests.soak_forged
 	@$(BIN)/python -m tests.soak_workers
+	@$(BIN)/python -m tests.soak_ray
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis
@@ -64,6 +66,12 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(WITH_RAY): $(INSTALLED)
+	@echo 'installing Ray into $(VENV)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,ray]'
 	@touch $@
 
 $(BIN)/python:

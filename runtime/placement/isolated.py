@@ -88,17 +88,8 @@ class Isolated:
         self._folder.cleanup()
 
     def _command(self, place: int, address: UnixAddress) -> list[str]:
-        settings = self._settings
         command = [*RUN, "worker", "--until-stdin-ends", "--listen", str(address)]
-        command += ["--model", self.names[place]]
-        for flag, value in (
-            ("--slots", settings.slots),
-            ("--device", settings.device),
-            ("--dtype", settings.dtype),
-        ):
-            command += [] if value is None else [flag, str(value)]
-        command += ["--deterministic"] if settings.deterministic else []
-        return command + (["--verbose"] if settings.log_level in {"info", "debug"} else [])
+        return command + model_options(self._settings, self.names[place])
 
     def _environment(self, place: int) -> dict[str, str]:
         if not self._gpus:
@@ -135,7 +126,7 @@ class _Process:
         self.pid = process.pid
         self.ended = anyio.Event()
         self.over = anyio.Event()
-        self._last_words = "it does not say why"
+        self._words = Words(f"worker {place}", logging.WARNING)
 
     async def wait_until_ready(self) -> None:
         """Wait until it takes gateways; `BackendError` with its last words if it ends before."""
@@ -147,7 +138,7 @@ class _Process:
         except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
             self.ended.set()
             await self.over.wait()
-            raise BackendError(f"the worker did not start: {self._last_words}") from None
+            raise BackendError(f"the worker did not start: {self._words.last}") from None
 
     async def run(self) -> None:
         """Log what it says until it ends, or is to end; cancelled, it is killed."""
@@ -157,7 +148,7 @@ class _Process:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_when_told, tasks)
                 assert process.stderr is not None
-                await self._log(process.stderr)
+                await self._words.log(process.stderr)
                 await process.wait()
                 tasks.cancel_scope.cancel()
         finally:
@@ -176,22 +167,34 @@ class _Process:
         await anyio.sleep(END_WAIT_S)
         tasks.cancel_scope.cancel()
 
-    async def _log(self, stderr: ByteReceiveStream) -> None:
-        """Log its words line by line, at most `LINES_PER_S_MAX` on average."""
+
+class Words:
+    """What a process says on standard error, logged at most `LINES_PER_S_MAX` a second on average.
+
+    `level`: of lines that are not of our own log. `last`: the last line.
+    """
+
+    def __init__(self, name: str, level: int) -> None:
+        self._name = name
+        self._level = level
+        self.last = "it does not say why"
+
+    async def log(self, stderr: ByteReceiveStream) -> None:
+        """Log it line by line to its end."""
         began_s, lines, left_out = anyio.current_time(), 0, 0
         async for line in _lines(stderr):
-            self._last_words = line
+            self.last = line
             now_s = anyio.current_time()
             if now_s - began_s >= 1:
                 if left_out:
-                    _logger.warning("worker %d: %d lines are left out", self._place, left_out)
+                    _logger.warning("%s: %d lines are left out", self._name, left_out)
                 began_s, lines, left_out = now_s, 0, 0
             lines += 1
             if lines <= LINES_PER_S_MAX:
                 found = _LINE.fullmatch(line)
-                level = logging.WARNING if found is None else _LEVELS[found["level"].upper()]
+                level = self._level if found is None else _LEVELS[found["level"].upper()]
                 text = line if found is None else found["text"]
-                _logger.log(level, "worker %d: %s", self._place, text)
+                _logger.log(level, "%s: %s", self._name, text)
             else:
                 left_out += 1
 
@@ -209,6 +212,19 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
                 yield line.decode(errors="replace").rstrip()
     if kept.strip():
         yield kept.decode(errors="replace").rstrip()
+
+
+def model_options(settings: Settings, model: str) -> list[str]:
+    """The options of an `antiphon worker` that a server starts."""
+    options = ["--model", model]
+    for flag, value in (
+        ("--slots", settings.slots),
+        ("--device", settings.device),
+        ("--dtype", settings.dtype),
+    ):
+        options += [] if value is None else [flag, str(value)]
+    options += ["--deterministic"] if settings.deterministic else []
+    return options + (["--verbose"] if settings.log_level in {"info", "debug"} else [])
 
 
 def gpus() -> tuple[str, ...]:

@@ -5,13 +5,14 @@
 | `Embedded` | none | a model in the server's own process |
 | `Isolated` | `isolate` | a worker process that the server starts and ends |
 | `Static` | `worker_addresses` | a worker that something else keeps running |
+| `OnRay` | `placement` | a worker on a GPU of a Ray cluster; it adds places itself |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -19,8 +20,9 @@ from anyio.abc import TaskGroup
 
 from ..model.backends.base import Backend
 from ..settings.settings import Settings
-from ..slots.workers import Extend
+from ..slots.workers import Extend, Workers
 from .isolated import Isolated
+from .ray import on_ray
 from .static import Static
 
 Load = Callable[..., Backend]
@@ -54,8 +56,19 @@ class Placement(Protocol):
         ...
 
 
+@runtime_checkable
+class Scales(Protocol):
+    """A placement that adds and drains workers by itself."""
+
+    async def scale(self, workers: Workers, load: Callable[[], int]) -> None:
+        """Keep as many workers as `load` says, within the bounds, until cancelled."""
+        ...
+
+
 def placement_of(settings: Settings, load: Load, tasks: TaskGroup) -> Placement:
     """The placement that the settings ask for; `tasks` hold its links and processes."""
+    if settings.placement == "ray":
+        return on_ray(settings, tasks)
     if settings.worker_addresses:
         return Static(settings, tasks)
     if settings.isolate:

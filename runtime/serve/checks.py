@@ -5,6 +5,7 @@ Each value was checked when it was read. All problems are reported at once, each
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from recorder.keep.remote import RemoteStore, StoreError
 
-from ..access.hosts import is_loopback
+from ..access.hosts import is_loopback, read_authority
 from ..access.keyfile import KeyFileError, read_key_file
 from ..access.origins import read_origins
 from ..link.address import read_address
@@ -26,6 +27,8 @@ from ..settings.values import shown
 
 _OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")
 """Settings of a model, which a server with workers elsewhere does not load."""
+_OF_RAY: Final = ("ray_address", "workers_wanted", "workers_max")
+_NOT_OF_RAY: Final = ("isolate", "workers", "worker_addresses")
 NOTICE_CHARS_MAX: Final = 2_000
 """A page of text: longer than clients read before speaking; each session's log holds it."""
 
@@ -33,7 +36,8 @@ NOTICE_CHARS_MAX: Final = 2_000
 def check(settings: Settings) -> None:
     """Raise `ConfigError` if settings do not fit together, or name a missing file."""
     problems = [*_access(settings), *_tls(settings), *_models(settings), *_workers(settings)]
-    problems += [*_voices(settings), *_static(settings), *_notice(settings), *_store(settings)]
+    problems += [*_ray(settings), *_voices(settings), *_static(settings), *_notice(settings)]
+    problems += _store(settings)
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
             f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
@@ -108,8 +112,30 @@ def _workers(settings: Settings) -> Iterator[str]:
             yield f"{name}: give it to `antiphon worker`; worker_addresses has only addresses"
 
 
+def _ray(settings: Settings) -> Iterator[str]:
+    """Check what the workers on a Ray cluster need, and what only they have."""
+    if settings.placement != "ray":
+        for name in _OF_RAY:
+            if getattr(settings, name) != getattr(Settings(), name):
+                yield f"{name}: it is for workers on a Ray cluster: give placement ray"
+        return
+    if importlib.util.find_spec("ray") is None:
+        yield "placement: ray needs the extra: pip install 'antiphon[ray]'"
+    for name in _NOT_OF_RAY:
+        if getattr(settings, name):
+            yield f"{name}: the workers are on the Ray cluster; leave it out, or placement ray"
+    address = read_authority(settings.ray_address)
+    if settings.ray_address != "auto" and (address is None or address.port is None):
+        yield f"ray_address: {shown(settings.ray_address)} is neither auto nor HOST:PORT"
+    if settings.workers_max is not None and settings.workers_max < settings.workers_wanted:
+        yield (
+            f"workers_max: {settings.workers_max} is less than workers_wanted, "
+            f"{settings.workers_wanted}"
+        )
+
+
 def _models(settings: Settings) -> Iterator[str]:
-    if settings.worker_addresses:
+    if settings.worker_addresses or settings.placement == "ray":
         return
     for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
         try:

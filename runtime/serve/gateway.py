@@ -150,6 +150,11 @@ class Gateway:
         """The model's speech, as `/health` reports it."""
         return None if self.server is None else self.server.speech
 
+    def workers_wanted(self) -> int:
+        """The number of workers that the load asks for; the server is ready."""
+        assert self.server is not None
+        return workers_wanted(self.server.workers.roster(), self.server.admission.first_wait_s)
+
     def status(self) -> ServerStatus:
         """The server's status."""
         server, recorder = self.server, self._recorder
@@ -167,7 +172,7 @@ class Gateway:
             recorder={} if recorder is None else attrs.asdict(recorder.statistics),
             listener=self._counters.statistics(),
             workers=None if server is None else server.workers.statistics,
-            workers_wanted=None if server is None else _workers_wanted(server),
+            workers_wanted=None if server is None else self.workers_wanted(),
             retention=None if self._retainer is None else self._retainer.statistics,
             store={} if self._uploader is None else attrs.asdict(self._uploader.statistics),
             denied=self._gate.denials.counts,
@@ -234,10 +239,6 @@ class Gateway:
         finally:
             if place is not None:
                 place.leave(is_refund=reason == "refused")
-
-
-def _workers_wanted(server: Server) -> int:
-    return workers_wanted(server.workers.roster(), server.admission.first_wait_s)
 
 
 async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:

@@ -32,7 +32,7 @@ from ..net.limits import Limits
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
-from ..placement.placement import Load, Placement, placement_of
+from ..placement.placement import Load, Placement, Scales, placement_of
 from ..session.calls import RELEASE_WAIT_S
 from ..session.identity import SystemIdentities
 from ..session.server import Server
@@ -106,11 +106,12 @@ async def run(
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
-            decode = MediaDecoder(voices).decode
-            identities = SystemIdentities()
-            gateway.server = make(recorder=recorder, identities=identities, decode_media=decode)
+            make = partial(make, decode_media=MediaDecoder(voices).decode)
+            gateway.server = make(recorder=recorder, identities=SystemIdentities())
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
+            if isinstance(placement, Scales):
+                tasks.start_soon(placement.scale, workers, gateway.workers_wanted)
             on_ready()
     finally:
         find_what_was_spared()

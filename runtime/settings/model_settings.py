@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
 from .bounds import DEFAULT_PORT, DEVICES, DTYPES
 from .declaration import setting
+from .values import TEXTS_MAX
 
 _ADDRESS: Final = "Address and model"
 
@@ -50,6 +51,33 @@ class ModelSettings:
         "Address of an `antiphon worker` that holds the model: unix:PATH or tcp:HOST:PORT.",
         _ADDRESS,
         flag="--worker-address",
+    )
+    placement: Literal["auto", "ray"] = setting(
+        "auto",
+        "auto: in the server's process, or where isolate and worker_addresses say. ray: on the "
+        "GPUs of a Ray cluster, a worker on each.",
+        _ADDRESS,
+    )
+    ray_address: str = setting(
+        "auto",
+        "The Ray cluster: auto, the one that this machine belongs to; or the HOST:PORT of its "
+        "head.",
+        _ADDRESS,
+    )
+    workers_wanted: int = setting(
+        1,
+        "Workers to start on the Ray cluster; with workers_max, the fewest.",
+        _ADDRESS,
+        low=1,
+        high=TEXTS_MAX,
+    )
+    workers_max: int | None = setting(
+        None,
+        "The most workers on the Ray cluster: there are as many as the load asks for.",
+        _ADDRESS,
+        low=1,
+        high=TEXTS_MAX,
+        unset="workers_wanted",
     )
     worker_token_file: Path | None = setting(
         None, "File of the token that workers share with their servers.", _ADDRESS

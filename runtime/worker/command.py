@@ -77,6 +77,7 @@ STDIN: Final = 0
     "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM."
 )
 @click.option("--until-stdin-ends", is_flag=True, hidden=True)
+@click.option("--no-tls", is_flag=True, hidden=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("-v", "--verbose", is_flag=True, help="Log every gateway that comes.")
 def worker_command(
@@ -91,6 +92,7 @@ def worker_command(
     tls_cert: Path | None,
     tls_key: Path | None,
     until_stdin_ends: bool,
+    no_tls: bool,
     log_format: str,
     verbose: bool,
 ) -> None:
@@ -121,7 +123,7 @@ def worker_command(
         certificate = _certificate(tls_cert, tls_key)
     except (ValueError, ModelUnknownError, CertificateError) as error:
         raise click.UsageError(str(error)) from error
-    if not address.is_local and not (token and certificate):
+    if not address.is_local and not (token and (certificate or no_tls)):
         raise click.UsageError(
             f"{address} can be reached from other machines: it needs --token-file, and --tls-cert "
             "with --tls-key"

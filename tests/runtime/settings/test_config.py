@@ -447,6 +447,26 @@ def test_what_workers_elsewhere_decide_is_not_set_here(given: dict[str, Any]) ->
     assert told.startswith(f"{next(iter(given))}: give it to `antiphon worker`")
 
 
+def test_workers_on_ray_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server would start without what Ray needs, or with settings that no worker gets."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    on_ray = partial(together, placement="ray")
+    assert on_ray(workers_wanted=8, model="/models/on-the-nodes") == []
+    assert on_ray(workers_wanted=2, workers_max=2, ray_address="head-1:6379") == []
+    assert on_ray(workers_wanted=3, workers_max=2) == [
+        "workers_max: 2 is less than workers_wanted, 3"
+    ]
+    assert on_ray(ray_address="ray://head:10001") == [
+        "ray_address: 'ray://head:10001' is neither auto nor HOST:PORT"
+    ]
+    (told,) = on_ray(isolate=True)
+    assert told.startswith("isolate: the workers are on the Ray cluster")
+    (told,) = together(workers_max=2)
+    assert told == "workers_max: it is for workers on a Ray cluster: give placement ray"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert on_ray() == ["placement: ray needs the extra: pip install 'antiphon[ray]'"]
+
+
 def test_what_is_named_is_looked_for(tmp_path: Path) -> None:
     """A server would load a model for minutes, and then not find its keys."""
     told = together(
