@@ -168,12 +168,9 @@ class Driver:
             except errors.ActorUnavailableError:  # it is lost, and Ray looks for another node
                 wait.say(self._why_not_placed)
                 time.sleep(PAUSE_S)
-            except errors.RayActorError as error:
-                self.end(worker, again=False)
-                raise WorkerEndedError(_first_line(error)) from error
-            except errors.RayTaskError as error:
-                self.end(worker, again=False)
-                raise WorkerEndedError(_first_line(error.cause)) from error
+            except (errors.RayActorError, errors.RayTaskError) as error:
+                self._drop(worker, actor)
+                raise WorkerEndedError(_words(getattr(error, "cause", error))) from error
 
     def end(self, worker: int, *, again: bool) -> None:
         """Kill a worker's actor; `again`: Ray starts it again."""
@@ -181,6 +178,12 @@ class Driver:
             actor = self._actors.get(worker) if again else self._actors.pop(worker, None)
         if actor is not None:
             self._ray.kill(actor, no_restart=not again)
+
+    def _drop(self, worker: int, actor: object) -> None:
+        with self._lock:
+            if self._actors.get(worker) is actor:
+                del self._actors[worker]
+        self._ray.kill(actor)
 
     def want(self, count: int) -> None:
         """Ask the cluster's autoscaler for as many GPUs; 0 withdraws the request."""
@@ -199,9 +202,10 @@ class Driver:
         return f"a GPU: the cluster has {there:g}, of which {free:g} are free"
 
 
-def _first_line(error: object) -> str:
+def _words(error: object) -> str:
+    """The first line of an error, and the last: Ray puts traces between."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return " ".join(lines[:1] + lines[1:][-1:]) or type(error).__name__
 
 
 def main() -> None:
@@ -216,7 +220,7 @@ def main() -> None:
         ray.init(address=asked["ray"], log_to_driver=False, logging_level="WARNING")
         driver = Driver(asked["command"], asked["token"], say)
     except Exception as error:
-        say({"failed": _first_line(error)})
+        say({"failed": _words(error)})
         return
     say({"connected": True})
     for line in sys.stdin:
@@ -249,5 +253,5 @@ def _perform(driver: Driver, asked: Mapping[str, Any]) -> None:
             case "want":
                 driver.want(asked["count"])
     except Exception as error:
-        answer = {"call": asked["call"], "failed": _first_line(error)}
+        answer = {"call": asked["call"], "failed": _words(error)}
     driver.say(answer)

@@ -196,7 +196,7 @@ def test_an_open_address_needs_a_token_and_tls(tmp_path: Path) -> None:
     """Any machine of the network could use the model, and hear its clients."""
     token = tmp_path / "token"
     token.write_text("a token of thirty-two characters\n")
-    for arguments in ((), ("--token-file", str(token))):
+    for arguments in ((), ("--token-file", str(token)), ("--no-tls",)):
         code, text = refused("--listen", "tcp:0.0.0.0:0", *arguments)
         assert (code, "can be reached from other machines" in text) == (2, True)
 
