@@ -19,11 +19,14 @@ import attrs
 from anyio.abc import Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from ..access.hosts import read_authority
 from ..model.backends.base import BackendGone, BackendRefused
 from .isolated import Words
 
 CONNECT_WAIT_S: Final = 120.0
 """Ray itself gives up after a minute, and its import takes seconds."""
+REACH_WAIT_S: Final = 10.0
+"""For a TCP connection, which takes milliseconds."""
 END_WAIT_S: Final = 10.0
 """For the request to the autoscaler that is withdrawn; Ray ends the workers in any case."""
 LINE_BYTES_MAX: Final = 64 << 10
@@ -98,6 +101,7 @@ class RayCluster:
         return await driver.call(asked)
 
     async def _connect(self) -> _Driver:
+        await self._check_head()
         process = await anyio.open_process(self._command, start_new_session=True)
         driver = _Driver(process)
         self._tasks.start_soon(driver.run)
@@ -115,6 +119,19 @@ class RayCluster:
             text = driver.failure or driver.words.last
             raise BackendGone(f"cannot use the Ray cluster at {self._address}: {text}")
         return driver
+
+    async def _check_head(self) -> None:
+        """Check that something listens at the address: Ray would try for minutes, in silence."""
+        address = read_authority(self._address)
+        if address is None or address.port is None:
+            return
+        try:
+            with anyio.fail_after(REACH_WAIT_S):
+                stream = await anyio.connect_tcp(address.host, address.port)
+                await stream.aclose()
+        except (OSError, TimeoutError) as error:
+            text = f"cannot reach the Ray cluster at {self._address}"
+            raise BackendGone(f"{text}: {error or 'it does not answer'}") from error
 
 
 @attrs.define(eq=False)
@@ -178,7 +195,7 @@ class _Driver:
         finally:
             with anyio.CancelScope(shield=True):
                 await process.stdin.aclose()
-                with anyio.move_on_after(END_WAIT_S):
+                with anyio.move_on_after(END_WAIT_S if self.is_connected.is_set() else 0):
                     await process.wait()
                 with suppress(ProcessLookupError):
                     process.kill()

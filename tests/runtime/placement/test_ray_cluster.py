@@ -81,6 +81,13 @@ async def test_a_cluster_that_cannot_be_reached_is_named(
             await ray.want(1)
 
 
+async def test_an_address_where_nothing_listens_is_told_at_once(free_tcp_port: int) -> None:
+    """Ray tries for minutes without a word."""
+    async with cluster(f"127.0.0.1:{free_tcp_port}") as ray:
+        with pytest.raises(BackendGone, match=f"the Ray cluster at 127.0.0.1:{free_tcp_port}: "):
+            await ray.want(1)
+
+
 async def test_a_worker_that_does_not_start_says_why() -> None:
     """It would be tried for ever without a reason."""
     async with cluster("auto") as ray:
