@@ -6,8 +6,8 @@
     driver -> {"call": 1, "found": ADDRESS | null}                    or {"call": 1, "failed": TEXT}
     driver -> {"note": TEXT}                                          what a call waits for
 
-- It is a process of its own because Ray ends the process that uses it when the node's raylet or the
-  head is gone; the server and its sessions must go on.
+- It is a process of its own because a process that uses Ray is of no more use, or is ended by Ray,
+  when its node's raylet or the head is gone; the server and its sessions must go on.
 - It ends when its standard input does. Then Ray ends the actors, and these their workers.
 - A call of `find` takes as long as the worker needs to come, so each call has a thread.
 - Ray is imported only when it is used: a node needs the extra `ray`, a test does not.
@@ -32,6 +32,8 @@ SAY_S: Final = 30.0
 """Between two notes about one wait: a node that is started for a GPU takes minutes."""
 PAUSE_S: Final = 1.0
 """While Ray restarts an actor, calls to it fail at once."""
+NODE_S: Final = 3.0
+"""Between two looks at this node; Ray takes it for dead some seconds after its raylet."""
 TLS_ENABLED: Final = "RAY_USE_TLS"
 TLS_CERT: Final = "RAY_TLS_SERVER_CERT"
 TLS_KEY: Final = "RAY_TLS_SERVER_KEY"
@@ -223,12 +225,23 @@ def main() -> None:
         say({"failed": _words(error)})
         return
     say({"connected": True})
+    threading.Thread(target=_end_with_node, args=(ray,), daemon=True).start()
     for line in sys.stdin:
         threading.Thread(target=_perform, args=(driver, json.loads(line)), daemon=True).start()
     with suppress(Exception):
         driver.want(0)
         ray.shutdown()
     os._exit(0)  # no thread that still waits keeps the process
+
+
+def _end_with_node(ray: Any) -> None:
+    """End when the cluster takes this node for dead: then it starts no actor of this process."""
+    node = ray.get_runtime_context().get_node_id()
+    while True:
+        time.sleep(NODE_S)
+        if not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node):
+            print("the cluster takes this node for dead", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def _sayer(answers: TextIO) -> Say:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 from runtime.model.backends.base import BackendGone, BackendRefused
+from runtime.placement import ray_driver
 from runtime.placement.ray_cluster import RayCluster
 from runtime.placement.ray_driver import tls_options
 
@@ -110,6 +111,27 @@ def test_the_link_is_encrypted_where_the_cluster_is() -> None:
     files = {"RAY_TLS_SERVER_CERT": "cert.pem", "RAY_TLS_SERVER_KEY": "key.pem"}
     options = tls_options({"RAY_USE_TLS": "1", **files})
     assert options == ["--tls-cert", "cert.pem", "--tls-key", "key.pem"]
+
+
+class DeadNode:
+    """A cluster that takes the node of this process for dead."""
+
+    def get_runtime_context(self) -> DeadNode:
+        return self
+
+    def get_node_id(self) -> str:
+        return "own"
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"NodeID": "own", "Alive": False}, {"NodeID": "other", "Alive": True}]
+
+
+def test_the_process_ends_when_its_node_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers that it starts would wait for a GPU for ever, even a free one."""
+    monkeypatch.setattr(ray_driver, "NODE_S", 0)
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit):
+        ray_driver._end_with_node(DeadNode())
 
 
 REAL = """
