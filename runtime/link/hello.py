@@ -32,7 +32,7 @@ from recorder.format.mapping import MappingError, plain_of, value_of
 
 from ..model.backends.base import BackendInfo
 from ..settings.values import shown
-from .errors import LinkError, LinkRefused
+from .errors import LinkError, LinkLeft, LinkRefused
 from .frames import URGENT, Inbox, Outbox
 from .limits import FRAME_BYTES_MAX, HELLO_BYTES_MAX, READ_BYTES
 
@@ -138,7 +138,7 @@ class Wire:
             while piece := outbox.take():
                 await self.stream.send(b"".join(piece))
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            raise LinkError("it left during the greeting") from error
+            raise LinkLeft("it left during the greeting") from error
 
     async def hear(self, kind: type[Told]) -> Told:
         """Wait for a message of the greeting; `LinkError` if it is another, or none comes."""
@@ -146,7 +146,7 @@ class Wire:
             try:
                 self.early += self.inbox.feed(await self.stream.receive(READ_BYTES))
             except (OSError, anyio.EndOfStream, anyio.BrokenResourceError) as error:
-                raise LinkError("it left during the greeting") from error
+                raise LinkLeft("it left during the greeting") from error
         stream, frame = self.early.pop(0)
         if stream != URGENT:
             raise LinkError("it does not greet")

@@ -19,14 +19,15 @@ import attrs
 from anyio.abc import ByteStream, Listener, TaskGroup
 from anyio.streams.tls import TLSStream
 
-from ..link.errors import LinkError
+from ..link.errors import LinkError, LinkLeft
 from ..link.hello import Wire, greet_gateway
 from ..link.limits import HELLO_WAIT_S, LINKS_MAX
 from ..model.backends.base import Backend, BackendError, BackendGone, Closes
 from .gateway import GatewayLink
 
 _logger = logging.getLogger("antiphon.worker")
-_BROKEN: Final = (OSError, anyio.EndOfStream, anyio.BrokenResourceError)
+_LEFT: Final = (LinkLeft, anyio.EndOfStream, anyio.BrokenResourceError)
+"""A health check connects and leaves, every few seconds."""
 
 
 class Lost(Exception):  # noqa: N818 - names say what happened
@@ -127,7 +128,9 @@ class Worker:
                 info = self.backend.info
                 await greet_gateway(wire, self.token, info)
                 return GatewayLink(wire, self, speaks=info.speaks)
-        except (LinkError, TimeoutError, *_BROKEN) as error:
+        except _LEFT:
+            _logger.info("a connection has left before it greeted")
+        except (LinkError, TimeoutError, OSError) as error:
             _logger.warning("a connection is dropped: %s", error or type(error).__name__)
         except Exception:  # A bug of ours costs this connection, and no other.
             _logger.exception("a connection could not be greeted")

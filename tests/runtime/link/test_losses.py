@@ -380,6 +380,20 @@ async def test_connections_that_do_not_greet_are_bounded(monkeypatch: pytest.Mon
         await (await pair.connect()).check()
 
 
+async def test_a_health_check_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Every worker would log one every few seconds, and real ones would not be seen."""
+    async with worker_of(ScriptedBackend()) as pair:
+        await (await dial(pair.address)).aclose()
+        stream = await dial(pair.address)
+        await stream.send(bytes([255]) * 64)
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await stream.receive()
+        await stream.aclose()
+    warnings = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("a connection is dropped: ")
+
+
 # -- greetings ------------------------------------------------------------------------------------
 
 
