@@ -69,7 +69,6 @@ class Place:
     """A worker's place, which its replacement takes.
 
     Attributes:
-        name: for errors, such as `worker 1`.
         load: loads a backend for it; None where none is replaced.
         where, fingerprint: of its worker, as in `WorkerStatus`.
         watched: the last worker whose loss is waited for.
@@ -82,7 +81,6 @@ class Place:
         is_drained: its worker is not replaced.
     """
 
-    name: str
     load: Callable[[], Awaitable[Backend]] | None
     worker: int
     where: str

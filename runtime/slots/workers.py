@@ -118,7 +118,6 @@ class Workers:
         self._revokes: dict[Lease, Callable[[], None]] = {}
         self._places = [
             Place(
-                f"worker {index}",
                 None if load is None else partial(load, index),
                 index,
                 where_is(backend),
@@ -224,13 +223,12 @@ class Workers:
             raise LocalProtocolError(f"a server has {WORKERS_MAX} workers at most")
         self._coming.add(new.where)
         try:
-            backend = await self._load_checked(new.load, f"worker {new.where}")
+            backend = await self._load_checked(new.load)
         finally:
             self._coming.discard(new.where)
         number = self.pool.add(backend.info.slots)
         self._backends[number] = backend
-        name, fingerprint = f"worker {number}", short_hash(backend.info)
-        place = Place(name, new.load, number, new.where, fingerprint)
+        place = Place(new.load, number, new.where, short_hash(backend.info))
         self._places.append(place)
         self._stir()
         _logger.warning("worker %d is added: %s", number, new.where)
@@ -371,7 +369,7 @@ class Workers:
             await anyio.sleep(min(pause_s, RETRY_S_MAX))
             place.tries += 1
             try:
-                return await self._load_checked(place.load, place.name)
+                return await self._load_checked(place.load)
             except Exception as error:
                 self._failures += 1
                 text = str(error) or type(error).__name__
@@ -381,13 +379,13 @@ class Workers:
                     on_hopeless(error)
                     await anyio.sleep_forever()
 
-    async def _load_checked(self, load: Callable[[], Awaitable[Backend]], name: str) -> Backend:
+    async def _load_checked(self, load: Callable[[], Awaitable[Backend]]) -> Backend:
         """Load a backend and check that it serves; if not, it is closed; raises any error."""
         backend = await load()
         try:
             if isinstance(backend, Remote):
                 await backend.check()
-            check_agreement(self._first, backend.info, name)
+            check_agreement(self._first, backend.info, f"worker {where_is(backend)}")
         except BaseException:
             await close(backend)
             raise

@@ -21,6 +21,12 @@ from tests.runtime.slots.test_mortal_workers import MortalBackend
 from tests.runtime.slots.test_workers import Shed, condemn, lend
 
 
+class DistantBackend(ScriptedBackend):
+    """A backend in another process."""
+
+    where = "at:other"
+
+
 class Yard:
     """Where workers are added: each address has a backend, and connecting takes a second."""
 
@@ -110,7 +116,7 @@ def test_a_worker_that_cannot_serve_is_not_added(
     """Sessions would be given to it, or an operator not learn why it has none."""
 
     async def body() -> None:
-        yard, other = Yard(), ScriptedBackend(slots=1)
+        yard, other = Yard(), DistantBackend(slots=1)
         other.info = attrs.evolve(other.info, fingerprint={"backend": "other"})
         yard.backends |= {"at:b": ScriptedBackend(slots=1), "at:other": other}
         async with yard.workers(ScriptedBackend(slots=1)) as workers:
