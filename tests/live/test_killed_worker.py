@@ -1,6 +1,6 @@
-"""Worker processes of `tiny` are killed amid conversations, which go on byte for byte.
+"""Worker processes are killed amid conversations, which go on byte for byte.
 
-`tests.soak_workers` does it for longer, at any moment; here the kill comes amid a session's sound.
+A small part of `tests.soak_workers`, at moments that are chosen.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import os
 import signal
 import time
 from pathlib import Path
+from random import Random
 from typing import Final
 
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import workers_of
-from tests.soak_workers import Found, Load, Talk, hold
+from tests.outliving import Found, Load, Talk, hold
+from tests.soak_worker_crowd import one_round
+from tests.soak_worker_twins import Part, compare
 
 SOUND_BYTES: Final = 100_000
 """A log has as much when some seconds of its session's sound were answered."""
@@ -51,3 +54,30 @@ def test_a_conversation_outlives_the_process_of_its_model(tmp_path: Path) -> Non
     assert found.failures == []
     assert (found.counts["lost"], found.counts["rebuilds"]) == (1, 1)
     assert found.counts["steps_fed_again"] > 1
+
+
+def test_a_conversation_is_the_one_that_was_not_killed(tmp_path: Path) -> None:
+    """A client would hear other words, or another sound, than with a worker that lives."""
+    parts = [
+        Part(mode="audio", seconds=8, step=6, moment="unit", delay_s=0.01, silent=False),
+        Part(mode="video", seconds=6, step=4, moment="finalize", delay_s=0.0, silent=False),
+        Part(mode="chat", seconds=0, step=3, moment="between", delay_s=0.0, silent=False),
+    ]
+    found = Found()
+    compare(parts, tmp_path, found, Load())
+    assert found.failures == []
+    assert (found.counts["compared"], found.counts["lost"]) == (3, 3)
+
+
+def test_all_sessions_of_a_worker_go_on_without_it(tmp_path: Path) -> None:
+    """A worker that dies with many sessions would end some of them."""
+    found, modes = Found(), ("audio", "video", "audio")
+    one_round(
+        *(tmp_path, Random(5), found, Load()),
+        rebuild="fast",
+        modes=modes,
+        model="scripted",
+        pace_s=0.4,
+    )
+    assert found.failures == []
+    assert found.counts["rebuilds"] == len(modes)
