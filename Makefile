@@ -59,7 +59,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_workers
 	@$(BIN)/python -m tests.soak_ray
 	@$(BIN)/python -m tests.law
-	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999
+	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python

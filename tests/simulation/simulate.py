@@ -1,13 +1,14 @@
 """Run simulations of a whole server: one by its seed, or many.
 
     python -m tests.simulation.simulate --seed 7 [-v] [--json] [--bug NAME]
-    python -m tests.simulation.simulate --seeds 0-499
+    python -m tests.simulation.simulate --seeds 0-499 [--out docs/evidence]
     python -m tests.simulation.simulate --seeds 0-99 --pairs
 
 The same seed does the same, to the microsecond, on any machine with the same code; the name that is
 printed with it is a hash of all that happened. `--bug` plants one of `simulated_bugs` first.
-`--pairs` runs each seed with and without losses of workers, and compares what clients were told. It
-exits with 1 where anything was found.
+`--pairs` runs each seed with and without losses of workers, and compares what clients were told.
+What was found goes to `simulation.json` of the folder `--out`, without a date. It exits with 1
+where anything was found.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 
@@ -44,6 +46,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a bug first")
     parser.add_argument("--json", action="store_true", help="a line of JSON a seed")
     parser.add_argument("--pairs", action="store_true", help="compare with runs without losses")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep what was found")
     parser.add_argument("-v", "--verbose", action="store_true", help="what happened, counted")
     return parser.parse_args(arguments)
 
@@ -89,18 +92,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.pairs:
         return _compare(options.seeds, options.bug)
-    began_s, failed, seen = time.monotonic(), 0, Counter[str]()
+    began_s, failed, seen = time.monotonic(), list[int](), Counter[str]()
     for seed in options.seeds:
         with planted(options.bug):
             outcome = simulate(seed)
-        failed += bool(outcome.violations)
+        if outcome.violations:
+            failed.append(seed)
         seen.update(outcome.seen)
         _show(outcome, as_json=options.json, verbose=options.verbose)
     if len(options.seeds) > 1 and not options.json:
         took_s = time.monotonic() - began_s
         sessions = seen["ConnectionOpened"]
-        print(f"{len(options.seeds)} seeds, {sessions} sessions, {failed} failed, {took_s:.0f} s")
+        print(
+            f"{len(options.seeds)} seeds, {sessions} sessions, {len(failed)} failed, {took_s:.0f} s"
+        )
+    if options.out is not None:
+        _keep(options.out, options.seeds, failed, seen)
     return 1 if failed else 0
+
+
+def _keep(folder: Path, seeds: range, failed: Sequence[int], seen: Counter[str]) -> None:
+    """Write what was found, and how often what was tried."""
+    found = {
+        "what": "simulated servers under clients, faults and losses of workers, each from a seed",
+        "good": not failed,
+        "seeds": f"{seeds.start}-{seeds.stop - 1}",
+        "failed": failed,
+        "seen": dict(sorted(seen.items())),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "simulation.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -176,8 +176,10 @@ def _with_losses(plan: Plan) -> Plan:
         deaths_s=deaths_s,
         drains_s=_moments(dice, storm_s, dice.choice((0, 0, 1, 2))),
     )
+    how = Random(f"rebuild/{plan.seed}").choice(("auto", "exact", "fast"))
     return attrs.evolve(
         plan,
+        settings=plan.settings | {"rebuild": how},
         model=model,
         disk=DiskPlan() if dice.random() < 0.5 else plan.disk,
         clients=tuple(map(_interrupting, plan.clients)) if interrupts else plan.clients,

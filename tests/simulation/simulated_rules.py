@@ -254,6 +254,8 @@ class WatchedSession:
             self._rules.dropped.add(self.owner)
         hang = any(isinstance(effect, ef.Release) and effect.condemn for effect in effects)
         self._rules.seen["condemned"] += hang
+        is_fast = isinstance(event, ev.Rebuilt) and bool(event.batches)
+        self._rules.seen["rebuilt fast"] += is_fast
 
     # -- the rules ------------------------------------------------------------------------------
 

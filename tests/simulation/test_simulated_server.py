@@ -56,6 +56,7 @@ def test_everything_that_should_be_tried_is() -> None:
         *("release hangs", "prefill hangs", "chunk hangs"),
         *("ChunkDone", "ChunkFailed", "over idle"),
         *("LeaseRevoked", "Rebuilt", "RebuildFailed", "deaths", "drains", "gone in rebuild"),
+        "rebuilt fast",
         *("gone in open", "gone in unit", "gone in finalize", "gone in interrupt"),
         *("gone in answer", "gone in chunk"),
     }
