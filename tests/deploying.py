@@ -39,25 +39,10 @@ def text_of(name: str) -> str:
 
 # -- command lines --------------------------------------------------------------------------------
 
-RAY_FLAGS: Final = frozenset({"--placement", "--ray-address", "--workers-wanted"})
-
-
-def known(words: list[str]) -> list[str]:
-    """Leave out the flags of the placement `ray` while `antiphon serve` does not have them.
-
-    TO BE DELETED once it has: until then these flags are held by nothing.
-    """
-    command = main.get_command(click.Context(main), "serve")
-    assert command is not None
-    missing = RAY_FLAGS - {opt for param in command.params for opt in param.opts}
-    assert missing in (frozenset(), RAY_FLAGS)
-    at = [index for index, word in enumerate(words) if word in missing]
-    return [word for index, word in enumerate(words) if not {index, index - 1} & set(at)]
-
 
 def parse(words: list[str]) -> click.Context:
     """Read a command line as `antiphon` does, without running it."""
-    (name, *rest), command = known(words), None
+    name, *rest = words
     command = main.get_command(click.Context(main), name)
     while isinstance(command, click.Group):
         (name, *rest), command = rest, command.commands[rest[0]]
