@@ -171,10 +171,22 @@ def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
 # -- the converter: strict, since cattrs coerces primitives (5 -> "5", "no" -> True) -------------
 
 
-def _strict(kind: type, value: object) -> object:
-    if type(value) is kind or (kind is float and type(value) is int):
-        return value
-    raise TypeError(f"a {type(value).__name__} where a {kind.__name__} is due")
+def _strictly(kind: type) -> Callable[[object, object], object]:
+    """A hook that accepts one type; an int is a float too. One call a value: a unit has dozens."""
+
+    def strict(value: object, _: object) -> object:
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value
+        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} is due")
+
+    return strict
+
+
+def _ints(value: object, _: object) -> tuple[int, ...]:
+    """Accept token ids, which are many, without a call for each."""
+    if isinstance(value, list | tuple) and set(map(type, value)) <= {int}:
+        return tuple(value)
+    raise TypeError(f"a {type(value).__name__} where ints are due")
 
 
 def _frame(value: object) -> object:
@@ -204,11 +216,11 @@ def _make_converter() -> Converter:
         _has_added, lambda cls: _without_defaults(cls, converter)
     )
     for kind in (int, str, bytes, bool, float):
-        converter.register_structure_hook(kind, lambda value, _, kind=kind: _strict(kind, value))
+        converter.register_structure_hook(kind, _strictly(kind))
+    converter.register_structure_hook_func(lambda kind: kind == tuple[int, ...], _ints)
     converter.register_structure_hook(Frame, lambda value, _: _frame(value))
-    converter.register_structure_hook(
-        ErrorCode, lambda value, _: ErrorCode(str(_strict(str, value)))
-    )
+    text = _strictly(str)
+    converter.register_structure_hook(ErrorCode, lambda value, _: ErrorCode(str(text(value, _))))
     converter.register_unstructure_hook(bytes, lambda data: data)
     converter.register_unstructure_hook(Utf8Text, lambda text: text)
     converter.register_unstructure_hook(ErrorCode, lambda code: code.value)

@@ -137,12 +137,11 @@ class _Unpacker:
     def unpack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, Value]:
         unpacked: dict[str, Value] = {}
         for key, item in value.items():
-            if key.startswith(RESERVED):
-                if not key.startswith(RESERVED, 1):
-                    raise FormatError(f"the key {reprlib.repr(key)} is not ours")
-                unpacked[key[1:]] = self._unpack(item, depth + 1)
-            else:
-                unpacked[key] = self._unpack(item, depth + 1)
+            if key.startswith(RESERVED) and not key.startswith(RESERVED, 1):
+                raise FormatError(f"the key {reprlib.repr(key)} is not ours")
+            name = key[1:] if key.startswith(RESERVED) else key
+            is_nested = type(item) is dict or type(item) is list  # few are; saves a call
+            unpacked[name] = self._unpack(item, depth + 1) if is_nested else item
         return unpacked
 
     def _unpack(self, value: Value, depth: int) -> Value:
@@ -160,6 +159,8 @@ class _Unpacker:
             raise FormatError(f"fields nest deeper than {NESTING_MAX}")
         if isinstance(value, dict):
             return self.unpack_mapping(value, depth)
+        if set(map(type, value)) <= {int}:  # token ids: many, and nothing to unpack
+            return value
         return [self._unpack(item, depth + 1) for item in value]
 
     def _text(self, pieces: object) -> str:
