@@ -32,6 +32,10 @@ _HEAD: Final = struct.Struct("<II")
 _LAST: Final = 1 << 31
 
 
+Frame = bytearray | memoryview
+"""The bytes of a frame that came; never empty."""
+
+
 class Outbox:
     """Frames that wait to be sent; `bytes_max` bounds their sum."""
 
@@ -102,10 +106,11 @@ class Inbox:
         self._partial: dict[int, bytearray] = {}
         self._partial_bytes = 0
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytearray]]:
+    def feed(self, data: Piece) -> Iterator[tuple[int, Frame]]:
         """Take bytes as they come, and yield each whole frame with its stream.
 
-        It must be exhausted before the next call. `LinkError`: they are no frames, or too large.
+        It must be exhausted before the next call. A frame is valid as long as `data`. `LinkError`:
+        they are no frames, or too large.
         """
         at, view = 0, memoryview(data)
         while at < len(data):
@@ -120,11 +125,24 @@ class Inbox:
             part = view[at : at + self._left]
             at += len(part)
             self._left -= len(part)
-            self._partial[self._stream] += part
-            if not self._left and self._is_last:
-                frame = self._partial.pop(self._stream)
-                self._partial_bytes -= len(frame)
+            frame = self._add(part)
+            if frame is not None:
                 yield self._stream, frame
+
+    def _add(self, part: memoryview) -> Frame | None:
+        """Take a part of a piece, and return the frame that it completes."""
+        is_whole = self._is_last and not self._left
+        frame = self._partial.get(self._stream)
+        if frame is None and is_whole:  # most are: no copy
+            self._partial_bytes -= len(part)
+            return part
+        if frame is None:
+            frame = self._partial[self._stream] = bytearray()
+        frame += part
+        if not is_whole:
+            return None
+        self._partial_bytes -= len(frame)
+        return self._partial.pop(self._stream)
 
     def _begin(self, stream: int, length: int) -> None:
         """Check a piece's head, before any memory is taken for it."""
@@ -132,12 +150,12 @@ class Inbox:
         self._left = length & ~_LAST
         if not 1 <= self._left <= PIECE_BYTES_MAX:
             raise LinkError(f"a piece of {self._left} bytes, not 1 to {PIECE_BYTES_MAX}")
-        frame = self._partial.setdefault(stream, bytearray())
         self._partial_bytes += self._left
-        if len(frame) + self._left > self.frame_bytes_max:
+        if len(self._partial.get(stream, b"")) + self._left > self.frame_bytes_max:
             raise LinkError(f"a frame of more than {self.frame_bytes_max} bytes")
-        if self._partial_bytes > PARTIAL_BYTES_MAX or len(self._partial) > PARTIAL_FRAMES_MAX:
+        frames = len(self._partial) + (stream not in self._partial)
+        if self._partial_bytes > PARTIAL_BYTES_MAX or frames > PARTIAL_FRAMES_MAX:
             raise LinkError(
-                f"{len(self._partial)} frames of {self._partial_bytes} bytes have begun, at most"
+                f"{frames} frames of {self._partial_bytes} bytes have begun, at most"
                 f" {PARTIAL_FRAMES_MAX} of {PARTIAL_BYTES_MAX}"
             )

@@ -33,7 +33,7 @@ from recorder.format.mapping import MappingError, plain_of, value_of
 from ..model.backends.base import BackendInfo
 from ..settings.values import shown
 from .errors import LinkError, LinkLeft, LinkRefused
-from .frames import URGENT, Inbox, Outbox
+from .frames import URGENT, Frame, Inbox, Outbox
 from .limits import FRAME_BYTES_MAX, HELLO_BYTES_MAX, READ_BYTES
 
 LINK_VERSION: Final = (1, 0)
@@ -124,7 +124,7 @@ class Wire:
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self.inbox = Inbox(HELLO_BYTES_MAX)
-        self.early: list[tuple[int, bytearray]] = []
+        self.early: list[tuple[int, Frame]] = []
 
     def over(self) -> None:
         """The greeting is over: larger frames may come."""

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,10 +17,11 @@ import anyio
 from recorder.format.format import Piece
 
 from .errors import LinkError
-from .frames import Outbox
+from .frames import Frame, Outbox
 from .hello import Wire
-from .limits import BEAT_S, READ_BYTES, SILENT_BEATS_MAX, WRITE_BYTES
+from .limits import BEAT_S, SILENT_BEATS_MAX, WRITE_BYTES
 from .messages import Beat, Message, Receiver, Sender, stream_of
+from .pipe import pipe_of
 
 _logger = logging.getLogger("antiphon.link")
 
@@ -47,12 +48,13 @@ class Link:
     ) -> None:
         wire.over()
         self._stream, self._inbox, self._early = wire.stream, wire.inbox, wire.early
+        self._pipe = pipe_of(wire.stream)
         self._on_message, self._on_lost, self._on_beat = on_message, on_lost, on_beat
         self._outbox = Outbox()
         self._sender, self._receiver = Sender(), Receiver()
+        self._rest: Sequence[Piece] = ()
         self._waiting = anyio.Event()
         self._scope = anyio.CancelScope()
-        self._is_sending = False
         self._silent = self._stuck = 0
         self.reason = ""
         self.lost = anyio.Event()
@@ -75,7 +77,18 @@ class Link:
         except LinkError as error:
             self.lose(f"it takes nothing: {error}")
             raise
-        self._waiting.set()
+        if not self._rest:
+            self._send_now()
+
+    def _send_now(self) -> None:
+        """Send what can be sent without waiting, and leave the rest to `_write`."""
+        try:
+            self._rest = self._pipe.send_now(self._pieces())
+        except OSError:
+            self.lose("it closed the connection")
+            raise LinkError(self.reason) from None
+        if self._rest:
+            self._waiting.set()
 
     def lose(self, reason: str) -> None:
         """Give the link up; a second call does nothing."""
@@ -102,7 +115,7 @@ class Link:
             for stream, frame in self._early:
                 self._take(stream, frame)
             while True:
-                data = await self._stream.receive(READ_BYTES)
+                data = await self._pipe.receive()
                 self._silent = 0
                 for stream, frame in self._inbox.feed(data):
                     self._take(stream, frame)
@@ -114,7 +127,7 @@ class Link:
             _logger.exception("a message could not be taken")
             self.lose("a message could not be taken")
 
-    def _take(self, stream: int, frame: bytearray) -> None:
+    def _take(self, stream: int, frame: Frame) -> None:
         message = self._receiver.decode(stream, frame)
         if not isinstance(message, Beat):
             self._on_message(message)
@@ -122,14 +135,12 @@ class Link:
     async def _write(self) -> None:
         try:
             while True:
-                pieces = self._pieces()
-                if not pieces:
+                if not self._rest:
                     self._waiting = anyio.Event()
                     await self._waiting.wait()
-                    continue
-                self._is_sending, self._stuck = True, 0
-                await self._stream.send(b"".join(pieces))
-                self._is_sending = False
+                self._stuck = 0
+                await self._pipe.send(self._rest)
+                self._rest = self._pieces()
         except _BROKEN:
             self.lose("it closed the connection")
 
@@ -145,7 +156,7 @@ class Link:
         while True:
             await anyio.sleep(BEAT_S)
             self._silent += 1
-            self._stuck += self._is_sending
+            self._stuck += bool(self._rest)
             if self._silent > SILENT_BEATS_MAX:
                 self.lose(f"it was silent for {SILENT_BEATS_MAX * BEAT_S:g} s")
             elif self._stuck > SILENT_BEATS_MAX:

@@ -44,7 +44,7 @@ from recorder.format.records import Fields, Record, RecordEncoder, Value
 from recorder.read.decoding import StoredRecord, decode, parse
 
 from .errors import LinkError
-from .frames import URGENT
+from .frames import URGENT, Frame
 from .limits import SHARED_BYTES_MAX, SHARED_RECORDS_MAX
 
 SETUP: Final = 1
@@ -208,8 +208,8 @@ class Receiver:
         self._shared: list[StoredRecord] = []
         self._shared_bytes = 0
 
-    def decode(self, stream: int, frame: bytearray) -> Message:
-        """Decode a frame; `LinkError` if it is no message of ours."""
+    def decode(self, stream: int, frame: Frame) -> Message:
+        """Decode a frame, and keep no part of its memory; `LinkError` if it is invalid."""
         kind = frame[0]
         try:
             if kind == _ASK:
@@ -226,7 +226,9 @@ class Receiver:
             raise LinkError(f"a message of kind {kind} is invalid: {error}") from error
         return message
 
-    def _fields(self, stream: int, frame: bytearray) -> Fields:
+    def _fields(self, stream: int, frame: Frame) -> Fields:
+        if stream == SETUP:
+            frame = bytearray(frame)  # it is kept
         ((header, area),) = split_records(memoryview(frame)[1:], 1)
         stored = parse(header, area)
         if stream == SETUP:
