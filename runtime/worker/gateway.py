@@ -11,12 +11,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol
 
 import anyio
-import attrs
 from anyio.abc import TaskGroup
 
 from protocol.values import effects as ef
@@ -38,12 +36,10 @@ from ..model.backends.base import (
     Chats,
     ContextFull,
     DeviceLost,
-    ModelSession,
     Rebuilds,
     Transcribes,
-    TranscriptSession,
-    TurnSession,
 )
+from .session import Session, Work
 
 CALL_WAIT_S: Final = 10.0
 """For a call that was cut, as a gateway waits by default; then it hangs."""
@@ -81,49 +77,12 @@ class Host(Protocol):
         ...
 
 
-@attrs.define(eq=False, kw_only=True)
-class _Session:
-    """What a gateway opened.
-
-    Attributes:
-        call: the call in flight; 0: none.
-        early: the call that an interrupt is waiting for; 0: none.
-        opened, turn, transcript: what the backend holds, one of them, once it does.
-        unit: the index of its last unit.
-        is_over: its slot was given back, or withheld.
-    """
-
-    number: int
-    slot: int
-    call: int = 0
-    early: int = 0
-    opened: BackendSession | None = None
-    turn: TurnSession | None = None
-    transcript: TranscriptSession | None = None
-    scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
-    idle: anyio.Event = attrs.Factory(anyio.Event)
-    unit: int = -1
-    is_over: bool = False
-
-    @property
-    def held(self) -> ModelSession | None:
-        """What must be released."""
-        return self.opened or self.turn or self.transcript
-
-    def cut(self) -> None:
-        """Cut the call in flight."""
-        if self.turn is not None:
-            self.turn.interrupt()
-        if self.opened is not None and self.call:
-            self.opened.interrupt(self.unit)
-
-
 class GatewayLink:
     """The worker's end of one gateway's link; `speaks` is as the gateway was told."""
 
     def __init__(self, wire: Wire, host: Host, *, speaks: bool) -> None:
         self._host = host
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._speaks = speaks
         self.link = Link(wire, self._take, self._lost, self._tell_speaks)
 
@@ -140,7 +99,7 @@ class GatewayLink:
         session = self._sessions.get(message.session)
         if isinstance(message, Cancel):
             if session is not None and session.call == message.call:
-                session.scope.cancel()
+                session.cancel()
             return
         if isinstance(message, Proceed):
             found = self._of(session, message)
@@ -171,7 +130,7 @@ class GatewayLink:
                 raise LinkError(f"a {type(effect).__name__} is no call of a model")
 
     @staticmethod
-    def _of(session: _Session | None, message: Ask | Proceed | Rebuild) -> _Session:
+    def _of(session: Session | None, message: Ask | Proceed | Rebuild) -> Session:
         if session is None:
             raise LinkError(f"there is no session {message.session}")
         return session
@@ -183,10 +142,10 @@ class GatewayLink:
         except BackendError as error:
             self._tell_failed(message.call, message.session, error)
             return
-        session = self._sessions[message.session] = _Session(number=message.session, slot=slot)
+        session = self._sessions[message.session] = Session(number=message.session, slot=slot)
         self._start(session, message.call, partial(self._perform, session, message))
 
-    def _interrupt(self, session: _Session | None, call: int, index: int) -> None:
+    def _interrupt(self, session: Session | None, call: int, index: int) -> None:
         """Cut unit `index`, which may be on its way; one that has ended is not cut."""
         if session is None or session.opened is None:
             return
@@ -195,7 +154,7 @@ class GatewayLink:
         else:
             session.early = call
 
-    def _ask_release(self, session: _Session | None, message: Ask) -> None:
+    def _ask_release(self, session: Session | None, message: Ask) -> None:
         if session is None:
             self._tell_released(message.call, message.session)
         else:
@@ -204,38 +163,44 @@ class GatewayLink:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def _start(self, session: _Session, call: int, work: Callable[[], Awaitable[ev.Event]]) -> None:
+    def _start(self, session: Session, call: int, work: Work) -> None:
+        if not call:
+            raise LinkError("a call without a number")
         if session.call:
             raise LinkError(f"two calls at once on session {session.number}")
-        session.call, session.scope, session.idle = call, anyio.CancelScope(), anyio.Event()
-        self._host.tasks.start_soon(self._run, session, call, work)
+        if session.ask(call, work):
+            self._host.tasks.start_soon(session.make_calls, self._run)
 
-    async def _run(
-        self, session: _Session, call: int, work: Callable[[], Awaitable[ev.Event]]
-    ) -> None:
-        failure: Exception | None = BackendError("it was cancelled")
+    async def _run(self, session: Session, call: int, work: Work) -> None:
+        done: ev.Event | Exception
         try:
-            with session.scope:
-                done = await work()
-                failure = None
+            done = await work()
         except BackendError as error:
-            failure = error
+            done = error
         except Exception as error:
             _logger.exception("the backend broke")
-            failure = error
-        finally:
-            session.call = 0
-            session.idle.set()
+            done = error
+        except anyio.get_cancelled_exc_class():
+            self._ended(session)
+            if session.scope.cancel_called:
+                self._tell_failed(call, session.number, BackendError("it was cancelled"))
+            raise
+        self._ended(session)
+        if isinstance(done, Exception):
+            self._tell_failed(call, session.number, done)
+        else:
+            self._tell(Answer(call=call, session=session.number, event=done))
+
+    def _ended(self, session: Session) -> None:
+        """A session's call has ended."""
+        session.call = 0
+        session.idle.set()
         if session.held is None:  # it was not opened, so the backend left the slot empty
             if self._sessions.get(session.number) is session:
                 del self._sessions[session.number]
             self._give_back(session, is_clean=True)
-        if failure is None:
-            self._tell(Answer(call=call, session=session.number, event=done))
-        else:
-            self._tell_failed(call, session.number, failure)
 
-    async def _perform(self, session: _Session, message: Ask) -> ev.Event:
+    async def _perform(self, session: Session, message: Ask) -> ev.Event:
         backend, number = self._host.backend, session.number
         match message.effect:
             case ef.OpenBackend(opening=opening):
@@ -257,7 +222,7 @@ class GatewayLink:
             raise BackendError(f"a {type(message.effect).__name__} of a session without units")
         return await self._of_units(session, session.opened, message)
 
-    async def _of_units(self, session: _Session, opened: BackendSession, message: Ask) -> ev.Event:
+    async def _of_units(self, session: Session, opened: BackendSession, message: Ask) -> ev.Event:
         match message.effect:
             case ef.StartUnit(unit=unit):
                 session.unit = unit.index
@@ -273,7 +238,7 @@ class GatewayLink:
                 return ev.RollbackDone(at_ns=0, index=index)
         raise BackendError(f"a {type(message.effect).__name__} is no call of a unit")
 
-    async def _proceed(self, session: _Session, message: Proceed) -> ev.Event:
+    async def _proceed(self, session: Session, message: Proceed) -> ev.Event:
         turn = session.turn
         if turn is None:
             raise BackendError("a step of a turn that was not taken")
@@ -286,7 +251,7 @@ class GatewayLink:
 
         return ev.TurnDone(at_ns=0, result=await turn.generate(emit, message.cut))
 
-    async def _rebuild(self, session: _Session, message: Rebuild) -> ev.Event:
+    async def _rebuild(self, session: Session, message: Rebuild) -> ev.Event:
         opened = session.opened
         if not isinstance(opened, Rebuilds):
             name = self._host.backend.info.name
@@ -294,7 +259,7 @@ class GatewayLink:
         done = await opened.rebuild(message.past, exact=message.exact)
         return ev.FinalizeDone(at_ns=0, finalized=done)
 
-    async def _release(self, session: _Session, call: int | None = None) -> None:
+    async def _release(self, session: Session, call: int | None = None) -> None:
         """Release a session when its call has ended, and answer `call`; both waits are bounded."""
         failure: Exception | None = BackendError("its call, or its release, hangs")
         is_clean = False
@@ -302,6 +267,7 @@ class GatewayLink:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(CALL_WAIT_S):
                     while session.call:
+                        session.idle = anyio.Event()
                         await session.idle.wait()
                 if not session.call:
                     with anyio.move_on_after(RELEASE_WAIT_S):
@@ -319,10 +285,10 @@ class GatewayLink:
         else:
             self._tell_failed(call, session.number, failure)
 
-    def _give_back(self, session: _Session, *, is_clean: bool) -> None:
+    def _give_back(self, session: Session, *, is_clean: bool) -> None:
         """Give a session's slot back, once: a call that hung may still end."""
         if not session.is_over:
-            session.is_over = True
+            session.end()
             self._host.give_back(session.slot, is_clean=is_clean)
 
     def _lost(self, reason: str) -> None:
