@@ -46,6 +46,7 @@ from recorder.read.decoding import StoredRecord, decode, parse
 from .errors import LinkError
 from .frames import URGENT, Frame
 from .limits import SHARED_BYTES_MAX, SHARED_RECORDS_MAX
+from .quick import read_record, write_record
 
 SETUP: Final = 1
 """The stream of openings and turns, in their order: their blobs refer to each other."""
@@ -190,6 +191,8 @@ class Sender:
 
     def _record(self, kind: str, fields: Fields, *, is_shared: bool) -> list[Piece]:
         if not is_shared:
+            if (pieces := write_record(kind, fields)) is not None:
+                return pieces
             self._single.forget()
             return self._single.encode(Record(kind=kind, seq=0, at_ns=0, fields=fields)).pieces
         if self._shared_bytes > SHARED_BYTES_MAX or self._seq == SHARED_RECORDS_MAX:
@@ -229,6 +232,8 @@ class Receiver:
     def _fields(self, stream: int, frame: Frame) -> Fields:
         if stream == SETUP:
             frame = bytearray(frame)  # it is kept
+        elif (fields := read_record(memoryview(frame)[1:])) is not None:
+            return fields
         ((header, area),) = split_records(memoryview(frame)[1:], 1)
         stored = parse(header, area)
         if stream == SETUP:
