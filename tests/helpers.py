@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +24,7 @@ from trio.testing import MockClock
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
 from protocol.values.modes import Mode
+from protocol.values.requests import ComeBack
 from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
@@ -34,6 +34,7 @@ from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.net.websocket import WebSocketClosed
 from runtime.session import rebuilding
+from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
@@ -105,6 +106,7 @@ class Peer:
         self._to_server: list[str | bytes | None] = []
         self._gone = False
         self._broken = False
+        self._left_with = 1006
         self._reads = True
         self._changed = anyio.Event()
 
@@ -119,6 +121,11 @@ class Peer:
         """Be gone, without a close."""
         self._gone = True
         self._notify()
+
+    def leave(self, code: int) -> None:
+        """Be gone, with a close."""
+        self._left_with = code
+        self.vanish()
 
     def break_down(self) -> None:
         """Fail as a bug in the transport would: what the server receives next raises."""
@@ -168,7 +175,7 @@ class Peer:
             if self._broken:
                 raise RuntimeError("the transport broke")
             if self.is_over:
-                raise WebSocketClosed(1006, "")
+                raise WebSocketClosed(self._left_with, "")
             changed = self._changed
             await changed.wait()
         await anyio.lowlevel.checkpoint()
@@ -228,17 +235,37 @@ class World:
         self._tasks = tasks
 
     def connect(
-        self, mode: Mode = "video", *, endpoint: Endpoint = "realtime", label: str = ""
+        self,
+        mode: Mode = "video",
+        *,
+        endpoint: Endpoint = "realtime",
+        label: str = "",
+        resumable: bool = False,
     ) -> Peer:
         """Open a connection."""
         peer = Peer()
-        handle = partial(self.server.handle, endpoint=endpoint, label=label)
-        self._tasks.start_soon(handle, peer.server_end, mode)
+        arrival = Arrival(mode=mode, endpoint=endpoint, label=label, resumable=resumable)
+        self._tasks.start_soon(self.server.handle, peer.server_end, arrival)
         return peer
 
-    async def activate(self, mode: Mode = "video", **payload: object) -> Peer:
+    def come_back(self, recording_id: str, token: str, last_seq: int) -> Peer:
+        """Open another connection to a session."""
+        peer = Peer()
+        asked = ComeBack(token=token, last_seq=last_seq)
+
+        async def visit() -> None:
+            refusal = await self.server.come_back(peer.server_end, recording_id, "", asked)
+            if refusal:
+                await peer.close(1008, refusal)
+
+        self._tasks.start_soon(visit)
+        return peer
+
+    async def activate(
+        self, mode: Mode = "video", *, resumable: bool = False, **payload: object
+    ) -> Peer:
         """Open a connection and bring it to ACTIVE."""
-        peer = self.connect(mode)
+        peer = self.connect(mode, resumable=resumable)
         await peer.heard("session.queue_done")
         peer.send(init_frame(**payload))
         await peer.heard("session.created")

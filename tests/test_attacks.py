@@ -23,6 +23,7 @@ from runtime.net.counters import Counters
 from runtime.net.http import HEADERS_MAX
 from runtime.net.limits import Limits
 from runtime.net.listener import Address, WebSocketRequest
+from runtime.session.beginning import Arrival
 from runtime.settings.bounds import HANDSHAKE_S
 from tests.helpers import World, append_frame, init_frame, pcm, world
 from tests.transport import (
@@ -87,7 +88,7 @@ async def attacked(
 
         async def handle(request: WebSocketRequest) -> None:
             websocket = await request.accept()
-            await made.server.handle(websocket, mode)
+            await made.server.handle(websocket, Arrival(mode=mode))
 
         async with serving(handle, allowed=allowed, counters=counters) as address:
             yield Target(address=address, world=made, counters=counters)

@@ -22,8 +22,8 @@ from ..values.messages import Delta, Metrics, Prefilled, QueueDone, Response
 from ..values.requests import Ask, ChatMessage, Init, TextPart
 from ..values.state import Course, Gate, State
 from ..values.turn import Prefill, StopReason, Turn, TurnResult
-from .core import Core
 from .pending_turn import PendingTurn
+from .resuming import Resuming
 from .unit_loop import Phase
 
 
@@ -64,7 +64,7 @@ class ActiveTurn:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Chat(Core):
+class Chat(Resuming):
     """A chat's state between events; `turn` is None between turns.
 
     `instructions` is the system message of turns that have none; it may be empty.
@@ -102,6 +102,11 @@ class Chat(Core):
     def counts(self) -> dict[str, int]:
         """Turns asked for."""
         return {"turns": self.turns, **super().counts}
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it can do without a slot: it has one for a turn only, and the turn goes on."""
+        return True
 
     def init(self, init: Init) -> None:
         """Take the system message of turns that have none."""

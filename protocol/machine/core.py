@@ -45,7 +45,7 @@ from ..values.requests import ClientMessage
 from ..values.state import ConnectionEnded, Course, Gate, Role, State, Trigger, gate_of, next_state
 from ..values.utf8 import Frame, Refused
 from ..wire.dialects.base import Dialect
-from .timers import Timers
+from .timers import LIFE_TIMERS, Timers
 from .unit_loop import Call
 
 CLOSE_CODES: Final[Mapping[EndReason, int]] = {
@@ -61,16 +61,6 @@ CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
     "flooded": "more was sent than can be recorded",
 }
 """The reason of the WebSocket close, where it differs from the end's name."""
-
-LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
-    "session",
-    "init",
-    "idle",
-    "pause",
-    "call",
-    "rebuild",
-)
-"""Timers that bound a session's life, and end with it."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -159,6 +149,10 @@ class Core:
     def heard(self) -> None:
         """Note that the client sent a message of any kind."""
 
+    def number(self, frame: str) -> str:
+        """Number a frame, if the client asked for it."""
+        return frame
+
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer that bounds the session."""
         self.end("pause_timeout" if name == "pause" else "timeout")
@@ -238,6 +232,10 @@ class Core:
         if self.recording != "off":
             self.recording = "off"
             self.do(ef.ForgetRecording())
+            self.not_recorded()
+
+    def not_recorded(self) -> None:
+        """Go on without a recording: it was unwanted, or has failed."""
 
     def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
         """Request `DecodeMedia`; returns the media's number."""
@@ -257,8 +255,12 @@ class Core:
         if self.behaves(SESSION_NAMED):
             message = _named(message, session_id_of(self.opened.recording_id))
         for frame in self.dialect.encode(message):
-            self.do(ef.Send(ordinal=self.frames_sent, frame=frame))
-            self.frames_sent += 1
+            self.say_frame(frame)
+
+    def say_frame(self, frame: str) -> None:
+        """Send a frame."""
+        self.do(ef.Send(ordinal=self.frames_sent, frame=self.number(frame)))
+        self.frames_sent += 1
 
     def move(self, trigger: Trigger) -> None:
         """Take a transition without a message."""

@@ -16,12 +16,12 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.limits import LOSSES_MAX
-from .core import Core
+from .resuming import Resuming
 from .unit_loop import Phase
 
 
 @attrs.define(kw_only=True, eq=False)
-class Moving(Core):
+class Moving(Resuming):
     """State of a move; a course says what there is to rebuild, and how it goes on.
 
     Attributes:
@@ -29,12 +29,14 @@ class Moving(Core):
         is_revoked: it moves when no model call is in progress.
         is_repeated: the call in progress, or that which comes next, was lost with a worker.
         losses: workers lost since a call of the session ended.
+        is_returning: its client came back when it was asleep.
     """
 
     is_moving: bool = False
     is_revoked: bool = False
     is_repeated: bool = False
     losses: int = 0
+    is_returning: bool = False
 
     # -- what a course says of itself -----------------------------------------------------------
 
@@ -54,8 +56,8 @@ class Moving(Core):
 
     @property
     def hears_queue(self) -> bool:
-        """Whether the client hears of the queue."""
-        return not self.is_moving
+        """Whether the client hears of the queue: not while its own slot was lost."""
+        return not self.is_moving or self.is_returning
 
     def backend_lost(self) -> None:
         """Move to another slot, or end the session: the backend is lost."""
@@ -80,8 +82,9 @@ class Moving(Core):
             self.move_if_due()
 
     def move_if_due(self) -> bool:
-        """Whether the session moves: its slot is revoked, and no call is in progress."""
-        if self.is_revoked and self.call.is_idle and not self.is_closed:
+        """Whether the session moves: its slot is revoked or unused, and no call is in progress."""
+        is_due = self.is_revoked or (self.is_asleep and not self.is_moving)
+        if is_due and self.call.is_idle and not self.is_closed:
             self.leave()
         return self.is_moving
 
@@ -93,14 +96,34 @@ class Moving(Core):
         """Give the slot back, to ask for another."""
         self.is_moving, self.is_revoked = True, False
         self.cancel_timer("rebuild")
-        self.set_timer("rebuild", self.opened.limits.rebuild_wait_s)
+        if not self.is_asleep:
+            self.set_timer("rebuild", self.opened.limits.rebuild_wait_s)
         self.release()
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it can do without its slot: what the model knew is in the log."""
+        return self.outlives_worker
+
+    def sleep(self) -> None:
+        """Give the slot back, or the place in the queue for another one."""
+        if self.is_moving and self.waits_for_slot:
+            self.cancel_timer("rebuild")
+            self.do(ef.LeaveQueue())
+        else:
+            self.move_if_due()
+
+    def wake(self) -> None:
+        """Ask for a slot, if it has none."""
+        self.is_returning, self.place = self.is_moving, None
+        if self.is_moving and self.lease is None and not self.waits_for_slot:
+            self.slot_returned()
 
     # -- arriving -------------------------------------------------------------------------------
 
     def slot_returned(self) -> None:
         """Ask for another slot."""
-        if self.is_moving and not self.is_closed:
+        if self.is_moving and not self.is_closed and not self.is_asleep:
             self.waits_for_slot = True
             self.do(ef.EnterQueue(mode=self.opened.mode, ahead=True))
 
@@ -109,6 +132,8 @@ class Moving(Core):
         past_s = self.past_s()
         if not self.is_moving:
             self.first_slot()
+        elif self.is_asleep:
+            self.release()
         elif past_s is None:
             self._arrive()
         elif not self.outlives_worker:  # the recording failed meanwhile
@@ -149,6 +174,6 @@ class Moving(Core):
         return lease == self.lease and self.call.phase is Phase.REBUILDING
 
     def _arrive(self) -> None:
-        self.is_moving = False
+        self.is_moving = self.is_returning = False
         self.cancel_timer("rebuild")
         self.take_up()

@@ -25,15 +25,15 @@ from ..values.state import BEGINNINGS, Course, Gate, State, course_of
 from ..wire.dialects import first_dialect
 from . import overdue
 from .chat import Chat
-from .core import Core
 from .duplex import Duplex
 from .reception import Reception
+from .resuming import Resuming
 from .single_request import SingleRequest
 from .snapshot import snapshot_of
 from .transcription import Transcription
 from .unit_loop import Phase
 
-COURSES: Final[Mapping[Course, type[Core]]] = {
+COURSES: Final[Mapping[Course, type[Resuming]]] = {
     Course.DUPLEX: Duplex,
     Course.CHAT: Chat,
     Course.REQUEST: SingleRequest,
@@ -95,6 +95,7 @@ class Session:
         if event.behaviour > NEWEST:
             raise LocalProtocolError(f"behaviour {event.behaviour}, known are 0 to {NEWEST}")
         session = cls(event)
+        session._core.greet()
         session._core.begin()
         return session, session._take_effects()
 
@@ -137,6 +138,11 @@ class Session:
     def end_reason(self) -> EndReason | None:
         """Why it ended; None until it ends."""
         return self._core.end_reason
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether its client may come back to it on another connection."""
+        return self._core.is_resumable
 
     @property
     def is_finished(self) -> bool:
@@ -268,6 +274,7 @@ class Session:
             core.recording = "failed"
             if core.opened.limits.close_on_recording_failure:
                 core.end("backend_error")
+            core.not_recorded()
 
     # -- what the client says -------------------------------------------------------------------
 
@@ -319,8 +326,9 @@ class Session:
 
 _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {
     ev.FrameReceived: Session._frame_received,
-    ev.PeerGone: lambda self, _: self._core.lose_peer(),
-    ev.SendFailed: lambda self, _: self._core.lose_peer(),
+    ev.PeerGone: lambda self, event: self._core.peer_gone(event.code),
+    ev.SendFailed: lambda self, _: self._core.peer_gone(),
+    ev.PeerAttached: lambda self, event: self._core.peer_attached(event),
     ev.TicketMoved: Session._ticket_moved,
     ev.TicketLeft: Session._ticket_left,
     ev.TicketCancelled: Session._ticket_cancelled,

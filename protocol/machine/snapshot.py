@@ -21,6 +21,7 @@ from .core import Core
 from .duplex import Duplex
 from .lockstep import Lockstep
 from .moving import Moving
+from .resuming import Resuming
 from .transcription import Transcription, Utterance
 from .unit_loop import Phase, UnitLoop
 from .units import Attachments, Frame, PendingUnit
@@ -28,11 +29,12 @@ from .units import Attachments, Frame, PendingUnit
 Keys = dict[str, object]
 
 
-def snapshot_of(core: Core) -> Keys:
+def snapshot_of(core: Resuming) -> Keys:
     """Return a session's state; a course's keys replace those of its model call."""
     return {
         **_core(core),
         **_move(core),
+        **_peer(core),
         "opening": False,
         "running_turn": None,
         "running_chunk": None,
@@ -92,6 +94,19 @@ def _move(core: Core) -> Keys:
         case Chat():
             keys["turn"] = None if core.turn is None else [core.turn.pieces, core.turn.repeated]
     return {"move": keys}
+
+
+def _peer(core: Resuming) -> Keys:
+    """The keys of a session that can be resumed; absent in others."""
+    if not core.has_numbers:
+        return {}
+    peer = {
+        "detached": core.is_detached,
+        "asleep": core.is_asleep,
+        "received": core.frames_received,
+        "returning": isinstance(core, Moving) and core.is_returning,
+    }
+    return {"peer": peer}
 
 
 def _running(unit: Unit) -> Keys:

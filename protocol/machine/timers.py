@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from ..values.effects import CancelTimer, SetTimer
 from ..values.events import TimerName
+
+LIFE_TIMERS: Final[tuple[TimerName, ...]] = (
+    "session",
+    "init",
+    "idle",
+    "pause",
+    "call",
+    "rebuild",
+    "detach",
+    "resume",
+)
+"""Timers that bound a session's life, and end with it."""
 
 
 @attrs.define

@@ -177,6 +177,7 @@ class Transcription(Moving):
 
     def heard(self) -> None:
         """Note that the client is active."""
+        super().heard()
         self.active_ns = self.now_ns
 
     def frame_refused(self, error: FrameError, code: ErrorCode) -> None:

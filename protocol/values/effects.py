@@ -32,6 +32,21 @@ class Send:
 
 
 @attrs.frozen(kw_only=True)
+class Attach:
+    """Greet the client's new connection, and send it again what the log holds of the session.
+
+    Attributes:
+        frame: the greeting, which has no number; `$token` in it stands for the token.
+        after: ordinal of the last `Send` that the client has; -1 for none.
+        before: the ordinal of the next `Send`.
+    """
+
+    frame: str
+    after: int
+    before: int
+
+
+@attrs.frozen(kw_only=True)
 class Close:
     """Close the WebSocket after everything before it is sent."""
 
@@ -199,6 +214,7 @@ class CancelTimer:
 
 Effect = (
     Send
+    | Attach
     | Close
     | Admit
     | EnterQueue

@@ -33,7 +33,9 @@ from .utf8 import Frame, Shortened
 Endpoint = Literal["realtime", "duplex", "chat"]
 """The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
 
-TimerName = Literal["session", "init", "cleanup", "idle", "pause", "call", "rebuild"]
+TimerName = Literal[
+    "session", "init", "cleanup", "idle", "pause", "call", "rebuild", "detach", "resume"
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +51,8 @@ class ConnectionOpened:
         quiet: no queue messages if a slot is free (002, the worker's own address).
         must_record: a client that asks not to be recorded is refused.
         recording_notice: the operator's words for a client that is recorded.
+        resume_hash: SHA-256 of the token with which the client may come back, in hex; empty: it did
+            not ask for a session that can be resumed.
     """
 
     at_ns: int = 0
@@ -64,6 +68,7 @@ class ConnectionOpened:
     quiet: bool = added(False)
     must_record: bool = added(False)
     recording_notice: str = added("")
+    resume_hash: str = added("")
 
 
 @attrs.frozen(kw_only=True)
@@ -94,9 +99,27 @@ class Flooded:
 
 @attrs.frozen(kw_only=True)
 class PeerGone:
-    """The connection is over: the peer closed or lost it."""
+    """The connection is over: the peer closed or lost it.
+
+    `code` as in RFC 6455, 7.4; 0 if unknown.
+    """
 
     at_ns: int
+    code: int = added(0)
+
+
+@attrs.frozen(kw_only=True)
+class PeerAttached:
+    """The client came back, with the right token, on a new connection.
+
+    Attributes:
+        after: the number of the last frame that it has; -1 for none.
+        resume_hash: SHA-256 of the token with which it may come back again, in hex.
+    """
+
+    at_ns: int
+    after: int
+    resume_hash: str
 
 
 @attrs.frozen(kw_only=True)
@@ -334,6 +357,7 @@ Event = (
     ConnectionOpened
     | FrameReceived
     | PeerGone
+    | PeerAttached
     | SendFailed
     | TicketMoved
     | TicketLeft

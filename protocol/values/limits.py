@@ -32,6 +32,10 @@ LIMIT_TRANSCRIPTION_S: Final = 3600
 """Total time of a transcription session: a meeting; each utterance has an empty context."""
 PAUSE_S: Final = 60
 """A paused session holds its slot; a client may ask for less, not for more (002)."""
+DETACH_S: Final = 30
+"""A client whose connection is lost is back in seconds, or has gone elsewhere."""
+RESUME_S: Final = 600
+"""A tunnel, or a call on the same phone; a session's total time bounds it as well."""
 ESTIMATE_INTERVAL_S: Final = 3
 """The estimate changes all the time: sent at most this often when nothing else changed."""
 

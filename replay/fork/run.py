@@ -22,6 +22,7 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.state import State
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
@@ -148,7 +149,10 @@ class ForkRun:
         place = min(due_place, world_place)
         if place[0] > self._times.end_ns and session.state is not State.CLOSED:
             self.ended_early = True
-            return ev.PeerGone(at_ns=self._times.end_ns)
+            is_final = (
+                CLOSE_NORMAL if session.is_resumable else 0
+            )  # else it would wait for its peer
+            return ev.PeerGone(at_ns=self._times.end_ns, code=is_final)
         if place == world_place != NEVER:
             event = world.take()
             if isinstance(event, ev.BackendLost):

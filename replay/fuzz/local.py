@@ -35,6 +35,7 @@ from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_tone import tone
 from runtime.net.websocket import WebSocket, WebSocketClosed
 from runtime.serve.routing import Route, route
+from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
@@ -293,7 +294,7 @@ class LocalTarget:
 
 def _handler(server: Server) -> Handle:
     async def handle(websocket: WebSocket, to: Route) -> None:
-        await server.handle(websocket, to.mode, endpoint=to.endpoint, label=to.label)
+        await server.handle(websocket, Arrival(mode=to.mode, endpoint=to.endpoint, label=to.label))
 
     return handle
 

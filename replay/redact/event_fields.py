@@ -73,7 +73,7 @@ _INDEXED: Final = _plain("at_ns", "index")
 FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.ConnectionOpened: {
         **_plain("at_ns", "recording_id", "created_ms", "mode", "seed", "recording", "endpoint"),
-        **_plain("behaviour", "quiet", "must_record", "recording_notice"),
+        **_plain("behaviour", "quiet", "must_record", "recording_notice", "resume_hash"),
         "limits": Apart.BELOW,
         "behaviour": NOTHING,
         "label": Content(("name",), "user", "name"),
@@ -82,7 +82,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("session_s", "init_wait_s", "cleanup_wait_s", "context_tokens", "idle_s"),
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
-        **_plain("rebuild_wait_s", "rebuild_units", "can_repeat"),
+        **_plain("rebuild_wait_s", "rebuild_units", "can_repeat", "detach_s", "resume_s"),
     },
     ev.FrameReceived: {
         **_plain("at_ns", "has_room"),
@@ -98,10 +98,12 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     **{
         cls: _plain("at_ns")
         for cls in (
-            *(ev.PeerGone, ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted),
+            *(ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted),
             *(ev.RecordingFailed, ev.Draining, ev.Flooded),
         )
     },
+    ev.PeerGone: _plain("at_ns", "code"),
+    ev.PeerAttached: _plain("at_ns", "after", "resume_hash"),
     ev.TicketMoved: {"at_ns": NOTHING, "place": Apart.BELOW},
     QueuePlace: _plain("position", "estimated_wait_s", "ticket_id", "queue_length"),
     ev.AdmissionRefused: _plain("at_ns", "code"),

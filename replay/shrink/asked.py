@@ -18,7 +18,7 @@ from protocol.values import events as ev
 from ..story.questions import CallName, answered, asked, renumbered
 
 OUTSIDE: Final = (
-    *(ev.ConnectionOpened, ev.FrameReceived, ev.PeerGone, ev.SendFailed),
+    *(ev.ConnectionOpened, ev.FrameReceived, ev.PeerGone, ev.PeerAttached, ev.SendFailed),
     *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
@@ -87,10 +87,11 @@ class Asked:
         return self._of_queue(event) if call is None else self._of_call(event, call[0])
 
     def _from_outside(self, event: ev.Event) -> ev.Event | None:
-        """None for an event of a peer that is gone."""
+        """None for an event of a peer that is gone, until it comes back."""
         if self._is_gone and isinstance(event, ev.FrameReceived | ev.PeerGone):
             return None
-        self._is_gone = self._is_gone or isinstance(event, ev.PeerGone)
+        if isinstance(event, ev.PeerGone | ev.PeerAttached):
+            self._is_gone = isinstance(event, ev.PeerGone)
         return event
 
     def _of_queue(self, event: ev.Event) -> ev.Event | None:

@@ -216,7 +216,12 @@ class SessionStory:
             case ev.BackendOpened(opened=prepared):
                 self.prepared = prepared
         self.exchanges.take(event, is_over=self._is_over)
-        self._is_over = self._is_over or isinstance(event, ev.PeerGone | ev.SendFailed)
+        if isinstance(event, ev.PeerGone | ev.SendFailed) and not self._may_come_back:
+            self._is_over = True
+
+    @property
+    def _may_come_back(self) -> bool:
+        return self.opened is not None and bool(self.opened.resume_hash)
 
     @property
     def _is_moving(self) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Final, Protocol
 
 import anyio
@@ -54,6 +55,10 @@ class Outlet(Protocol):
         """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
         ...
 
+    def send_again(self, frames: AsyncGenerator[str]) -> None:
+        """Queue frames that are read when they are due; a failure breaks the connection."""
+        ...
+
     def close(self, code: int, reason: str, ready: Ready) -> None:
         """Queue the WebSocket close after all queued frames; only the first one counts.
 
@@ -70,6 +75,11 @@ class _Frame:
 
 
 @attrs.frozen(kw_only=True)
+class _Again:
+    frames: AsyncGenerator[str]
+
+
+@attrs.frozen(kw_only=True)
 class _Close:
     code: int
     reason: str
@@ -82,7 +92,8 @@ class Connection:
     Args:
         websocket: open; `run` closes it in every case.
         on_frame: takes a message, None for one that was too big; it may hold the reader.
-        on_gone, on_send_failed: called once.
+        on_gone: called once, with the code of the close; 1006 without one.
+        on_send_failed: called once.
         stall_s: the time for a frame of any size to be taken.
     """
 
@@ -91,7 +102,7 @@ class Connection:
         websocket: WebSocket,
         *,
         on_frame: Callable[[Frame], Awaitable[None]],
-        on_gone: Callable[[], None],
+        on_gone: Callable[[int], None],
         on_send_failed: Callable[[], None],
         stall_s: float = SEND_STALL_S,
     ) -> None:
@@ -100,7 +111,7 @@ class Connection:
         self._on_gone = on_gone
         self._on_send_failed = on_send_failed
         self._stall_s = stall_s
-        self._outbox: deque[_Frame | _Close] = deque()
+        self._outbox: deque[_Frame | _Again | _Close] = deque()
         self._queued_bytes = 0
         self._wakeup = anyio.Event()
         self._close_queued = False
@@ -118,6 +129,11 @@ class Connection:
             return
         self._queued_bytes += size_bytes
         self._put(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
+
+    def send_again(self, frames: AsyncGenerator[str]) -> None:
+        """Queue frames that are read when they are due."""
+        if not (self._ended or self._close_queued):
+            self._put(_Again(frames=frames))
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
         """Queue a close after all queued frames; only the first one counts."""
@@ -150,8 +166,8 @@ class Connection:
                     await self._on_frame(await self._websocket.receive())
             except WebSocketStalled:
                 self._fail()
-            except WebSocketClosed:
-                self._lose()
+            except WebSocketClosed as closed:
+                self._lose(closed.code)
         self._fail()  # No effect, unless the writer found the end and the reader did not.
 
     async def _write(self) -> None:
@@ -173,13 +189,17 @@ class Connection:
                     self._wakeup = anyio.Event()
                     await self._wakeup.wait()
                 item = self._outbox[0]
-                await item.ready()
+                if not isinstance(item, _Again):
+                    await item.ready()
                 if isinstance(item, _Close):
                     self._ended = True
                     await self._websocket.close(item.code, item.reason)
                     return False
                 try:
-                    await self._send_step(item.ready, sending)
+                    if isinstance(item, _Again):
+                        await self._send_again(item, sending)
+                    else:
+                        await self._send_step(item.ready, sending)
                 except WebSocketStalled:
                     break
                 except WebSocketClosed:
@@ -191,29 +211,41 @@ class Connection:
         """Send the frames at the head of the outbox that share the first one's `ready`."""
         frames, size_bytes = list[str](), 0
         for item in self._outbox:
-            if item.ready is not ready or isinstance(item, _Close):
+            if not isinstance(item, _Frame) or item.ready is not ready:
                 break
             if frames and size_bytes + item.size_bytes > SEND_TOGETHER_BYTES_MAX:
                 break
             frames.append(item.text)
             size_bytes += item.size_bytes
-        limit_s = self._stall_s + size_bytes / SEND_BYTES_PER_S_MIN
-        sending.deadline = anyio.current_time() + limit_s
-        await self._websocket.send(*frames)
-        sending.deadline = math.inf
+        await self._send_in_time(frames, size_bytes, sending)
         self._queued_bytes -= size_bytes
         for _ in frames:
             self._outbox.popleft()
 
-    def _put(self, item: _Frame | _Close) -> None:
+    async def _send_again(self, again: _Again, sending: anyio.CancelScope) -> None:
+        """Send the frames one by one, so that what waits behind them is all that takes memory."""
+        async with aclosing(again.frames) as frames:
+            async for frame in frames:
+                await self._send_in_time([frame], frame_bytes(frame), sending)
+        self._outbox.popleft()
+
+    async def _send_in_time(
+        self, frames: list[str], size_bytes: int, sending: anyio.CancelScope
+    ) -> None:
+        limit_s = self._stall_s + size_bytes / SEND_BYTES_PER_S_MIN
+        sending.deadline = anyio.current_time() + limit_s
+        await self._websocket.send(*frames)
+        sending.deadline = math.inf
+
+    def _put(self, item: _Frame | _Again | _Close) -> None:
         self._outbox.append(item)
         self._wakeup.set()
 
-    def _lose(self) -> None:
+    def _lose(self, code: int) -> None:
         if not self._ended:
             self._ended = True
             self._writing.cancel()
-            self._on_gone()
+            self._on_gone(code)
 
     def _fail(self) -> None:
         if not self._ended:

@@ -8,6 +8,7 @@ the model: until it is loaded, sessions are refused with `service_unavailable`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import anyio
@@ -36,11 +37,13 @@ from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
-from ..session.server import VERSION, Server
+from ..session.beginning import VERSION, Arrival
+from ..session.server import Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
+from .coming_back import come_back
 from .retention import make_retainer
 from .routing import NotServedError, Route, route
 from .uploading import make_uploader
@@ -215,28 +218,43 @@ class Gateway:
         server = self.server
         if server is None:
             await _turn_away(websocket, to, "the model is being loaded")
+        elif to.resume:
+            await come_back(server, websocket, to, admitted.principal.name)
         elif server.admission.state != "open":
             await _turn_away(websocket, to, REFUSALS[ErrorCode.SERVICE_UNAVAILABLE])
         else:
-            await self._serve(server, websocket, to, admitted.principal)
+            left = anyio.Event()
+            serve = partial(self._serve, server, websocket, to, admitted.principal, left.set)
+            if to.resumable:
+                server.tasks.start_soon(serve)  # the session may outlive its connection
+                await left.wait()
+            else:
+                await serve()
 
     async def _serve(
-        self, server: Server, websocket: WebSocket, to: Route, principal: Principal
+        self,
+        server: Server,
+        websocket: WebSocket,
+        to: Route,
+        principal: Principal,
+        on_left: Callable[[], None],
     ) -> None:
         place = await self._gate.quotas.enter_soon(principal)
         reason: EndReason | None = None
         try:
-            reason = await server.handle(
-                websocket,
-                to.mode,
+            arrival = Arrival(
+                mode=to.mode,
                 endpoint=to.endpoint,
                 label=to.label,
                 quiet=to.quiet,
                 owner=principal.name,
                 must_record=principal.record_always,
                 refusal=ErrorCode.WORKER_BUSY if place is None else None,
+                resumable=to.resumable,
             )
+            reason = await server.handle(websocket, arrival, on_left)
         finally:
+            on_left()
             if place is not None:
                 place.leave(is_refund=reason == "refused")
 

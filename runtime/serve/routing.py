@@ -9,6 +9,9 @@
 | | `prepared` comes first, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
 
+With `resumable=1` in the query the client may come back to its session after the loss of its
+connection, and does so with `resume={recording_id}` at the same address.
+
 A client of OpenAI's Realtime API, known by its address, a header or a subprotocol, is refused with
 a list of the dialects: it would wait for other events. A label is the client's own, may repeat, and
 names nothing on the server.
@@ -31,6 +34,8 @@ from protocol.wire.dialects.opening import OPENING
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
+RECORDING_CHARS_MAX: Final = 64
+"""A recording's id has 28 characters."""
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
 """Prefixes of the labels of sessions without video (the wire decisions, legacy-duplex)."""
 OPENAI_HEADER: Final = "openai-beta"
@@ -64,13 +69,22 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """A client's session; `label` may be empty; with `quiet` and a free slot, no queue messages."""
+    """A client's session.
+
+    Attributes:
+        label: the client's name for it; may be empty.
+        quiet: with a free slot, no queue messages.
+        resumable: the client wants to be able to come back.
+        resume: the recording of the session to which it comes back; empty for a new one.
+    """
 
     mode: Mode
     dialect: Dialect
     endpoint: Endpoint
     label: str = ""
     quiet: bool = False
+    resumable: bool = False
+    resume: str = ""
 
 
 class NotServedError(Exception):
@@ -92,8 +106,27 @@ def route(
 ) -> Route:
     """Choose a client's session from its handshake; `default` is the mode without a name.
 
-    `NotServedError`: no such path or mode, an invalid label, or a client of OpenAI's Realtime API.
+    `NotServedError`: no such path or mode, an invalid label or query, or a client of OpenAI's
+    Realtime API.
     """
+    to = _address(path, query, modes, default=default, headers=headers, subprotocols=subprotocols)
+    resumable, resume = query.get("resumable", ("0",)), query.get("resume", ("",))
+    if list(resumable) not in (["0"], ["1"]):
+        raise NotServedError(400, "invalid_query", "resumable is 0 or 1")
+    if len(resume) != 1 or len(resume[0]) > RECORDING_CHARS_MAX:
+        raise NotServedError(400, "invalid_query", "resume names one recording")
+    return attrs.evolve(to, resumable=list(resumable) == ["1"], resume=resume[0])
+
+
+def _address(
+    path: str,
+    query: Mapping[str, Sequence[str]],
+    modes: Sequence[Mode],
+    *,
+    default: Mode,
+    headers: Sequence[tuple[str, str]],
+    subprotocols: Sequence[str],
+) -> Route:
     if path == REALTIME_PATH:
         names_model = "model" in query and "mode" not in query and default != "transcription"
         if names_model or _is_openai(headers, subprotocols):

@@ -41,6 +41,7 @@ from .calls import Calls, Inbox
 from .decodes import DecodeMedia, Decodes
 from .journal import Journal, MarkRefused, OpenLog, fin_fields
 from .lane import Lane
+from .peer import Peer
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
@@ -59,6 +60,7 @@ class Driver:
         admit: refuses a connection without a slot, with its code, where there is no room.
         has_room: whether there is room for so many more early bytes.
         owner: the name of the session's key; empty where the server has no keys.
+        token: the client's first right to come back; empty: it did not ask for it.
         refusal: the code with which it is refused a slot; None: it may have one.
         watcher: sees events and effects; None for none.
     """
@@ -76,6 +78,7 @@ class Driver:
         admit: Callable[[], ErrorCode | None] = lambda: None,
         has_room: Callable[[int], bool] = lambda _: True,
         owner: str = "",
+        token: str = "",
         refusal: ErrorCode | None = None,
         watcher: Watcher | None = None,
     ) -> None:
@@ -100,10 +103,20 @@ class Driver:
         self._relief = anyio.Event()
         self._ticket: Ticket | None = None
         self._timers: dict[str, anyio.CancelScope] = {}
-        self._outlet: Outlet | None = None
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
         self._journal = Journal(open_log, on_failure=self._recording_failed)
+        self.peer = Peer(token, self._journal.again)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether its client may come back to it on another connection."""
+        return self.session is not None and self.session.is_resumable
+
+    @property
+    def frames_sent(self) -> int:
+        """The number of frames that the session has sent; more may follow at once."""
+        return 0 if self.session is None else self.session.counts["frames_sent"]
 
     @property
     def is_chat(self) -> bool:
@@ -159,8 +172,27 @@ class Driver:
         """As `Inbox`."""
         return self._clock_ns() - self._began_ns
 
-    async def frame_received(self, frame: Frame) -> None:
-        """Post a client's frame; waits while the server is too far behind."""
+    def come_back(self, outlet: Outlet, *, used: str, token: str, after: int) -> None:
+        """Go on with the client on a new connection; `used` is its token, `token` the next one."""
+        resume_hash = self.peer.come_back(outlet, used=used, token=token)
+        self.post(ev.PeerAttached(at_ns=self.now_ns(), after=after, resume_hash=resume_hash))
+
+    def peer_gone(self, number: int, code: int) -> None:
+        """Note that a connection is over; only the last one's end concerns the session."""
+        if number == self.peer.number:
+            told = code if self._opened.resume_hash else 0
+            self.post(ev.PeerGone(at_ns=self.now_ns(), code=told))
+
+    def send_failed(self, number: int) -> None:
+        """Note that a connection takes no more, as in `peer_gone`."""
+        if number == self.peer.number:
+            self.post(ev.SendFailed(at_ns=self.now_ns()))
+
+    async def frame_received(self, number: int, frame: Frame) -> None:
+        """Post a frame of a connection; waits while the server is too far behind."""
+        if number != self.peer.number:
+            await anyio.sleep_forever()  # another connection has taken its place
+        self.peer.heard()
         await self._lane.enter(len(frame or b""))
         if self._journal.is_flooded_by(frame):
             self.post(ev.Flooded(at_ns=self.now_ns()))
@@ -209,7 +241,7 @@ class Driver:
 
         After a cancellation or a bug of ours too, the slot is given back (B5).
         """
-        self._outlet = outlet
+        self.peer.first(outlet)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -251,13 +283,14 @@ class Driver:
             self._watcher.saw(event, effects, self.session)
 
     def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
-        assert self._outlet is not None
         assert self._tasks is not None
         match effect:
             case ef.Send():
-                self._outlet.send(effect.frame, ready)
+                self.peer.outlet.send(effect.frame, ready)
+            case ef.Attach():
+                self.peer.greet(effect, ready)
             case ef.Close():
-                self._outlet.close(effect.code, effect.reason, ready)
+                self.peer.outlet.close(effect.code, effect.reason, ready)
             case ef.Admit():
                 self._ask_for_room()
             case ef.EnterQueue():

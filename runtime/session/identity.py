@@ -36,6 +36,10 @@ class Identities(Protocol):
         """Draw a ticket's id, `ticket_` and 12 hex digits."""
         ...
 
+    def token(self) -> str:
+        """Draw a client's right to come back: 32 random bytes, in base64 for addresses."""
+        ...
+
 
 @attrs.define
 class SystemIdentities:
@@ -56,6 +60,10 @@ class SystemIdentities:
         """As `Identities`."""
         return f"ticket_{secrets.token_hex(6)}"
 
+    def token(self) -> str:
+        """As `Identities`."""
+        return secrets.token_urlsafe(32)
+
 
 @attrs.define
 class CountedIdentities:
@@ -63,6 +71,7 @@ class CountedIdentities:
 
     drawn: int = 0
     tickets: int = 0
+    tokens: int = 0
 
     def draw(self) -> Identity:
         """As `Identities`."""
@@ -77,3 +86,8 @@ class CountedIdentities:
         """As `Identities`."""
         self.tickets += 1
         return f"ticket_{self.tickets:012x}"
+
+    def token(self) -> str:
+        """As `Identities`."""
+        self.tokens += 1
+        return f"token_{self.tokens:037}"

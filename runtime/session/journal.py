@@ -16,8 +16,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -25,7 +25,7 @@ from typing import Final, Literal
 import anyio
 
 from protocol.machine.session import Session
-from protocol.values.effects import Close, Effect, Send
+from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
 from protocol.values.utf8 import Frame
 from recorder.format.errors import LogFailed, LogFull, RecorderError
@@ -34,6 +34,7 @@ from recorder.format.records import Fields, Record, Value
 from recorder.write.log import SessionLog
 
 from ..net.connection import Ready
+from .again import Places, frames_of
 from .lane import LARGE_BYTES_MIN
 
 RECORDER_STALL_S: Final = 2.0
@@ -55,7 +56,7 @@ MARKS_MAX: Final = 100
 MARK_WAIT_S: Final = 10.0
 """A longer write means that the disk hangs; the client is told so."""
 
-_AWAITED: Final = (Send, Close)
+_AWAITED: Final = (Send, Attach, Close)
 """The effects that a peer sees: the log has them first."""
 
 OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
@@ -106,6 +107,7 @@ class Journal:
         self._is_hung = False
         self._marks = 0
         self._hashes = Hashes()
+        self._places = Places()
         self._log: SessionLog | None = None
         self._begun: SessionLog | None = None
         self._removed: Ready = ready_now
@@ -129,6 +131,9 @@ class Journal:
             return self._removed
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
+        for seq, effect in enumerate(effects, self._seq + len(recorded) - len(effects)):
+            if isinstance(effect, Send):
+                self._places.note(effect.ordinal, seq)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
@@ -194,6 +199,17 @@ class Journal:
         if log.failure is not None:
             raise log.failure
         return log.path, seq
+
+    async def again(self, first: int, until: int) -> AsyncGenerator[str]:
+        """Give the frames from one ordinal up to another, as they were sent; errors: `frames_of`.
+
+        `LogFailed`: there is no log, or it failed.
+        """
+        path, _ = await self.written()
+        from_seq = self._places.before(first)
+        async with aclosing(frames_of(path, from_seq=from_seq, first=first, until=until)) as frames:
+            async for frame in frames:
+                yield frame
 
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.

@@ -7,32 +7,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
-import attrs
 from anyio.abc import TaskGroup
 
 from protocol.machine.session import Session
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
-from protocol.values.digest import session_id_of
 from protocol.values.errors import ErrorCode
-from protocol.values.limits import (
-    CALL_WAIT_S,
-    REBUILD_UNITS_MAX,
-    REBUILD_WAIT_S,
-    TURN_WAIT_S,
-)
 from protocol.values.messages import EndReason
-from protocol.values.modes import MODES, OF_MODE, Mode
+from protocol.values.modes import MODES, Mode
+from protocol.values.requests import ComeBack
 from recorder.format.errors import LogFailed
-from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields
 from recorder.keep.store import Store
 from recorder.write.log import SessionLog
@@ -48,6 +38,7 @@ from ..slots.pool import PoolCounts
 from ..slots.workers import Workers
 from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry, Watcher
+from .beginning import Arrival, first_event, log_head
 from .calls import Calls
 from .decodes import DecodeMedia
 from .driver import Driver
@@ -64,8 +55,8 @@ EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
 """An opening message without voices is always kept: a queue of a thousand takes 64 MB."""
 
 _logger = logging.getLogger("antiphon.server")
-VERSION: Final = version("antiphon")
-"""Looked up once: it reads files."""
+NO_SESSION: Final = "there is no such session, or this is not its token"
+AHEAD: Final = "last_seq is ahead of the session"
 
 
 def now_ns() -> int:
@@ -73,23 +64,13 @@ def now_ns() -> int:
     return int(anyio.current_time() * 1e9)
 
 
-@attrs.frozen(kw_only=True)
-class _Arrival:
-    mode: Mode
-    endpoint: ev.Endpoint
-    label: str
-    quiet: bool
-    owner: str
-    must_record: bool
-    refusal: ErrorCode | None
-
-
 class Server:
     """All sessions of one process.
 
     Args:
         backend: the loaded model, or the workers that serve it.
-        tasks: the nursery of model calls; it must outlive every session.
+        tasks: the nursery of model calls, and of sessions that outlive their connections; it must
+            outlive every session.
         recorder: writes the logs; None records nothing.
         telemetry: sees every session; None for none.
     """
@@ -107,7 +88,7 @@ class Server:
     ) -> None:
         self._settings = settings
         self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
-        self._tasks = tasks
+        self.tasks = tasks
         self._recorder = recorder if settings.record_to is not None else None
         self._identities = identities
         self._decode_media = decode_media
@@ -175,54 +156,27 @@ class Server:
     async def handle(
         self,
         websocket: WebSocket,
-        mode: Mode,
-        *,
-        endpoint: ev.Endpoint = "realtime",
-        label: str = "",
-        quiet: bool = False,
-        owner: str = "",
-        must_record: bool = False,
-        refusal: ErrorCode | None = None,
+        arrival: Arrival,
+        on_left: Callable[[], None] = lambda: None,
     ) -> EndReason | None:
         """Run one session to its end; return its reason, or None where it was broken off.
 
-        Only cancellation is raised.
-
-        Args:
-            websocket: open, accepted; it is closed in every case.
-            label: the client's name for the session.
-            quiet: with a slot free, nothing is sent about the queue.
-            owner: the name of the session's key; empty where the server has no keys.
-            must_record: the client cannot opt out of the recording.
-            refusal: the code with which it is refused a slot; None: it may have one.
+        Only cancellation is raised. The WebSocket, open and accepted, is closed in every case;
+        `on_left` is called when it is, though the session may go on.
         """
         identity = self._identities.draw()
-        arrival = _Arrival(
-            mode=mode,
-            endpoint=endpoint,
-            label=label,
-            quiet=quiet,
-            owner=owner,
-            must_record=must_record,
-            refusal=refusal,
-        )
         driver = self._make_driver(identity, arrival)
-        connection = Connection(
-            websocket,
-            on_frame=driver.frame_received,
-            on_gone=lambda: driver.post(ev.PeerGone(at_ns=driver.now_ns())),
-            on_send_failed=lambda: driver.post(ev.SendFailed(at_ns=driver.now_ns())),
-            stall_s=self._settings.stall_s,
-        )
+        connection = self._connect(websocket, driver)
         self._drivers[driver] = None
         try:
             with bound_session(identity.recording_id):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(connection.run)
+                    tasks.start_soon(self._visit, driver, connection, on_left)
                     await driver.run(connection)
         except Exception:
             _logger.exception("session %s broke", identity.recording_id)
         finally:
+            driver.peer.hang_up()
             del self._drivers[driver]
             if not self._drivers:
                 self._nobody_left.set()
@@ -231,6 +185,52 @@ class Server:
         if driver.session.end_reason == "refused" and not self._settings.record_refused:
             await self._forget(driver.session, identity.recording_id)
         return driver.session.end_reason
+
+    def _connect(self, websocket: WebSocket, driver: Driver) -> Connection:
+        """Make the client's next connection."""
+        number = driver.peer.next_number()
+        return Connection(
+            websocket,
+            on_frame=partial(driver.frame_received, number),
+            on_gone=partial(driver.peer_gone, number),
+            on_send_failed=partial(driver.send_failed, number),
+            stall_s=self._settings.stall_s,
+        )
+
+    async def _visit(
+        self, driver: Driver, connection: Connection, on_left: Callable[[], None]
+    ) -> None:
+        """Run a client's first connection; an error of it ends a session that has no other."""
+        try:
+            await connection.run()
+        except Exception:
+            if not driver.is_resumable:
+                raise
+            _logger.exception("a connection of session %s broke", driver.recording_id)
+        finally:
+            on_left()
+
+    async def come_back(
+        self, websocket: WebSocket, recording_id: str, owner: str, asked: ComeBack
+    ) -> str:
+        """Go on with a session on another connection, until that is closed.
+
+        Returns:
+            Why the client cannot come back, for the client; empty if it did. It is the same for no
+            session and for a wrong token.
+        """
+        found = (driver for driver in self._drivers if driver.recording_id == recording_id)
+        driver = next(found, None)
+        if driver is None or driver.owner != owner or not driver.peer.is_right(asked.token):
+            return NO_SESSION
+        if asked.last_seq >= driver.frames_sent:
+            return AHEAD
+        token = self._identities.token()
+        connection = self._connect(websocket, driver)
+        with bound_session(recording_id):
+            driver.come_back(connection, used=asked.token, token=token, after=asked.last_seq)
+            await self._visit(driver, connection, lambda: None)
+        return ""
 
     async def _forget(self, session: Session, recording_id: str) -> None:
         """Remove the log of a refused session, unless its client had sent content before."""
@@ -258,36 +258,14 @@ class Server:
         is_full = sum(driver.is_chat for driver in self._drivers) > chats_max
         return ErrorCode.QUEUE_FULL if is_full else None
 
-    def _make_driver(self, identity: Identity, arrival: _Arrival) -> Driver:
+    def _make_driver(self, identity: Identity, arrival: Arrival) -> Driver:
         settings, info = self._settings, self.workers.info
         is_recorded = self._recorder is not None
         watcher: Watcher | None = None
-        opened = ev.ConnectionOpened(
-            recording_id=identity.recording_id,
-            created_ms=identity.created_ms,
-            mode=arrival.mode,
-            seed=identity.seed,
-            limits=ev.SessionLimits(
-                session_s=settings.limit_s(arrival.mode),
-                init_wait_s=settings.init_wait_s,
-                cleanup_wait_s=settings.cleanup_wait_s,
-                context_tokens=info.context_limit,
-                sliding_windows=info.sliding_windows,
-                can_rollback=info.can_rollback,
-                close_on_recording_failure=settings.on_recording_failure == "close",
-                idle_s=settings.idle_s,
-                pause_s=settings.pause_s,
-                call_wait_s=TURN_WAIT_S if arrival.mode == "chat" else CALL_WAIT_S,
-                **self._rebuild_limits(arrival.mode),
-                **self._transcription_limits(arrival.mode),
-            ),
-            recording="on" if is_recorded else "off",
-            endpoint=arrival.endpoint,
-            label=arrival.label,
-            behaviour=NEWEST,
-            quiet=arrival.quiet,
-            must_record=(settings.record_always or arrival.must_record) and is_recorded,
-            recording_notice=settings.recording_notice or "",
+        can_resume = arrival.resumable and is_recorded and settings.detach_s > 0
+        token = self._identities.token() if can_resume else ""
+        opened = first_event(
+            settings, info, identity, arrival, token=token, is_recorded=is_recorded
         )
         if self._telemetry is not None:
             watcher = self._telemetry.watch(opened, arrival.owner)
@@ -301,7 +279,7 @@ class Server:
                 workers=self.workers,
                 admission=self.admission,
                 inbox=inbox,
-                tasks=self._tasks,
+                tasks=self.tasks,
                 rebuilds_exactly=settings.rebuild == "exact"
                 or (settings.rebuild == "auto" and info.deterministic),
             ),
@@ -311,55 +289,17 @@ class Server:
             admit=self._has_place,
             has_room=self._has_room,
             owner=arrival.owner,
+            token=token,
             refusal=arrival.refusal,
             watcher=watcher,
         )
-
-    def _rebuild_limits(self, mode: Mode) -> Mapping[str, Any]:
-        """The limits of a session that outlives its worker; none if it ends with it."""
-        info = self.workers.info
-        is_unit = OF_MODE[mode].work == "unit"
-        if self._settings.on_worker_loss == "close" or (is_unit and not info.can_rebuild):
-            return {}
-        return {
-            "rebuild_wait_s": REBUILD_WAIT_S,
-            "rebuild_units": REBUILD_UNITS_MAX,
-            "can_repeat": info.deterministic,
-        }
-
-    def _transcription_limits(self, mode: Mode) -> Mapping[str, Any]:
-        """The limits of a transcription; none for another mode."""
-        if mode != "transcription":
-            return {}
-        names = (self.workers.info.name, *self._settings.served_model_names)
-        return {
-            "models": tuple(dict.fromkeys(names)),
-            "sound_bytes": self._settings.transcription_buffer_mb * MIB,
-        }
 
     def _open_log(
         self, opened: ev.ConnectionOpened, owner: str, on_failure: Callable[[LogFailed], None]
     ) -> SessionLog:
         assert self._recorder is not None
         assert self._settings.record_to is not None
-        info = self.workers.info
-        fields: Fields = {
-            "recording_id": opened.recording_id,
-            "session_id": session_id_of(opened.recording_id),
-            "schema": SCHEMA,
-            "software": {"antiphon": VERSION},
-            "config": {
-                "model": self._settings.model,
-                "mode": opened.mode,
-                "durability": self._settings.durability,
-                "deterministic": info.deterministic,
-                **({"owner": owner} if owner else {}),
-            },
-            "fingerprint": dict(info.fingerprint),
-            "seed": opened.seed,
-            "wall_ms": opened.created_ms,
-            "parent": None,
-        }
+        fields = log_head(self._settings, self.workers.info, opened, owner)
         path = Store(self._settings.record_to).path(opened.recording_id)
         return self._recorder.open(path, fields, at_ns=0, on_failure=on_failure)
 

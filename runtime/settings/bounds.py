@@ -12,6 +12,8 @@ RECORDINGS: Final = Path("recordings")
 """The default folder of the logs: every session is recorded."""
 QUEUE_MAX: Final = 64
 """At 90 s a session and one slot, the last of 64 waits over an hour; any more would time out."""
+DETACHED_MAX: Final = 256
+"""Sessions without a connection: each holds memory and an open log, and a slot for its grace."""
 CHATS_MAX: Final = 256
 """Connected chats: each holds a socket, and memory during a turn."""
 CONNECTIONS_MAX: Final = 4096

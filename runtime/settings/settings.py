@@ -14,12 +14,14 @@ import attrs
 
 from protocol.values.limits import (
     CLEANUP_WAIT_S,
+    DETACH_S,
     IDLE_S,
     INIT_WAIT_S,
     LIMIT_AUDIO_S,
     LIMIT_TRANSCRIPTION_S,
     LIMIT_VIDEO_S,
     PAUSE_S,
+    RESUME_S,
     SOUND_BYTES_MAX,
 )
 from protocol.values.modes import MODES, OF_MODE, Mode
@@ -35,6 +37,7 @@ from .bounds import (
     CONNECTIONS_PER_ADDRESS_PER_S_MAX,
     COUNT_MAX,
     DAYS_MAX,
+    DETACHED_MAX,
     DRAIN_S,
     HANDSHAKE_S,
     MEGABYTES_MAX,
@@ -122,6 +125,28 @@ class Settings(ModelSettings):
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,
+    )
+    detach_s: int = setting(
+        DETACH_S,
+        "Seconds for which a session without a connection keeps its slot, if its client asked to "
+        "be able to come back; 0 allows no one to.",
+        _SESSIONS,
+        low=0,
+        high=SECONDS_MAX,
+    )
+    resume_s: int = setting(
+        RESUME_S,
+        "Seconds after which such a session ends, unless its client came back.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    detached_max: int = setting(
+        DETACHED_MAX,
+        "Sessions without a connection that are kept; the oldest ends first.",
+        _SESSIONS,
+        low=0,
+        high=COUNT_MAX,
     )
     init_wait_s: int = setting(
         INIT_WAIT_S,

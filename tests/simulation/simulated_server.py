@@ -38,6 +38,7 @@ from replay.rerun.logic import replay
 from runtime.model.backends.base import BackendError
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
 from runtime.session import rebuilding
+from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
@@ -359,13 +360,13 @@ class Simulation:
         try:
             with anyio.CancelScope() as scope:
                 link.on_cancel = lambda: self._cancel(plan, scope)
-                await self._server.handle(
-                    link,
-                    plan.mode,
+                arrival = Arrival(
+                    mode=plan.mode,
                     endpoint=plan.endpoint,
                     label=plan.label,
                     owner=str(plan.number),
                 )
+                await self._server.handle(link, arrival)
         finally:
             self._connections -= 1
         if not link.is_let_go:

@@ -1,0 +1,151 @@
+"""How a session begins: its first event, and the head of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+import attrs
+
+from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
+from protocol.values.digest import session_id_of
+from protocol.values.errors import ErrorCode
+from protocol.values.limits import (
+    CALL_WAIT_S,
+    REBUILD_UNITS_MAX,
+    REBUILD_WAIT_S,
+    TURN_WAIT_S,
+)
+from protocol.values.modes import OF_MODE, Mode
+from recorder.format.mapping import SCHEMA
+from recorder.format.records import Fields
+
+from ..model.backends.base import BackendInfo
+from ..settings.bounds import MIB
+from ..settings.settings import Settings
+from .identity import Identity
+from .peer import hash_of
+
+VERSION: Final = version("antiphon")
+"""Looked up once: it reads files."""
+
+
+@attrs.frozen(kw_only=True)
+class Arrival:
+    """A client that wants a session.
+
+    Attributes:
+        mode, endpoint: of its address.
+        label: the client's name for the session.
+        quiet: with a slot free, nothing is sent about the queue.
+        owner: the name of the session's key; empty where the server has no keys.
+        must_record: the client cannot opt out of the recording.
+        refusal: the code with which it is refused a slot; None: it may have one.
+        resumable: it wants to be able to come back.
+    """
+
+    mode: Mode
+    endpoint: ev.Endpoint = "realtime"
+    label: str = ""
+    quiet: bool = False
+    owner: str = ""
+    must_record: bool = False
+    refusal: ErrorCode | None = None
+    resumable: bool = False
+
+
+def first_event(
+    settings: Settings,
+    info: BackendInfo,
+    identity: Identity,
+    arrival: Arrival,
+    *,
+    token: str,
+    is_recorded: bool,
+) -> ev.ConnectionOpened:
+    """Make a session's first event; `token` is empty for a client that cannot come back."""
+    mode = arrival.mode
+    return ev.ConnectionOpened(
+        recording_id=identity.recording_id,
+        created_ms=identity.created_ms,
+        mode=mode,
+        seed=identity.seed,
+        limits=ev.SessionLimits(
+            session_s=settings.limit_s(mode),
+            init_wait_s=settings.init_wait_s,
+            cleanup_wait_s=settings.cleanup_wait_s,
+            context_tokens=info.context_limit,
+            sliding_windows=info.sliding_windows,
+            can_rollback=info.can_rollback,
+            close_on_recording_failure=settings.on_recording_failure == "close",
+            idle_s=settings.idle_s,
+            pause_s=settings.pause_s,
+            call_wait_s=TURN_WAIT_S if mode == "chat" else CALL_WAIT_S,
+            **_rebuild_limits(settings, info, mode),
+            **_transcription_limits(settings, info, mode),
+            **_resume_limits(settings, token),
+        ),
+        recording="on" if is_recorded else "off",
+        endpoint=arrival.endpoint,
+        label=arrival.label,
+        behaviour=NEWEST,
+        quiet=arrival.quiet,
+        must_record=(settings.record_always or arrival.must_record) and is_recorded,
+        recording_notice=settings.recording_notice or "",
+        resume_hash=hash_of(token) if token else "",
+    )
+
+
+def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mapping[str, Any]:
+    """The limits of a session that outlives its worker; none if it ends with it."""
+    is_unit = OF_MODE[mode].work == "unit"
+    if settings.on_worker_loss == "close" or (is_unit and not info.can_rebuild):
+        return {}
+    return {
+        "rebuild_wait_s": REBUILD_WAIT_S,
+        "rebuild_units": REBUILD_UNITS_MAX,
+        "can_repeat": info.deterministic,
+    }
+
+
+def _transcription_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mapping[str, Any]:
+    """The limits of a transcription; none for another mode."""
+    if mode != "transcription":
+        return {}
+    names = (info.name, *settings.served_model_names)
+    return {
+        "models": tuple(dict.fromkeys(names)),
+        "sound_bytes": settings.transcription_buffer_mb * MIB,
+    }
+
+
+def _resume_limits(settings: Settings, token: str) -> Mapping[str, Any]:
+    """The limits of a session whose client may come back; none for another."""
+    if not token:
+        return {}
+    return {"detach_s": settings.detach_s, "resume_s": settings.resume_s}
+
+
+def log_head(
+    settings: Settings, info: BackendInfo, opened: ev.ConnectionOpened, owner: str
+) -> Fields:
+    """The fields of the first record of a session's log."""
+    return {
+        "recording_id": opened.recording_id,
+        "session_id": session_id_of(opened.recording_id),
+        "schema": SCHEMA,
+        "software": {"antiphon": VERSION},
+        "config": {
+            "model": settings.model,
+            "mode": opened.mode,
+            "durability": settings.durability,
+            "deterministic": info.deterministic,
+            **({"owner": owner} if owner else {}),
+        },
+        "fingerprint": dict(info.fingerprint),
+        "seed": opened.seed,
+        "wall_ms": opened.created_ms,
+        "parent": None,
+    }

@@ -1,0 +1,115 @@
+"""The client of a session: its connection, which may change, and its right to come back.
+
+A token is a client's right to come back to its session, once: each connection is greeted with
+another one. The one before stays right until the client's first message, for the greeting may be
+lost too. The log has only hashes of tokens: it puts a word for the token into the greeting, and the
+token takes that word's place behind the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import attrs
+
+from protocol.machine.resuming import TOKEN
+from protocol.values.effects import Attach
+from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
+from protocol.values.messages import Replaced
+from protocol.wire.dialects.resuming import REPLACED
+
+from ..net.connection import Outlet, Ready
+
+HASH_HEX: Final = 64
+"""Characters of a SHA-256."""
+
+
+def hash_of(token: str) -> str:
+    """SHA-256 of a token, in hex."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+async def _at_once() -> None:
+    pass
+
+
+@attrs.frozen
+class _Arrival:
+    outlet: Outlet
+    token: str
+
+
+class Peer:
+    """The connection of one session's client.
+
+    Args:
+        token: the first one; empty for a session that cannot be resumed.
+        again: reads the frames from one ordinal up to another from the log.
+    """
+
+    def __init__(self, token: str, again: Callable[[int, int], AsyncGenerator[str]]) -> None:
+        self._again = again
+        self._hashes = [hash_of(token)] if token else []
+        self._arrivals: deque[_Arrival] = deque()
+        self._first = token
+        self._outlet: Outlet | None = None
+        self.number = -1
+
+    @property
+    def outlet(self) -> Outlet:
+        """The connection that hears the session now."""
+        assert self._outlet is not None
+        return self._outlet
+
+    def next_number(self) -> int:
+        """Number a new connection; what another one sends or meets is ignored from now on."""
+        self.number += 1
+        return self.number
+
+    def first(self, outlet: Outlet) -> None:
+        """Take the connection with which the session begins."""
+        self._outlet = outlet
+        if self._first:
+            self._arrivals.append(_Arrival(outlet, self._first))
+
+    def trust(self, *hashes: str) -> None:
+        """Take the tokens of these hashes for right, and no others."""
+        self._hashes = list(hashes)
+
+    def is_right(self, token: str) -> bool:
+        """Whether a client with this token may come back; in constant time."""
+        given = hash_of(token)
+        return sum(hmac.compare_digest(given, known) for known in self._hashes) > 0
+
+    def come_back(self, outlet: Outlet, *, used: str, token: str) -> str:
+        """Take a new connection of a client with a right token; returns the next token's hash.
+
+        It hears the session from `greet` on.
+        """
+        self._arrivals.append(_Arrival(outlet, token))
+        self._hashes = [hash_of(token), hash_of(used)]
+        return self._hashes[0]
+
+    def heard(self) -> None:
+        """Note that the client has its greeting: it sends on the new connection."""
+        del self._hashes[1:]
+
+    def hang_up(self) -> None:
+        """Close a connection that the session left open: it was broken off."""
+        if self._outlet is not None:
+            self._outlet.close(CLOSE_INTERNAL_ERROR, "", _at_once)
+
+    def greet(self, effect: Attach, ready: Ready) -> None:
+        """Send the new connection its greeting, and the frames that the client does not have."""
+        arrival = self._arrivals.popleft()
+        if self._outlet is not None and self._outlet is not arrival.outlet:
+            self._outlet.send(REPLACED.encode(Replaced()), _at_once)
+            self._outlet.close(CLOSE_NORMAL, "replaced", _at_once)
+        self._outlet = arrival.outlet
+        self._outlet.send(effect.frame.replace(TOKEN, arrival.token), ready)
+        if effect.after + 1 < effect.before:
+            self._outlet.send_again(self._again(effect.after + 1, effect.before))

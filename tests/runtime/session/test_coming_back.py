@@ -1,0 +1,352 @@
+"""A client that comes back to its session hears each frame once, and is heard once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from protocol.values import events as ev
+from recorder.format.mapping import event_of
+from recorder.read.reader import LogReader, read
+from replay.rerun.logic import replay
+from runtime.model.backends.scripted import ScriptedBackend
+from tests.helpers import Body, Peer, append_frame, close_frame, on_virtual_time, world
+
+
+def greeting(peer: Peer) -> Body:
+    """The first frame of a connection."""
+    first = peer.events[0]
+    assert first["type"] == "session.resumable"
+    assert "seq" not in first
+    return first
+
+
+def numbers(*peers: Peer) -> list[int]:
+    """The numbers of all frames that connections got, in order."""
+    return [event["seq"] for peer in peers for event in peer.events if "seq" in event]
+
+
+def frames(*peers: Peer) -> list[str]:
+    """All numbered frames that connections got."""
+    return [frame for peer in peers for frame in peer.frames if '"seq":' in frame]
+
+
+def logged(folder: Path) -> list[str]:
+    """The frames that the only log of a folder holds."""
+    (path,) = folder.glob("*")
+    return [str(record.fields["frame"]) for record in read(path) if record.kind == "tx"]
+
+
+def events(folder: Path) -> list[ev.Event]:
+    """The events that the only log of a folder holds."""
+    (path,) = folder.glob("*")
+    kinds = {"rx", "prepare", "unit", "finalize", "rollback", "turn", "chunk", "event"}
+    return [event_of(it.fields, it.at_ns) for it in read(path) if it.kind in kinds]
+
+
+def replays(folder: Path, count: int = 1) -> None:
+    """The logs of a folder replay to the end."""
+    paths = list(folder.glob("*"))
+    assert len(paths) == count
+    for path in paths:
+        with LogReader(path) as log:
+            report = replay(log)
+        assert report.identical, report.first_divergence
+
+
+def last(peer: Peer) -> tuple[str, str, int]:
+    """What a client needs to come back: recording, token, and the last number it has."""
+    first = greeting(peer)
+    heard = numbers(peer)
+    return first["recording_id"], first["token"], heard[-1] if heard else first["next_seq"] - 1
+
+
+async def talk(peer: Peer, seconds: int) -> None:
+    """Send sound as it comes."""
+    for _ in range(seconds):
+        peer.send(append_frame())
+        await anyio.sleep(1)
+
+
+def test_who_comes_back_in_time_keeps_its_slot(tmp_path: Path) -> None:
+    """A client that lost its connection for a moment lost its conversation."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            await talk(peer, 3)
+            peer.vanish()
+            await anyio.sleep(5)
+            assert server.server.slots.free == server.server.slots.slots - 1
+            again = server.come_back(*last(peer))
+            await talk(again, 3)
+            again.send(close_frame())
+            await again.over()
+            assert greeting(again)["ack"] == 4  # an init and three seconds
+            assert numbers(peer, again) == list(range(len(numbers(peer, again))))
+            assert frames(peer, again) == logged(tmp_path)
+            assert greeting(again)["token"] != greeting(peer)["token"]
+
+    on_virtual_time(body)
+    kinds = [type(event) for event in events(tmp_path)]
+    assert ev.PeerGone in kinds
+    assert ev.PeerAttached in kinds
+    assert ev.Rebuilt not in kinds
+    replays(tmp_path)
+
+
+def test_what_was_said_meanwhile_is_heard_once(tmp_path: Path) -> None:
+    """Frames that were on their way when the connection broke were lost, or came twice."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            for _ in range(4):
+                peer.send(append_frame())
+            await peer.heard("listen")
+            recording_id, token, seq = last(peer)
+            peer.vanish()
+            await anyio.sleep(10)
+            again = server.come_back(recording_id, token, seq - 2)
+            again.send(close_frame())
+            await again.over()
+            assert numbers(again)[0] == seq - 1
+            assert frames(peer)[: seq - 1] + frames(again) == logged(tmp_path)
+
+    on_virtual_time(body)
+    replays(tmp_path)
+
+
+def test_who_is_long_gone_gives_its_slot_back_and_is_rebuilt(tmp_path: Path) -> None:
+    """A slot was held for a client in a tunnel, or its conversation was forgotten."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            await talk(peer, 4)
+            peer.vanish()
+            await anyio.sleep(40)
+            assert server.server.slots.free == server.server.slots.slots
+            assert server.server.sessions == 1
+            again = server.come_back(*last(peer))
+            await talk(again, 4)
+            again.send(close_frame())
+            await again.over()
+            assert frames(peer, again) == logged(tmp_path)
+
+    on_virtual_time(body)
+    (rebuilt,) = [event for event in events(tmp_path) if isinstance(event, ev.Rebuilt)]
+    assert rebuilt.steps == 4
+    replays(tmp_path)
+
+
+def test_who_comes_back_to_a_full_server_waits_and_is_told(tmp_path: Path) -> None:
+    """A client that came back waited in silence, or was turned away."""
+
+    async def body() -> None:
+        async with world(ScriptedBackend(slots=1), record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            await talk(peer, 2)
+            peer.vanish()
+            await anyio.sleep(40)
+            other = await server.activate("audio")
+            again = server.come_back(*last(peer))
+            await again.heard("session.queued")
+            await anyio.sleep(20)
+            other.send(close_frame())
+            await talk(again, 2)
+            await again.heard("audio")
+
+    on_virtual_time(body)
+    replays(tmp_path, 2)
+
+
+def test_who_does_not_come_back_ends(tmp_path: Path) -> None:
+    """Sessions without a client piled up."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            peer.vanish()
+            await anyio.sleep(601)
+            assert server.server.sessions == 0
+            again = server.come_back(*last(peer))
+            await again.over()
+            assert again.closed == (1008, "there is no such session, or this is not its token")
+
+    on_virtual_time(body)
+    replays(tmp_path)
+
+
+def test_a_right_token_takes_over_a_session_that_is_alive(tmp_path: Path) -> None:
+    """A half-open connection kept its client out."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            await talk(peer, 2)
+            again = server.come_back(*last(peer))
+            await peer.over()
+            assert peer.events[-1] == {"type": "session.replaced"}
+            assert peer.closed == (1000, "replaced")
+            peer.send(append_frame())
+            await talk(again, 2)
+            again.send(close_frame())
+            await again.over()
+            assert greeting(again)["ack"] == 3
+            assert frames(peer, again) == logged(tmp_path)
+
+    on_virtual_time(body)
+    assert ev.PeerGone not in [type(event) for event in events(tmp_path)]
+    replays(tmp_path)
+
+
+@pytest.mark.parametrize("which", ["wrong", "old", "other", "ahead", "nothing"])
+def test_a_wrong_token_harms_nothing(tmp_path: Path, which: str) -> None:
+    """Somebody else got into a conversation, or broke it."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            stranger = await server.activate("audio", resumable=True)
+            first = last(peer)
+            peer.vanish()
+            peer = server.come_back(*last(peer))
+            await peer.until(lambda: bool(peer.events))
+            await talk(peer, 1)
+            recording_id, token, seq = last(peer)
+            tried = {
+                "wrong": (recording_id, "x" * 43, seq),
+                "old": first,
+                "other": (recording_id, greeting(stranger)["token"], seq),
+                "ahead": (recording_id, token, seq + 1),
+                "nothing": ("no-such-recording", token, seq),
+            }
+            thief = server.come_back(*tried[which])
+            await thief.over()
+            assert thief.closed is not None
+            assert thief.closed[0] == 1008
+            assert not thief.events
+            peer.send(append_frame())
+            await peer.heard("listen", 2)
+            assert not peer.is_over
+
+    on_virtual_time(body)
+
+
+def test_a_token_whose_successor_was_lost_is_still_right(tmp_path: Path) -> None:
+    """A connection that broke before its greeting arrived left the client without a token."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            known = last(peer)
+            peer.vanish()
+            for _ in range(3):
+                again = server.come_back(*known)
+                await again.until(lambda: bool(again.events))  # noqa: B023 - awaited here
+                again.vanish()
+                await anyio.sleep(1)
+            again = server.come_back(*known)
+            await talk(again, 2)
+            again.send(close_frame())
+            await again.over()
+            assert frames(peer, again) == logged(tmp_path)
+
+    on_virtual_time(body)
+    replays(tmp_path)
+
+
+def test_the_log_holds_no_token(tmp_path: Path) -> None:
+    """Who can read a recording could take its session over."""
+    tokens = list[str]()
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            peer.vanish()
+            again = server.come_back(*last(peer))
+            again.send(close_frame())
+            await again.over()
+            tokens.extend([greeting(peer)["token"], greeting(again)["token"]])
+
+    on_virtual_time(body)
+    (path,) = tmp_path.glob("*")
+    said = json.dumps([dict(it.fields) for it in read(path)], default=repr)
+    assert tokens
+    assert not [token for token in tokens if token in said]
+
+
+def test_a_client_that_says_that_it_leaves_has_left(tmp_path: Path) -> None:
+    """A client that closed its connection in order left a slot behind for a while."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            peer.leave(1000)
+            await server.quiet()
+            assert server.server.slots.free == server.server.slots.slots
+
+    on_virtual_time(body)
+
+
+def test_who_stops_the_recording_cannot_come_back(tmp_path: Path) -> None:
+    """A client was promised what only a recording can give."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = server.connect("audio", resumable=True)
+            await peer.heard("session.queue_done")
+            init: dict[str, Any] = {"system_prompt": "", "record": False}
+            peer.send(json.dumps({"type": "session.init", "payload": init}))
+            await peer.heard("session.created")
+            told = peer.all("session.resumable")
+            assert [one["token"] != "" for one in told] == [True, False]
+            peer.vanish()
+            await server.quiet()
+
+    on_virtual_time(body)
+
+
+def test_who_does_not_ask_sees_nothing_of_it(tmp_path: Path) -> None:
+    """Clients that know nothing of it got fields and frames that they do not know."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio")
+            await talk(peer, 1)
+            assert "session.resumable" not in peer.kinds
+            assert numbers(peer) == []
+            peer.vanish()
+            await server.quiet()
+
+    on_virtual_time(body)
+    assert [it.code for it in events(tmp_path) if isinstance(it, ev.PeerGone)] == [0]
+
+
+def test_an_answer_goes_on_while_nobody_listens(tmp_path: Path) -> None:
+    """The answer of a chat was lost with the connection on which it was asked."""
+    asked = {"messages": [{"role": "user", "content": "one two three four five six seven"}]}
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = server.connect("chat", resumable=True)
+            await peer.heard("session.queue_done")
+            peer.send('{"type": "session.init", "payload": {}}')
+            await peer.heard("session.created")
+            peer.send(json.dumps({"type": "input.append", "input": asked}))
+            await peer.heard("text")
+            peer.vanish()
+            await anyio.sleep(100)
+            again = server.come_back(*last(peer))
+            await again.heard("response.done")
+            again.send(close_frame())
+            await again.over()
+            assert frames(peer, again) == logged(tmp_path)
+
+    on_virtual_time(body)
+    replays(tmp_path)
