@@ -77,6 +77,7 @@ from runtime.client.errors import (
     SessionClosedError,
     SessionRefusedError,
 )
+from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.sdk import connect, transcribe
 from runtime.client.session import ClientSession
 from runtime.client.session import connect as connect_raw
@@ -115,6 +116,8 @@ __all__ = [
     "Prefilled",
     "ProtocolError",
     "QueuePlace",
+    "Reconnected",
+    "Reconnecting",
     "ReferenceAudio",
     "RemoteProtocolError",
     "ReportedError",

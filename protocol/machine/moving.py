@@ -29,14 +29,12 @@ class Moving(Resuming):
         is_revoked: it moves when no model call is in progress.
         is_repeated: the call in progress, or that which comes next, was lost with a worker.
         losses: workers lost since a call of the session ended.
-        is_returning: its client came back when it was asleep.
     """
 
     is_moving: bool = False
     is_revoked: bool = False
     is_repeated: bool = False
     losses: int = 0
-    is_returning: bool = False
 
     # -- what a course says of itself -----------------------------------------------------------
 
@@ -56,8 +54,8 @@ class Moving(Resuming):
 
     @property
     def hears_queue(self) -> bool:
-        """Whether the client hears of the queue: not while its own slot was lost."""
-        return not self.is_moving or self.is_returning
+        """Whether the client hears of the queue."""
+        return not self.is_moving
 
     def backend_lost(self) -> None:
         """Move to another slot, or end the session: the backend is lost."""
@@ -115,7 +113,6 @@ class Moving(Resuming):
 
     def wake(self) -> None:
         """Ask for a slot, if it has none."""
-        self.is_returning, self.place = self.is_moving, None
         if self.is_moving and self.lease is None and not self.waits_for_slot:
             self.slot_returned()
 
@@ -174,6 +171,6 @@ class Moving(Resuming):
         return lease == self.lease and self.call.phase is Phase.REBUILDING
 
     def _arrive(self) -> None:
-        self.is_moving = self.is_returning = False
+        self.is_moving = False
         self.cancel_timer("rebuild")
         self.take_up()

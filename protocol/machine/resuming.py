@@ -99,7 +99,7 @@ class Resuming(Core):
     def _attach(self, after: int) -> None:
         limits = self.opened.limits
         greeting = Resumable(
-            recording_id=self.recording_id or self.opened.recording_id,
+            recording_id=self.opened.recording_id,
             token=TOKEN if self.is_resumable and not self.is_closed else "",
             grace_s=limits.detach_s,
             expires_in_s=limits.resume_s,

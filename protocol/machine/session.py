@@ -10,7 +10,7 @@ Its course (`duplex`, `chat` with its single request, `transcription`) has the p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ..values import effects as ef
 from ..values import events as ev
@@ -71,6 +71,7 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     ev.RebuildFailed: "rebuild_failed",
 }
 """The course's method for each event and message of its own."""
+Connected = Literal["connected", "detached", "asleep"]
 
 
 class Session:
@@ -143,6 +144,18 @@ class Session:
     def is_resumable(self) -> bool:
         """Whether its client may come back to it on another connection."""
         return self._core.is_resumable
+
+    @property
+    def frames_received(self) -> int:
+        """Messages that the client sent."""
+        return self._core.frames_received
+
+    @property
+    def connection(self) -> Connected:
+        """Whether its client is connected; asleep: it is not, and the slot is given back."""
+        if not self._core.is_detached:
+            return "connected"
+        return "asleep" if self._core.is_asleep else "detached"
 
     @property
     def is_finished(self) -> bool:

@@ -104,7 +104,6 @@ def _peer(core: Resuming) -> Keys:
         "detached": core.is_detached,
         "asleep": core.is_asleep,
         "received": core.frames_received,
-        "returning": isinstance(core, Moving) and core.is_returning,
     }
     return {"peer": peer}
 

@@ -107,8 +107,6 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
             State.QUEUED: _QUEUED,
             State.CONNECTED: _CONNECTED,
             State.ACTIVE: {
-                Queued: State.ACTIVE,
-                QueueUpdate: State.ACTIVE,
                 Listen: State.ACTIVE,
                 Speech: State.ACTIVE,
                 Pending: State.ACTIVE,

@@ -42,30 +42,16 @@ from protocol.values.state import Gate
 from .chat import ChatSession
 from .duplex import DuplexSession
 from .errors import (
-    CannotConnectError,
     ClientError,
-    HandshakeRejectedError,
     LocalProtocolError,
     ReportedError,
     SessionClosedError,
-    SessionRefusedError,
 )
+from .patience import RETRIES, RETRIES_MAX, backoff_s, may_pass
+from .resuming import OnConnection
 from .session import ClientSession
 from .session import connect as connect_raw
 from .transcription import TranscriptionSession
-
-RETRIES: Final = 4
-"""With the waits below some five seconds: a server with a small model has restarted."""
-RETRIES_MAX: Final = 100
-"""With `BACKOFF_S_MAX` most of an hour; more is for a service manager."""
-BACKOFF_S: Final = 0.5
-"""Longer than a lost packet, shorter than a person notices."""
-BACKOFF_S_MAX: Final = 30.0
-"""A server that is gone for long is tried twice a minute."""
-PASSING_CLOSE_CODES: Final = frozenset({1001, 1006, 1011, 1012, 1013, 1014})
-"""Going away, lost, failed, restarting, full, and a gateway without its server (RFC 6455, 7.4)."""
-PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
-"""Too many requests, and a gateway or server that is not up yet (RFC 9110, 15.6)."""
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "transcription"]
 OnQueue = Callable[[QueuePlace], object]
@@ -86,6 +72,8 @@ def connect(
     jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
     key: str | None = ...,
+    resume: bool = ...,
+    on_connection: OnConnection | None = ...,
 ) -> AbstractAsyncContextManager[DuplexSession]: ...
 
 
@@ -102,6 +90,8 @@ def connect(
     jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
     key: str | None = ...,
+    resume: bool = ...,
+    on_connection: OnConnection | None = ...,
 ) -> AbstractAsyncContextManager[ChatSession]: ...
 
 
@@ -117,6 +107,8 @@ def connect(
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
+    resume: bool = True,
+    on_connection: OnConnection | None = None,
 ) -> AbstractAsyncContextManager[DuplexSession] | AbstractAsyncContextManager[ChatSession]:
     """Open and set up a session: a context of a `ChatSession` in mode=chat, else a `DuplexSession`.
 
@@ -131,6 +123,8 @@ def connect(
         jitter: gives numbers in [0, 1) that shorten the waits between attempts.
         tls: for `wss://`; None trusts the system's authorities.
         key: the API key, if the server needs one; send it only over `wss://`.
+        resume: come back to the session when the connection is lost, where the server can.
+        on_connection: called with each attempt to come back, and when the session goes on.
 
     Raises:
         AddressError: the address is invalid.
@@ -153,6 +147,8 @@ def connect(
         jitter=jitter,
         tls=tls,
         key=key,
+        resume=resume,
+        on_connection=on_connection,
     )
     return _chat(opening) if mode == "chat" else _duplex(opening)
 
@@ -166,6 +162,8 @@ async def transcribe(
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
+    resume: bool = True,
+    on_connection: OnConnection | None = None,
 ) -> AsyncIterator[TranscriptionSession]:
     """Open a transcription and choose its model; cancelled or left, it is closed.
 
@@ -182,6 +180,8 @@ async def transcribe(
         jitter=jitter,
         tls=tls,
         key=key,
+        resume=resume,
+        on_connection=on_connection,
     )
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
@@ -223,23 +223,6 @@ def _choose_init(mode: Mode, instructions: str | None, init: Init | None) -> Ini
     return chosen
 
 
-def may_pass(error: ClientError) -> bool:
-    """Whether an attempt that failed like this could succeed later."""
-    match error:
-        case CannotConnectError():
-            return error.may_pass
-        case HandshakeRejectedError():
-            return error.status in PASSING_STATUSES
-        case SessionClosedError():
-            return error.code in PASSING_CLOSE_CODES
-    return isinstance(error, SessionRefusedError)
-
-
-def backoff_s(attempt: int, chance: float) -> float:
-    """The wait after `attempt` (from 0) in seconds, less up to a half by `chance` in [0, 1)."""
-    return float(min(BACKOFF_S * 2**attempt, BACKOFF_S_MAX) * (1 - chance / 2))
-
-
 @attrs.frozen(kw_only=True)
 class _Opening:
     url: str
@@ -251,6 +234,8 @@ class _Opening:
     jitter: Callable[[], float]
     tls: ssl.SSLContext | None
     key: str | None = attrs.field(repr=False)
+    resume: bool
+    on_connection: OnConnection | None
 
     async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
         """Open until it succeeds, fails for good, or was tried often enough."""
@@ -271,7 +256,14 @@ class _Opening:
     async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
         """Connect and set up; the stack closes it."""
         connecting = connect_raw(
-            self.url, mode=self.mode, dialect=self.dialect, tls=self.tls, key=self.key
+            self.url,
+            mode=self.mode,
+            dialect=self.dialect,
+            tls=self.tls,
+            key=self.key,
+            resume=self.resume,
+            on_connection=self.on_connection,
+            jitter=self.jitter,
         )
         raw = await stack.enter_async_context(connecting)
         if self.dialect == "legacy-chat":

@@ -15,9 +15,11 @@ runs on asyncio and on trio.
 
 from __future__ import annotations
 
+import random
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, ParamSpec, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
@@ -36,6 +38,7 @@ from .errors import (
     SessionRefusedError,
     as_client_errors,
 )
+from .resuming import OnConnection, open_resuming
 from .websocket import open_socket
 
 Asked = ParamSpec("Asked")
@@ -192,6 +195,9 @@ async def connect(
     dialect: str = "realtime",
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
+    resume: bool = False,
+    on_connection: OnConnection | None = None,
+    jitter: Callable[[], float] = random.random,
 ) -> AsyncIterator[ClientSession]:
     """Open a session's connection, before its first message; cancelled or left, it is closed.
 
@@ -200,6 +206,9 @@ async def connect(
         dialect: a name of `protocol.wire.dialects.DIALECTS`.
         tls: for `wss://`; None trusts the system's authorities.
         key: the API key, if the server needs one.
+        resume: come back to the session when the connection is lost, where the server can.
+        on_connection: called with each attempt to come back, and when the session goes on.
+        jitter: gives numbers in [0, 1) that shorten the waits between attempts.
 
     Raises:
         AddressError: the address is invalid.
@@ -211,9 +220,20 @@ async def connect(
         ClientConnection(dialect, mode)  # raises before the connection is made
     address = endpoint(url, mode, dialect)
     frame_bytes_max = OF_MODE[mode].frame_bytes_max
-    opening = open_socket(address, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
-    async with opening as socket:
-        yield ClientSession(socket, mode=mode, dialect=dialect)
+    open_ = partial(open_socket, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
+    if not resume:
+        async with open_(address) as socket:
+            yield ClientSession(socket, mode=mode, dialect=dialect)
+        return
+    opening = open_resuming(
+        address,
+        open_=open_,
+        frame_bytes_max=frame_bytes_max,
+        on_connection=on_connection or (lambda _: None),
+        jitter=jitter,
+    )
+    async with opening as resuming:
+        yield ClientSession(resuming, mode=mode, dialect=dialect)
 
 
 def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:

@@ -24,7 +24,7 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.digest import session_id_of
-from protocol.values.errors import ErrorCode
+from protocol.values.errors import CLOSE_NORMAL, ErrorCode
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
 from protocol.values.state import State
@@ -105,6 +105,7 @@ class Driver:
         self._timers: dict[str, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
+        self.away_ns: int | None = None
         self._journal = Journal(open_log, on_failure=self._recording_failed)
         self.peer = Peer(token, self._journal.again)
 
@@ -140,6 +141,7 @@ class Driver:
             chunks=counts.get("chunks", 0),
             dropped_units=counts.get("units_dropped", 0),
             kv_tokens=kv_tokens(self.recording_id),
+            connection="connected" if session is None else session.connection,
         )
 
     async def mark(self, fields: Fields) -> tuple[int, int]:
@@ -174,19 +176,26 @@ class Driver:
 
     def come_back(self, outlet: Outlet, *, used: str, token: str, after: int) -> None:
         """Go on with the client on a new connection; `used` is its token, `token` the next one."""
+        self.away_ns = None
         resume_hash = self.peer.come_back(outlet, used=used, token=token)
         self.post(ev.PeerAttached(at_ns=self.now_ns(), after=after, resume_hash=resume_hash))
 
     def peer_gone(self, number: int, code: int) -> None:
         """Note that a connection is over; only the last one's end concerns the session."""
         if number == self.peer.number:
+            self.away_ns = self.now_ns()
             told = code if self._opened.resume_hash else 0
             self.post(ev.PeerGone(at_ns=self.now_ns(), code=told))
 
     def send_failed(self, number: int) -> None:
         """Note that a connection takes no more, as in `peer_gone`."""
         if number == self.peer.number:
+            self.away_ns = self.now_ns()
             self.post(ev.SendFailed(at_ns=self.now_ns()))
+
+    def wait_no_longer(self) -> None:
+        """End a session that waits for its client: there are too many."""
+        self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
     async def frame_received(self, number: int, frame: Frame) -> None:
         """Post a frame of a connection; waits while the server is too far behind."""

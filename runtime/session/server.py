@@ -42,6 +42,7 @@ from .beginning import Arrival, first_event, log_head
 from .calls import Calls
 from .decodes import DecodeMedia
 from .driver import Driver
+from .ended import Ended, EndedSessions
 from .identity import Identities, Identity
 from .journal import MarkRefused
 from .lane import Lane
@@ -105,6 +106,7 @@ class Server:
         self._drivers: dict[Driver, None] = {}
         self._nobody_left = anyio.Event()
         self._lane = Lane()
+        self._ended = EndedSessions(settings.resume_s)
 
     @property
     def sessions(self) -> int:
@@ -178,6 +180,7 @@ class Server:
         finally:
             driver.peer.hang_up()
             del self._drivers[driver]
+            self._keep_ended(driver)
             if not self._drivers:
                 self._nobody_left.set()
         if driver.session is None:
@@ -209,6 +212,32 @@ class Server:
             _logger.exception("a connection of session %s broke", driver.recording_id)
         finally:
             on_left()
+            self._let_the_oldest_end()
+
+    def _keep_ended(self, driver: Driver) -> None:
+        """Let a client that was away hear how its session ended."""
+        session, folder = driver.session, self._settings.record_to
+        if session is None or not session.is_resumable or folder is None:
+            return
+        ended = Ended(
+            recording_id=driver.recording_id,
+            owner=driver.owner,
+            peer=driver.peer,
+            path=Store(folder).path(driver.recording_id),
+            frames_sent=driver.frames_sent,
+            frames_received=session.frames_received,
+            reason=session.end_reason or "",
+            ended_ns=now_ns(),
+        )
+        self._ended.add(ended)
+
+    def _let_the_oldest_end(self) -> None:
+        """Keep no more sessions without a connection than may be kept."""
+        waiting = [it for it in self._drivers if it.away_ns is not None and it.is_resumable]
+        excess = len(waiting) - self._settings.detached_max
+        if excess > 0:
+            for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
+                driver.wait_no_longer()
 
     async def come_back(
         self, websocket: WebSocket, recording_id: str, owner: str, asked: ComeBack
@@ -221,15 +250,20 @@ class Server:
         """
         found = (driver for driver in self._drivers if driver.recording_id == recording_id)
         driver = next(found, None)
-        if driver is None or driver.owner != owner or not driver.peer.is_right(asked.token):
+        it = driver or self._ended.get(recording_id, now_ns())
+        if it is None or it.owner != owner or not it.peer.is_right(asked.token):
             return NO_SESSION
-        if asked.last_seq >= driver.frames_sent:
+        if asked.last_seq >= it.frames_sent:
             return AHEAD
+        if isinstance(it, Ended):
+            with bound_session(recording_id):
+                await it.tell(websocket, asked, self._settings.stall_s)
+            return ""
         token = self._identities.token()
-        connection = self._connect(websocket, driver)
+        connection = self._connect(websocket, it)
         with bound_session(recording_id):
-            driver.come_back(connection, used=asked.token, token=token, after=asked.last_seq)
-            await self._visit(driver, connection, lambda: None)
+            it.come_back(connection, used=asked.token, token=token, after=asked.last_seq)
+            await self._visit(it, connection, lambda: None)
         return ""
 
     async def _forget(self, session: Session, recording_id: str) -> None:

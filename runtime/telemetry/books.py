@@ -76,6 +76,7 @@ class Books:
     received_bytes: Count
     sent_bytes: Count
     sends_failed: Count
+    resumed: Count
     errors: Mapping[str, Count]
     media_decoded: Mapping[str, Count]
     media_rejected: Mapping[str, Count]
@@ -112,6 +113,7 @@ class Books:
             received_bytes=count(c.RECEIVED_BYTES, mode),
             sent_bytes=count(c.SENT_BYTES, mode),
             sends_failed=count(c.SENDS_FAILED, mode),
+            resumed=count(c.RESUMED, mode),
             errors={code.value: count(c.ERRORS, code.value) for code in ErrorCode},
             media_decoded={kind: count(c.MEDIA, kind, "decoded") for kind in kinds},
             media_rejected={kind: count(c.MEDIA, kind, "rejected") for kind in kinds},

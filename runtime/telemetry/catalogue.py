@@ -83,6 +83,7 @@ SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connection
 SENDS_FAILED: Final = _count(
     "sends_failed", "Connections dropped because a client read too slowly.", "mode"
 )
+RESUMED: Final = _count("sessions_resumed", "Times that a client came back to its session.", "mode")
 ERRORS: Final = _count("errors", "Errors sent to clients, by their wire code.", "code")
 MEDIA: Final = _count(
     "media", "Images, sounds and videos handed to decoders: decoded or rejected.", "kind", "outcome"

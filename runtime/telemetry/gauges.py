@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from protocol.machine.session import Connected
 from protocol.values.modes import Mode
 from protocol.values.state import State
 from recorder.keep.retention import Cause, RetentionStatistics
@@ -64,6 +65,11 @@ DENIED: Final = _count(
 PAUSES: Final = _count("reading_pauses", "Times that a client waited because of its rate limit.")
 RECEIVING: Final = _gauge("receiving_bytes", "Bytes of large messages that are on their way in.")
 SESSIONS: Final = _gauge("sessions", "Sessions that run.", "mode", "state")
+SESSIONS_DETACHED: Final = _gauge(
+    "sessions_detached",
+    "Sessions whose clients are away and may come back: detached, with a slot, or asleep, without.",
+    "state",
+)
 QUEUE: Final = _gauge("queue_length", "Sessions and turns that wait for a slot.")
 SLOTS: Final = _gauge("slots", "Slots of the model: free, leased, condemned.", "state")
 WORKERS: Final = _gauge("workers", "Workers: serving, condemned.", "state")
@@ -171,6 +177,9 @@ def _of_sessions(status: ServerStatus) -> Iterator[Family]:
     found = Counter[Labels]((at.mode, at.state.value) for at in status.sessions)
     pairs: list[Labels] = [(mode, state.value) for mode in get_args(Mode) for state in State]
     yield _family(SESSIONS, {pair: found[pair] for pair in pairs})
+    away = Counter(session.connection for session in status.sessions)
+    states: tuple[Connected, ...] = ("detached", "asleep")
+    yield _family(SESSIONS_DETACHED, {(state,): away[state] for state in states})
     held = [session.kv_tokens for session in status.sessions]
     yield _family(KV, {NO_LABELS: sum(held)})
     yield _family(KV_LARGEST, {NO_LABELS: max(held, default=0)})

@@ -99,6 +99,9 @@ class Meter:
     def _send_failed(self, _event: ev.SendFailed) -> None:
         self._books.sends_failed.inc()
 
+    def _peer_attached(self, _event: ev.PeerAttached) -> None:
+        self._books.resumed.inc()
+
     def _recording_failed(self, _event: ev.RecordingFailed) -> None:
         self._books.recordings_failed.inc()
 
@@ -188,6 +191,7 @@ def error_code(frame: str) -> str:
 _EVENTS: Final[Mapping[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.FrameReceived: Meter._frame_received,
     ev.SendFailed: Meter._send_failed,
+    ev.PeerAttached: Meter._peer_attached,
     ev.RecordingFailed: Meter._recording_failed,
     ev.SlotLeased: Meter._slot_leased,
     ev.TicketLeft: lambda self, _: self._leave("left"),

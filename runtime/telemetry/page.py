@@ -138,10 +138,11 @@ def _sessions(sessions: tuple[SessionStatus, ...]) -> str:
 
 def _row(session: SessionStatus) -> str:
     tone = STATE_TONES.get(session.state, "soft")
+    away = "" if session.connection == "connected" else f", {session.connection}"
     cells = (
         f"<code>{_text(session.recording_id)}</code>",
         f"<code>{_text(session.session_id)}</code>",
-        f'<span class="{tone}">{session.state.value.lower()}</span>',
+        f'<span class="{tone}">{session.state.value.lower()}</span>{away}',
         _text(session.mode),
         _text(session.dialect or "-"),
         _text(session.owner or "-"),

@@ -77,6 +77,7 @@ def session_json(session: SessionStatus) -> dict[str, Any]:
         "mode": session.mode,
         "dialect": session.dialect,
         "state": session.state.value,
+        "connection": session.connection,
         "age_s": round(session.age_s, 1),
         "units": session.units,
         "chunks": session.chunks,

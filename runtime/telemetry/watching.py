@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from protocol.machine.session import Session
+from protocol.machine.session import Connected, Session
 from protocol.values.effects import Effect
 from protocol.values.events import ConnectionOpened, Event
 from protocol.values.modes import Mode
@@ -60,6 +60,7 @@ class SessionStatus:
         chunks: seconds of a transcription.
         dropped_units: units dropped because they came too fast.
         kv_tokens: its tokens in the model's cache; 0 without a slot.
+        connection: as in `Session.connection`.
     """
 
     recording_id: str
@@ -73,6 +74,7 @@ class SessionStatus:
     chunks: int
     dropped_units: int
     kv_tokens: int
+    connection: Connected = "connected"
 
 
 @attrs.frozen(kw_only=True)

@@ -210,7 +210,7 @@ async def test_legacy_chat_is_one_question() -> None:
     assert [piece.text for piece in pieces] == ["Hi", "Hi"]
     assert answer.prefilled is not None
     assert answer.prefilled.input_tokens == 7
-    assert paths == ["/ws/chat"]
+    assert paths == ["/ws/chat?resumable=1"]
 
 
 # -- against a real server ------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from websockets.sync.server import ServerConnection
 import antiphon
 from antiphon import Closed, ErrorReport, Listen, LocalProtocolError, QueuePlace, Speech
 from protocol.wire.codec import decode_base64
-from runtime.client import sdk
-from runtime.client.sdk import BACKOFF_S_MAX, backoff_s
+from runtime.client import patience
+from runtime.client.patience import BACKOFF_S_MAX, backoff_s
 from tests.live.servers import live_server
 from tests.peers import JPEG, create, end, hear, peer, place, raw_peer, refuse, report, reset, say
 
@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait a millisecond between attempts."""
-    monkeypatch.setattr(sdk, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(patience, "BACKOFF_S", 0.001)
 
 
 def heard_all(websocket: ServerConnection) -> list[dict[str, Any]]:

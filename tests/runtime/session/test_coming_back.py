@@ -144,8 +144,8 @@ def test_who_is_long_gone_gives_its_slot_back_and_is_rebuilt(tmp_path: Path) -> 
     replays(tmp_path)
 
 
-def test_who_comes_back_to_a_full_server_waits_and_is_told(tmp_path: Path) -> None:
-    """A client that came back waited in silence, or was turned away."""
+def test_who_comes_back_to_a_full_server_waits(tmp_path: Path) -> None:
+    """A client that came back was turned away, or waited behind those who are new."""
 
     async def body() -> None:
         async with world(ScriptedBackend(slots=1), record_to=tmp_path) as server:
@@ -155,14 +155,17 @@ def test_who_comes_back_to_a_full_server_waits_and_is_told(tmp_path: Path) -> No
             await anyio.sleep(40)
             other = await server.activate("audio")
             again = server.come_back(*last(peer))
-            await again.heard("session.queued")
+            third = server.connect("audio")
+            await third.heard("session.queued")
             await anyio.sleep(20)
             other.send(close_frame())
             await talk(again, 2)
             await again.heard("audio")
+            again.send(close_frame())
+            await third.heard("session.queue_done")
 
     on_virtual_time(body)
-    replays(tmp_path, 2)
+    replays(tmp_path, 3)
 
 
 def test_who_does_not_come_back_ends(tmp_path: Path) -> None:
@@ -176,7 +179,13 @@ def test_who_does_not_come_back_ends(tmp_path: Path) -> None:
             assert server.server.sessions == 0
             again = server.come_back(*last(peer))
             await again.over()
-            assert again.closed == (1008, "there is no such session, or this is not its token")
+            assert again.kinds == ["session.resumable", "session.closed"]
+            assert again.closed == (1000, "timeout")
+            assert frames(peer, again) == logged(tmp_path)
+            await anyio.sleep(601)
+            late = server.come_back(*last(peer))
+            await late.over()
+            assert late.closed == (1008, "there is no such session, or this is not its token")
 
     on_virtual_time(body)
     replays(tmp_path)

@@ -1,0 +1,309 @@
+"""A session's WebSocket that outlives its connections, for any dialect (docs/resume.md).
+
+It asks for a session that can be resumed. When the connection is lost it connects again, gets the
+frames that it has not heard, and sends again what the server has not; its user only waits. `seq`
+and `ack` in the server's frames say what was heard on either side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import anyio
+import attrs
+
+from protocol.values.messages import Resumable
+from protocol.values.requests import ComeBack
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects.resuming import (
+    RESUMABLE,
+    RESUME,
+    SESSION_REPLACED,
+    SESSION_RESUMABLE,
+)
+
+from .errors import ClientError, LocalProtocolError, SessionClosedError, as_client_errors
+from .patience import PASSING_CLOSE_CODES, backoff_s, may_pass
+from .websocket import ClientSocket
+
+KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Messages that the server has not acknowledged: eight minutes of sound; older ones are let go."""
+GREETING_S: Final = 10.0
+"""For the first frame of a connection: a server that has room answers at once."""
+_NUMBERS: Final = re.compile(r',"seq":(\d{1,15}),"ack":(\d{1,15})\}$')
+_NUMBERS_CHARS: Final = 64
+"""Both numbers stand in so many characters at the end of a frame."""
+
+
+@attrs.frozen
+class Reconnecting:
+    """The connection is lost; the next attempt to come back is `wait_s` seconds away."""
+
+    attempt: int
+    wait_s: float
+
+
+@attrs.frozen
+class Reconnected:
+    """The session goes on.
+
+    Attributes:
+        away_s: seconds without a connection.
+        skipped: messages to the server that are lost, since more than may be kept had not arrived.
+    """
+
+    away_s: float
+    skipped: int
+
+
+OnConnection = Callable[[Reconnecting | Reconnected], object]
+Open = Callable[[str], AbstractAsyncContextManager[ClientSocket]]
+
+
+class ResumingSocket:
+    """As `session.FrameSocket`; `open_resuming` makes and closes it."""
+
+    def __init__(
+        self,
+        first: ClientSocket,
+        *,
+        address: str,
+        open_: Open,
+        frame_bytes_max: int,
+        on_connection: OnConnection,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._current: ClientSocket | None = first
+        self._address = address
+        self._open = open_
+        self._frame_bytes_max = frame_bytes_max
+        self._on_connection = on_connection
+        self._jitter = jitter
+        self._way_back: Resumable | None = None
+        self._last_seq = -1
+        self._recording_id = ""
+        self._kept = deque[str]()
+        self._kept_bytes = 0
+        self._acked = self._sent = 0
+        self._sending = anyio.Lock()
+        self._lost, self._back = anyio.Event(), anyio.Event()
+        self._cause = SessionClosedError(1006, "")
+        self._is_over = False
+
+    # -- as a socket ----------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> tuple[int, str] | None:
+        """Code and reason of the close; None while the session may go on."""
+        if self._is_over:
+            return self._cause.code, self._cause.reason
+        closed = None if self._current is None else self._current.closed
+        return None if closed is None or self._may_come_back(closed[0]) else closed
+
+    @property
+    def recording_id(self) -> str:
+        """The session's recording; empty before its first frame, and without one."""
+        return self._recording_id
+
+    async def receive(self) -> str | bytes:
+        """Wait for a message. Raises `SessionClosedError` if the session cannot go on."""
+        while True:
+            socket = await self._connected()
+            try:
+                frame = self._take(await socket.receive())
+            except SessionClosedError as closed:
+                await self._wait_for_return(socket, closed)
+                continue
+            if frame is not None:
+                return frame
+
+    async def send(self, message: str) -> None:
+        """Send a text message, now or when the connection is back.
+
+        `LocalProtocolError`: it is above the limit; `SessionClosedError`: the session cannot go on.
+        """
+        if self._way_back is None:
+            async with self._sending:
+                await (await self._connected()).send(message)
+            return
+        if len(message.encode()) > self._frame_bytes_max:
+            text = f"a message of {len(message)} bytes, at most {self._frame_bytes_max} are taken"
+            raise LocalProtocolError(text)
+        self._keep(message)
+        await self._send_kept()
+
+    async def _send_kept(self) -> None:
+        """Send what is kept and was not sent on this connection, in order."""
+        async with self._sending:
+            while self._sent < self._acked + len(self._kept):
+                socket = await self._connected()
+                self._sent = max(self._sent, self._acked)
+                try:
+                    await socket.send(self._kept[self._sent - self._acked])
+                except SessionClosedError as closed:
+                    await self._wait_for_return(socket, closed)
+                else:
+                    self._sent += 1 if self._current is socket else 0
+
+    # -- what was heard on either side ----------------------------------------------------------
+
+    def _keep(self, message: str) -> None:
+        self._kept.append(message)
+        self._kept_bytes += len(message)
+        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._kept_bytes -= len(self._kept.popleft())
+        self._acked += 1
+
+    def _acknowledge(self, count: int) -> int:
+        """Forget messages that the server has; returns how many it has not, and are forgotten."""
+        while self._kept and self._acked < count:
+            self._let_go()
+        return max(0, self._acked - count)
+
+    def _take(self, frame: str | bytes) -> str | bytes | None:
+        """Note a frame's numbers; None for one that is not for the session's user."""
+        if isinstance(frame, bytes):
+            return frame
+        if frame.startswith(f'{{"type":"{SESSION_RESUMABLE}"'):
+            with as_client_errors():
+                told: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
+            self._way_back = told if told.token else None
+            self._recording_id = self._recording_id or told.recording_id
+            return None
+        if frame.startswith(f'{{"type":"{SESSION_REPLACED}"'):
+            self._way_back = None
+            return None
+        numbers = _NUMBERS.search(frame, max(0, len(frame) - _NUMBERS_CHARS))
+        if numbers is None or self._way_back is None:
+            return frame
+        seq, ack = int(numbers[1]), int(numbers[2])
+        self._acknowledge(ack)
+        if seq <= self._last_seq:
+            return None
+        self._last_seq = seq
+        return frame
+
+    # -- coming back ----------------------------------------------------------------------------
+
+    def _may_come_back(self, code: int) -> bool:
+        return self._way_back is not None and code in PASSING_CLOSE_CODES
+
+    async def _connected(self) -> ClientSocket:
+        """Wait for a connection; raises `SessionClosedError` if there comes none."""
+        while self._current is None:
+            if self._is_over:
+                raise self._cause
+            await self._back.wait()
+        return self._current
+
+    async def _wait_for_return(self, socket: ClientSocket, closed: SessionClosedError) -> None:
+        if self._current is socket:
+            if not self._may_come_back(closed.code):
+                raise closed
+            self._current, self._cause, self._back = None, closed, anyio.Event()
+            self._lost.set()
+        await self._connected()
+
+    async def keep(self) -> None:
+        """Come back whenever the connection is lost; `open_resuming` runs it in a task."""
+        while not self._is_over:
+            await self._lost.wait()
+            since = anyio.current_time()
+            attempt = 0
+            while self._current is None and not self._is_over:
+                attempt += 1
+                await self._try(attempt, since)
+
+    async def _try(self, attempt: int, since: float) -> None:
+        """Connect once, and hold the connection until it is lost."""
+        assert self._way_back is not None
+        wait_s = backoff_s(attempt - 1, self._jitter())
+        if anyio.current_time() + wait_s - since > self._way_back.expires_in_s:
+            self._give_up()
+            return
+        self._on_connection(Reconnecting(attempt, wait_s))
+        await anyio.sleep(wait_s)
+        address = with_query(self._address, resume=self._way_back.recording_id)
+        try:
+            async with self._open(address) as socket:
+                skipped = await self._come_back(socket)
+                self._on_connection(Reconnected(anyio.current_time() - since, skipped))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._send_again)
+                    await self._lost.wait()
+                    tasks.cancel_scope.cancel()
+        except ClientError as error:
+            if self._current is None and not may_pass(error):
+                self._give_up()
+
+    async def _come_back(self, socket: ClientSocket) -> int:
+        """Greet the server, send again what it has not; returns how many messages are lost."""
+        assert self._way_back is not None
+        asked = ComeBack(token=self._way_back.token, last_seq=self._last_seq)
+        await socket.send(RESUME.encode(asked))
+        with anyio.move_on_after(GREETING_S):
+            greeting = await socket.receive()
+            with as_client_errors():
+                told: Resumable = RESUMABLE.parse(parse_frame(greeting, self._frame_bytes_max))
+            self._way_back = told if told.token else None
+            skipped = self._acknowledge(told.ack)
+            self._sent = self._acked
+            self._current, self._lost = socket, anyio.Event()
+            self._back.set()
+            return skipped
+        raise SessionClosedError(1006, "no answer")
+
+    async def _send_again(self) -> None:
+        with suppress(SessionClosedError):  # it is known by then
+            await self._send_kept()
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        self._back.set()
+
+
+@asynccontextmanager
+async def open_resuming(
+    address: str,
+    *,
+    open_: Open,
+    frame_bytes_max: int,
+    on_connection: OnConnection,
+    jitter: Callable[[], float],
+) -> AsyncIterator[ResumingSocket]:
+    """Open a WebSocket that comes back; errors as of `websocket.open_socket`."""
+    failure: Exception | None = None
+    address = with_query(address, resumable="1")
+    async with open_(address) as first, anyio.create_task_group() as tasks:
+        socket = ResumingSocket(
+            first,
+            address=address,
+            open_=open_,
+            frame_bytes_max=frame_bytes_max,
+            on_connection=on_connection,
+            jitter=jitter,
+        )
+        tasks.start_soon(socket.keep)
+        try:
+            yield socket
+        except Exception as error:
+            failure = error  # raised below as it is, not in a group
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def with_query(address: str, **values: str) -> str:
+    """Put names with their values into an address."""
+    parts = urlsplit(address)
+    query = [(name, value) for name, value in parse_qsl(parts.query) if name not in values]
+    query += values.items()
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(query), ""))

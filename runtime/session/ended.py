@@ -1,0 +1,91 @@
+"""Sessions that ended while their clients may have been away: these get the last frames."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+import anyio
+import attrs
+
+from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.limits import NS_PER_S
+from protocol.values.messages import Resumable
+from protocol.values.requests import ComeBack
+from protocol.wire.dialects.resuming import RESUMABLE
+
+from ..net.connection import Connection
+from ..net.websocket import WebSocket
+from .again import frames_of
+from .journal import ready_now
+from .peer import Peer
+
+ENDED_MAX: Final = 1024
+"""Each is some hashes and a path."""
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """A session that is over.
+
+    Attributes:
+        frames_sent: of which a client may miss the last.
+        frames_received: messages that its client sent.
+        ended_ns: when, on the server's clock.
+    """
+
+    recording_id: str
+    owner: str
+    peer: Peer
+    path: Path
+    frames_sent: int
+    frames_received: int
+    reason: str
+    ended_ns: int
+
+    async def tell(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
+        """Send the frames that the client has not heard, and close."""
+        connection = Connection(
+            websocket,
+            on_frame=lambda _: anyio.sleep_forever(),
+            on_gone=lambda _: None,
+            on_send_failed=lambda: None,
+            stall_s=stall_s,
+        )
+        after = asked.last_seq
+        greeting = Resumable(
+            recording_id=self.recording_id,
+            token="",
+            next_seq=after + 1,
+            ack=self.frames_received,
+        )
+        connection.send(RESUMABLE.encode(greeting), ready_now)
+        if after + 1 < self.frames_sent:
+            frames = frames_of(self.path, from_seq=0, first=after + 1, until=self.frames_sent)
+            connection.send_again(frames)
+        connection.close(CLOSE_NORMAL, self.reason, ready_now)
+        await connection.run()
+
+
+class EndedSessions:
+    """The sessions that ended in the last `keep_s` seconds, the newest `ENDED_MAX` of them."""
+
+    def __init__(self, keep_s: int) -> None:
+        self._keep_ns = keep_s * NS_PER_S
+        self._ended = OrderedDict[str, Ended]()
+
+    def add(self, ended: Ended) -> None:
+        """Keep a session that has ended now."""
+        self._ended[ended.recording_id] = ended
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def get(self, recording_id: str, now_ns: int) -> Ended | None:
+        """The session of this name; None if it ended too long ago, or is not known."""
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if now_ns - oldest.ended_ns < self._keep_ns:
+                break
+            del self._ended[oldest.recording_id]
+        return self._ended.get(recording_id)

@@ -1,0 +1,155 @@
+"""Conversations of every dialect whose client comes back by itself, and what both sides count."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+import attrs
+
+from protocol.values.messages import Created, QueueDone, Response, TranscriptDone
+from protocol.values.modes import Mode
+from protocol.values.requests import Append, Ask, ChatMessage, Init, TextPart
+from recorder.read.reader import read
+from runtime.client.session import ClientSession, FrameSocket, connect
+from tests.helpers import pcm
+
+UNITS: Final = 5
+WAIT_S: Final = 60
+
+
+@attrs.define
+class Told:
+    """What a client sent and heard, once each."""
+
+    recording_id: str = ""
+    sent: list[str] = attrs.Factory(list)
+    heard: list[str] = attrs.Factory(list)
+
+
+class Tap:
+    """A socket that notes what crosses it."""
+
+    def __init__(self, socket: FrameSocket, told: Told) -> None:
+        self._socket = socket
+        self._told = told
+
+    @property
+    def closed(self) -> tuple[int, str] | None:
+        """As `FrameSocket`."""
+        return self._socket.closed
+
+    async def receive(self) -> str | bytes:
+        """As `FrameSocket`."""
+        frame = await self._socket.receive()
+        assert isinstance(frame, str)
+        self._told.heard.append(frame)
+        return frame
+
+    async def send(self, message: str) -> None:
+        """As `FrameSocket`."""
+        self._told.sent.append(message)
+        await self._socket.send(message)
+
+
+async def _hear(session: ClientSession) -> None:
+    async for _ in session:
+        pass
+
+
+async def _until(session: ClientSession, kind: type) -> None:
+    async for message in session:
+        if isinstance(message, kind):
+            return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+async def _duplex(session: ClientSession, rng: random.Random) -> None:
+    await _until(session, QueueDone)
+    await session.init(Init(instructions="be brief"))
+    await _until(session, Created)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_hear, session)
+        for number in range(UNITS):
+            await session.append(Append(pcm=pcm(level=0.1 + number / 10)))
+            await anyio.sleep(rng.uniform(0, 0.2))
+        await anyio.sleep(0.5)
+        await session.close("enough")
+
+
+async def _chat(session: ClientSession, rng: random.Random) -> None:
+    await _until(session, QueueDone)
+    await session.init(Init(instructions=""))
+    await _until(session, Created)
+    for number in range(2):
+        await session.ask(_question(f"{number} two three four five six " * rng.randint(1, 5)))
+        await _until(session, Response)
+    await session.close("enough")
+    await _hear(session)
+
+
+async def _request(session: ClientSession, rng: random.Random) -> None:
+    await session.ask(_question("one two three four five six " * rng.randint(150, 200)))
+    await _hear(session)
+
+
+async def _transcription(session: ClientSession, rng: random.Random) -> None:
+    await _until(session, Created)
+    await session.choose("scripted")
+    for _ in range(2):
+        for _ in range(UNITS):
+            await session.append_sound(bytes(rng.randint(1, 8000) * 2))
+            await anyio.sleep(rng.uniform(0, 0.1))
+        await session.commit(final=True)
+        await _until(session, TranscriptDone)
+
+
+def _question(text: str) -> Ask:
+    return Ask(messages=(ChatMessage(role="user", content=(TextPart(text=text),)),))
+
+
+_Course = Callable[[ClientSession, random.Random], Awaitable[None]]
+KINDS: Final[dict[str, tuple[str, Mode, _Course]]] = {
+    "realtime, audio": ("realtime", "audio", _duplex),
+    "realtime, video": ("realtime", "video", _duplex),
+    "duplex-v1": ("duplex-v1", "audio", _duplex),
+    "legacy-duplex": ("legacy-duplex", "audio", _duplex),
+    "realtime, chat": ("realtime", "chat", _chat),
+    "legacy-chat": ("legacy-chat", "chat", _request),
+    "transcription": ("transcription", "transcription", _transcription),
+    "transcription-responses": ("transcription-responses", "transcription", _transcription),
+}
+
+
+async def converse(kind: str, url: str, told: Told, rng: random.Random) -> None:
+    """Have a conversation, and note it."""
+    dialect, mode, course = KINDS[kind]
+    with anyio.fail_after(WAIT_S):
+        async with connect(url, mode=mode, dialect=dialect, resume=True) as session:
+            socket = session._websocket
+            session._websocket = Tap(socket, told)
+            try:
+                await course(session, rng)
+            finally:
+                told.recording_id = socket.recording_id  # type: ignore[attr-defined]
+
+
+def heard_and_said(log: Path) -> tuple[list[str], list[str]]:
+    """The messages that a log's session got, and the frames that it said."""
+    heard, said = list[str](), list[str]()
+    for record in read(log):
+        if record.kind == "rx":
+            heard.append(str(record.fields["frame"]))
+        elif record.kind == "tx":
+            said.append(str(record.fields["frame"]))
+    return heard, said
+
+
+def cuts_of(kind: str, rng: random.Random) -> list[int]:
+    """Draw the bytes of each connection before its cut; by then the first was greeted."""
+    is_sound = KINDS[kind][2] is _duplex
+    most = 5.6 if is_sound else 3.6
+    return [int(10 ** rng.uniform(3.0, most)) for _ in range(rng.randint(1, 4))]
