@@ -149,6 +149,26 @@ class Peer:
         assert len(found) >= count, f"no {kind} number {count}: {self.kinds}, {self.closed}"
         return found[count - 1]
 
+    async def greeted(self) -> Body:
+        """Wait for the greeting of a session that can be resumed."""
+        await self.until(lambda: bool(self.events))
+        first = self.events[0]
+        assert first["type"] == "session.resumable"
+        assert "seq" not in first
+        return first
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the frames, where they have some."""
+        return [event["seq"] for event in self.events if "seq" in event]
+
+    @property
+    def way_back(self) -> tuple[str, str, int]:
+        """What a client needs to come back: recording, token, and the last number it has."""
+        first, heard = self.events[0], self.numbers
+        last = heard[-1] if heard else first["next_seq"] - 1
+        return first["recording_id"], first["token"], last
+
     async def over(self) -> None:
         """Wait until the server has closed or dropped the connection."""
         await self.until(lambda: False)
@@ -271,17 +291,17 @@ class World:
         await peer.heard("session.created")
         return peer
 
-    async def activate_chat(self) -> Peer:
+    async def activate_chat(self, *, resumable: bool = False) -> Peer:
         """Open a chat and bring it to ACTIVE."""
-        peer = self.connect("chat")
+        peer = self.connect("chat", resumable=resumable)
         await peer.heard("session.queue_done")
         peer.send('{"type": "session.init", "payload": {}}')
         await peer.heard("session.created")
         return peer
 
-    async def activate_transcription(self) -> Peer:
+    async def activate_transcription(self, *, resumable: bool = False) -> Peer:
         """Open a transcription and choose its model."""
-        peer = self.connect("transcription")
+        peer = self.connect("transcription", resumable=resumable)
         await peer.heard("session.created")
         peer.send('{"type": "session.update", "model": "scripted"}')
         return peer

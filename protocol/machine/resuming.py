@@ -133,10 +133,15 @@ class Resuming(Core):
         """Handle a timer that bounds the session, or the wait for its client."""
         if name == "detach":
             self._fall_asleep()
-        elif self.is_detached and name in dict(self._patience):
-            self.set_timer(name, self.opened.limits.resume_s)
         else:
             super().timed_out(name)
+
+    def bears(self, name: ev.TimerName) -> bool:
+        """Whether a client that is away may be silent for longer: its timer is set again."""
+        is_borne = self.is_detached and name in dict(self._patience)
+        if is_borne:
+            self.set_timer(name, self.opened.limits.resume_s)
+        return is_borne
 
     @property
     def _patience(self) -> tuple[tuple[ev.TimerName, int], ...]:

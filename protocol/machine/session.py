@@ -266,7 +266,7 @@ class Session:
             self._core.release(condemn=True)
         elif event.name == "call":
             overdue.look(self._core)
-        else:
+        elif not self._core.bears(event.name):
             self._core.timed_out(event.name)
 
     def _drain_began(self, event: ev.DrainBegan) -> None:

@@ -35,6 +35,8 @@ KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 """Messages that the server has not acknowledged: eight minutes of sound; older ones are let go."""
 GREETING_S: Final = 10.0
 """For the first frame of a connection: a server that has room answers at once."""
+FIRST_S: Final = 1.0
+"""For the first one of all: a server that does not know of it may have nothing to say yet."""
 _NUMBERS: Final = re.compile(r',"seq":(\d{1,15}),"ack":(\d{1,15})\}$')
 _NUMBERS_CHARS: Final = 64
 """Both numbers stand in so many characters at the end of a frame."""
@@ -94,6 +96,7 @@ class ResumingSocket:
         self._lost, self._back = anyio.Event(), anyio.Event()
         self._cause = SessionClosedError(1006, "")
         self._is_over = False
+        self._first: str | bytes | None = None
 
     # -- as a socket ----------------------------------------------------------------------------
 
@@ -113,6 +116,9 @@ class ResumingSocket:
     async def receive(self) -> str | bytes:
         """Wait for a message. Raises `SessionClosedError` if the session cannot go on."""
         while True:
+            first, self._first = self._first, None
+            if first is not None:
+                return first
             socket = await self._connected()
             try:
                 frame = self._take(await socket.receive())
@@ -190,6 +196,15 @@ class ResumingSocket:
             return None
         self._last_seq = seq
         return frame
+
+    async def begin(self) -> None:
+        """Wait for the greeting, so that nothing is sent before it is known how to come back.
+
+        A server that knows nothing of this may stay silent, or say something else.
+        """
+        assert self._current is not None
+        with anyio.move_on_after(FIRST_S):
+            self._first = self._take(await self._current.receive())
 
     # -- coming back ----------------------------------------------------------------------------
 
@@ -291,8 +306,9 @@ async def open_resuming(
             on_connection=on_connection,
             jitter=jitter,
         )
-        tasks.start_soon(socket.keep)
         try:
+            await socket.begin()
+            tasks.start_soon(socket.keep)
             yield socket
         except Exception as error:
             failure = error  # raised below as it is, not in a group

@@ -48,4 +48,4 @@ def test_each_message_and_each_frame_counts_once(
     assert told.sent == heard
     with LogReader(path) as log:
         report = replay(log)
-    assert report.identical, report.first_divergence
+    assert report.identical, report.divergence

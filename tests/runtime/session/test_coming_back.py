@@ -14,20 +14,7 @@ from recorder.format.mapping import event_of
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.helpers import Body, Peer, append_frame, close_frame, on_virtual_time, world
-
-
-def greeting(peer: Peer) -> Body:
-    """The first frame of a connection."""
-    first = peer.events[0]
-    assert first["type"] == "session.resumable"
-    assert "seq" not in first
-    return first
-
-
-def numbers(*peers: Peer) -> list[int]:
-    """The numbers of all frames that connections got, in order."""
-    return [event["seq"] for peer in peers for event in peer.events if "seq" in event]
+from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
 
 
 def frames(*peers: Peer) -> list[str]:
@@ -55,14 +42,7 @@ def replays(folder: Path, count: int = 1) -> None:
     for path in paths:
         with LogReader(path) as log:
             report = replay(log)
-        assert report.identical, report.first_divergence
-
-
-def last(peer: Peer) -> tuple[str, str, int]:
-    """What a client needs to come back: recording, token, and the last number it has."""
-    first = greeting(peer)
-    heard = numbers(peer)
-    return first["recording_id"], first["token"], heard[-1] if heard else first["next_seq"] - 1
+        assert report.identical, report.divergence
 
 
 async def talk(peer: Peer, seconds: int) -> None:
@@ -82,14 +62,14 @@ def test_who_comes_back_in_time_keeps_its_slot(tmp_path: Path) -> None:
             peer.vanish()
             await anyio.sleep(5)
             assert server.server.slots.free == server.server.slots.slots - 1
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             await talk(again, 3)
             again.send(close_frame())
             await again.over()
-            assert greeting(again)["ack"] == 4  # an init and three seconds
-            assert numbers(peer, again) == list(range(len(numbers(peer, again))))
+            assert again.events[0]["ack"] == 4  # an init and three seconds
+            assert peer.numbers + again.numbers == list(range(len(frames(peer, again))))
             assert frames(peer, again) == logged(tmp_path)
-            assert greeting(again)["token"] != greeting(peer)["token"]
+            assert again.events[0]["token"] != peer.events[0]["token"]
 
     on_virtual_time(body)
     kinds = [type(event) for event in events(tmp_path)]
@@ -108,13 +88,13 @@ def test_what_was_said_meanwhile_is_heard_once(tmp_path: Path) -> None:
             for _ in range(4):
                 peer.send(append_frame())
             await peer.heard("listen")
-            recording_id, token, seq = last(peer)
+            recording_id, token, seq = peer.way_back
             peer.vanish()
             await anyio.sleep(10)
             again = server.come_back(recording_id, token, seq - 2)
             again.send(close_frame())
             await again.over()
-            assert numbers(again)[0] == seq - 1
+            assert again.numbers[0] == seq - 1
             assert frames(peer)[: seq - 1] + frames(again) == logged(tmp_path)
 
     on_virtual_time(body)
@@ -132,7 +112,7 @@ def test_who_is_long_gone_gives_its_slot_back_and_is_rebuilt(tmp_path: Path) -> 
             await anyio.sleep(40)
             assert server.server.slots.free == server.server.slots.slots
             assert server.server.sessions == 1
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             await talk(again, 4)
             again.send(close_frame())
             await again.over()
@@ -154,7 +134,7 @@ def test_who_comes_back_to_a_full_server_waits(tmp_path: Path) -> None:
             peer.vanish()
             await anyio.sleep(40)
             other = await server.activate("audio")
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             third = server.connect("audio")
             await third.heard("session.queued")
             await anyio.sleep(20)
@@ -177,13 +157,13 @@ def test_who_does_not_come_back_ends(tmp_path: Path) -> None:
             peer.vanish()
             await anyio.sleep(601)
             assert server.server.sessions == 0
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             await again.over()
             assert again.kinds == ["session.resumable", "session.closed"]
             assert again.closed == (1000, "timeout")
             assert frames(peer, again) == logged(tmp_path)
             await anyio.sleep(601)
-            late = server.come_back(*last(peer))
+            late = server.come_back(*peer.way_back)
             await late.over()
             assert late.closed == (1008, "there is no such session, or this is not its token")
 
@@ -198,7 +178,7 @@ def test_a_right_token_takes_over_a_session_that_is_alive(tmp_path: Path) -> Non
         async with world(record_to=tmp_path) as server:
             peer = await server.activate("audio", resumable=True)
             await talk(peer, 2)
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             await peer.over()
             assert peer.events[-1] == {"type": "session.replaced"}
             assert peer.closed == (1000, "replaced")
@@ -206,7 +186,7 @@ def test_a_right_token_takes_over_a_session_that_is_alive(tmp_path: Path) -> Non
             await talk(again, 2)
             again.send(close_frame())
             await again.over()
-            assert greeting(again)["ack"] == 3
+            assert again.events[0]["ack"] == 3
             assert frames(peer, again) == logged(tmp_path)
 
     on_virtual_time(body)
@@ -222,16 +202,16 @@ def test_a_wrong_token_harms_nothing(tmp_path: Path, which: str) -> None:
         async with world(record_to=tmp_path) as server:
             peer = await server.activate("audio", resumable=True)
             stranger = await server.activate("audio", resumable=True)
-            first = last(peer)
+            first = peer.way_back
             peer.vanish()
-            peer = server.come_back(*last(peer))
+            peer = server.come_back(*peer.way_back)
             await peer.until(lambda: bool(peer.events))
             await talk(peer, 1)
-            recording_id, token, seq = last(peer)
+            recording_id, token, seq = peer.way_back
             tried = {
                 "wrong": (recording_id, "x" * 43, seq),
                 "old": first,
-                "other": (recording_id, greeting(stranger)["token"], seq),
+                "other": (recording_id, stranger.events[0]["token"], seq),
                 "ahead": (recording_id, token, seq + 1),
                 "nothing": ("no-such-recording", token, seq),
             }
@@ -253,7 +233,7 @@ def test_a_token_whose_successor_was_lost_is_still_right(tmp_path: Path) -> None
     async def body() -> None:
         async with world(record_to=tmp_path) as server:
             peer = await server.activate("audio", resumable=True)
-            known = last(peer)
+            known = peer.way_back
             peer.vanish()
             for _ in range(3):
                 again = server.come_back(*known)
@@ -278,10 +258,10 @@ def test_the_log_holds_no_token(tmp_path: Path) -> None:
         async with world(record_to=tmp_path) as server:
             peer = await server.activate("audio", resumable=True)
             peer.vanish()
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             again.send(close_frame())
             await again.over()
-            tokens.extend([greeting(peer)["token"], greeting(again)["token"]])
+            tokens.extend([peer.events[0]["token"], again.events[0]["token"]])
 
     on_virtual_time(body)
     (path,) = tmp_path.glob("*")
@@ -329,7 +309,7 @@ def test_who_does_not_ask_sees_nothing_of_it(tmp_path: Path) -> None:
             peer = await server.activate("audio")
             await talk(peer, 1)
             assert "session.resumable" not in peer.kinds
-            assert numbers(peer) == []
+            assert peer.numbers == []
             peer.vanish()
             await server.quiet()
 
@@ -351,7 +331,7 @@ def test_an_answer_goes_on_while_nobody_listens(tmp_path: Path) -> None:
             await peer.heard("text")
             peer.vanish()
             await anyio.sleep(100)
-            again = server.come_back(*last(peer))
+            again = server.come_back(*peer.way_back)
             await again.heard("response.done")
             again.send(close_frame())
             await again.over()
