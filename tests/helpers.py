@@ -24,7 +24,7 @@ from trio.testing import MockClock
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
 from protocol.values.modes import Mode
-from protocol.values.requests import ComeBack
+from protocol.values.resuming import ComeBack
 from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder

@@ -227,16 +227,6 @@ class Core:
         is_told = self.opened.endpoint != "realtime" or self.behaves(SESSION_NAMED)
         return self.opened.recording_id if is_told and self.recording == "on" else ""
 
-    def forget_recording(self) -> None:
-        """Stop recording and remove the log, as the client asked."""
-        if self.recording != "off":
-            self.recording = "off"
-            self.do(ef.ForgetRecording())
-            self.not_recorded()
-
-    def not_recorded(self) -> None:
-        """Go on without a recording: it was unwanted, or has failed."""
-
     def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
         """Request `DecodeMedia`; returns the media's number."""
         number, self.media = self.media, self.media + 1

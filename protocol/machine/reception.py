@@ -31,7 +31,7 @@ from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
 from ..wire.strict import not_json
-from .core import Core
+from .resuming import Resuming
 
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
@@ -99,7 +99,7 @@ class _Ahead:
 class Reception:
     """Reads the frames of one session."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Resuming) -> None:
         self._core: Final = core
         self._ahead: _Ahead | None = None
 
@@ -251,14 +251,16 @@ def _outline_of(key: str, value: object) -> object:
     return _OUTLINES.get(type(value), value)
 
 
-def _is_unrecorded(core: Core, body: Json) -> bool:
+def _is_unrecorded(core: Resuming, body: Json) -> bool:
     if core.opened.must_record or not core.behaves(RECORD_ASKED):
         return False
     places = (body, *(body.get(name) for name in _NESTED))
     return any(isinstance(place, Mapping) and place.get("record") is False for place in places)
 
 
-def _refusal(core: Core, gate: Gate, request: Request, body: Json) -> tuple[ErrorCode, str] | None:
+def _refusal(
+    core: Resuming, gate: Gate, request: Request, body: Json
+) -> tuple[ErrorCode, str] | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
     if verdict == ACCEPT and request is Request.UNKNOWN:  # whose parsing says what is wrong
@@ -272,7 +274,7 @@ def _refusal(core: Core, gate: Gate, request: Request, body: Json) -> tuple[Erro
     return code, _words_of_refusal(core, gate, request, body, verdict)
 
 
-def _context(core: Core) -> Context:
+def _context(core: Resuming) -> Context:
     limits = core.opened.limits
     return Context(
         mode=core.opened.mode,
@@ -282,13 +284,13 @@ def _context(core: Core) -> Context:
     )
 
 
-def _is_openai(core: Core, gate: Gate, body: Json) -> bool:
+def _is_openai(core: Resuming, gate: Gate, body: Json) -> bool:
     is_here = gate in OPENAI_GATES and core.opened.endpoint == "realtime"
     return is_here and core.behaves(OPENAI_ENDS) and is_openai_update(body)
 
 
 def _words_of_refusal(
-    core: Core, gate: Gate, request: Request, body: Json, verdict: Verdict
+    core: Resuming, gate: Gate, request: Request, body: Json, verdict: Verdict
 ) -> str:
     """Describe the refused message in the client's own words, and when."""
     if not core.behaves(OWN_WORDS):

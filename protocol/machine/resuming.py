@@ -18,7 +18,7 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import CLOSE_NORMAL
-from ..values.messages import Resumable
+from ..values.resuming import Resumable
 from ..values.state import State
 from ..wire.dialects.resuming import RESUMABLE, numbered
 from .core import Core
@@ -119,6 +119,13 @@ class Resuming(Core):
         if not self.has_numbers:
             return frame
         return numbered(frame, seq=self.frames_sent, ack=self.frames_received)
+
+    def forget_recording(self) -> None:
+        """Stop recording and remove the log, as the client asked."""
+        if self.recording != "off":
+            self.recording = "off"
+            self.do(ef.ForgetRecording())
+            self.not_recorded()
 
     def not_recorded(self) -> None:
         """Tell the client that it cannot come back any more, or end the session if it has left."""

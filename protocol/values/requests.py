@@ -306,19 +306,6 @@ class Commit:
     ignored: tuple[str, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
-class ComeBack:
-    """Go on with a session on a new connection; its first message.
-
-    Attributes:
-        token: the last one that the session gave.
-        last_seq: the number of the last frame that the client has; -1 for none.
-    """
-
-    token: str
-    last_seq: int = -1
-
-
 ClientMessage = (
     Init
     | Append

@@ -17,8 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import anyio
 import attrs
 
-from protocol.values.messages import Resumable
-from protocol.values.requests import ComeBack
+from protocol.values.resuming import ComeBack, Resumable
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.resuming import (
     RESUMABLE,

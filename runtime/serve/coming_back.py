@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 
 from protocol.values.errors import CLOSE_POLICY, FieldError, FrameError
-from protocol.values.requests import ComeBack
+from protocol.values.resuming import ComeBack
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.resuming import RESUME, SESSION_RESUME
 

@@ -11,8 +11,7 @@ import attrs
 
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import Resumable
-from protocol.values.requests import ComeBack
+from protocol.values.resuming import ComeBack, Resumable
 from protocol.wire.dialects.resuming import RESUMABLE
 
 from ..net.connection import Connection

@@ -19,7 +19,7 @@ import attrs
 from protocol.machine.resuming import TOKEN
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
-from protocol.values.messages import Replaced
+from protocol.values.resuming import Replaced
 from protocol.wire.dialects.resuming import REPLACED
 
 from ..net.connection import Outlet, Ready

@@ -21,7 +21,7 @@ from protocol.values import events as ev
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import EndReason
 from protocol.values.modes import MODES, Mode
-from protocol.values.requests import ComeBack
+from protocol.values.resuming import ComeBack
 from recorder.format.errors import LogFailed
 from recorder.format.records import Fields
 from recorder.keep.store import Store

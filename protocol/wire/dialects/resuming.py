@@ -1,15 +1,14 @@
 """The messages by which a client comes back to its session, the same in every dialect.
 
-They stand beside the dialects, as `seq` and `ack` do: only a connection whose address asks for a
-session that can be resumed sees them.
+They belong to no dialect, as `seq` and `ack` do not: only a connection whose address asks for a
+session that can be resumed has them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from ...values.messages import Replaced, Resumable
-from ...values.requests import ComeBack
+from ...values.resuming import ComeBack, Replaced, Resumable
 from ..field import Field
 from ..kinds import INTEGER, TEXT, integer, text
 from ..table import Table

@@ -120,7 +120,7 @@ class Session:
             await self.held.wait()
         self.told.append(frame)
 
-    def on_gone(self) -> None:
+    def on_gone(self, _code: int) -> None:
         self.told.append("GONE")
 
     def on_send_failed(self) -> None:
