@@ -18,7 +18,7 @@ import pybase64
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.errors import ADMISSION_ERRORS, ErrorCode
+from protocol.values.errors import ADMISSION_ERRORS, CLOSE_NORMAL, ErrorCode
 from protocol.values.limits import UNIT_FAILURES_MAX, UNITS_PENDING_MAX
 from protocol.values.model import UNIT_BYTES, Unit
 
@@ -46,6 +46,11 @@ class Trace:
         moving: the slot was lost, and the model is not back.
         may_wait: units that may wait, since the session moved.
         owed: an outcome was held for a finalize that was lost.
+        numbered: the client asked for a session that can be resumed.
+        detached: it is away, and may come back.
+        grace: the timer that takes the slot of a client that is away.
+        sends: frames sent so far.
+        received: messages of the client so far.
     """
 
     state: str = "QUEUED"
@@ -76,6 +81,11 @@ class Trace:
     moving: bool = False
     may_wait: int = UNITS_PENDING_MAX
     revoked: bool = False
+    numbered: bool = False
+    detached: bool = False
+    grace: int | None = None
+    sends: int = 0
+    received: int = 0
 
 
 @attrs.define
@@ -168,6 +178,7 @@ class Referee:
         if isinstance(event, ev.ConnectionOpened):
             trace.can_rollback = event.limits.can_rollback
             trace.limits, trace.recorded = event.limits, event.recording == "on"
+            trace.numbered = bool(event.resume_hash)
         if isinstance(event, ev.RecordingFailed):
             trace.recorded = False
         if isinstance(event, ev.SlotLeased):
@@ -175,6 +186,9 @@ class Referee:
             trace.leases, trace.lease = trace.leases + 1, event.lease
         if isinstance(event, ev.TimerFired) and event.name == "cleanup":
             trace.cleanup_fired = True
+        if isinstance(event, ev.PeerAttached):
+            trace.detached = False
+        trace.received += isinstance(event, ev.FrameReceived) and trace.state != "CLOSED"
         taken = trace.state == "ACTIVE" and not step.errors and not step.of(ef.Close)
         if isinstance(event, ev.FrameReceived) and taken:
             self._take_append(event.frame)
@@ -204,7 +218,11 @@ class Referee:
 
     def _take_effects(self, step: Step) -> None:
         trace = self.trace
-        trace.state = _state_after(trace.state, step)
+        is_over = _is_over(trace, step)
+        leaves = isinstance(step.event, ev.PeerGone | ev.SendFailed) and not is_over
+        trace.detached = trace.detached or (leaves and trace.state != "CLOSED")
+        trace.state = _state_after(trace.state, step, is_over=is_over)
+        trace.sends += len(step.sent)
         trace.created |= any(body["type"] == "session.created" for body in step.sent)
         trace.closed_sent |= any(body["type"] == "session.closed" for body in step.sent)
         trace.releases += len(step.of(ef.Release))
@@ -229,6 +247,8 @@ class Referee:
                     trace.taken.add(trace.ordinal)
                     trace.running = effect.unit
                     trace.started, trace.withheld = trace.started + 1, False
+                case ef.SetTimer(name="detach"):
+                    trace.grace = effect.generation
                 case ef.DropUnit():
                     trace.taken.add(effect.ordinal)
                 case ef.Interrupt():
@@ -257,14 +277,26 @@ def _next_ordinal(trace: Trace) -> int:
     return next(n for n in range(len(trace.taken) + 1) if n not in trace.taken)
 
 
-def _state_after(state: str, step: Step) -> str:
+def _is_over(trace: Trace, step: Step) -> bool:
+    """Whether a session is over without a word: its client is gone, and nobody may come back."""
+    event, can_return = step.event, trace.numbered and trace.recorded
+    match event:
+        case ev.PeerGone() | ev.SendFailed():
+            is_final = isinstance(event, ev.PeerGone) and event.code == CLOSE_NORMAL
+            return not can_return or trace.detached or is_final
+        case ev.TimerFired(name="detach", generation=generation) if generation == trace.grace:
+            may_sleep = trace.state == "ACTIVE" and trace.limits.rebuild_wait_s
+            return trace.detached and not may_sleep
+    return trace.detached and trace.numbered and not trace.recorded
+
+
+def _state_after(state: str, step: Step, *, is_over: bool) -> str:
     """Say where a session stands, from what it sent alone (000, State Machine)."""
     for body in step.sent:
         state = {"session.queue_done": "CONNECTED", "session.created": "ACTIVE"}.get(
             body["type"], state
         )
-    ended = step.of(ef.Close) or isinstance(step.event, ev.PeerGone | ev.SendFailed)
-    return "CLOSED" if ended else state
+    return "CLOSED" if step.of(ef.Close) or is_over else state
 
 
 # -- the rules: each returns what is wrong, or None ------------------------------------------------
@@ -273,6 +305,8 @@ def _state_after(state: str, step: Step) -> str:
 def rule_silence(trace: Trace, step: Step) -> str | None:
     """Nothing is sent once CLOSED, one `session.closed` at most, and that one last."""
     types = [body["type"] for body in step.sent]
+    if isinstance(step.event, ev.PeerAttached):
+        return f"{types} to a client that came back" if types else None
     if trace.state == "CLOSED" and (types or step.of(ef.Close)):
         return f"{types} after the end"
     if "session.closed" in types and types[-1] != "session.closed":
@@ -285,9 +319,37 @@ def rule_silence(trace: Trace, step: Step) -> str | None:
 def rule_farewell(trace: Trace, step: Step) -> str | None:
     """`session.closed` precedes our close exactly where there was a `session.created`."""
     said = any(body["type"] == "session.closed" for body in step.sent)
-    if step.of(ef.Close) and said is not trace.created:
+    comes_late = isinstance(step.event, ev.PeerAttached) and trace.state == "CLOSED"
+    if step.of(ef.Close) and not comes_late and said is not trace.created:
         return f"closed with session.closed={said}, created={trace.created}"
     return None
+
+
+def rule_numbers(trace: Trace, step: Step) -> str | None:
+    """Frames are numbered without a gap, and say how much of the client has come."""
+    for number, (send, body) in enumerate(zip(step.of(ef.Send), step.sent, strict=True)):
+        told, wanted = (body.get("seq"), body.get("ack")), (None, None)
+        if trace.numbered:
+            wanted = (trace.sends + number, trace.received)
+            if send.ordinal != wanted[0]:
+                return f"frame {send.ordinal} in place of {wanted[0]}"
+        if told != wanted:
+            return f"seq and ack are {told} in place of {wanted}"
+    return None
+
+
+def rule_return(trace: Trace, step: Step) -> str | None:
+    """Who comes back is greeted first, once, and gets the frames from its last one on."""
+    attached = step.of(ef.Attach)
+    if not isinstance(step.event, ev.PeerAttached | ev.ConnectionOpened):
+        return "a greeting out of place" if attached else None
+    if not (isinstance(step.event, ev.PeerAttached) or trace.numbered):
+        return "a greeting that was not asked for" if attached else None
+    if len(attached) != 1 or not isinstance(step.effects[0], ef.Attach | ef.CancelTimer):
+        return f"{len(attached)} greetings"
+    if isinstance(step.event, ev.PeerAttached) and attached[0].after != step.event.after:
+        return "frames from another one on"
+    return None if attached[0].before == trace.sends else "frames up to another one"
 
 
 def rule_codes(trace: Trace, step: Step) -> str | None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+import attrs
 import numpy as np
 import pytest
 
@@ -92,11 +93,21 @@ LOST: Moves = [
 ]
 MOVED: Moves = [*LOST, (ev.SlotLeased(at_ns=0, lease=2, slot=0), [ef.Rebuild(lease=2)])]
 REBUILT: Final = ev.Rebuilt(at_ns=0, lease=2, steps=0)
+RESUMABLE: Final = ef.Attach(frame="{}", after=-1, before=0)
+NUMBERED: Moves = [
+    (
+        attrs.evolve(LOST[0][0], resume_hash="00"),
+        [RESUMABLE],
+    )
+]
+BACK: Final = ev.PeerAttached(at_ns=0, after=-1, resume_hash="00")
 FINALIZING: Moves = [*RUNNING, (done(0), [LISTEN, finalize(0)])]
 
 FOULS: dict[str, Moves] = {
     "silence": [*ACTIVE, (QUIET, [CLOSED, CLOSE]), (QUIET, [LISTEN])],
     "farewell": [*ACTIVE, (QUIET, [CLOSE])],
+    "numbers": [*NUMBERED, (QUIET, [send(type="session.queue_done", seq=1, ack=0)])],
+    "return": [*NUMBERED, (BACK, [])],
     "codes": [*ACTIVE, (QUIET, [send(type="error", error={"code": "oops"})])],
     "b1": [*FINALIZING, (append(), [start(1)])],
     "b2": [*RUNNING, (done(0), [finalize(0), LISTEN])],
@@ -113,6 +124,13 @@ FOULS: dict[str, Moves] = {
     "b11": [*LOST, (ev.SlotLeased(at_ns=0, lease=2, slot=0), [start(0)])],
 }
 OTHER_FOULS: dict[str, tuple[str, Moves]] = {
+    "greeted unasked": ("return", [(QUIET, [RESUMABLE])]),
+    "greeted twice": ("return", [*NUMBERED, (BACK, [RESUMABLE, RESUMABLE])]),
+    "frames from elsewhere on": (
+        "return",
+        [*NUMBERED, (BACK, [ef.Attach(frame="{}", after=0, before=0)])],
+    ),
+    "numbers unasked": ("numbers", [(QUIET, [send(type="session.queue_done", seq=0, ack=0)])]),
     "closed twice": ("silence", [*ACTIVE, (QUIET, [CLOSED, CLOSED, CLOSE])]),
     "said after closed": ("silence", [*ACTIVE, (QUIET, [CLOSED, LISTEN, CLOSE])]),
     "closed before created": ("farewell", [(QUIET, [CLOSED, CLOSE])]),

@@ -32,7 +32,7 @@ from protocol.machine.unit_loop import Phase, UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
-from protocol.values.errors import ErrorCode, LocalProtocolError
+from protocol.values.errors import CLOSE_NORMAL, ErrorCode, LocalProtocolError
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Cut, Finalized, Opened, UnitResult
 from protocol.values.state import TRANSITIONS, State
@@ -88,9 +88,16 @@ class SessionMachine(RuleBasedStateMachine):
         can_rollback=st.sampled_from([True, True, False]),
         active=st.sampled_from([True, True, False]),
         rebuilds=st.sampled_from([True, True, False]),
+        resumes=st.booleans(),
     )
-    def open(
-        self, dialect: str, deferred: bool, can_rollback: bool, active: bool, rebuilds: bool
+    def open(  # noqa: PLR0917 - Hypothesis gives them by name
+        self,
+        dialect: str,
+        deferred: bool,
+        can_rollback: bool,
+        active: bool,
+        rebuilds: bool,
+        resumes: bool,
     ) -> None:
         """A client connects; mostly it is served at once, for what comes then is the most."""
         self.dialect = dialect
@@ -101,9 +108,11 @@ class SessionMachine(RuleBasedStateMachine):
             seed=1,
             behaviour=NEWEST,
             recording="on",
+            resume_hash="0" * 64 if resumes else "",
             limits=attrs.evolve(
                 LIMITS,
                 can_rollback=can_rollback,
+                **({"detach_s": 30, "resume_s": 600} if resumes else {}),
                 **({"rebuild_wait_s": 10, "rebuild_units": 30} if rebuilds else {}),
             ),
         )
@@ -140,7 +149,7 @@ class SessionMachine(RuleBasedStateMachine):
                     # No dialect of today can ask for it; the machine obeys it all the same.
                     self.session._core.deferred_finalize = self.deferred
                     self.calls.append(effect)
-                case ef.Send() | ef.Close() | ef.Interrupt() | ef.DropUnit():
+                case ef.Send() | ef.Attach() | ef.Close() | ef.Interrupt() | ef.DropUnit():
                     pass
                 case _:
                     self.calls.append(effect)
@@ -183,6 +192,22 @@ class SessionMachine(RuleBasedStateMachine):
             self.post(ev.PeerGone)
         elif dice == 2:
             self.post(ev.SendFailed)
+
+    @precondition(lambda self: self.referee.trace.numbered)
+    @rule(dice=st.integers(0, 9), missed=st.integers(0, 9), between=st.integers(0, 4))
+    def client_comes_back(self, dice: int, missed: int, between: int) -> None:
+        """It loses its connection, falls asleep or not, and comes back; or it takes over."""
+        if dice:
+            self.post(ev.PeerGone, code=1006)
+        if dice > 3 and "detach" in self.timers:
+            generation = self.timers.pop("detach")
+            self.post(ev.TimerFired, name="detach", generation=generation)
+        for _ in range(between):
+            if self.calls:
+                self.end_call(self.calls.pop(0), 9)
+        after = max(-1, self.referee.trace.sends - 1 - missed)
+        if not self.session.is_finished:
+            self.post(ev.PeerAttached, after=after, resume_hash="1" * 64)
 
     # -- the server -----------------------------------------------------------------------------
 
@@ -267,7 +292,10 @@ class SessionMachine(RuleBasedStateMachine):
         )
         self.post(ev.UnitDone, result=result)
 
-    @rule(name=st.sampled_from(["session", "init", "cleanup", "rebuild"]), dice=st.integers(0, 9))
+    @rule(
+        name=st.sampled_from(["session", "init", "cleanup", "rebuild", "detach", "resume"]),
+        dice=st.integers(0, 9),
+    )
     def timer_fires(self, name: str, dice: int) -> None:
         """A timer's time has come; or a stale one's."""
         if dice == 0 and name in self.timers:
@@ -348,7 +376,7 @@ class SessionMachine(RuleBasedStateMachine):
         """Whatever happened, once the client is gone and every call has ended the slot is back."""
         if not hasattr(self, "session"):
             return
-        self.post(ev.PeerGone)
+        self.post(ev.PeerGone, code=CLOSE_NORMAL)
         for _ in range(9):
             if self.calls:
                 self.end_call(self.calls.pop(0), 9)
