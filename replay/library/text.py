@@ -21,7 +21,8 @@ from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
 from ..shared.recordings import show_ms, show_seconds
 from ..story.exchanges import Exchange
-from ..story.inspection import Inspection, Move, UtteranceStory
+from ..story.inspection import Inspection, UtteranceStory
+from .moved import absence_text, move_text
 
 SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
@@ -273,18 +274,12 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
         "dropped  ",
         [f"{show_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops],
     )
-    lines += _first("moved    ", [_move(it) for it in told.moves])
+    lines += _first("moved    ", [move_text(it) for it in told.moves])
+    lines += _first("away     ", [absence_text(it) for it in told.absences])
     lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
     lines += [_turn_table(told.turns)] if told.turns else []
     lines += [_utterance_table(told.utterances)] if told.utterances else []
     return [*lines, _unit_table(told.units)] if told.units else lines
-
-
-def _move(move: Move) -> str:
-    """Say when a session moved to another slot, and why."""
-    to = "and nowhere else" if move.to_ns is None else f"to {show_seconds(move.to_ns)}"
-    fed = f", {move.steps} s fed again" + ("" if move.exact else " fast") if move.steps else ""
-    return f"{show_seconds(move.at_ns)} {to}: the worker was {move.why}{fed}"
 
 
 def _first(name: str, told: Sequence[str]) -> list[RenderableType]:

@@ -106,6 +106,7 @@ class Inspector(SessionStory):
             utterances=tuple(self._utterances.values()),
             drops=tuple(self.drops),
             moves=tuple(self.moves),
+            absences=tuple(self.absences.told),
             errors=tuple(self.errors),
             marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),

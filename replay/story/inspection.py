@@ -13,6 +13,7 @@ from cattrs import Converter
 
 from protocol.values.state import State
 
+from .absences import Absence
 from .exchanges import Exchange, Outcome
 
 
@@ -161,6 +162,7 @@ class Inspection:
     utterances: tuple[UtteranceStory, ...]
     drops: tuple[Drop, ...]
     moves: tuple[Move, ...]
+    absences: tuple[Absence, ...]
     errors: tuple[ErrorSent, ...]
     marks: tuple[Mark, ...]
     end: End

@@ -27,6 +27,7 @@ from recorder.read.scan import Damage
 
 from ..rerun.logic import Replayer
 from ..rerun.words import Step, show_shortened
+from .absences import Absences
 from .dictated import Dictated
 from .exchanges import Exchange, Exchanges
 from .inspection import Drop, End, ErrorSent, Mark, Move, ShortenedFrame
@@ -84,6 +85,7 @@ class SessionStory:
         self.prepared: Opened | None = None
         self.drops: Final[list[Drop]] = []
         self.moves: Final[list[Move]] = []
+        self.absences: Final = Absences()
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []
@@ -201,11 +203,14 @@ class SessionStory:
     # -- events ---------------------------------------------------------------------------------
 
     def _take_event(self, event: ev.Event, seq: int) -> None:
+        self.absences.take(event, seq)
         match event:
             case ev.BackendLost() | ev.LeaseRevoked():
                 self._take_loss(event, seq)
             case ev.SlotLeased(at_ns=at_ns) if self._is_moving:
                 self.moves[-1] = attrs.evolve(self.moves[-1], to_ns=at_ns)
+            case ev.Rebuilt() if self.absences.rebuilt(event):
+                pass
             case ev.Rebuilt(at_ns=at_ns, steps=steps, batches=batches) if self.moves:
                 move = attrs.evolve(self.moves[-1], to_ns=at_ns, steps=steps, exact=not batches)
                 self.moves[-1] = move
@@ -240,6 +245,8 @@ class SessionStory:
             case "OpenBackend":
                 opening = fields.get("opening")
                 self.opening = opening if isinstance(opening, Mapping) else {}
+            case "Release" if not self._is_over:
+                self.absences.release(is_moving=self._is_moving)
             case "RunChunk":
                 self.dictated.write(fields.get("chunk"))
             case "StartFinalize":

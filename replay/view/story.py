@@ -160,6 +160,11 @@ class Narrator(Inspector):
                 self._mark("move", record, {"why": "lost"})
             case ev.LeaseRevoked():
                 self._mark("move", record, {"why": "drained"})
+            case ev.PeerAttached(after=after):
+                self._mark("back", record, {"seq": after + 1})
+            case ev.PeerGone() | ev.SendFailed() if self.opened is not None:
+                if self.opened.resume_hash:
+                    self._mark("away", record, {})
             case ev.Rebuilt(steps=steps):
                 self._mark("rebuilt", record, {"steps": steps})
 

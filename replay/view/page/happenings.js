@@ -12,6 +12,8 @@ export const SIGN_COLOURS = {
   interrupt: "warn",
   move: "warn",
   rebuilt: "warn",
+  away: "warn",
+  back: "warn",
   drop: "warn",
   mark: "user",
 };
@@ -63,6 +65,8 @@ function markText(kind, fields) {
   if (kind === "move") return { title: `Worker ${fields.why}`, lines: ["the session moves to another"] };
   if (kind === "rebuilt")
     return { title: "Rebuilt on another worker", lines: [`${fields.steps} s fed again`] };
+  if (kind === "away") return { title: "Client away", lines: ["the connection is lost"] };
+  if (kind === "back") return { title: "Client back", lines: [`it hears frame ${fields.seq} and on`] };
   const lines = Object.entries(fields).map(
     ([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`,
   );

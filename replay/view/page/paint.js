@@ -142,6 +142,8 @@ const GLYPHS = {
   interrupt: (context, x, y, r) => bars(context, x, y, r),
   move: (context, x, y, r) => corner(context, x, y, r),
   rebuilt: (context, x, y, r) => corner(context, x, y, -r),
+  away: (context, x, y, r) => corner(context, x, y, r),
+  back: (context, x, y, r) => corner(context, x, y, -r),
   finding: (context, x, y, r) =>
     polygon(context, [
       [x, y - r * 1.1],

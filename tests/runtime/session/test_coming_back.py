@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import anyio
 import pytest
 
 from protocol.values import events as ev
+from protocol.wire.dialects.resuming import RESUMABLE, RESUME
 from recorder.format.mapping import event_of
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
+from replay.story.inspect import inspect
+from runtime.client.patience import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
 
@@ -339,3 +343,47 @@ def test_an_answer_goes_on_while_nobody_listens(tmp_path: Path) -> None:
 
     on_virtual_time(body)
     replays(tmp_path)
+
+
+def test_the_oldest_of_too_many_ends(tmp_path: Path) -> None:
+    """Clients that never come back filled the server."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path, detached_max=2) as server:
+            peers = []
+            for _ in range(4):
+                peers.append(await server.activate("audio", resumable=True))
+                peers[-1].vanish()
+                await anyio.sleep(1)
+            assert server.server.sessions == 2
+            for peer in peers[2:]:
+                again = server.come_back(*peer.way_back)
+                assert (await again.greeted())["token"]
+                again.send(close_frame())
+            gone = server.come_back(*peers[0].way_back)
+            assert (await gone.greeted())["token"] == ""
+
+    on_virtual_time(body)
+    replays(tmp_path, 4)
+
+
+def test_the_page_shows_what_crosses() -> None:
+    """Who writes a client by the page wrote one that the server refuses."""
+    page = (Path(__file__).parents[3] / "docs" / "resume.md").read_text("utf-8")
+    greeting, asked = (json.loads(it) for it in re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    assert json.loads(RESUMABLE.encode(RESUMABLE.parse(greeting))) == greeting
+    assert json.loads(RESUME.encode(RESUME.parse(asked))) == asked
+    told = set(re.findall(r"\b1\d{3}\b", re.findall(r"\| (1001.*?) \|", page)[0]))
+    assert told == {str(code) for code in PASSING_CLOSE_CODES}
+
+
+def test_a_session_that_slept_says_so() -> None:
+    """Nobody saw in a recording why a session was silent."""
+    path = Path(__file__).parents[3] / "fixtures/logs/v1-resume.session.zst"
+    with LogReader(path) as log:
+        inspection = inspect(log.head.fields, log)
+    first, second = inspection.absences
+    assert (first.slept, first.steps) == (False, 0)
+    assert (second.slept, second.steps) == (True, 11)
+    assert second.to_ns == second.at_ns + 45_000_000_000
+    assert not inspection.moves

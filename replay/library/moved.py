@@ -1,0 +1,21 @@
+"""What `inspect` says of a session that moved, or whose client was away."""
+
+from __future__ import annotations
+
+from ..shared.recordings import show_seconds
+from ..story.absences import Absence
+from ..story.inspection import Move
+
+
+def move_text(move: Move) -> str:
+    """Say when a session moved to another slot, and why."""
+    to = "and nowhere else" if move.to_ns is None else f"to {show_seconds(move.to_ns)}"
+    fed = f", {move.steps} s fed again" + ("" if move.exact else " fast") if move.steps else ""
+    return f"{show_seconds(move.at_ns)} {to}: the worker was {move.why}{fed}"
+
+
+def absence_text(absence: Absence) -> str:
+    """Say when a client had no connection, and what that cost."""
+    to = "for good" if absence.to_ns is None else f"to {show_seconds(absence.to_ns)}"
+    slept = f", without a slot, {absence.steps} s fed again" if absence.slept else ""
+    return f"{show_seconds(absence.at_ns)} {to}: the client had no connection{slept}"
