@@ -98,7 +98,8 @@ class Peer:
         aborted: the server dropped the connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = "audio") -> None:
+        self.mode = mode
         self.events: list[Body] = []
         self.frames: list[str] = []
         self.closed: tuple[int, str] | None = None
@@ -163,11 +164,11 @@ class Peer:
         return [event["seq"] for event in self.events if "seq" in event]
 
     @property
-    def way_back(self) -> tuple[str, str, int]:
-        """What a client needs to come back: recording, token, and the last number it has."""
+    def way_back(self) -> tuple[str, str, int, Mode]:
+        """What a client needs to come back: recording, token, the last number it has, mode."""
         first, heard = self.events[0], self.numbers
         last = heard[-1] if heard else first["next_seq"] - 1
-        return first["recording_id"], first["token"], last
+        return first["recording_id"], first["token"], last, self.mode
 
     async def over(self) -> None:
         """Wait until the server has closed or dropped the connection."""
@@ -263,18 +264,18 @@ class World:
         resumable: bool = False,
     ) -> Peer:
         """Open a connection."""
-        peer = Peer()
+        peer = Peer(mode)
         arrival = Arrival(mode=mode, endpoint=endpoint, label=label, resumable=resumable)
         self._tasks.start_soon(self.server.handle, peer.server_end, arrival)
         return peer
 
-    def come_back(self, recording_id: str, token: str, last_seq: int) -> Peer:
+    def come_back(self, recording_id: str, token: str, last_seq: int, mode: Mode = "audio") -> Peer:
         """Open another connection to a session."""
-        peer = Peer()
+        peer = Peer(mode)
         asked = ComeBack(token=token, last_seq=last_seq)
 
         async def visit() -> None:
-            refusal = await self.server.come_back(peer.server_end, recording_id, "", asked)
+            refusal = await self.server.come_back(peer.server_end, recording_id, mode, "", asked)
             if refusal:
                 await peer.close(1008, refusal)
 

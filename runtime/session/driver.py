@@ -84,6 +84,7 @@ class Driver:
     ) -> None:
         self._opened = opened
         self.recording_id: Final = opened.recording_id
+        self.mode: Final = opened.mode
         self._admission = admission
         self._admit = admit
         self._has_room = has_room

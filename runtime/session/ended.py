@@ -11,6 +11,7 @@ import attrs
 
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
+from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack, Resumable
 from protocol.wire.dialects.resuming import RESUMABLE
 
@@ -35,6 +36,7 @@ class Ended:
     """
 
     recording_id: str
+    mode: Mode
     owner: str
     peer: Peer
     path: Path

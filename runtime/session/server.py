@@ -221,6 +221,7 @@ class Server:
             return
         ended = Ended(
             recording_id=driver.recording_id,
+            mode=driver.mode,
             owner=driver.owner,
             peer=driver.peer,
             path=Store(folder).path(driver.recording_id),
@@ -240,7 +241,7 @@ class Server:
                 driver.wait_no_longer()
 
     async def come_back(
-        self, websocket: WebSocket, recording_id: str, owner: str, asked: ComeBack
+        self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ComeBack
     ) -> str:
         """Go on with a session on another connection, until that is closed.
 
@@ -251,7 +252,8 @@ class Server:
         found = (driver for driver in self._drivers if driver.recording_id == recording_id)
         driver = next(found, None)
         it = driver or self._ended.get(recording_id, now_ns())
-        if it is None or it.owner != owner or not it.peer.is_right(asked.token):
+        is_it = it is not None and (it.owner, it.mode) == (owner, mode)
+        if it is None or not is_it or not it.peer.is_right(asked.token):
             return NO_SESSION
         if asked.last_seq >= it.frames_sent:
             return AHEAD

@@ -92,7 +92,7 @@ def test_what_was_said_meanwhile_is_heard_once(tmp_path: Path) -> None:
             for _ in range(4):
                 peer.send(append_frame())
             await peer.heard("listen")
-            recording_id, token, seq = peer.way_back
+            recording_id, token, seq, _ = peer.way_back
             peer.vanish()
             await anyio.sleep(10)
             again = server.come_back(recording_id, token, seq - 2)
@@ -198,7 +198,7 @@ def test_a_right_token_takes_over_a_session_that_is_alive(tmp_path: Path) -> Non
     replays(tmp_path)
 
 
-@pytest.mark.parametrize("which", ["wrong", "old", "other", "ahead", "nothing"])
+@pytest.mark.parametrize("which", ["wrong", "old", "other", "ahead", "nothing", "mode"])
 def test_a_wrong_token_harms_nothing(tmp_path: Path, which: str) -> None:
     """Somebody else got into a conversation, or broke it."""
 
@@ -211,13 +211,14 @@ def test_a_wrong_token_harms_nothing(tmp_path: Path, which: str) -> None:
             peer = server.come_back(*peer.way_back)
             await peer.until(lambda: bool(peer.events))
             await talk(peer, 1)
-            recording_id, token, seq = peer.way_back
-            tried = {
+            recording_id, token, seq, _ = peer.way_back
+            tried: dict[str, Any] = {
                 "wrong": (recording_id, "x" * 43, seq),
                 "old": first,
                 "other": (recording_id, stranger.events[0]["token"], seq),
                 "ahead": (recording_id, token, seq + 1),
                 "nothing": ("no-such-recording", token, seq),
+                "mode": (recording_id, token, seq, "video"),
             }
             thief = server.come_back(*tried[which])
             await thief.over()
