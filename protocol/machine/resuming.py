@@ -20,7 +20,7 @@ from ..values import events as ev
 from ..values.errors import CLOSE_NORMAL
 from ..values.resuming import Resumable
 from ..values.state import State
-from ..wire.dialects.resuming import RESUMABLE, numbered
+from ..wire.dialects.resuming import RESUMABLE, UNRESUMABLE, numbered
 from .core import Core
 
 TOKEN: Final = "$token"
@@ -134,7 +134,7 @@ class Resuming(Core):
         if self.is_detached:
             self.lose_peer()
         else:
-            self.say_frame(RESUMABLE.encode(Resumable(recording_id="", token="")))
+            self.say_frame(UNRESUMABLE.encode(Resumable(recording_id="", token="")))
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer that bounds the session, or the wait for its client."""

@@ -29,7 +29,14 @@ class World(SessionMachine):
     def __init__(self, *, deferred: bool = True, rebuilds: bool = True) -> None:
         super().__init__()
         self.done: list[ef.Effect] = []
-        self.open("realtime", deferred, can_rollback=True, active=True, rebuilds=rebuilds)
+        self.open(
+            "realtime",
+            deferred,
+            can_rollback=True,
+            active=True,
+            rebuilds=rebuilds,
+            resumes=False,
+        )
 
     def take(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         """Keep the effects, and let the referee see them."""
@@ -154,7 +161,7 @@ def test_a_session_whose_opening_was_lost_is_opened_anew() -> None:
     """It is rebuilt from nothing, or waits for ever."""
     world = World()
     machine = SessionMachine()
-    machine.open("realtime", deferred=True, can_rollback=True, active=False, rebuilds=True)
+    machine.open("realtime", True, can_rollback=True, active=False, rebuilds=True, resumes=False)
     machine.queue_answers(2)
     machine.client_inits()
     machine.lose_worker()

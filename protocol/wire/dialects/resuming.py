@@ -29,6 +29,10 @@ RESUMABLE: Final = Table(
     Field("ack", INTEGER, 0),
     tag={"type": SESSION_RESUMABLE},
 )
+UNRESUMABLE: Final = Table(
+    Resumable, Field("token", TEXT, ""), tag={"type": SESSION_RESUMABLE}, lacks={"recording_id": ""}
+)
+"""The same later on: the session cannot be resumed any more."""
 REPLACED: Final = Table(Replaced, tag={"type": SESSION_REPLACED})
 RESUME: Final = Table(
     ComeBack,
