@@ -21,7 +21,8 @@
  * Rules: events go to the iterator, or, where `onEvent` is given, to that alone; it needs `onEnd`,
  * which is told how the session ended. Sound is cut into whole seconds; a rest waits for more, or for
  * `flush`; sound to be transcribed goes out as it comes, for the server cuts it. `connect` tries
- * again, with growing waits, until the server has created the session, and never after. Settings
+ * again, with growing waits, until the server has created the session. A connection that is lost after
+ * that is made again, and the session goes on where the server lets it (`resume`). Settings
  * within `config`, `generation` and `speech` bear the names that they have on the wire.
  *
  * It records no microphone, plays nothing, keeps no history of a chat and knows no other dialect.
@@ -42,6 +43,10 @@ const UNSENT_BYTES_MAX = 32 * 1024 * 1024;
 const BACKOFF_MS = 500;
 const BACKOFF_MS_MAX = 30_000;
 const CLOSE_WAIT_MS = 10_000;
+/** Messages that the server has not acknowledged: eight minutes of sound; older ones are let go. */
+const KEPT_BYTES_MAX = 32 * 1024 * 1024;
+/** For the first frame of a connection that comes back: a server answers at once. */
+const GREETING_MS = 10_000;
 /** Refusals: an `error`, then a close with 1013. */
 const REFUSALS = ["service_unavailable", "queue_full", "worker_busy", "worker_connect_failed"];
 /** What a server without the model says, in place of the utterance. */
@@ -74,6 +79,9 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
  *   addEventListener(type: string, listener: (event: any) => void): void}} WebSocketLike
+ * @typedef {{type: "reconnecting", attempt: number, waitMs: number}
+ *   | {type: "reconnected", awayMs: number, skipped: number}} ConnectionEvent `skipped`: messages to the
+ *   server that are lost, since more than may be kept had not arrived
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {string} [model] of a transcription, which needs it: by a name that the server knows it by
@@ -86,6 +94,9 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @property {(error: Error | null) => void} [onEnd] needed with `onEvent`: the session is over; null: in
  *   order
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
+ * @property {boolean} [resume] false: a session whose connection is lost is over; otherwise it is resumed
+ *   where the server can, and only `onConnection` tells of it
+ * @property {(event: ConnectionEvent) => void} [onConnection] is told when the connection is lost, and back
  * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
  * @property {string} [key] the API key, where the server asks for one; letters, digits, - and _
  * @property {new (url: string, protocols?: string[]) => WebSocketLike} [WebSocket] instead of the global one
@@ -181,7 +192,13 @@ function decodeAudio(text) {
   return typeof text === "string" ? new Float32Array(decodeBase64(text).buffer) : new Float32Array(0);
 }
 
-/** One WebSocket: its messages wait for whoever reads them. */
+/**
+ * A session's WebSockets, one after the other: its messages wait for whoever reads them.
+ *
+ * A server that lets a client come back greets each connection (`session.resumable`), and counts in
+ * each frame its own (`seq`) and the client's messages (`ack`). What it does not have is kept here; a
+ * lost connection is opened again, and what either side has not heard is sent again.
+ */
 class Channel {
   /** @type {any[]} */ #waiting = [];
   /** @type {(() => void) | null} */ #wake = null;
@@ -195,22 +212,117 @@ class Channel {
   code = 1006;
   reason = "";
 
-  /** @param {WebSocketLike} socket */
-  constructor(socket) {
-    this.socket = socket;
+  /** @type {{recordingId: string, token: string, expiresMs: number} | null} */ #wayBack = null;
+  /** @type {{since: number, attempt: number, bytes: number, code: number, reason: string} | null} */
+  #away = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */ #timer;
+  /** @type {string[]} */ #kept = [];
+  #keptBytes = 0;
+  #acked = 0;
+  #lastSeq = -1;
+
+  /**
+   * @param {(resume: string) => WebSocketLike} connectTo a new session, or one that is resumed
+   * @param {{random: () => number, onConnection?: Options["onConnection"]}} options
+   */
+  constructor(connectTo, { random, onConnection }) {
+    this.#connectTo = connectTo;
+    this.#random = random;
+    this.#onConnection = onConnection;
     /** @type {Promise<void>} */
-    this.ended = new Promise((resolve) => {
-      const end = (/** @type {number} */ code, /** @type {string} */ reason) => {
-        [this.isClosed, this.code, this.reason] = [true, code, reason];
-        this.#notify();
-        resolve();
-      };
-      socket.addEventListener("close", ({ code, reason }) => end(code, reason));
-      // A close follows, but not in Node 20, where no connection was made.
-      socket.addEventListener("error", () => this.hasOpened || end(1006, ""));
+    this.ended = new Promise((resolve) => (this.#onEnded = resolve));
+    this.socket = this.#open();
+  }
+  #connectTo;
+  #random;
+  #onConnection;
+  #onEnded = () => {};
+
+  /** Open the next WebSocket. */
+  #open() {
+    const socket = this.#connectTo(this.#wayBack?.recordingId ?? "");
+    let [isOpen, isOver] = [false, false];
+    const end = (/** @type {number} */ code, /** @type {string} */ reason) => {
+      if (isOver) return;
+      isOver = true;
+      this.#lose(code, reason);
+    };
+    socket.addEventListener("close", ({ code, reason }) => end(code, reason));
+    // A close follows, but not in Node 20, where no connection was made.
+    socket.addEventListener("error", () => isOpen || end(1006, ""));
+    socket.addEventListener("open", () => {
+      isOpen = this.hasOpened = true;
+      if (!this.#away || !this.#wayBack || isOver) return;
+      const { token } = this.#wayBack;
+      socket.send(JSON.stringify({ type: "session.resume", token, last_seq: this.#lastSeq }));
     });
-    socket.addEventListener("open", () => (this.hasOpened = true));
-    socket.addEventListener("message", (event) => this.#take(event.data));
+    socket.addEventListener("message", (event) => isOver || this.#take(event.data));
+    if (this.#away) {
+      this.#timer = setTimeout(() => (end(1006, "no answer"), socket.close()), GREETING_MS);
+    }
+    return socket;
+  }
+
+  /** The connection is over: come back, or end. @param {number} code @param {string} reason */
+  #lose(code, reason) {
+    clearTimeout(this.#timer);
+    if (!this.#wayBack || !PASSING_CLOSE_CODES.includes(code)) {
+      return this.#finish(this.#away ?? { code, reason });
+    }
+    this.#away ??= { since: performance.now(), attempt: 0, bytes: 0, code, reason };
+    const waitMs = backoff(this.#away.attempt++, this.#random());
+    if (performance.now() + waitMs - this.#away.since > this.#wayBack.expiresMs) {
+      return this.#finish(this.#away);
+    }
+    this.#timer = setTimeout(() => (this.socket = this.#open()), waitMs);
+    this.#onConnection?.({ type: "reconnecting", attempt: this.#away.attempt, waitMs });
+  }
+
+  /** @param {{code: number, reason: string}} close */
+  #finish({ code, reason }) {
+    if (this.isClosed) return;
+    [this.isClosed, this.code, this.reason] = [true, code, reason];
+    [this.#wayBack, this.#away, this.#kept] = [null, null, []];
+    this.#notify();
+    this.#onEnded();
+  }
+
+  /** Close the connection, and come back no more. @param {number} [code] */
+  leave(code) {
+    clearTimeout(this.#timer);
+    this.#wayBack = null;
+    if (this.#away) this.#finish(this.#away);
+    this.socket.close(code);
+  }
+
+  /** @param {any} greeting */
+  #greeted({ recording_id, token, expires_in_s, ack }) {
+    this.#wayBack = token ? { recordingId: recording_id, token, expiresMs: expires_in_s * 1000 } : null;
+    const away = this.#away;
+    if (!away) return;
+    clearTimeout(this.#timer);
+    this.#away = null;
+    const skipped = this.#acknowledge(ack);
+    for (const text of this.#kept) this.socket.send(text);
+    this.#onConnection?.({ type: "reconnected", awayMs: performance.now() - away.since, skipped });
+  }
+
+  /** @param {number} count of messages that the server has @returns {number} of those lost for ever */
+  #acknowledge(count) {
+    while (this.#kept.length && this.#acked < count) this.#letGo();
+    return Math.max(0, this.#acked - count);
+  }
+
+  #letGo() {
+    this.#keptBytes -= /** @type {string} */ (this.#kept.shift()).length;
+    this.#acked += 1;
+  }
+
+  /** @param {string} text */
+  #keep(text) {
+    this.#kept.push(text);
+    this.#keptBytes += text.length;
+    while (this.#keptBytes > KEPT_BYTES_MAX && this.#kept.length > 1) this.#letGo();
   }
 
   /** @param {unknown} data */
@@ -223,6 +335,16 @@ class Channel {
     if (typeof event?.type !== "string") {
       return this.fail(new RemoteProtocolError("the server sent a message that is no event"));
     }
+    if (event.type === "session.resumable") return this.#greeted(event);
+    if (this.#away) return; // a server that is not up yet says so, and closes
+    if (this.#wayBack && Number.isInteger(event.seq)) {
+      this.#acknowledge(event.ack);
+      if (event.seq <= this.#lastSeq) return;
+      this.#lastSeq = event.seq;
+    }
+    const isRefusal = event.type === "error" && REFUSALS.includes(event.code ?? event.error?.code);
+    if (isRefusal || ["session.replaced", "session.closed"].includes(event.type)) this.#wayBack = null;
+    if (event.type === "session.replaced") return;
     if (typeof event.error === "string") {
       event.error = { code: event.code, message: event.error }; // as a transcription has it
     }
@@ -241,7 +363,7 @@ class Channel {
   /** @param {Error} failure */
   fail(failure) {
     this.#failure ??= failure;
-    this.socket.close();
+    this.leave();
     this.#notify();
   }
 
@@ -268,10 +390,12 @@ class Channel {
     if (this.isClosed) throw new SessionClosedError(this.code, this.reason);
     if (this.#isOver) throw new SessionClosedError(1000, "the server has ended the session");
     if (this.closeSent) throw new MisuseError("nothing is sent after close()");
-    if (this.socket.bufferedAmount > UNSENT_BYTES_MAX) {
-      throw new AntiphonError(`${this.socket.bufferedAmount} bytes wait to be sent`);
-    }
-    this.socket.send(JSON.stringify(message));
+    const unsent = this.#away ? this.#away.bytes : this.socket.bufferedAmount;
+    if (unsent > UNSENT_BYTES_MAX) throw new AntiphonError(`${unsent} bytes wait to be sent`);
+    const text = JSON.stringify(message);
+    if (this.#wayBack) this.#keep(text);
+    if (this.#away) this.#away.bytes += text.length;
+    else this.socket.send(text);
   }
 
   /** @param {string} [reason] @returns {Promise<void>} settled when the connection is closed */
@@ -285,13 +409,13 @@ class Channel {
   /** @returns {Promise<void>} settled when the connection is closed; of a protocol without a goodbye */
   hangUp() {
     this.#hasHungUp ||= !this.isClosed;
-    this.socket.close(1000);
+    this.leave(1000);
     return this.#end();
   }
 
   async #end() {
     this.closeSent = true;
-    const timer = setTimeout(() => this.socket.close(), CLOSE_WAIT_MS);
+    const timer = setTimeout(() => this.leave(), CLOSE_WAIT_MS);
     await this.ended;
     clearTimeout(timer);
   }
@@ -673,9 +797,13 @@ export async function connect(url, options) {
     } catch (error) {
       if (attempt >= retries || !mayPass(error)) throw error;
     }
-    const wait = Math.min(BACKOFF_MS * 2 ** attempt, BACKOFF_MS_MAX) * (1 - random() / 2);
-    await new Promise((resolve) => setTimeout(resolve, wait));
+    await new Promise((resolve) => setTimeout(resolve, backoff(attempt, random())));
   }
+}
+
+/** @param {number} attempt from 0 @param {number} chance in [0, 1) @returns {number} milliseconds */
+function backoff(attempt, chance) {
+  return Math.min(BACKOFF_MS * 2 ** attempt, BACKOFF_MS_MAX) * (1 - chance / 2);
 }
 
 /** @param {string} url @param {string} mode */
@@ -704,14 +832,21 @@ async function open(address, options) {
   if (!Socket) throw new MisuseError("there is no global WebSocket: give one as an option");
   // A browser cannot set headers: a key goes as a subprotocol, of which the server picks the other.
   const protocols = options.key === undefined ? [] : ["antiphon", `antiphon.key.${options.key}`];
-  const channel = new Channel(new Socket(address, protocols));
+  const { resume: isResumable = true, random = Math.random, onConnection } = options;
+  const connectTo = (/** @type {string} */ resume) => {
+    const to = new URL(address);
+    if (isResumable) to.searchParams.set("resumable", "1");
+    if (resume) to.searchParams.set("resume", resume);
+    return new Socket(to.href, protocols);
+  };
+  const channel = new Channel(connectTo, { random, onConnection });
   try {
     const created = await setUp(channel, options);
     if (options.mode === "transcription") return new TranscriptionSession(channel, created, options);
     const Session = options.mode === "chat" ? ChatSession : DuplexSession;
     return new Session(channel, created, options);
   } catch (error) {
-    channel.socket.close();
+    channel.leave();
     if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}${whyPerhaps(address)}`);
     throw error;
   }
