@@ -177,9 +177,8 @@ class ResumingSocket:
         """Note a frame's numbers; None for one that is not for the session's user."""
         if isinstance(frame, bytes):
             return frame
-        if frame.startswith(f'{{"type":"{SESSION_RESUMABLE}"'):
-            with as_client_errors():
-                told: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
+        told = self._greeting(frame)
+        if told is not None:
             self._way_back = told if told.token else None
             self._recording_id = self._recording_id or told.recording_id
             return None
@@ -204,6 +203,14 @@ class ResumingSocket:
         assert self._current is not None
         with anyio.move_on_after(FIRST_S):
             self._first = self._take(await self._current.receive())
+
+    def _greeting(self, frame: str | bytes) -> Resumable | None:
+        """Read a greeting; None for any other frame."""
+        if isinstance(frame, bytes) or not frame.startswith(f'{{"type":"{SESSION_RESUMABLE}"'):
+            return None
+        with as_client_errors():
+            told: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
+        return told
 
     # -- coming back ----------------------------------------------------------------------------
 
@@ -264,9 +271,9 @@ class ResumingSocket:
         asked = ComeBack(token=self._way_back.token, last_seq=self._last_seq)
         await socket.send(RESUME.encode(asked))
         with anyio.move_on_after(GREETING_S):
-            greeting = await socket.receive()
-            with as_client_errors():
-                told: Resumable = RESUMABLE.parse(parse_frame(greeting, self._frame_bytes_max))
+            told = None
+            while told is None:  # a server that loads its model says so instead, and closes
+                told = self._greeting(await socket.receive())
             self._way_back = told if told.token else None
             skipped = self._acknowledge(told.ack)
             self._sent = self._acked

@@ -6,6 +6,7 @@ client heard, each frame once. `python -m tests.soak_cuts` has many more.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,3 +50,13 @@ def test_each_message_and_each_frame_counts_once(
     with LogReader(path) as log:
         report = replay(log)
     assert report.identical, report.divergence
+
+
+def test_a_way_back_that_is_cut_is_tried_again(server: tuple[LiveServer, Path]) -> None:
+    """A connection that broke before its greeting ended the session for its client."""
+    made, _ = server
+    told, rng = Told(), random.Random(1)
+    with cutting(made.address, [20_000, 400, 400]) as cutter:
+        anyio.run(converse, "realtime, audio", f"ws://127.0.0.1:{cutter.port}", told, rng)
+        assert cutter.connections == 4
+    assert [json.loads(frame)["seq"] for frame in told.heard] == list(range(len(told.heard)))
