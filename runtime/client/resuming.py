@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import anyio
 import attrs
 
+from protocol.values.errors import CLOSE_TRY_LATER
 from protocol.values.resuming import ComeBack, Resumable
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.resuming import (
@@ -215,7 +216,8 @@ class ResumingSocket:
     # -- coming back ----------------------------------------------------------------------------
 
     def _may_come_back(self, code: int) -> bool:
-        return self._way_back is not None and code in PASSING_CLOSE_CODES
+        is_refusal = code == CLOSE_TRY_LATER  # which ends a session, if it had begun
+        return self._way_back is not None and code in PASSING_CLOSE_CODES and not is_refusal
 
     async def _connected(self) -> ClientSocket:
         """Wait for a connection; raises `SessionClosedError` if there comes none."""

@@ -7,9 +7,11 @@ the model: until it is loaded, sessions are refused with `service_unavailable`.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -47,6 +49,8 @@ from .coming_back import come_back
 from .retention import make_retainer
 from .routing import NotServedError, Route, route
 from .uploading import make_uploader
+
+_LOG: Final = logging.getLogger("antiphon.server")
 
 
 class Gateway:
@@ -226,7 +230,7 @@ class Gateway:
             left = anyio.Event()
             serve = partial(self._serve, server, websocket, to, admitted.principal, left.set)
             if to.resumable:
-                server.tasks.start_soon(serve)  # the session may outlive its connection
+                server.tasks.start_soon(_apart, serve)  # the session may outlive its connection
                 await left.wait()
             else:
                 await serve()
@@ -257,6 +261,14 @@ class Gateway:
             on_left()
             if place is not None:
                 place.leave(is_refund=reason == "refused")
+
+
+async def _apart(serve: Callable[[], Awaitable[None]]) -> None:
+    """Serve a session in the server's own tasks, which an error of one must not end."""
+    try:
+        await serve()
+    except Exception:
+        _LOG.exception("a session broke")
 
 
 async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:

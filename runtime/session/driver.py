@@ -41,7 +41,7 @@ from .calls import Calls, Inbox
 from .decodes import DecodeMedia, Decodes
 from .journal import Journal, MarkRefused, OpenLog, fin_fields
 from .lane import Lane
-from .peer import Peer
+from .peer import Peer, Tokens
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
@@ -107,6 +107,7 @@ class Driver:
         self._tasks: TaskGroup | None = None
         self.session: Session | None = None
         self.away_ns: int | None = None
+        self.close = (CLOSE_NORMAL, "")
         self._journal = Journal(open_log, on_failure=self._recording_failed)
         self.peer = Peer(token, self._journal.again)
 
@@ -114,6 +115,11 @@ class Driver:
     def is_resumable(self) -> bool:
         """Whether its client may come back to it on another connection."""
         return self.session is not None and self.session.is_resumable
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens with which its client may come back."""
+        return self.peer.tokens
 
     @property
     def frames_sent(self) -> int:
@@ -300,6 +306,7 @@ class Driver:
             case ef.Attach():
                 self.peer.greet(effect, ready)
             case ef.Close():
+                self.close = (effect.code, effect.reason)
                 self.peer.outlet.close(effect.code, effect.reason, ready)
             case ef.Admit():
                 self._ask_for_room()

@@ -9,7 +9,6 @@ from typing import Final
 import anyio
 import attrs
 
-from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack, Resumable
@@ -19,7 +18,7 @@ from ..net.connection import Connection
 from ..net.websocket import WebSocket
 from .again import frames_of
 from .journal import ready_now
-from .peer import Peer
+from .peer import Tokens
 
 ENDED_MAX: Final = 1024
 """Each is some hashes and a path."""
@@ -32,17 +31,18 @@ class Ended:
     Attributes:
         frames_sent: of which a client may miss the last.
         frames_received: messages that its client sent.
+        close: code and reason with which its connection was closed, or would have been.
         ended_ns: when, on the server's clock.
     """
 
     recording_id: str
     mode: Mode
     owner: str
-    peer: Peer
+    tokens: Tokens
     path: Path
     frames_sent: int
     frames_received: int
-    reason: str
+    close: tuple[int, str]
     ended_ns: int
 
     async def tell(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
@@ -65,7 +65,7 @@ class Ended:
         if after + 1 < self.frames_sent:
             frames = frames_of(self.path, from_seq=0, first=after + 1, until=self.frames_sent)
             connection.send_again(frames)
-        connection.close(CLOSE_NORMAL, self.reason, ready_now)
+        connection.close(*self.close, ready_now)
         await connection.run()
 
 

@@ -43,6 +43,28 @@ class _Arrival:
     token: str
 
 
+class Tokens:
+    """The tokens with which a client may come back: the last one, and maybe the one before it."""
+
+    def __init__(self, token: str) -> None:
+        """`token` is the first one; empty: there is none."""
+        self._hashes = [hash_of(token)] if token else []
+
+    def is_right(self, token: str) -> bool:
+        """Whether a client with this token may come back; in constant time."""
+        given = hash_of(token)
+        return sum(hmac.compare_digest(given, known) for known in self._hashes) > 0
+
+    def give(self, token: str, *, used: str) -> str:
+        """Take the next token in place of one that was used; returns its hash."""
+        self._hashes = [hash_of(token), hash_of(used)]
+        return self._hashes[0]
+
+    def forget_old(self) -> None:
+        """Keep only the last token: the client has it."""
+        del self._hashes[1:]
+
+
 class Peer:
     """The connection of one session's client.
 
@@ -53,7 +75,7 @@ class Peer:
 
     def __init__(self, token: str, again: Callable[[int, int], AsyncGenerator[str]]) -> None:
         self._again = again
-        self._hashes = [hash_of(token)] if token else []
+        self.tokens: Final = Tokens(token)
         self._arrivals: deque[_Arrival] = deque()
         self._first = token
         self._outlet: Outlet | None = None
@@ -76,27 +98,17 @@ class Peer:
         if self._first:
             self._arrivals.append(_Arrival(outlet, self._first))
 
-    def trust(self, *hashes: str) -> None:
-        """Take the tokens of these hashes for right, and no others."""
-        self._hashes = list(hashes)
-
-    def is_right(self, token: str) -> bool:
-        """Whether a client with this token may come back; in constant time."""
-        given = hash_of(token)
-        return sum(hmac.compare_digest(given, known) for known in self._hashes) > 0
-
     def come_back(self, outlet: Outlet, *, used: str, token: str) -> str:
         """Take a new connection of a client with a right token; returns the next token's hash.
 
         It hears the session from `greet` on.
         """
         self._arrivals.append(_Arrival(outlet, token))
-        self._hashes = [hash_of(token), hash_of(used)]
-        return self._hashes[0]
+        return self.tokens.give(token, used=used)
 
     def heard(self) -> None:
         """Note that the client has its greeting: it sends on the new connection."""
-        del self._hashes[1:]
+        self.tokens.forget_old()
 
     def hang_up(self) -> None:
         """Close a connection that the session left open: it was broken off."""

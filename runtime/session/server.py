@@ -168,12 +168,12 @@ class Server:
         """
         identity = self._identities.draw()
         driver = self._make_driver(identity, arrival)
-        connection = self._connect(websocket, driver)
+        number, connection = self._connect(websocket, driver)
         self._drivers[driver] = None
         try:
             with bound_session(identity.recording_id):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._visit, driver, connection, on_left)
+                    tasks.start_soon(self._visit, driver, number, connection, on_left)
                     await driver.run(connection)
         except Exception:
             _logger.exception("session %s broke", identity.recording_id)
@@ -189,27 +189,29 @@ class Server:
             await self._forget(driver.session, identity.recording_id)
         return driver.session.end_reason
 
-    def _connect(self, websocket: WebSocket, driver: Driver) -> Connection:
-        """Make the client's next connection."""
+    def _connect(self, websocket: WebSocket, driver: Driver) -> tuple[int, Connection]:
+        """Make the client's next connection, and number it."""
         number = driver.peer.next_number()
-        return Connection(
+        connection = Connection(
             websocket,
             on_frame=partial(driver.frame_received, number),
             on_gone=partial(driver.peer_gone, number),
             on_send_failed=partial(driver.send_failed, number),
             stall_s=self._settings.stall_s,
         )
+        return number, connection
 
     async def _visit(
-        self, driver: Driver, connection: Connection, on_left: Callable[[], None]
+        self, driver: Driver, number: int, connection: Connection, on_left: Callable[[], None]
     ) -> None:
-        """Run a client's first connection; an error of it ends a session that has no other."""
+        """Run a client's connection; an error of it ends a session that can have no other."""
         try:
             await connection.run()
         except Exception:
             if not driver.is_resumable:
                 raise
             _logger.exception("a connection of session %s broke", driver.recording_id)
+            driver.send_failed(number)
         finally:
             on_left()
             self._let_the_oldest_end()
@@ -223,11 +225,11 @@ class Server:
             recording_id=driver.recording_id,
             mode=driver.mode,
             owner=driver.owner,
-            peer=driver.peer,
+            tokens=driver.peer.tokens,
             path=Store(folder).path(driver.recording_id),
             frames_sent=driver.frames_sent,
             frames_received=session.frames_received,
-            reason=session.end_reason or "",
+            close=driver.close,
             ended_ns=now_ns(),
         )
         self._ended.add(ended)
@@ -253,7 +255,7 @@ class Server:
         driver = next(found, None)
         it = driver or self._ended.get(recording_id, now_ns())
         is_it = it is not None and (it.owner, it.mode) == (owner, mode)
-        if it is None or not is_it or not it.peer.is_right(asked.token):
+        if it is None or not is_it or not it.tokens.is_right(asked.token):
             return NO_SESSION
         if asked.last_seq >= it.frames_sent:
             return AHEAD
@@ -262,10 +264,10 @@ class Server:
                 await it.tell(websocket, asked, self._settings.stall_s)
             return ""
         token = self._identities.token()
-        connection = self._connect(websocket, it)
+        number, connection = self._connect(websocket, it)
         with bound_session(recording_id):
             it.come_back(connection, used=asked.token, token=token, after=asked.last_seq)
-            await self._visit(it, connection, lambda: None)
+            await self._visit(it, number, connection, lambda: None)
         return ""
 
     async def _forget(self, session: Session, recording_id: str) -> None:
