@@ -100,7 +100,7 @@ class Resuming(Core):
         limits = self.opened.limits
         greeting = Resumable(
             recording_id=self.opened.recording_id,
-            token=TOKEN if self.is_resumable and not self.is_closed else "",
+            token=TOKEN if self.is_resumable else "",
             grace_s=limits.detach_s,
             expires_in_s=limits.resume_s,
             next_seq=after + 1,

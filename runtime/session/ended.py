@@ -32,6 +32,7 @@ class Ended:
         frames_sent: of which a client may miss the last.
         frames_received: messages that its client sent.
         close: code and reason with which its connection was closed, or would have been.
+        resume_s: for how long a client may ask for it.
         ended_ns: when, on the server's clock.
     """
 
@@ -43,6 +44,7 @@ class Ended:
     frames_sent: int
     frames_received: int
     close: tuple[int, str]
+    resume_s: int
     ended_ns: int
 
     async def tell(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
@@ -57,7 +59,8 @@ class Ended:
         after = asked.last_seq
         greeting = Resumable(
             recording_id=self.recording_id,
-            token="",
+            token=asked.token,  # it stays right: there is nothing to take over any more
+            expires_in_s=self.resume_s,
             next_seq=after + 1,
             ack=self.frames_received,
         )

@@ -230,6 +230,7 @@ class Server:
             frames_sent=driver.frames_sent,
             frames_received=session.frames_received,
             close=driver.close,
+            resume_s=self._settings.resume_s,
             ended_ns=now_ns(),
         )
         self._ended.add(ended)
