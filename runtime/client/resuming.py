@@ -36,7 +36,7 @@ KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 GREETING_S: Final = 10.0
 """For the first frame of a connection: a server that has room answers at once."""
 FIRST_S: Final = 1.0
-"""For the first one of all: a server that does not know of it may have nothing to say yet."""
+"""For the first frame of a session: a server that cannot resume one may have nothing to say yet."""
 _NUMBERS: Final = re.compile(r',"seq":(\d{1,15}),"ack":(\d{1,15})\}$')
 _NUMBERS_CHARS: Final = 64
 """Both numbers stand in so many characters at the end of a frame."""

@@ -23,18 +23,12 @@ from protocol.values.resuming import Replaced
 from protocol.wire.dialects.resuming import REPLACED
 
 from ..net.connection import Outlet, Ready
-
-HASH_HEX: Final = 64
-"""Characters of a SHA-256."""
+from .journal import ready_now
 
 
 def hash_of(token: str) -> str:
     """SHA-256 of a token, in hex."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-async def _at_once() -> None:
-    pass
 
 
 @attrs.frozen
@@ -47,7 +41,7 @@ class Tokens:
     """The tokens with which a client may come back: the last one, and maybe the one before it."""
 
     def __init__(self, token: str) -> None:
-        """`token` is the first one; empty: there is none."""
+        """`token` is the first one; it may be empty, and then no token is right."""
         self._hashes = [hash_of(token)] if token else []
 
     def is_right(self, token: str) -> bool:
@@ -113,14 +107,14 @@ class Peer:
     def hang_up(self) -> None:
         """Close a connection that the session left open: it was broken off."""
         if self._outlet is not None:
-            self._outlet.close(CLOSE_INTERNAL_ERROR, "", _at_once)
+            self._outlet.close(CLOSE_INTERNAL_ERROR, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:
         """Send the new connection its greeting, and the frames that the client does not have."""
         arrival = self._arrivals.popleft()
         if self._outlet is not None and self._outlet is not arrival.outlet:
-            self._outlet.send(REPLACED.encode(Replaced()), _at_once)
-            self._outlet.close(CLOSE_NORMAL, "replaced", _at_once)
+            self._outlet.send(REPLACED.encode(Replaced()), ready_now)
+            self._outlet.close(CLOSE_NORMAL, "replaced", ready_now)
         self._outlet = arrival.outlet
         self._outlet.send(effect.frame.replace(TOKEN, arrival.token), ready)
         if effect.after + 1 < effect.before:
