@@ -131,9 +131,10 @@ class Journal:
             return self._removed
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
-        for seq, effect in enumerate(effects, self._seq + len(recorded) - len(effects)):
-            if isinstance(effect, Send):
-                self._places.note(effect.ordinal, seq)
+        if session.is_resumable:
+            for seq, effect in enumerate(effects, self._seq + len(recorded) - len(effects)):
+                if isinstance(effect, Send):
+                    self._places.note(effect.ordinal, seq)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
