@@ -81,9 +81,9 @@ class Link:
             self._send_now()
 
     def _send_now(self) -> None:
-        """Send what can be sent without waiting, and leave the rest to `_write`."""
+        """Send one write's worth without waiting, and leave the rest to `_write`."""
         try:
-            self._rest = self._pipe.send_now(self._pieces())
+            self._rest = self._pipe.send_now(self._pieces()) or self._pieces()
         except OSError:
             self.lose("it closed the connection")
             raise LinkError(self.reason) from None

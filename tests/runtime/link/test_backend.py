@@ -23,6 +23,7 @@ from protocol.values.model import (
 )
 from protocol.values.transcript import Chunk
 from protocol.values.turn import ChatConfig, Message, SpeechConfig, Text, Turn, TurnChunk
+from runtime.link import link
 from runtime.model.backends.base import (
     Backend,
     BackendError,
@@ -285,6 +286,19 @@ async def test_an_interrupt_that_overtakes_its_unit_is_kept() -> None:
                 await anyio.lowlevel.checkpoint()
             session.interrupt(0)
         assert results[0].cut is not None
+
+
+async def test_a_large_unit_does_not_wait_for_another_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each piece that the system took at once would wait for the next heartbeat."""
+    monkeypatch.setattr(link, "BEAT_S", 600.0)
+    async with linked(ScriptedBackend(script=quick)) as backend:
+        session = await backend.open(OPENING, slot=0)
+        with anyio.fail_after(20):
+            unit = Unit(index=0, pcm=SILENCE, frames=(b"jpeg" * 500_000,))
+            assert (await session.run_unit(unit)).index == 0
+        await session.release()
 
 
 async def test_a_turn_is_cut() -> None:
