@@ -131,6 +131,11 @@ class Session:
     # -- what can be seen of it -----------------------------------------------------------------
 
     @property
+    def opened(self) -> ev.ConnectionOpened:
+        """The session's first event."""
+        return self._core.opened
+
+    @property
     def state(self) -> State:
         """The session's state."""
         return self._core.state

@@ -36,6 +36,12 @@ class Chain:
         self._sizes.add(header.compressed_len, header.uncompressed_len)
         return block
 
+    def follow(self, header: BlockHeader) -> None:
+        """Take a block that is in the log already."""
+        self.last = header.chain
+        self.blocks += 1
+        self._sizes.add(header.compressed_len, header.uncompressed_len)
+
     def fin_fields(self, counts: Mapping[str, int]) -> dict[str, Value]:
         """Return the fields that `fin` adds; `counts` is the number of records by kind."""
         return {"blocks": self.blocks, "chain": self.last.hex(), "counts": dict(counts)}
@@ -43,3 +49,19 @@ class Chain:
     def table(self) -> bytes:
         """Make the seek table that follows `fin`; empty if there are too many blocks."""
         return self._sizes.table()
+
+
+@attrs.frozen(kw_only=True)
+class LogEnd:
+    """Where a log that has no `fin` ends.
+
+    Attributes:
+        file_bytes: up to the end of the last whole block.
+        next_seq: `seq` of the next record.
+        counts: the number of records by kind.
+    """
+
+    file_bytes: int
+    next_seq: int
+    chain: Chain
+    counts: Mapping[str, int]

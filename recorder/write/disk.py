@@ -1,6 +1,7 @@
 """The file operations of a writer, behind an interface so that tests can make each of them fail.
 
-Rules: a log is created, never reopened for writing; no operation retries, buffers or hides errors.
+Rules: a log is reopened for writing only after its writer is gone; no operation retries, buffers or
+hides errors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final, Protocol
 
-from .lock import hold
+from .lock import hold, take
 
 FILE_MODE: Final = 0o600
 """A recording holds a person's voice: only its owner may read it."""
@@ -22,6 +23,14 @@ class Disk(Protocol):
 
     def create(self, path: Path) -> int:
         """Create a file that must not exist yet; return its descriptor."""
+        ...
+
+    def reopen(self, path: Path) -> int:
+        """Open a log that lost its writer; `BlockingIOError`: it has one."""
+        ...
+
+    def truncate(self, descriptor: int, file_bytes: int) -> None:
+        """Cut the file off."""
         ...
 
     def write(self, descriptor: int, data: memoryview) -> int:
@@ -58,6 +67,21 @@ class LocalDisk:
         descriptor = os.open(path, flags, FILE_MODE)
         hold(descriptor)
         return descriptor
+
+    def reopen(self, path: Path) -> int:
+        """Open the file, not by a link, and take its lock."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags)
+        try:
+            take(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def truncate(self, descriptor: int, file_bytes: int) -> None:
+        """Cut the file off by one system call."""
+        os.ftruncate(descriptor, file_bytes)
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """Append by one system call."""

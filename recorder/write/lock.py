@@ -18,6 +18,11 @@ def hold(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
+def take(descriptor: int) -> None:
+    """Lock a file whose writer is gone; `BlockingIOError` if another process holds it."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def is_held(path: Path) -> bool:
     """Whether any process is writing the log; `OSError` if it cannot be read or is a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

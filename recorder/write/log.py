@@ -85,17 +85,19 @@ class SessionLog:
         failure: why the log failed, or None.
     """
 
-    def __init__(self, shared: Shared, file: LogFile, on_failure: OnFailure | None) -> None:
+    def __init__(
+        self, shared: Shared, file: LogFile, on_failure: OnFailure | None, next_seq: int = 0
+    ) -> None:
         self.path: Final[Path] = file.path
         self.file: Final = file
-        self.written_seq = -1
+        self.written_seq = next_seq - 1
         self.failure: LogFailed | None = None
         self._shared: Final = shared
         self._on_failure: Final = on_failure
         self._home: Final = shared.bells.here()
         self._queue: deque[tuple[Record, int]] = deque()
         self._backlog_bytes = 0
-        self._next_seq = 0
+        self._next_seq = next_seq
         self._due_seq = -1
         self._is_due = False
         self._is_in_line = False

@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from ..format.chain import Chain
+from ..format.chain import Chain, LogEnd
 from ..format.compression import STEP_BYTES, Compressor
 from ..format.errors import LogMisuse, RecordInvalid
 from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX, PAYLOAD_BYTES_MAX, BlockHeader, Piece
@@ -80,7 +80,7 @@ class LogFile:
         self._closing: Final = threading.Lock()
         self._directories: Final = directories or Directories(disk)
         self._number = 0
-        self._chain: Final = Chain()
+        self._chain = Chain()
         self._head = b""
         self._head_cost = 0
         self._counts: Counter[str] = Counter()
@@ -90,6 +90,20 @@ class LogFile:
         self._descriptor = self._disk.create(self.path)
         self._is_created = True
         self._number = self._directories.add(self.path)
+
+    def reopen(self) -> None:
+        """Open a log that lost its writer, and hold its lock.
+
+        `BlockingIOError`: it has a writer; `OSError`: it cannot be opened.
+        """
+        self._descriptor = self._disk.reopen(self.path)
+        self._is_created = True
+        self._number = self._directories.add(self.path)
+
+    def go_on(self, end: LogEnd) -> None:
+        """Write after this end; what is behind it is cut off. `OSError`: the disk refused."""
+        self._disk.truncate(self._opened(), end.file_bytes)
+        self._chain, self._counts = end.chain, Counter(end.counts)
 
     def write(self, records: Iterable[Record]) -> Iterator[Written]:
         """Encode records into blocks and write them; yield each block once it is written.

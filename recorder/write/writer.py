@@ -145,17 +145,38 @@ class Recorder:
         fails, in the current event loop, else in the recorder's thread. `LogMisuse`: the recorder
         is closed, or the name is not that of a recording.
         """
+        log = self._keep(SessionLog(self._shared, self._file(path), on_failure))
+        log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
+        return log
+
+    def reopen(self, path: Path) -> LogFile:
+        """Open a log that lost its writer, and hold its lock; close it, or `go_on`.
+
+        `BlockingIOError`: it has a writer; `OSError`: it cannot be opened; `LogMisuse`: the name is
+        not that of a recording.
+        """
+        file = self._file(path)
+        file.reopen()
+        return file
+
+    def go_on(
+        self, file: LogFile, next_seq: int, on_failure: OnFailure | None = None
+    ) -> SessionLog:
+        """Go on with a reopened log, cut off at its end; `LogMisuse`, `on_failure` as in `open`."""
+        return self._keep(SessionLog(self._shared, file, on_failure, next_seq=next_seq))
+
+    def _file(self, path: Path) -> LogFile:
         recording_id_of(path)
-        file = LogFile(
+        return LogFile(
             path, disk=self._disk, compressor=self._compressor, directories=self._directories
         )
-        log = SessionLog(self._shared, file, on_failure)
+
+    def _keep(self, log: SessionLog) -> SessionLog:
         with self._shared.changed:
             if self._shared.is_closing:
-                raise LogMisuse(f"the recorder is closed, {path.name} cannot be opened")
+                raise LogMisuse(f"the recorder is closed, {log.path.name} cannot be opened")
             self._logs[log] = self._clock()
             self._shared.logs = len(self._logs)
-        log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
         return log
 
     @property

@@ -6,7 +6,7 @@ from typing import Final
 
 import anyio
 
-from protocol.values.errors import CLOSE_POLICY, FieldError, FrameError
+from protocol.values.errors import CLOSE_POLICY, CLOSE_RESTART, FieldError, FrameError
 from protocol.values.resuming import ComeBack
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.resuming import RESUME, SESSION_RESUME
@@ -29,7 +29,8 @@ async def come_back(server: Server, websocket: WebSocket, to: Route, owner: str)
     else:
         refusal = asked
     if refusal:
-        await websocket.close(CLOSE_POLICY, refusal)
+        is_open = server.admission.state == "open"
+        await websocket.close(CLOSE_POLICY if is_open else CLOSE_RESTART, refusal)
 
 
 async def _asked(websocket: WebSocket) -> ComeBack | str:

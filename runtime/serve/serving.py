@@ -106,8 +106,8 @@ async def run(
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
-            make = partial(make, decode_media=MediaDecoder(voices).decode)
-            gateway.server = make(recorder=recorder, identities=SystemIdentities())
+            make = partial(make, decode_media=MediaDecoder(voices).decode, recorder=recorder)
+            gateway.server = await _take_up(make(identities=SystemIdentities()), settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
             if isinstance(placement, Scales):
@@ -123,6 +123,17 @@ async def run(
     if end.lost is not None:
         raise CannotServeError(f"{end.lost}: only another process can serve") from end.lost
     return end.cut_by
+
+
+async def _take_up(server: Server, settings: Settings) -> Server:
+    """Go on with the sessions of the server before; clients are told to wait until this is done."""
+    try:
+        sessions = await server.take_up() if settings.resumable else 0
+    except OSError as error:
+        raise CannotServeError(f"cannot read the recordings: {error}") from error
+    if sessions:
+        _logger.warning("%d sessions of the server before go on", sessions)
+    return server
 
 
 # -- what serving needs ----------------------------------------------------------------------------

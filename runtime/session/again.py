@@ -10,7 +10,7 @@ from typing import Final
 from protocol.values.effects import Send
 from recorder.format.errors import LogDamaged
 from recorder.format.mapping import KINDS
-from recorder.format.records import Record
+from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 
 from . import rebuilding
@@ -31,6 +31,12 @@ class Places:
         """Take the place of a frame; they come in order."""
         if ordinal % EVERY == 0:
             self._seqs.append(seq)
+
+    def note_record(self, fields: Fields, seq: int) -> None:
+        """Take the place of a frame's record."""
+        ordinal = fields["ordinal"]
+        assert isinstance(ordinal, int)
+        self.note(ordinal, seq)
 
     def before(self, ordinal: int) -> int:
         """A place at or before that of a frame."""

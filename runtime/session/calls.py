@@ -134,6 +134,8 @@ class Calls:
                     self._tenure.held.interrupt(effect.index)
             case ef.CutTurn():
                 self._cut_turn()
+            case ef.Release() if self._tenure is None:  # it was that of a server that is gone
+                self._inbox.post(ev.BackendReleased(at_ns=self._now_ns(), lease=effect.lease))
             case ef.Release():
                 self._release_slot(condemn=effect.condemn)
             case ef.OpenBackend():

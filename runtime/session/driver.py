@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import anyio
@@ -24,9 +25,8 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.digest import session_id_of
-from protocol.values.errors import CLOSE_NORMAL, ErrorCode
+from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART, ErrorCode
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import QueuePlace
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
@@ -34,14 +34,17 @@ from recorder.read.past import Past
 
 from ..media.fair import Client
 from ..net.connection import Outlet, Ready
-from ..slots.admission import Admission, Refused, Ticket
+from ..slots.admission import Admission
 from ..telemetry.watching import SessionStatus, Watcher
 from . import rebuilding
 from .calls import Calls, Inbox
 from .decodes import DecodeMedia, Decodes
-from .journal import Journal, MarkRefused, OpenLog, fin_fields
+from .entry import Entry
+from .journal import Journal, MarkRefused, OpenLog, fin_fields, ready_now
 from .lane import Lane
 from .peer import Peer, Tokens
+from .taking_up import RESTARTED, TakenUp
+from .timers import Timers
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
@@ -63,6 +66,7 @@ class Driver:
         token: the client's first right to come back; empty: it did not ask for it.
         refusal: the code with which it is refused a slot; None: it may have one.
         watcher: sees events and effects; None for none.
+        taken: the session that another server began; None for a new one.
     """
 
     def __init__(
@@ -81,35 +85,43 @@ class Driver:
         token: str = "",
         refusal: ErrorCode | None = None,
         watcher: Watcher | None = None,
+        taken: TakenUp | None = None,
     ) -> None:
         self._opened = opened
+        self._taken = taken
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
-        self._admission = admission
-        self._admit = admit
         self._has_room = has_room
         self._calls = make_calls(self)
+        ways = partial(Entry, admission, self, on_leased=self._calls.hold, admit=admit)
+        self._entry = ways(owner=owner, refusal=refusal)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
-        self._refusal = refusal
         self._watcher = watcher
-        self._began_ns = clock_ns()
+        self._began_ns = clock_ns() - (taken.at_ns + taken.away_ns if taken else 0)
         self._inbox: deque[ev.Event] = deque()
         self._inbox_bytes = 0
         self._recording_lost = False
         self._arrival = anyio.Event()
         self._relief = anyio.Event()
-        self._ticket: Ticket | None = None
-        self._timers: dict[str, anyio.CancelScope] = {}
+        self._timers = Timers(self)
         self._tasks: TaskGroup | None = None
-        self.session: Session | None = None
-        self.away_ns: int | None = None
-        self.close = (CLOSE_NORMAL, "")
-        self._journal = Journal(open_log, on_failure=self._recording_failed)
-        self.peer = Peer(token, self._journal.again)
+        self.session: Session | None = taken.session if taken else None
+        self.away_ns: int | None = self.now_ns() if taken else None
+        self.is_suspended = False
+        self.close = taken.outstanding.close if taken else (CLOSE_NORMAL, "")
+        self._journal = Journal(
+            open_log,
+            self._recording_failed,
+            **({} if taken is None else taken.journal()),
+        )
+        tokens = None if taken is None else Tokens.of(taken.token_hashes)
+        self.peer = Peer(token, self._journal.again, tokens)
+        for event in () if taken is None else taken.losses(self.now_ns()):
+            self.post(event)
 
     @property
     def is_resumable(self) -> bool:
@@ -200,6 +212,12 @@ class Driver:
             self.away_ns = self.now_ns()
             self.post(ev.SendFailed(at_ns=self.now_ns()))
 
+    def suspend(self) -> None:
+        """Leave a session whose client can come back to the next server: its log gets no `fin`."""
+        if self.session is not None and self.is_resumable:
+            self.is_suspended = self.session.state is not State.CLOSED
+            self._arrival.set()
+
     def wait_no_longer(self) -> None:
         """End a session that waits for its client: there are too many."""
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
@@ -228,8 +246,11 @@ class Driver:
         self._recording_lost = True
         self._arrival.set()
 
-    async def _next_event(self) -> ev.Event:
-        while not self._inbox or self._recording_lost:
+    async def _next_event(self) -> ev.Event | None:
+        """Wait for an event; None when the session is suspended."""
+        while not self._inbox or self._recording_lost or self.is_suspended:
+            if self.is_suspended:
+                return None
             if self._recording_lost:
                 self._recording_lost = False
                 self.post(ev.RecordingFailed(at_ns=self.now_ns()))
@@ -252,12 +273,14 @@ class Driver:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    async def run(self, outlet: Outlet) -> None:
+    async def run(self, outlet: Outlet | None) -> None:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
 
-        After a cancellation or a bug of ours too, the slot is given back (B5).
+        After a cancellation or a bug of ours too, the slot is given back (B5). `outlet` is the
+        client's connection; None for a session that is taken up.
         """
-        self.peer.first(outlet)
+        if outlet is not None:
+            self.peer.first(outlet)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -267,22 +290,38 @@ class Driver:
             self._give_up_slot()
             if self._watcher is not None:
                 self._watcher.over(None if self.session is None else self.session.end_reason)
+            if self.is_suspended:
+                self._journal.leave()
+                self.peer.hang_up(CLOSE_RESTART)
             await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
 
     async def _run_session(self) -> None:
-        self._journal.append_event(self._opened)
-        session, effects = Session.open(self._opened)
-        self.session = session
-        self._perform(self._opened, effects)
+        session = self._begin() if self._taken is None else self._go_on(self._taken)
         while not session.is_finished:
             event = await self._next_event()
+            if event is None:
+                return
             self._journal.append_event(event)
             self._perform(event, session.step(event))
         await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
 
+    def _begin(self) -> Session:
+        self._journal.append_event(self._opened)
+        self.session, effects = Session.open(self._opened)
+        self._perform(self._opened, effects)
+        return self.session
+
+    def _go_on(self, taken: TakenUp) -> Session:
+        """Go on where another server was: without a client, a slot and model calls."""
+        at_ns = self._inbox[0].at_ns if self._inbox else self.now_ns()
+        self._journal.go_on(at_ns, tuple(taken.rest), RESTARTED)
+        for effect in taken.outstanding.effects():
+            self._perform_one(effect, ready_now)
+        self._taken = None
+        return taken.session
+
     def _give_up_slot(self) -> None:
-        if self._ticket is not None:
-            self._admission.leave(self._ticket)
+        self._entry.give_up()
         self._calls.give_up()
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
@@ -302,86 +341,27 @@ class Driver:
         assert self._tasks is not None
         match effect:
             case ef.Send():
-                self.peer.outlet.send(effect.frame, ready)
+                self.peer.send(effect.frame, ready)
             case ef.Attach():
                 self.peer.greet(effect, ready)
             case ef.Close():
                 self.close = (effect.code, effect.reason)
-                self.peer.outlet.close(effect.code, effect.reason, ready)
+                self.peer.close(effect.code, effect.reason, ready)
             case ef.Admit():
-                self._ask_for_room()
+                self._entry.ask_for_room()
             case ef.EnterQueue():
-                self._enter_queue(effect)
+                self._entry.queue(effect)
             case ef.LeaveQueue():
-                self._leave_queue()
+                self._entry.leave()
             case ef.DecodeMedia():
                 self._decodes.start(effect, self._tasks)
             case ef.CancelDecode():
                 self._decodes.cancel(effect.media)
             case ef.SetTimer():
-                self._set_timer(effect)
+                self._timers.set(effect, self._tasks)
             case ef.CancelTimer():
-                self._cancel_timer(effect)
+                self._timers.cancel(effect)
             case ef.DropUnit() | ef.ForgetRecording():
                 pass  # a watcher counts it; it is done before anything is said
             case _:
                 self._calls.perform(effect)
-
-    # -- the queue ------------------------------------------------------------------------------
-
-    def _ask_for_room(self) -> None:
-        refused = self._refusal or self._admit()
-        if refused is None:
-            self.post(ev.Admitted(at_ns=self.now_ns()))
-        else:
-            self._refuse(refused)
-
-    def _enter_queue(self, effect: ef.EnterQueue) -> None:
-        if self._refusal is not None:
-            self._refuse(self._refusal)
-            return
-        try:
-            self._ticket = self._admission.enter(
-                effect.mode,
-                ahead=effect.ahead,
-                owner=self.owner,
-                on_leased=self._calls.hold,
-                on_moved=self._move,
-                on_cancelled=lambda: self.post(ev.TicketCancelled(at_ns=self.now_ns())),
-                on_refused=self._refuse,
-            )
-        except Refused as refused:
-            self._refuse(refused.code)
-
-    def _refuse(self, code: ErrorCode) -> None:
-        self.post(ev.AdmissionRefused(at_ns=self.now_ns(), code=code))
-
-    def _move(self, place: QueuePlace) -> None:
-        self.post(ev.TicketMoved(at_ns=self.now_ns(), place=place))
-
-    def _leave_queue(self) -> None:
-        if self._ticket is not None and self._admission.leave(self._ticket):
-            self.post(ev.TicketLeft(at_ns=self.now_ns()))
-
-    # -- timers ---------------------------------------------------------------------------------
-
-    def _set_timer(self, effect: ef.SetTimer) -> None:
-        assert self._tasks is not None
-        assert effect.name not in self._timers, "a timer is cancelled before it is set again"
-        scope = anyio.CancelScope()
-        self._timers[effect.name] = scope
-        self._tasks.start_soon(self._run_timer, effect, scope)
-
-    def _cancel_timer(self, effect: ef.CancelTimer) -> None:
-        scope = self._timers.pop(effect.name, None)
-        if scope is not None:  # else it has fired, and the machine ignores it by its generation
-            scope.cancel()
-
-    async def _run_timer(self, effect: ef.SetTimer, scope: anyio.CancelScope) -> None:
-        with scope:
-            await anyio.sleep(max(0, effect.at_ns - self.now_ns()) / 1e9)
-            if self._timers.get(effect.name) is not scope:
-                return  # it was cancelled just as it fired
-            del self._timers[effect.name]
-            now_ns, generation = self.now_ns(), effect.generation
-            self.post(ev.TimerFired(at_ns=now_ns, name=effect.name, generation=generation))

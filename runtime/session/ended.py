@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 import attrs
 
+from protocol.machine.session import Session
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack, Resumable
@@ -46,6 +47,32 @@ class Ended:
     close: tuple[int, str]
     resume_s: int
     ended_ns: int
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        *,
+        owner: str,
+        tokens: Tokens,
+        path: Path,
+        close: tuple[int, str],
+        resume_s: int,
+        ended_ns: int,
+    ) -> Ended:
+        """What is kept of a session."""
+        return cls(
+            recording_id=session.opened.recording_id,
+            mode=session.opened.mode,
+            owner=owner,
+            tokens=tokens,
+            path=path,
+            frames_sent=session.counts["frames_sent"],
+            frames_received=session.frames_received,
+            close=close,
+            resume_s=resume_s,
+            ended_ns=ended_ns,
+        )
 
     async def tell(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
         """Send the frames that the client has not heard, and close."""

@@ -29,7 +29,7 @@ from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
 from protocol.values.utf8 import Frame
 from recorder.format.errors import LogFailed, LogFull, RecorderError
-from recorder.format.mapping import Hashes, effect_record, event_record
+from recorder.format.mapping import KINDS, Hashes, effect_record, event_record
 from recorder.format.records import Fields, Record, Value
 from recorder.write.log import SessionLog
 
@@ -100,14 +100,23 @@ def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
 class Journal:
     """Numbers a session's records for its log or none; `on_failure` is called once at most."""
 
-    def __init__(self, open_log: OpenLog | None, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        open_log: OpenLog | None,
+        on_failure: Callable[[], None],
+        *,
+        next_seq: int = 1,
+        marks: int = 0,
+        places: Places | None = None,
+    ) -> None:
+        """`next_seq`, `marks` and `places` are those of a log that goes on."""
         self._on_failure = on_failure
-        self._seq = 1
+        self._seq = next_seq
         self._has_waited = False
         self._is_hung = False
-        self._marks = 0
+        self._marks = marks
         self._hashes = Hashes()
-        self._places = Places()
+        self._places = places or Places()
         self._log: SessionLog | None = None
         self._begun: SessionLog | None = None
         self._removed: Ready = ready_now
@@ -132,13 +141,25 @@ class Journal:
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
         if session.is_resumable:
-            for seq, effect in enumerate(effects, self._seq + len(recorded) - len(effects)):
-                if isinstance(effect, Send):
-                    self._places.note(effect.ordinal, seq)
+            self._note_places(recorded)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
         return partial(self._written, self._log, self._seq - 1)
+
+    def _note_places(self, recorded: Sequence[tuple[str, Fields]]) -> None:
+        for seq, (kind, fields) in enumerate(recorded, self._seq):
+            if kind == KINDS[Send]:
+                self._places.note_record(fields, seq)
+
+    def go_on(self, at_ns: int, rest: Sequence[tuple[str, Fields]], mark: Fields) -> None:
+        """Append what the log lacks of its last step, and a mark, where another server goes on."""
+        self._note_places(rest)
+        self._append(at_ns, [*rest, ("mark", mark)], urgent=True)
+
+    def leave(self) -> None:
+        """Append nothing more: another server will go on with the log."""
+        self._log = None
 
     def forget(self) -> None:
         """Stop recording, and remove the log."""

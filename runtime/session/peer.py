@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 import attrs
@@ -44,6 +44,13 @@ class Tokens:
         """`token` is the first one; it may be empty, and then no token is right."""
         self._hashes = [hash_of(token)] if token else []
 
+    @classmethod
+    def of(cls, hashes: Sequence[str]) -> Tokens:
+        """The tokens of these hashes, the last given first."""
+        tokens = cls("")
+        tokens._hashes = list(hashes)
+        return tokens
+
     def is_right(self, token: str) -> bool:
         """Whether a client with this token may come back; in constant time."""
         given = hash_of(token)
@@ -63,23 +70,23 @@ class Peer:
     """The connection of one session's client.
 
     Args:
-        token: the first one; empty for a session that cannot be resumed.
+        token: the first one; empty for a session that cannot be resumed, or that is taken up.
         again: reads the frames from one ordinal up to another from the log.
+        tokens: those of a session that is taken up.
     """
 
-    def __init__(self, token: str, again: Callable[[int, int], AsyncGenerator[str]]) -> None:
+    def __init__(
+        self,
+        token: str,
+        again: Callable[[int, int], AsyncGenerator[str]],
+        tokens: Tokens | None = None,
+    ) -> None:
         self._again = again
-        self.tokens: Final = Tokens(token)
+        self.tokens: Final = tokens or Tokens(token)
         self._arrivals: deque[_Arrival] = deque()
         self._first = token
         self._outlet: Outlet | None = None
         self.number = -1
-
-    @property
-    def outlet(self) -> Outlet:
-        """The connection that hears the session now."""
-        assert self._outlet is not None
-        return self._outlet
 
     def next_number(self) -> int:
         """Number a new connection; what another one sends or meets is ignored from now on."""
@@ -104,10 +111,19 @@ class Peer:
         """Note that the client has its greeting: it sends on the new connection."""
         self.tokens.forget_old()
 
-    def hang_up(self) -> None:
-        """Close a connection that the session left open: it was broken off."""
+    def send(self, frame: str, ready: Ready) -> None:
+        """Send a frame on the connection, if there was one since the server began."""
         if self._outlet is not None:
-            self._outlet.close(CLOSE_INTERNAL_ERROR, "", ready_now)
+            self._outlet.send(frame, ready)
+
+    def close(self, code: int, reason: str, ready: Ready) -> None:
+        """Close the connection, as `send`."""
+        if self._outlet is not None:
+            self._outlet.close(code, reason, ready)
+
+    def hang_up(self, code: int = CLOSE_INTERNAL_ERROR) -> None:
+        """Close a connection that the session left open: it was broken off."""
+        self.close(code, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:
         """Send the new connection its greeting, and the frames that the client does not have."""

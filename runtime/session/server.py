@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -31,29 +31,26 @@ from recorder.write.writer import Recorder
 from ..model.backends.base import Backend, DeviceLost
 from ..net.connection import Connection
 from ..net.websocket import WebSocket
-from ..settings.bounds import MIB
 from ..settings.settings import Settings
 from ..slots.admission import Admission
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers
 from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry, Watcher
+from . import rebuilding
 from .beginning import Arrival, first_event, log_head
 from .calls import Calls
 from .decodes import DecodeMedia
 from .driver import Driver
 from .ended import Ended, EndedSessions
 from .identity import Identities, Identity
-from .journal import MarkRefused
+from .journal import MarkRefused, OpenLog
 from .lane import Lane
+from .room import Room
+from .taking_up import TakenUp, take_up
 
 REFRESH_S: Final = 3.0
 """Seconds between two estimates; a session tells its client at most every 3 s."""
-EARLY_SUM_BYTES_MAX: Final = 128 * MIB
-"""Opening messages kept while clients wait for a slot: fifty with 30 s of reference audio; half of
-the budget of large messages."""
-EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
-"""An opening message without voices is always kept: a queue of a thousand takes 64 MB."""
 
 _logger = logging.getLogger("antiphon.server")
 NO_SESSION: Final = "there is no such session, or this is not its token"
@@ -105,6 +102,7 @@ class Server:
         )
         self._drivers: dict[Driver, None] = {}
         self._nobody_left = anyio.Event()
+        self._room = Room(self._drivers, self.admission, settings.chats_max)
         self._lane = Lane()
         self._ended = EndedSessions(settings.resume_s)
 
@@ -124,8 +122,7 @@ class Server:
 
     def owner_of(self, recording_id: str) -> str | None:
         """The name of a running session's key; None where no such session runs."""
-        found = (driver for driver in self._drivers if driver.recording_id == recording_id)
-        return next((driver.owner for driver in found), None)
+        return next((it.owner for it in self._drivers if it.recording_id == recording_id), None)
 
     async def mark(self, recording_id: str, fields: Fields) -> tuple[int, int]:
         """Write a mark into a running session's log; raises `MarkRefused` as `Driver.mark` does."""
@@ -169,25 +166,36 @@ class Server:
         identity = self._identities.draw()
         driver = self._make_driver(identity, arrival)
         number, connection = self._connect(websocket, driver)
+        visit = partial(self._visit, driver, number, connection, on_left)
+        await self._host(driver, visit, connection)
+        if driver.session is None:
+            return None
+        if driver.session.end_reason == "refused" and not self._settings.record_refused:
+            await self._forget(driver.session, identity.recording_id)
+        return driver.session.end_reason
+
+    async def _host(
+        self,
+        driver: Driver,
+        visit: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Run a session to its end, `visit` with it: its first connection, if it has one."""
         self._drivers[driver] = None
         try:
-            with bound_session(identity.recording_id):
+            with bound_session(driver.recording_id):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._visit, driver, number, connection, on_left)
+                    if visit is not None:
+                        tasks.start_soon(visit)
                     await driver.run(connection)
         except Exception:
-            _logger.exception("session %s broke", identity.recording_id)
+            _logger.exception("session %s broke", driver.recording_id)
         finally:
             driver.peer.hang_up()
             del self._drivers[driver]
             self._keep_ended(driver)
             if not self._drivers:
                 self._nobody_left.set()
-        if driver.session is None:
-            return None
-        if driver.session.end_reason == "refused" and not self._settings.record_refused:
-            await self._forget(driver.session, identity.recording_id)
-        return driver.session.end_reason
 
     def _connect(self, websocket: WebSocket, driver: Driver) -> tuple[int, Connection]:
         """Make the client's next connection, and number it."""
@@ -219,21 +227,12 @@ class Server:
     def _keep_ended(self, driver: Driver) -> None:
         """Let a client that was away hear how its session ended."""
         session, folder = driver.session, self._settings.record_to
-        if session is None or not session.is_resumable or folder is None:
+        if session is None or not session.is_resumable or folder is None or driver.is_suspended:
             return
-        ended = Ended(
-            recording_id=driver.recording_id,
-            mode=driver.mode,
-            owner=driver.owner,
-            tokens=driver.peer.tokens,
-            path=Store(folder).path(driver.recording_id),
-            frames_sent=driver.frames_sent,
-            frames_received=session.frames_received,
-            close=driver.close,
-            resume_s=self._settings.resume_s,
-            ended_ns=now_ns(),
-        )
-        self._ended.add(ended)
+        path = Store(folder).path(driver.recording_id)
+        ended = partial(Ended.of, session, owner=driver.owner, close=driver.close, path=path)
+        resume_s = self._settings.resume_s
+        self._ended.add(ended(tokens=driver.peer.tokens, resume_s=resume_s, ended_ns=now_ns()))
 
     def _let_the_oldest_end(self) -> None:
         """Keep no more sessions without a connection than may be kept."""
@@ -279,40 +278,35 @@ class Server:
         with suppress(OSError):  # it failed, or retention removed it first
             await anyio.to_thread.run_sync(Store(folder).path(recording_id).unlink)
 
-    def _has_room(self, frame_bytes: int) -> bool:
-        """Whether a frame that comes early may be kept with the others."""
-        if frame_bytes <= EARLY_BYTES_UNCOUNTED:
-            return True
-        sessions = (driver.session for driver in self._drivers)
-        kept = sum(session.early_bytes or 0 for session in sessions if session is not None)
-        return kept + frame_bytes <= EARLY_SUM_BYTES_MAX
-
-    def _has_place(self) -> ErrorCode | None:
-        """Whether a new chat, already among the drivers, has room."""
-        if self.admission.state != "open":
-            return ErrorCode.SERVICE_UNAVAILABLE
-        chats_max = self._settings.chats_max
-        if len(self._drivers) <= chats_max:
-            return None
-        is_full = sum(driver.is_chat for driver in self._drivers) > chats_max
-        return ErrorCode.QUEUE_FULL if is_full else None
-
     def _make_driver(self, identity: Identity, arrival: Arrival) -> Driver:
         settings, info = self._settings, self.workers.info
         is_recorded = self._recorder is not None
-        watcher: Watcher | None = None
         can_resume = arrival.resumable and is_recorded and settings.detach_s > 0
         token = self._identities.token() if can_resume else ""
         opened = first_event(
             settings, info, identity, arrival, token=token, is_recorded=is_recorded
         )
+        open_log = partial(self._open_log, opened, arrival.owner) if is_recorded else None
+        driver = partial(self._driver, opened, open_log, arrival.owner)
+        return driver(token=token, refusal=arrival.refusal)
+
+    def _driver(
+        self,
+        opened: ev.ConnectionOpened,
+        open_log: OpenLog | None,
+        owner: str,
+        *,
+        token: str = "",
+        refusal: ErrorCode | None = None,
+        taken: TakenUp | None = None,
+    ) -> Driver:
+        settings, info = self._settings, self.workers.info
+        watcher: Watcher | None = None
         if self._telemetry is not None:
-            watcher = self._telemetry.watch(opened, arrival.owner)
+            watcher = self._telemetry.watch(opened, owner)
         return Driver(
             opened,
-            open_log=None
-            if self._recorder is None
-            else partial(self._open_log, opened, arrival.owner),
+            open_log=open_log,
             admission=self.admission,
             make_calls=lambda inbox: Calls(
                 workers=self.workers,
@@ -325,12 +319,13 @@ class Server:
             decode_media=self._decode_media,
             clock_ns=now_ns,
             lane=self._lane,
-            admit=self._has_place,
-            has_room=self._has_room,
-            owner=arrival.owner,
+            admit=self._room.for_chat,
+            has_room=self._room.for_frame,
+            owner=owner,
             token=token,
-            refusal=arrival.refusal,
+            refusal=refusal,
             watcher=watcher,
+            taken=taken,
         )
 
     def _open_log(
@@ -343,6 +338,34 @@ class Server:
         return self._recorder.open(path, fields, at_ns=0, on_failure=on_failure)
 
     # -- the life of the server -----------------------------------------------------------------
+
+    async def take_up(self) -> int:
+        """Go on with the sessions that a server before this one left; returns their number.
+
+        Clients of those that are over hear how they ended. `OSError`: the folder cannot be read.
+        """
+        folder, settings = self._settings.record_to, self._settings
+        if folder is None or self._recorder is None:
+            return 0
+        look = partial(take_up, folder, self._recorder, fingerprint=self.workers.info.fingerprint)
+        look = partial(look, resume_s=settings.resume_s, sessions_max=settings.detached_max)
+        sessions = 0
+        for taken in await rebuilding.in_thread(look):
+            if taken.file is None:
+                self._ended.add(taken.ended(settings.resume_s, now_ns()))
+                continue
+            log = partial(self._recorder.go_on, taken.file, taken.next_seq)
+            driver = self._driver(taken.opened, log, taken.owner, taken=taken)
+            self._drivers[driver] = None
+            self.tasks.start_soon(self._host, driver)
+            sessions += 1
+        return sessions
+
+    def _suspend(self) -> None:
+        """Leave the sessions that can be resumed to the next server."""
+        if self._settings.resumable:
+            for driver in self._drivers:
+                driver.suspend()
 
     async def refresh_estimates(self) -> None:
         """Send new estimates to waiting sessions; runs until cancelled."""
@@ -359,12 +382,14 @@ class Server:
     def begin_drain(self, wait_s: int) -> None:
         """Stop admitting; calls may finish, idle sessions end; clients are told the time left."""
         self.admission.drain()
+        self._suspend()
         for driver in self._drivers:
             driver.post(ev.DrainBegan(at_ns=driver.now_ns(), wait_s=wait_s))
 
     def drain(self) -> None:
         """Stop admitting, and end every session with `server_shutdown`."""
         self.admission.drain()
+        self._suspend()
         for driver in self._drivers:
             driver.post(ev.Draining(at_ns=driver.now_ns()))
 

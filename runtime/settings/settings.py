@@ -141,6 +141,12 @@ class Settings(ModelSettings):
         low=1,
         high=SECONDS_MAX,
     )
+    resumable: bool = setting(
+        False,
+        "Go on with the sessions that a server before this one left in the log folder, and leave "
+        "those whose clients can come back to the next server. The model must be the same.",
+        _SESSIONS,
+    )
     detached_max: int = setting(
         DETACHED_MAX,
         "Sessions without a connection that are kept; the oldest ends first.",

@@ -1,4 +1,4 @@
-"""What a worker process adds to a unit: `python -m tests.bench.link [--rounds N] [--units N]`.
+"""What a worker process adds to a unit: `python -m tests.bench.link [--rounds N] [--pause-s S]`.
 
 One session runs units of a second (64 KB of sound in, 96 KB out where it speaks) with the model in
 this process, and in a worker behind a Unix socket, in turns. CPU is that of both processes. A ratio
@@ -93,14 +93,15 @@ class Part:
     p99_ms: float
 
 
-async def run_units(session: BackendSession, first: int, units: int, pid: int | None) -> Part:
+async def run_units(session: BackendSession, units: int, pause_s: float, pid: int | None) -> Part:
     walls = []
     began_s = cpu_s(pid)
-    for index in range(first, first + units):
+    for index in range(units):
         asked_s = time.perf_counter()
         await session.run_unit(Unit(index=index, pcm=NOISE))
         walls.append(time.perf_counter() - asked_s)
         await session.finalize(index, interrupted=False)
+        await anyio.sleep(pause_s)
     cpu_us = (cpu_s(pid) - began_s) / units * 1e6
     walls.sort()
     return Part(cpu_us, walls[units // 2] * 1e3, walls[units * 99 // 100] * 1e3)
@@ -110,7 +111,7 @@ def opening(seed: int = 7) -> Opening:
     return Opening(instructions="", voice=Voice(), config=DuplexConfig(), seed=seed)
 
 
-async def compare(name: str, rounds: int, units: int, folder: Path) -> None:
+async def compare(name: str, rounds: int, units: int, pause_s: float, folder: Path) -> None:
     """Run both ends in turns, and print their medians and the ratio."""
     path = folder / name
     with worker(name, path) as pid:
@@ -121,7 +122,7 @@ async def compare(name: str, rounds: int, units: int, folder: Path) -> None:
                 pair = []
                 for backend, worker_pid in ((here, None), (there, pid)):
                     session = await backend.open(opening(), slot=0)
-                    pair.append(await run_units(session, 0, units, worker_pid))
+                    pair.append(await run_units(session, units, pause_s, worker_pid))
                     await session.release()
                 found.append((pair[0], pair[1]))
             tasks.cancel_scope.cancel()
@@ -186,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.bench.link")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--units", type=int, default=200)
+    parser.add_argument("--pause-s", type=float, default=0.05, help="between two units")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -195,7 +197,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for model in MODELS:
             units = options.units if model == "scripted" else max(20, options.units // 5)
-            anyio.run(compare, model, options.rounds, units, Path(name), backend="trio")
+            ends = (model, options.rounds, units, options.pause_s, Path(name))
+            anyio.run(compare, *ends, backend="trio")
         anyio.run(interrupts, Path(name), backend="trio")
 
 

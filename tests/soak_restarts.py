@@ -1,0 +1,140 @@
+"""Servers that are killed amid a dozen conversations and started again at once: `make soak`.
+
+    python -m tests.soak_restarts [--kills N] [--seed S] [--out FOLDER]
+
+A real `antiphon serve --resumable` that records, on one port; clients of every dialect that come
+back by themselves. Each round, the server is killed with kill -9 at a random moment (every fourth:
+stopped by SIGTERM), and another is started on the same folder. For each conversation: the messages
+that the client sent are those that the log holds, each once; so are the frames that it heard; the
+log is whole, and replays.
+
+The moments are drawn from one seed, the kernel's timing is not. What was found goes to
+`restarts.json`, without a date; it exits with 1 where anything was not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from recorder.keep.store import Store
+from recorder.read.reader import LogReader, read
+from recorder.read.verify import verify
+from replay.rerun.logic import replay
+from runtime.session.taking_up import RESTARTED
+from tests.live.servers import live_server
+from tests.resumed import KINDS, Told, converse, heard_and_said
+
+KILLS: Final = 50
+TOGETHER: Final = 12
+FLAGS: Final = ("--resumable", "--slots", "16", "--drain-s", "0")
+
+
+def free_port() -> int:
+    """A port that no one listens on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def talk(kind: str, url: str, seed: str, told: Told) -> str:
+    """Have one conversation; returns what was wrong, or nothing."""
+    try:
+        anyio.run(converse, kind, url, told, random.Random(seed))
+    except Exception as error:  # what it is stands in the evidence
+        return f"{kind}, {seed}: {error!r}"
+    return ""
+
+
+def judge(folder: Path, kind: str, seed: str, told: Told, found: Counter[str]) -> str:
+    """Hold what a client sent and heard to its log."""
+    path = Store(folder).path(told.recording_id)
+    heard, said = heard_and_said(path)
+    with LogReader(path) as log:
+        is_same = replay(log).identical
+    state = verify(path).state
+    found["frames"] += len(said)
+    found["messages"] += len(heard)
+    restarts = sum(it.kind == "mark" and it.fields == RESTARTED for it in read(path))
+    found["sessions taken up"] += restarts > 0
+    found["times taken up"] += restarts
+    if told.heard == said and told.sent == heard and is_same and state == "finished":
+        return ""
+    counts = f"heard {len(told.heard)} of {len(said)}, sent {len(told.sent)} of {len(heard)}"
+    return f"{kind}, {seed}: {counts}, replay {is_same}, {state}"
+
+
+def soak(kills: int, seed: int, folder: Path, found: Counter[str]) -> list[str]:
+    """Keep a dozen conversations going over `kills` servers; returns what was wrong."""
+    rng, port, failures, over = random.Random(seed), free_port(), list[str](), threading.Event()
+    url, kinds = f"ws://127.0.0.1:{port}", tuple(KINDS)
+
+    def go_on_talking(place: int) -> None:
+        number = place
+        while not over.is_set():
+            kind, told = kinds[number % len(kinds)], Told()
+            wrong = talk(kind, url, f"{seed} {number}", told)
+            if not wrong:
+                wrong = judge(folder, kind, f"{seed} {number}", told, found)
+            found["conversations"] += 1
+            failures.extend([wrong] if wrong else [])
+            number += TOGETHER
+
+    with ThreadPoolExecutor(TOGETHER) as threads:
+        for number in range(kills + 1):
+            with live_server("--record", str(folder), "--port", str(port), *FLAGS) as server:
+                if number == 0:
+                    for place in range(TOGETHER):
+                        threads.submit(go_on_talking, place)
+                time.sleep(rng.uniform(0.5, 3.0))
+                if number == kills:
+                    over.set()
+                    threads.shutdown()
+                elif number % 4 == 3:
+                    server.stop()
+                    found["servers stopped"] += 1
+                else:
+                    server.kill()
+                    found["servers killed"] += 1
+            if number % 10 == 9:
+                print(f"{number + 1} servers, {len(failures)} failures", file=sys.stderr)
+    return failures
+
+
+def main() -> int:
+    """Soak, and keep what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    asked = parser.parse_args()
+    found, began_s = Counter[str](), time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        failures = soak(asked.kills, asked.seed, Path(name), found)
+    evidence = {
+        "what": "servers killed or stopped amid a dozen conversations, which the next one went on",
+        "good": not failures,
+        "seed": asked.seed,
+        "minutes": round((time.monotonic() - began_s) / 60, 1),
+        **found,
+        "failures": failures,
+    }
+    (asked.out / "restarts.json").write_text(json.dumps(evidence, indent=2) + "\n", "utf-8")
+    print(json.dumps(evidence, indent=2))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
