@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -76,41 +77,45 @@ def judge(folder: Path, kind: str, seed: str, told: Told, found: Counter[str]) -
     return f"{kind}, {seed}: {counts}, replay {is_same}, {state}"
 
 
-def soak(kills: int, seed: int, folder: Path, found: Counter[str]) -> list[str]:
-    """Keep a dozen conversations going over `kills` servers; returns what was wrong."""
+def soak(
+    ends: Sequence[str], seed: int, folder: Path, found: Counter[str], together: int = TOGETHER
+) -> list[str]:
+    """Keep conversations going over servers that are killed or stopped; returns what was wrong."""
     rng, port, failures, over = random.Random(seed), free_port(), list[str](), threading.Event()
-    url, kinds = f"ws://127.0.0.1:{port}", tuple(KINDS)
+    url, kinds, told_of = f"ws://127.0.0.1:{port}", tuple(KINDS), list[tuple[str, str, Told]]()
 
     def go_on_talking(place: int) -> None:
         number = place
         while not over.is_set():
-            kind, told = kinds[number % len(kinds)], Told()
-            wrong = talk(kind, url, f"{seed} {number}", told)
-            if not wrong:
-                wrong = judge(folder, kind, f"{seed} {number}", told, found)
-            found["conversations"] += 1
+            kind, told, drawn = kinds[number % len(kinds)], Told(), f"{seed} {number}"
+            wrong = talk(kind, url, drawn, told)
+            if wrong and not told.sent:  # there was no server, or it was loading
+                time.sleep(0.2)
+                continue
             failures.extend([wrong] if wrong else [])
-            number += TOGETHER
+            told_of.append((kind, drawn, told))
+            number += together
 
-    with ThreadPoolExecutor(TOGETHER) as threads:
-        for number in range(kills + 1):
+    with ThreadPoolExecutor(together) as threads:
+        for number, end in enumerate((*ends, "over")):
             with live_server("--record", str(folder), "--port", str(port), *FLAGS) as server:
                 if number == 0:
-                    for place in range(TOGETHER):
+                    for place in range(together):
                         threads.submit(go_on_talking, place)
                 time.sleep(rng.uniform(0.5, 3.0))
-                if number == kills:
+                found[f"servers: {end}"] += 1
+                if end == "over":
                     over.set()
                     threads.shutdown()
-                elif number % 4 == 3:
+                elif end == "stopped":
                     server.stop()
-                    found["servers stopped"] += 1
                 else:
                     server.kill()
-                    found["servers killed"] += 1
             if number % 10 == 9:
                 print(f"{number + 1} servers, {len(failures)} failures", file=sys.stderr)
-    return failures
+    found["conversations"] = len(told_of)
+    judged = (judge(folder, kind, drawn, told, found) for kind, drawn, told in told_of)
+    return failures + [wrong for wrong in judged if wrong]
 
 
 def main() -> int:
@@ -122,7 +127,8 @@ def main() -> int:
     asked = parser.parse_args()
     found, began_s = Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        failures = soak(asked.kills, asked.seed, Path(name), found)
+        ends = ["stopped" if number % 4 == 3 else "killed" for number in range(asked.kills)]
+        failures = soak(ends, asked.seed, Path(name), found)
     evidence = {
         "what": "servers killed or stopped amid a dozen conversations, which the next one went on",
         "good": not failures,

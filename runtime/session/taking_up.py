@@ -2,9 +2,10 @@
 
 The log is stepped to its end, so the machine is where it was. What the old server had begun is in
 the effects: timers that are set, a place in the queue, media in the decoder. They are performed
-again. Its model calls are lost with its workers (`BackendLost`), its client with the connection
-(`PeerGone`), so the session moves to a new slot as one that lost both. Nothing else is new to the
-machine, and no second log is needed: this one is cut after its last whole block, and goes on.
+again. Its model is lost with its worker (`BackendLost`, or `LeaseRevoked` where no call was in
+progress), its client with the connection (`PeerGone`), so the session moves to a new slot as one
+that lost both. Nothing is new to the machine, and no second log is needed: this one is cut after
+its last whole block, and goes on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 import attrs
 
 from protocol.machine.session import Session
+from protocol.machine.unit_loop import Phase
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
@@ -146,11 +148,21 @@ class TakenUp:
     _hashes: Hashes = attrs.Factory(Hashes)
 
     def losses(self, now_ns: int) -> Iterator[ev.Event]:
-        """What the session lost with its server."""
-        if self.session.connection == "connected":
+        """What the session lost with its server; a worker only where a call was in progress.
+
+        Else a session that no one comes back to would end with the third server, as one that kills
+        its workers does.
+        """
+        session, lease = self.session, self.outstanding.lease
+        if session.connection == "connected":
             yield ev.PeerGone(at_ns=now_ns, code=CLOSE_RESTART)
-        if self.outstanding.lease is not None and not self.outstanding.is_releasing:
-            yield ev.BackendLost(at_ns=now_ns, lease=self.outstanding.lease)
+        if lease is None or self.outstanding.is_releasing:
+            return
+        is_idle = session.phase is Phase.IDLE and session.state is not State.CLOSED
+        if is_idle and self.opened.limits.rebuild_wait_s > 0:
+            yield ev.LeaseRevoked(at_ns=now_ns, lease=lease)
+        else:
+            yield ev.BackendLost(at_ns=now_ns, lease=lease)
 
     def ended(self, resume_s: int, now_ns: int) -> Ended:
         """What its client may hear of it after its end; `now_ns` on the server's clock."""

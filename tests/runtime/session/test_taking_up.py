@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from protocol.values.errors import CLOSE_RESTART
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
+from recorder.write.writer import Recorder
 from replay.rerun.logic import replay
+from runtime.session.taking_up import take_up
 from tests.helpers import Peer, World, append_frame, close_frame, on_virtual_time, world
 
 UNITS = 6
@@ -63,6 +68,87 @@ async def go_on(server: World, peer: Peer, log: Path) -> Peer:
         again.send(close_frame())
     await again.over()
     return again
+
+
+async def taken_up(log: Path) -> int:
+    """How many sessions of a log's folder another server goes on with."""
+    async with world(record_to=log.parent, resumable=True) as server:
+        found = await server.server.take_up()
+        await anyio.sleep(0.1)
+    return found
+
+
+def test_a_log_is_left_alone_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    """A session would go on with a past that is not its own."""
+
+    async def body() -> None:
+        _, path = await whole_life(tmp_path / "whole")
+        whole = path.read_bytes()
+
+        def log(name: str) -> Path:
+            return cut(path, tmp_path / name, len(whole) // 2)
+
+        assert await taken_up(log("good")) == 1
+        changed = log("changed")
+        data = bytearray(changed.read_bytes())
+        data[len(data) // 2] ^= 1
+        changed.write_bytes(data)
+        assert await taken_up(changed) == 0
+        assert changed.read_bytes() == data
+        old = log("old")
+        then = time.time() - 3600
+        os.utime(old, (then, then))
+        assert await taken_up(old) == 0
+        with Recorder(inline=True) as recorder:
+            other = {"fingerprint": {"model": "another"}, "resume_s": 600, "sessions_max": 9}
+            assert take_up(log("other").parent, recorder, **other) == []  # type: ignore[arg-type]
+
+    (tmp_path / "whole").mkdir()
+    on_virtual_time(body)
+
+
+def test_two_servers_do_not_go_on_with_one_session(tmp_path: Path) -> None:
+    """Both would write into one log, and answer one client each with half of it."""
+
+    async def body() -> None:
+        _, path = await whole_life(tmp_path / "whole")
+        log = cut(path, tmp_path / "log", path.stat().st_size // 2)
+        async with world(record_to=log.parent, resumable=True) as first:
+            assert await first.server.take_up() == 1
+            assert await taken_up(log) == 0
+            await anyio.sleep(0.1)
+        assert verify(log).state == "open"
+        assert await taken_up(log) == 1  # the first server left it
+
+    (tmp_path / "whole").mkdir()
+    on_virtual_time(body)
+
+
+def test_a_server_that_is_stopped_leaves_its_sessions_to_the_next(tmp_path: Path) -> None:
+    """An upgrade would end all conversations."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path, resumable=True) as server:
+            peer = await server.activate("audio", resumable=True)
+            other = await server.activate("audio")
+            peer.send(append_frame())
+            await anyio.sleep(1)
+            server.server.begin_drain(5)
+            await peer.over()
+            assert peer.closed == (CLOSE_RESTART, "")
+            assert other.closed is None
+            other.send(close_frame())
+            await other.over()
+        log = Store(tmp_path).path(peer.way_back[0])
+        async with world(record_to=tmp_path, resumable=True) as server:
+            assert await server.server.take_up() == 1
+            again = server.come_back(*peer.way_back)
+            again.send(append_frame(), close_frame())
+            await again.over()
+        assert peer.numbers + again.numbers == list(range(len(said(log))))
+        assert verify(log).state == "finished"
+
+    on_virtual_time(body)
 
 
 def test_a_conversation_goes_on_wherever_its_server_was_killed(tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""Servers are killed and stopped amid conversations, which the next one goes on with.
+
+A small part of `tests.soak_restarts`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.soak_restarts import soak
+
+
+def test_conversations_outlive_their_server(tmp_path: Path) -> None:
+    """A server that is killed, or upgraded, ends all conversations."""
+    found = Counter[str]()
+    assert soak(["killed", "stopped"], 3, tmp_path, found, together=8) == []
+    assert found["conversations"] > 8
+    assert found["sessions taken up"] > 2
