@@ -18,7 +18,8 @@ from runtime.client.session import ClientSession, FrameSocket, connect
 from tests.helpers import pcm
 
 UNITS: Final = 5
-WAIT_S: Final = 60
+WAIT_S: Final = 240
+"""The back-off of a client that finds no server is 30 s at most, several times in a row."""
 
 
 @attrs.define

@@ -40,6 +40,8 @@ from tests.resumed import KINDS, Told, converse, heard_and_said
 
 KILLS: Final = 50
 TOGETHER: Final = 12
+LIFE_S_MAX: Final = 5.0
+"""Of a server: a client whose wait has grown must find one some time."""
 FLAGS: Final = ("--resumable", "--slots", "16", "--drain-s", "0")
 
 
@@ -102,7 +104,7 @@ def soak(
                 if number == 0:
                     for place in range(together):
                         threads.submit(go_on_talking, place)
-                time.sleep(rng.uniform(0.5, 3.0))
+                time.sleep(rng.uniform(1.0, LIFE_S_MAX))
                 found[f"servers: {end}"] += 1
                 if end == "over":
                     over.set()
