@@ -104,6 +104,10 @@ class Hashes:
             self._kept.append((data, made))
         return made
 
+    def forget(self) -> None:
+        """Forget the kept digests, and release their bytes."""
+        self._kept.clear()
+
 
 def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str, dict[str, Value]]:
     """Return the record for an effect, bytes as length and digest; `hashes` saves time."""

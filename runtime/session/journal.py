@@ -140,6 +140,8 @@ class Journal:
             return self._removed
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
+        if session.connection == "asleep":
+            self._hashes.forget()
         if session.is_resumable:
             self._note_places(recorded)
         self._append(event.at_ns, recorded, urgent=urgent)

@@ -1,0 +1,96 @@
+"""Sessions that sleep without a slot; `python -m tests.soak_sleepers` has many more."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+from random import Random
+
+import anyio
+
+from recorder.keep.store import Store
+from recorder.read.reader import LogReader
+from replay.rerun.logic import replay
+from runtime.model.backends.scripted import ScriptedBackend
+from tests.helpers import Peer, World, append_frame, close_frame, on_virtual_time, world
+from tests.resumed import heard_and_said
+
+SESSIONS = 8
+SLOTS = 2
+SLEEPER_BYTES_MAX = 64 * 1024
+
+
+async def fall_asleep(server: World, number: int) -> Peer:
+    """Begin a session, speak for two seconds, and lose the connection."""
+    words = f"you are number {number}"
+    peer = await server.activate("audio", resumable=True, system_prompt=words)
+    for _ in range(2):
+        peer.send(append_frame())
+        await anyio.sleep(1)
+    peer.vanish()
+    await anyio.sleep(40)
+    return peer
+
+
+async def wake(server: World, peer: Peer) -> list[str]:
+    """Come back, speak for a second and leave; returns the frames of both connections."""
+    again = server.come_back(*peer.way_back)
+    again.send(append_frame())
+    await again.heard("listen")
+    again.send(close_frame())
+    await again.over()
+    assert again.events[0]["recording_id"] == peer.events[0]["recording_id"]
+    return peer.frames[1:] + again.frames[1:]
+
+
+def test_each_sleeper_comes_back_to_its_own_session(tmp_path: Path) -> None:
+    """A slot is lost, or a client comes back to another one's conversation."""
+    told = dict[int, list[str]]()
+    names = dict[int, str]()
+
+    async def body() -> None:
+        async with world(ScriptedBackend(slots=SLOTS), record_to=tmp_path) as server:
+            peers = [await fall_asleep(server, number) for number in range(SESSIONS)]
+            assert (server.server.slots.free, server.server.sessions) == (SLOTS, SESSIONS)
+
+            async def one(number: int) -> None:
+                names[number] = peers[number].events[0]["recording_id"]
+                told[number] = await wake(server, peers[number])
+
+            async with anyio.create_task_group() as tasks:
+                for number in Random(7).sample(range(SESSIONS), SESSIONS):
+                    tasks.start_soon(one, number)
+            await server.quiet()
+            assert (server.server.slots.free, server.server.sessions) == (SLOTS, 0)
+
+    on_virtual_time(body)
+    assert len(set(names.values())) == SESSIONS
+    for number, name in names.items():
+        path = Store(tmp_path).path(name)
+        heard, said = heard_and_said(path)
+        assert f"you are number {number}" in heard[0]
+        assert told[number] == said
+        with LogReader(path) as log:
+            assert replay(log).identical
+
+
+def test_a_sleeper_holds_no_sound(tmp_path: Path) -> None:
+    """The last seconds of sound of each session are kept while it sleeps."""
+
+    async def body() -> None:
+        async with world(ScriptedBackend(slots=SLOTS), record_to=tmp_path) as server:
+            await fall_asleep(server, 0)
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(SESSIONS):
+                await fall_asleep(server, number)
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0] - before
+            assert taken / SESSIONS < SLEEPER_BYTES_MAX
+
+    tracemalloc.start()
+    try:
+        on_virtual_time(body)
+    finally:
+        tracemalloc.stop()
