@@ -27,7 +27,13 @@ from protocol.wire.dialects.resuming import (
     SESSION_RESUMABLE,
 )
 
-from .errors import ClientError, LocalProtocolError, SessionClosedError, as_client_errors
+from .errors import (
+    ABNORMAL_CLOSURE,
+    ClientError,
+    LocalProtocolError,
+    SessionClosedError,
+    as_client_errors,
+)
 from .patience import PASSING_CLOSE_CODES, backoff_s, may_pass
 from .websocket import ClientSocket
 
@@ -94,7 +100,7 @@ class ResumingSocket:
         self._acked = self._sent = 0
         self._sending = anyio.Lock()
         self._lost, self._back = anyio.Event(), anyio.Event()
-        self._cause = SessionClosedError(1006, "")
+        self._cause = SessionClosedError(ABNORMAL_CLOSURE, "")
         self._is_over = False
         self._first: str | bytes | None = None
 
@@ -250,7 +256,7 @@ class ResumingSocket:
         assert self._way_back is not None
         wait_s = backoff_s(attempt - 1, self._jitter())
         if anyio.current_time() + wait_s - since > self._way_back.expires_in_s:
-            self._give_up()
+            self._give_up(f"not back within {self._way_back.expires_in_s:g} s")
             return
         self._on_connection(Reconnecting(attempt, wait_s))
         await anyio.sleep(wait_s)
@@ -265,7 +271,7 @@ class ResumingSocket:
                     tasks.cancel_scope.cancel()
         except ClientError as error:
             if self._current is None and not may_pass(error):
-                self._give_up()
+                self._give_up(f"the way back failed: {error}")
 
     async def _come_back(self, socket: ClientSocket) -> int:
         """Greet the server, send again what it has not; returns how many messages are lost."""
@@ -282,13 +288,14 @@ class ResumingSocket:
             self._current, self._lost = socket, anyio.Event()
             self._back.set()
             return skipped
-        raise SessionClosedError(1006, "no answer")
+        raise SessionClosedError(ABNORMAL_CLOSURE, "no answer")
 
     async def _send_again(self) -> None:
         with suppress(SessionClosedError):  # it is known by then
             await self._send_kept()
 
-    def _give_up(self) -> None:
+    def _give_up(self, reason: str) -> None:
+        self._cause = SessionClosedError(ABNORMAL_CLOSURE, reason)
         self._is_over = True
         self._back.set()
 

@@ -20,6 +20,7 @@ from protocol.values.modes import Mode
 from ..media.audio import AudioFileError
 from ..settings.bounds import DEFAULT_PORT
 from .errors import AddressError
+from .resuming import Reconnected, Reconnecting
 from .session import endpoint
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -89,6 +90,24 @@ def echo_json(fields: dict[str, object]) -> None:
 def echo_error(error: Exception) -> None:
     """Write the error that ended a session as a JSON object."""
     echo_json({"type": "error", "code": getattr(error, "code", None), "message": str(error)})
+
+
+def connection_fields(change: Reconnecting | Reconnected) -> dict[str, object]:
+    """Return the fields of a lost connection, or of one that is back, for `echo_json`."""
+    if isinstance(change, Reconnecting):
+        wait_s = round(change.wait_s, 3)
+        return {"type": "reconnecting", "attempt": change.attempt, "wait_s": wait_s}
+    away_s = round(change.away_s, 3)
+    return {"type": "reconnected", "away_s": away_s, "skipped": change.skipped}
+
+
+def show_connection(change: Reconnecting | Reconnected) -> str:
+    """Describe a lost connection, or one that is back, in one line."""
+    if isinstance(change, Reconnecting):
+        again = f" (attempt {change.attempt})" if change.attempt > 1 else ""
+        return f"connection lost, reconnecting in {change.wait_s:.1f} s{again}"
+    skipped = f"; {change.skipped} messages to the server were lost" if change.skipped else ""
+    return f"reconnected after {change.away_s:.1f} s{skipped}"
 
 
 def clean(text: str, kept: str = "\n\t") -> str:

@@ -29,6 +29,7 @@ from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
 from ..client.errors import ClientError, SessionClosedError
+from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
 from ..media.audio import read_wav
@@ -51,6 +52,13 @@ class TextTranscript:
         """Write the words."""
         self._is_amid_line = True
         click.echo(terminal.clean(delta.text), nl=False)
+
+    def connects(self, change: Reconnecting | Reconnected) -> None:
+        """Write that the connection is lost or back, on a line of its own; the words go on."""
+        if self._is_amid_line:
+            click.echo(err=True)
+        click.echo(terminal.show_connection(change), err=True)
+        self._is_amid_line = False
 
     def ends(self, _done: TranscriptDone) -> None:
         """End the line."""
@@ -75,6 +83,10 @@ class JsonTranscript:
     def hears(self, delta: TranscriptDelta) -> None:
         """Write a piece."""
         terminal.echo_json({"type": "delta", "text": delta.text})
+
+    def connects(self, change: Reconnecting | Reconnected) -> None:
+        """Write that the connection is lost or back."""
+        terminal.echo_json(terminal.connection_fields(change))
 
     def ends(self, done: TranscriptDone) -> None:
         """Write an utterance's text, and its cost."""
@@ -166,7 +178,7 @@ async def dictate(
     `ClientError`: the server could not be reached, refused, has no such model, or ended it; or it
     did not keep all of the sound.
     """
-    async with transcribe(url, model=model, key=key) as session:
+    async with transcribe(url, model=model, key=key, on_connection=shown.connects) as session:
         places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)
         failure: ClientError | None = None
         whole = False

@@ -20,6 +20,7 @@ from protocol.values.turn import ChatConfig
 
 from ...client import terminal
 from ...client.chat import message
+from ...client.resuming import Reconnected, Reconnecting
 from ...client.sdk import Dialect, connect
 from ...media.audio import write_wav
 from ..interrupts import run
@@ -49,14 +50,23 @@ class TextAnswer:
 
     def __init__(self) -> None:
         self._said = ""
+        self._is_amid_line = False
 
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
         click.echo(f"in the queue: {terminal.show_place(place)}", err=True)
 
+    def connects(self, change: Reconnecting | Reconnected) -> None:
+        """Write that the connection is lost or back, on a line of its own; the words go on."""
+        if self._is_amid_line:
+            click.echo(err=True)
+        click.echo(terminal.show_connection(change), err=True)
+        self._is_amid_line = False
+
     def hears(self, delta: Delta) -> None:
         """Write the words."""
         self._said += delta.text
+        self._is_amid_line = not self._said.endswith("\n")
         click.echo(terminal.clean(delta.text), nl=False)
 
     def ends(self, response: Response, speech_s: float) -> None:
@@ -75,6 +85,10 @@ class JsonAnswer:
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
         terminal.echo_json({"type": "queued", **attrs.asdict(place)})
+
+    def connects(self, change: Reconnecting | Reconnected) -> None:
+        """Write that the connection is lost or back."""
+        terminal.echo_json(terminal.connection_fields(change))
 
     def hears(self, delta: Delta) -> None:
         """Write a piece."""
@@ -145,6 +159,7 @@ class Chat:
             mode="chat",
             dialect=how.dialect,
             on_queue=shown.waits,
+            on_connection=shown.connects,
             retries=RETRIES,
             key=how.key,
         ) as session:

@@ -4,6 +4,7 @@ Two tasks: one sends, one receives. The rules:
 
 - Second n is sent n seconds after the first, by the clock and not by how long sending took, so that
   an hour does not drift; `fast` sends it when second n - 1 was answered instead.
+- A lost connection comes back by itself, and the file waits for it: the time away does not count.
 - After the file comes silence, until the model has answered the last sound and listens again, or
   `silence_s_max` has passed. Then `session.close`, and the server's own end is waited for.
 - A server's error ends the conversation and becomes `Tally.failure`, one line; an `inference_error`
@@ -29,6 +30,7 @@ from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 
 from ...client.errors import ClientError, SessionClosedError
+from ...client.resuming import Reconnected, Reconnecting
 from ...client.session import ClientSession, connect
 from .tally import UNIT_ID, Happening, Tally
 
@@ -78,6 +80,9 @@ class Observer(Protocol):
     def heard(self, happening: Happening) -> None:
         """Take note of a server's message."""
 
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        """Take note that the connection is lost, or back."""
+
 
 def cut_units(pcm: bytes) -> tuple[bytes, ...]:
     """Cut float32 LE, 16 kHz mono into seconds; the last one is filled up with silence."""
@@ -115,8 +120,16 @@ async def talk(
     """
     tally = tally or Tally()
     started_s = anyio.current_time()
+
+    def on_connection(change: Reconnecting | Reconnected) -> None:
+        tally.connects(change)
+        observer.connects(change, anyio.current_time() - started_s)
+
+    connecting = connect(
+        url, mode=mode, dialect=dialect, key=key, resume=True, on_connection=on_connection
+    )
     try:
-        async with connect(url, mode=mode, dialect=dialect, key=key) as session:
+        async with connecting as session:
             await converse(session, plan, observer, tally=tally, started_s=started_s, stop=stop)
     except ClientError as error:
         tally.failure = str(error)
@@ -257,16 +270,22 @@ class _Conversation:
         )
 
     async def _wait_turn(self, number: int, started_s: float) -> None:
-        if not self._plan.fast:
-            await self._until(self._is_over, started_s + number)
+        if self._plan.fast:
+            await self._wait_answer(number)
             return
-        deadline_s = anyio.current_time() + ANSWER_WAIT_S
-        answered = await self._until(
-            lambda: self._is_over() or self._tally.outcomes >= number, deadline_s
-        )
-        if not answered:
-            self._fail(f"the server did not answer a unit within {ANSWER_WAIT_S:g} s")
-            self._stopped = True
+        tally, due_s = self._tally, started_s + number
+        while anyio.current_time() < due_s + tally.away_s and not self._is_over():
+            await self._until(self._is_over, due_s + tally.away_s)
+
+    async def _wait_answer(self, number: int) -> None:
+        tally, reconnects = self._tally, -1
+        while tally.away or tally.reconnects != reconnects:
+            reconnects = tally.reconnects
+            deadline_s = anyio.current_time() + ANSWER_WAIT_S
+            if await self._until(lambda: self._is_over() or tally.outcomes >= number, deadline_s):
+                return
+        self._fail(f"the server did not answer a unit within {ANSWER_WAIT_S:g} s")
+        self._stopped = True
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float = float("inf")) -> bool:
         """Wait for a condition on the tally; return whether it came before the deadline."""

@@ -30,6 +30,8 @@ from protocol.values.messages import (
 )
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 
+from ...client.resuming import Reconnected, Reconnecting
+
 UNIT_ID: Final = "unit-"
 """The beginning of the ids of our appends; the unit's number follows."""
 
@@ -67,6 +69,9 @@ class Tally:
         last_speech: the number of the unit it last spoke in; -1 before.
         wall_ms: the units' times inside the server.
         round_trips_ms: the units' times as seen by the client.
+        away: whether the connection is lost, and may come back.
+        away_s: the time without a connection, of all losses that are over.
+        reconnects: the losses that are over.
         failure: why the conversation did not end well, in one line.
     """
 
@@ -85,6 +90,9 @@ class Tally:
     round_trips_ms: list[float] = attrs.field(factory=list)
     errors: list[ErrorReport] = attrs.field(factory=list)
     closed: Closed | None = None
+    away: bool = False
+    away_s: float = 0.0
+    reconnects: int = 0
     failure: str | None = None
     _sent_at_s: list[float] = attrs.field(factory=list)
     _previous: ServerMessage | None = None
@@ -110,6 +118,13 @@ class Tally:
     def is_hopeless(self) -> bool:
         """Whether the server refused our input, so that it would refuse more."""
         return any(report.code in CLIENT_ERRORS for report in self.errors)
+
+    def connects(self, change: Reconnecting | Reconnected) -> None:
+        """Take note that the connection is lost, or back."""
+        self.away = isinstance(change, Reconnecting)
+        if isinstance(change, Reconnected):
+            self.away_s += change.away_s
+            self.reconnects += 1
 
     def sent(self, at_s: float) -> None:
         """Take note that a second of input goes out."""

@@ -35,7 +35,14 @@ from protocol.values.messages import (
 )
 from protocol.values.model import SAMPLE_BYTES
 
-from ...client.terminal import clean, echo_json, show_place
+from ...client.resuming import Reconnected, Reconnecting
+from ...client.terminal import (
+    clean,
+    connection_fields,
+    echo_json,
+    show_connection,
+    show_place,
+)
 from .session import Observer
 from .tally import Happening, Tally
 
@@ -112,6 +119,10 @@ class LineView:
                 self._write(at_s, "error", text, style="red")
             case Closed():
                 self._write(at_s, "session", f"closed, {_end_of(message)}")
+
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        """Write that the connection is lost or back."""
+        self._write(at_s, "session", show_connection(change), style="yellow")
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums in two lines; a conversation that failed gets its error elsewhere."""
@@ -198,6 +209,8 @@ class LiveView(LineView):
 
     def _state(self) -> Text:
         tally = self._tally
+        if tally.away:
+            return Text("reconnecting", "yellow")
         if tally.place is not None:
             return Text(f"in the queue: {show_place(tally.place)}")
         if tally.closed is not None:
@@ -254,6 +267,10 @@ class JsonView:
                 **_fields(happening),
             }
         )
+
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        """Write that the connection is lost or back."""
+        echo_json({**connection_fields(change), "at_s": round(at_s, 3)})
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums."""
@@ -328,6 +345,8 @@ def summarize(
         "kv_cache_length": tally.metrics.kv_cache_length,
         "wall_clock_ms": _spread(tally.wall_ms),
         "round_trip_ms": _spread(tally.round_trips_ms),
+        "reconnects": tally.reconnects,
+        "away_s": round(tally.away_s, 3),
         "elapsed_s": round(elapsed_s, 3),
     }
 

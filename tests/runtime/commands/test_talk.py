@@ -23,6 +23,7 @@ from protocol.values.model import UNIT_BYTES, Unit
 from protocol.values.modes import Mode
 from runtime.cli import main
 from runtime.client.errors import SessionClosedError
+from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.session import ClientSession
 from runtime.commands.talk.session import ANSWER_WAIT_S, CLOSED_WAIT_S, Plan, converse, cut_units
 from runtime.commands.talk.tally import Happening, Tally
@@ -74,6 +75,9 @@ class Notes:
 
     def heard(self, happening: Happening) -> None:
         self.heard_of.append(happening)
+
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        raise AssertionError(f"{change} at {at_s} s, in memory")
 
 
 async def talk_in(
@@ -417,9 +421,8 @@ def test_nobody_there_is_one_line(tmp_path: Path) -> None:
     """Whoever forgot to start the server would get a traceback."""
     result = talk(write_speech(tmp_path / "ask.wav"), "--url", "ws://127.0.0.1:1")
     assert result.exit_code == 1
-    assert result.stderr.splitlines() == [
-        "Error: cannot connect to ws://127.0.0.1:1/v1/realtime?mode=audio: connection refused"
-    ]
+    address = "ws://127.0.0.1:1/v1/realtime?mode=audio&resumable=1"
+    assert result.stderr == f"Error: cannot connect to {address}: connection refused\n"
     assert not (tmp_path / "ask.reply.wav").exists()
 
 
