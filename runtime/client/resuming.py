@@ -246,32 +246,34 @@ class ResumingSocket:
         while not self._is_over:
             await self._lost.wait()
             since = anyio.current_time()
-            attempt = 0
-            while self._current is None and not self._is_over:
+            attempt = 1
+            while not self._is_over and not await self._try(attempt, since):
                 attempt += 1
-                await self._try(attempt, since)
 
-    async def _try(self, attempt: int, since: float) -> None:
-        """Connect once, and hold the connection until it is lost."""
+    async def _try(self, attempt: int, since: float) -> bool:
+        """Connect once, and hold the connection until it is lost; return whether there was one."""
         assert self._way_back is not None
         wait_s = backoff_s(attempt - 1, self._jitter())
         if anyio.current_time() + wait_s - since > self._way_back.expires_in_s:
             self._give_up(f"not back within {self._way_back.expires_in_s:g} s")
-            return
+            return False
         self._on_connection(Reconnecting(attempt, wait_s))
         await anyio.sleep(wait_s)
         address = with_query(self._address, resume=self._way_back.recording_id)
+        is_back = False
         try:
             async with self._open(address) as socket:
                 skipped = await self._come_back(socket)
+                is_back = True
                 self._on_connection(Reconnected(anyio.current_time() - since, skipped))
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._send_again)
                     await self._lost.wait()
                     tasks.cancel_scope.cancel()
         except ClientError as error:
-            if self._current is None and not may_pass(error):
+            if not is_back and not may_pass(error):
                 self._give_up(f"the way back failed: {error}")
+        return is_back
 
     async def _come_back(self, socket: ClientSocket) -> int:
         """Greet the server, send again what it has not; returns how many messages are lost."""
