@@ -321,6 +321,7 @@ async def world(
     threaded: bool = False,
     load: Load | None = None,
     beside: Callable[[], Backend] | None = None,
+    has_key: Callable[[str], bool] = lambda _: True,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -332,6 +333,7 @@ async def world(
         threaded: record in a thread, as a server does; only on real time.
         load: loads a backend in place of one that is condemned; None: there comes no other.
         beside: makes a second worker; None: there is one.
+        has_key: whether there is still a key of this name.
         settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -349,6 +351,7 @@ async def world(
             recorder=recorder,
             identities=CountedIdentities(),
             decode_media=decode_here,
+            has_key=has_key,
         )
         tasks.start_soon(server.refresh_estimates)
         tasks.start_soon(server.replace_workers)

@@ -121,10 +121,14 @@ class Gate:
                 allowed=list(principal.modes or ()),
             )
 
-    async def watch(self) -> None:
-        """Follow the key file; runs until cancelled."""
+    def has_key(self, name: str) -> bool:
+        """Whether a client of this name may still connect."""
+        return self._keys is None or self._keys.has(name)
+
+    async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Follow the key file, and call `on_change` after each change; runs until cancelled."""
         if self._keys is not None:
-            await self._keys.watch()
+            await self._keys.watch(on_change)
 
     def _check_source(self, headers: Headers, *, secure: bool) -> None:
         hosts = values_of(headers, "host")

@@ -4,13 +4,14 @@
   entry.
 - The file is read every few seconds. An invalid or missing file is logged and leaves the keys as
   they are; an error never ends the server.
-- A removed key is refused from then on; its running sessions go on.
+- A removed key is refused from then on; its running sessions go on while they are connected.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -51,11 +52,18 @@ class KeyRing:
                 found = known
         return found
 
-    async def watch(self) -> None:
-        """Follow the file; runs until cancelled."""
+    def has(self, name: str) -> bool:
+        """Whether there is a key of this name."""
+        return any(key.name == name for key in self.keys)
+
+    async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Follow the file, and call `on_change` after each change; runs until cancelled."""
         while True:
             await anyio.sleep(POLL_S)
+            before = self._file
             await self.refresh()
+            if self._file is not before:
+                on_change()
 
     async def refresh(self) -> None:
         """Take the file's keys if it changed; log an error once."""

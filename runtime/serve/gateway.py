@@ -64,6 +64,7 @@ class Gateway:
 
     Attributes:
         server: None while the model loads.
+        has_key: whether a client of this name may still connect.
         sight: the server's telemetry.
 
     Raises:
@@ -84,6 +85,7 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
+        self.has_key = self._gate.has_key
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
         self._load_viewer = load_viewer
@@ -126,8 +128,13 @@ class Gateway:
         )
 
     async def watch_keys(self) -> None:
-        """Follow the key file; runs until cancelled."""
-        await self._gate.watch()
+        """Follow the key file, and end what its removed keys left; runs until cancelled."""
+
+        def end_revoked() -> None:
+            if self.server is not None:
+                self.server.end_revoked()
+
+        await self._gate.watch(end_revoked)
 
     async def keep_recordings(self) -> None:
         """Remove recordings past their bounds; runs until cancelled."""

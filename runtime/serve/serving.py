@@ -106,8 +106,9 @@ async def run(
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
-            make = partial(make, decode_media=MediaDecoder(voices).decode, recorder=recorder)
-            gateway.server = await _take_up(make(identities=SystemIdentities()), settings)
+            make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
+            server = make(recorder=recorder, identities=SystemIdentities())
+            gateway.server = await _take_up(server, settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
             if isinstance(placement, Scales):

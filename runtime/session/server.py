@@ -71,6 +71,7 @@ class Server:
             outlive every session.
         recorder: writes the logs; None records nothing.
         telemetry: sees every session; None for none.
+        has_key: whether there is still a key of this name.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Server:
         identities: Identities,
         decode_media: DecodeMedia,
         telemetry: Telemetry | None = None,
+        has_key: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._settings = settings
         self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
@@ -91,6 +93,7 @@ class Server:
         self._identities = identities
         self._decode_media = decode_media
         self._telemetry = telemetry
+        self._has_key = has_key
         self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
@@ -222,6 +225,7 @@ class Server:
             driver.send_failed(number)
         finally:
             on_left()
+            self.end_revoked()
             self._let_the_oldest_end()
 
     def _keep_ended(self, driver: Driver) -> None:
@@ -242,6 +246,12 @@ class Server:
             for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
                 driver.wait_no_longer()
 
+    def end_revoked(self) -> None:
+        """End sessions that wait for a client whose key was removed."""
+        for it in self._drivers:
+            if it.away_ns is not None and it.is_resumable and not self._has_key(it.owner):
+                it.wait_no_longer()
+
     async def come_back(
         self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ComeBack
     ) -> str:
@@ -254,7 +264,7 @@ class Server:
         found = (driver for driver in self._drivers if driver.recording_id == recording_id)
         driver = next(found, None)
         it = driver or self._ended.get(recording_id, now_ns())
-        is_it = it is not None and (it.owner, it.mode) == (owner, mode)
+        is_it = it is not None and (it.owner, it.mode) == (owner, mode) and self._has_key(owner)
         if it is None or not is_it or not it.tokens.is_right(asked.token):
             return NO_SESSION
         if asked.last_seq >= it.frames_sent:
