@@ -132,7 +132,7 @@ class Gateway:
 
         def end_revoked() -> None:
             if self.server is not None:
-                self.server.end_revoked()
+                self.server.room.end_revoked()
 
         await self._gate.watch(end_revoked)
 

@@ -107,8 +107,7 @@ async def run(
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
             make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
-            server = make(recorder=recorder, identities=SystemIdentities())
-            gateway.server = await _take_up(server, settings)
+            gateway.server = await _make(partial(make, recorder=recorder), settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
             if isinstance(placement, Scales):
@@ -126,8 +125,9 @@ async def run(
     return end.cut_by
 
 
-async def _take_up(server: Server, settings: Settings) -> Server:
-    """Go on with the sessions of the server before; clients are told to wait until this is done."""
+async def _make(make: Callable[..., Server], settings: Settings) -> Server:
+    """Make the server, and go on with the sessions of the one before; clients wait meanwhile."""
+    server = make(identities=SystemIdentities())
     try:
         sessions = await server.take_up() if settings.resumable else 0
     except OSError as error:

@@ -1,13 +1,14 @@
-"""What the sessions of a server may hold together, before they have slots."""
+"""What the sessions of a server may hold together while they have no slot, or no client."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from protocol.values.errors import ErrorCode
 
 from ..settings.bounds import MIB
+from ..settings.settings import Settings
 from ..slots.admission import Admission
 from .driver import Driver
 
@@ -19,12 +20,25 @@ EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
 
 
 class Room:
-    """Says whether there is room for another one; `drivers` changes meanwhile."""
+    """Says whether there is room for another one, and ends what may not wait any longer.
 
-    def __init__(self, drivers: Collection[Driver], admission: Admission, chats_max: int) -> None:
+    Args:
+        drivers: all sessions; it changes meanwhile.
+        has_key: whether there is still a key of this name.
+    """
+
+    def __init__(
+        self,
+        drivers: Collection[Driver],
+        admission: Admission,
+        settings: Settings,
+        has_key: Callable[[str], bool],
+    ) -> None:
         self._drivers = drivers
         self._admission = admission
-        self._chats_max = chats_max
+        self._chats_max = settings.chats_max
+        self._detached_max = settings.detached_max
+        self._has_key = has_key
 
     def for_frame(self, frame_bytes: int) -> bool:
         """Whether a frame that comes early may be kept with the others."""
@@ -42,3 +56,20 @@ class Room:
             return None
         is_full = sum(driver.is_chat for driver in self._drivers) > self._chats_max
         return ErrorCode.QUEUE_FULL if is_full else None
+
+    def let_the_oldest_end(self) -> None:
+        """Keep no more sessions without a connection than may be kept."""
+        waiting = self._without_client()
+        excess = len(waiting) - self._detached_max
+        if excess > 0:
+            for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
+                driver.wait_no_longer()
+
+    def end_revoked(self) -> None:
+        """End sessions that wait for a client whose key was removed."""
+        for driver in self._without_client():
+            if not self._has_key(driver.owner):
+                driver.wait_no_longer()
+
+    def _without_client(self) -> list[Driver]:
+        return [it for it in self._drivers if it.away_ns is not None and it.is_resumable]

@@ -105,7 +105,7 @@ class Server:
         )
         self._drivers: dict[Driver, None] = {}
         self._nobody_left = anyio.Event()
-        self._room = Room(self._drivers, self.admission, settings.chats_max)
+        self.room = Room(self._drivers, self.admission, settings, has_key)
         self._lane = Lane()
         self._ended = EndedSessions(settings.resume_s)
 
@@ -225,8 +225,8 @@ class Server:
             driver.send_failed(number)
         finally:
             on_left()
-            self.end_revoked()
-            self._let_the_oldest_end()
+            self.room.end_revoked()
+            self.room.let_the_oldest_end()
 
     def _keep_ended(self, driver: Driver) -> None:
         """Let a client that was away hear how its session ended."""
@@ -237,20 +237,6 @@ class Server:
         ended = partial(Ended.of, session, owner=driver.owner, close=driver.close, path=path)
         resume_s = self._settings.resume_s
         self._ended.add(ended(tokens=driver.peer.tokens, resume_s=resume_s, ended_ns=now_ns()))
-
-    def _let_the_oldest_end(self) -> None:
-        """Keep no more sessions without a connection than may be kept."""
-        waiting = [it for it in self._drivers if it.away_ns is not None and it.is_resumable]
-        excess = len(waiting) - self._settings.detached_max
-        if excess > 0:
-            for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
-                driver.wait_no_longer()
-
-    def end_revoked(self) -> None:
-        """End sessions that wait for a client whose key was removed."""
-        for it in self._drivers:
-            if it.away_ns is not None and it.is_resumable and not self._has_key(it.owner):
-                it.wait_no_longer()
 
     async def come_back(
         self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ComeBack
@@ -329,8 +315,8 @@ class Server:
             decode_media=self._decode_media,
             clock_ns=now_ns,
             lane=self._lane,
-            admit=self._room.for_chat,
-            has_room=self._room.for_frame,
+            admit=self.room.for_chat,
+            has_room=self.room.for_frame,
             owner=owner,
             token=token,
             refusal=refusal,
@@ -369,6 +355,7 @@ class Server:
             self._drivers[driver] = None
             self.tasks.start_soon(self._host, driver)
             sessions += 1
+        self.room.end_revoked()
         return sessions
 
     def _suspend(self) -> None:
