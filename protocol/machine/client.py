@@ -35,6 +35,7 @@ from ..values.requests import (
     Init,
     Interrupt,
     Pause,
+    Played,
     Report,
     Request,
     Resume,
@@ -185,6 +186,13 @@ class ClientConnection:
     def report(self) -> str:
         """Send diagnostics, which are kept in the session's log (002)."""
         return self._frame(Request.REPORT, Report())
+
+    def played(self, played_ms: int) -> str:
+        """Tell how much of the speech was played, in milliseconds since the session began.
+
+        `LocalProtocolError` before the session is set up, and in a dialect without the event.
+        """
+        return self._frame(Request.PLAYED, Played(played_ms=played_ms))
 
     def close(self, reason: str | None = None) -> str:
         """End the session, so that nothing may follow; the server keeps 64 characters of `reason`.

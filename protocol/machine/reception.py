@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from ..values.behaviour import OPENAI_ENDS, OWN_WORDS, RECORD_ASKED, SHORT_REFUSALS
+from ..values.behaviour import OPENAI_ENDS, OWN_WORDS, PLAYBACK, RECORD_ASKED, SHORT_REFUSALS
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import FrameReceived
@@ -120,7 +120,7 @@ class Reception:
             core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
             core.end("rejected", words=ErrorCode.INVALID_EVENT)
             return None
-        request = core.dialect.classify(body)
+        request = _kind_of(core, body)
         if request is Request.INIT and gate in _SETTING_UP and _is_unrecorded(core, body):
             core.forget_recording()  # also where the message is refused, or has to wait
         if event.shortened is not None:
@@ -171,8 +171,8 @@ class Reception:
                 return shorten(event, None)
             return shorten(event, _start_of(frame), unreadable=error.reason)
         self._ahead = _Ahead(frame, body, core.dialect)
-        request, outline = core.dialect.classify(body), _outline(body)
-        if core.dialect.classify(outline) is not request:
+        request, outline = _kind_of(core, body), _outline(body)
+        if _kind_of(core, outline) is not request:
             return event
         if _is_openai(core, gate, body):
             return shorten(event, dump_frame(outline))
@@ -256,6 +256,11 @@ def _is_unrecorded(core: Resuming, body: Json) -> bool:
         return False
     places = (body, *(body.get(name) for name in _NESTED))
     return any(isinstance(place, Mapping) and place.get("record") is False for place in places)
+
+
+def _kind_of(core: Resuming, body: Json) -> Request:
+    request = core.dialect.classify(body)
+    return request if request is not Request.PLAYED or core.behaves(PLAYBACK) else Request.UNKNOWN
 
 
 def _refusal(

@@ -20,7 +20,7 @@ from ..values.digest import digest
 from ..values.errors import LocalProtocolError
 from ..values.limits import ESTIMATE_INTERVAL_S, NS_PER_S, STATE_HASH_UNITS
 from ..values.messages import EndReason, GoingAway, Queued, QueueUpdate
-from ..values.requests import ClientMessage, CloseRequest, Init, Report
+from ..values.requests import ClientMessage, CloseRequest, Init, Played, Report
 from ..values.state import BEGINNINGS, Course, Gate, State, course_of
 from ..wire.dialects import first_dialect
 from . import overdue
@@ -313,7 +313,7 @@ class Session:
         core = self._core
         message = self._reception.read(self._gate, event)
         match message:
-            case None | Report():
+            case None | Report() | Played():
                 return  # a report's frame stands in the log, and that is all it is for
             case CloseRequest(reason=reason):
                 core.end("client", client_reason=reason)

@@ -54,6 +54,8 @@ SESSION_NAMED: Final = 2
 """Every `error` names the session, and every `session.created` the recording."""
 RECORD_ASKED: Final = 2
 """A client may ask not to be recorded, in the message that sets its session up."""
+PLAYBACK: Final = 2
+"""A client may report how much of the speech it has played."""
 
 NEWEST: Final = 2
 """The behaviour of sessions that begin now."""

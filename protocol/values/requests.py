@@ -29,6 +29,7 @@ class Request(StrEnum):
     RESUME = "resume"
     INTERRUPT = "interrupt"
     REPORT = "client_diagnostic"
+    PLAYED = "playback.ack"
     COMMIT = "commit"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""
@@ -146,6 +147,17 @@ class Interrupt:
 @attrs.frozen(kw_only=True)
 class Report:
     """The client's own diagnostics, kept in the log and otherwise without effect (002)."""
+
+
+@attrs.frozen(kw_only=True)
+class Played:
+    """How much of the session's speech the client has played, kept in the log without effect.
+
+    Attributes:
+        played_ms: milliseconds of sound since the session began, 0 to 2^53.
+    """
+
+    played_ms: int
 
 
 @attrs.frozen(kw_only=True)
@@ -315,6 +327,7 @@ ClientMessage = (
     | Resume
     | Interrupt
     | Report
+    | Played
     | Ask
     | ChooseModel
     | AppendSound

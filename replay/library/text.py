@@ -22,7 +22,7 @@ from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDiff
 from ..shared.recordings import show_ms, show_seconds
 from ..story.exchanges import Exchange
 from ..story.inspection import Inspection, UtteranceStory
-from .moved import absence_text, move_text
+from .moved import absence_text, move_text, playback_text
 
 SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
@@ -276,6 +276,7 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
     )
     lines += _first("moved    ", [move_text(it) for it in told.moves])
     lines += _first("away     ", [absence_text(it) for it in told.absences])
+    lines += [f"playback  {playback_text(told.playback)}"] if told.playback else []
     lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
     lines += [_turn_table(told.turns)] if told.turns else []
     lines += [_utterance_table(told.utterances)] if told.utterances else []

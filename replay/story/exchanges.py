@@ -257,3 +257,9 @@ class Exchanges:
 def audio_ms(pcm: bytes) -> int:
     """Return the length of the model's sound."""
     return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ
+
+
+def spoken_ms(exchange: Exchange | None) -> int:
+    """Return the length of the sound that a client got of an exchange so far."""
+    is_heard = exchange is not None and exchange.outcome not in ("withheld", "ended")
+    return exchange.audio_ms if is_heard and exchange is not None else 0

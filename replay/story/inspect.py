@@ -107,6 +107,7 @@ class Inspector(SessionStory):
             drops=tuple(self.drops),
             moves=tuple(self.moves),
             absences=tuple(self.absences.told),
+            playback=tuple(self.playback),
             errors=tuple(self.errors),
             marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),

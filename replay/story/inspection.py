@@ -115,6 +115,21 @@ class Mark:
 
 
 @attrs.frozen(kw_only=True)
+class Playback:
+    """What a client said of its playback.
+
+    Attributes:
+        played_ms: milliseconds of the session's speech that it had played.
+        behind_ms: milliseconds that it had not: spoken before, and not played.
+    """
+
+    at_ns: int
+    played_ms: int
+    behind_ms: int
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
 class End:
     """The end of a session; the close is of the WebSocket, and None unless the server closed it.
 
@@ -163,6 +178,7 @@ class Inspection:
     drops: tuple[Drop, ...]
     moves: tuple[Move, ...]
     absences: tuple[Absence, ...]
+    playback: tuple[Playback, ...]
     errors: tuple[ErrorSent, ...]
     marks: tuple[Mark, ...]
     end: End
@@ -190,6 +206,7 @@ _TOLD: Final[Mapping[str, tuple[str, ...]]] = {
         *("generated_tokens", "text", "audio_ms", "kv_length", "costs"),
     ),
     "drops": ("at_ns", "ordinal", "input_id"),
+    "playback": ("at_ns", "played_ms", "behind_ms"),
     "errors": ("at_ns", "code", "message"),
 }
 """The fields shown of each."""

@@ -18,9 +18,13 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import PLAYBACK
 from protocol.values.messages import ErrorReport
 from protocol.values.model import Opened
+from protocol.values.requests import Played
+from protocol.values.state import State
 from protocol.wire.dialects.opening import OPENING
+from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
@@ -29,12 +33,12 @@ from ..rerun.logic import Replayer
 from ..rerun.words import Step, show_shortened
 from .absences import Absences
 from .dictated import Dictated
-from .exchanges import Exchange, Exchanges
-from .inspection import Drop, End, ErrorSent, Mark, Move, ShortenedFrame
+from .exchanges import Exchange, Exchanges, spoken_ms
+from .inspection import Drop, End, ErrorSent, Mark, Move, Playback, ShortenedFrame
 from .wire import Wire
 
 ERROR_CHARS_MAX: Final = 4096
-"""A longer frame is audio, not an `error`, so it is not parsed."""
+"""A longer frame is audio, not an `error` or a `playback.ack`, so it is not parsed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,6 +90,7 @@ class SessionStory:
         self.drops: Final[list[Drop]] = []
         self.moves: Final[list[Move]] = []
         self.absences: Final = Absences()
+        self.playback: Final[list[Playback]] = []
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []
@@ -94,6 +99,7 @@ class SessionStory:
         self.duration_ns = 0
         self._replayer: Final = replayer
         self._is_over = False
+        self._spoken_ms = 0
 
     @property
     def session(self) -> Session | None:
@@ -128,6 +134,7 @@ class SessionStory:
         match item.kind:
             case "effect":
                 name, ended = item.fields.get("type"), self.exchanges.begin(item)
+                self._spoken_ms += spoken_ms(ended)
                 passage = attrs.evolve(
                     passage, effect=name if isinstance(name, str) else "", ended=ended
                 )
@@ -161,6 +168,8 @@ class SessionStory:
         frame = record.fields.get("frame")
         if isinstance(frame, str) and self.wire.dialect is OPENING:
             self.wire.kind(frame)  # the client's first frames decide the dialect
+        if isinstance(frame, str) and len(frame) <= ERROR_CHARS_MAX and PLAYBACK_ACK in frame:
+            self._take_playback(record, frame)
         if "shortened" not in record.fields:
             return attrs.evolve(passage, frame=frame if is_taken and isinstance(frame, str) else "")
         event = passage.step.event if passage.step is not None else event_in(record)
@@ -175,6 +184,19 @@ class SessionStory:
         )
         self.shortened.append(kept)
         return attrs.evolve(passage, short=kept)
+
+    def _take_playback(self, record: Record, frame: str) -> None:
+        is_refused = self.session is not None and self.session.state is not State.ACTIVE
+        told = self.wire.request(frame)
+        if isinstance(told, Played) and self.wire.context.behaves(PLAYBACK) and not is_refused:
+            spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
+            playback = Playback(
+                at_ns=record.at_ns,
+                played_ms=told.played_ms,
+                behind_ms=max(0, spoken - told.played_ms),
+                seq=record.seq,
+            )
+            self.playback.append(playback)
 
     def _take_sent(self, passage: Passage) -> Passage:
         self.frames_sent += 1

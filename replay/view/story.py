@@ -83,6 +83,7 @@ class Narrator(Inspector):
             "drops": [plain(attrs.asdict(drop)) for drop in self.drops[:POINTS_MAX]],
             "errors": [plain(attrs.asdict(error)) for error in self.errors[:POINTS_MAX]],
             "shortened": [plain(it) for it in told["shortened"][:POINTS_MAX]],
+            "playback": [plain(it) for it in told["playback"][:POINTS_MAX]],
             "said": self.dialogue.said,
             "pauses": self.dialogue.pauses,
             "waiting": self._waiting,
@@ -217,7 +218,9 @@ class Narrator(Inspector):
             line.append([*values])
 
 
-_RESHAPED: Final = frozenset({"units", "turns", "states", "drops", "errors", "marks", "shortened"})
+_RESHAPED: Final = frozenset(
+    {"units", "turns", "states", "drops", "errors", "marks", "shortened"} | {"playback"}
+)
 _ASKED: Final = frozenset({"image", "audio", "video"})
 """Media of a conversation; the others are voices, and frames that come with their sound."""
 

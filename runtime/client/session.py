@@ -115,6 +115,10 @@ class ClientSession:
         """Leave a mark in the session's log (002, client_diagnostic)."""
         await self._request(self.connection.report)
 
+    async def played(self, played_ms: int) -> None:
+        """Tell how much of the speech was played, in milliseconds since the session began."""
+        await self._request(self.connection.played, played_ms)
+
     async def ask(self, ask: Ask) -> None:
         """Ask for a turn of chat."""
         await self._request(self.connection.ask, ask)

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.machine.session import _HANDLERS, COURSES, METHODS
 from protocol.values import events as ev
-from protocol.values.requests import ClientMessage, CloseRequest, Report
+from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
 from protocol.values.state import Course
 
 ROOT: Final = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ MACHINE: Final = (
     *("beginning", "chat", "core", "duplex", "lockstep", "overdue", "pending_turn", "reception"),
     *("session", "timers", "transcription", "unit_loop", "units"),
 )
-ANSWERED_BY_THE_SESSION: Final = {ev.ConnectionOpened, CloseRequest, Report}
+ANSWERED_BY_THE_SESSION: Final = {ev.ConnectionOpened, CloseRequest, Played, Report}
 
 
 def test_each_course_has_its_class() -> None:

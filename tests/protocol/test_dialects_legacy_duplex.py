@@ -26,6 +26,7 @@ from protocol.values.requests import (
     Init,
     Interrupt,
     Pause,
+    Played,
     ReferenceAudio,
     Report,
     Request,
@@ -71,6 +72,7 @@ KINDS = [
     ("stop", Request.CLOSE),
     ("interrupt", Request.INTERRUPT),
     ("client_diagnostic", Request.REPORT),
+    ("playback.ack", Request.PLAYED),
     ("session.init", Request.UNKNOWN),
     ("session.close", Request.UNKNOWN),
     (None, Request.UNKNOWN),
@@ -201,6 +203,7 @@ REST: list[tuple[str, dict[str, object], Any]] = [
     ("stop", {"reason": 5, "session_id": []}, CloseRequest()),
     ("client_diagnostic", {"metrics": {"a": [1]}}, Report()),
     ("client_diagnostic", {}, Report()),
+    ("playback.ack", {"played_ms": 2**53}, Played(played_ms=2**53)),
 ]
 
 

@@ -49,6 +49,22 @@ def test_tells_a_session_from_start_to_end() -> None:
     assert told.diverged_seq is None
 
 
+def test_tells_how_far_behind_playback_is() -> None:
+    """One could not see that a client heard its answers late."""
+    scene = Scene()
+    scene.send('{"type": "playback.ack", "played_ms": 0}')
+    scene.activate()
+    scene.unit(4)
+    scene.send('{"type": "playback.ack", "played_ms": 4}')
+    scene.send('{"type": "playback.ack", "played_ms": -4}')
+    scene.finish()
+    told = tell(scene)
+    assert [(it.played_ms, it.behind_ms) for it in told.playback] == [(4, 6)]
+    assert to_json(told)["playback"] == [
+        {"at_ns": told.playback[0].at_ns, "played_ms": 4, "behind_ms": 6}
+    ]
+
+
 def test_tells_of_failures_and_interruptions() -> None:
     """A unit that failed, was cut or was never answered would look like one that listened."""
     scene = Scene()

@@ -138,7 +138,13 @@ DUPLEX_V1: Final = DuplexV1(
         shared.SESSION_UPDATE: Request.INIT,
         shared.AUDIO_APPEND: Request.APPEND,
         shared.SESSION_CLOSE: Request.CLOSE,
+        shared.PLAYBACK_ACK: Request.PLAYED,
     },
-    {Request.INIT: _UPDATE, Request.APPEND: _APPEND, Request.CLOSE: shared.CLOSE},
+    {
+        Request.INIT: _UPDATE,
+        Request.APPEND: _APPEND,
+        Request.CLOSE: shared.CLOSE,
+        Request.PLAYED: shared.PLAYED,
+    },
     _ANSWERS,
 )

@@ -34,6 +34,7 @@ from ..field import DROPPED, Field
 from ..kinds import FLAG, JPEG, OBJECT, VOICE, VOICE_BY_NAME, VOICE_OR_NAME, heard
 from ..table import Table
 from . import legacy_results as results
+from . import shared
 from .base import Dialect
 from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames
 from .settings import config, slices_once
@@ -88,6 +89,7 @@ _REQUESTS: Final = {
         Field("metrics", OBJECT, None, attr=DROPPED, get=lambda _: {}),
         tag={"type": "client_diagnostic"},
     ),
+    Request.PLAYED: shared.PLAYED,
 }
 
 

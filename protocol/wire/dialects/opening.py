@@ -23,7 +23,11 @@ _BY_TYPE: Final[Mapping[str, Dialect]] = {
     shared.AUDIO_APPEND: DUPLEX_V1,
 }
 
-_COMMON: Final[Mapping[str, Request]] = {shared.SESSION_CLOSE: Request.CLOSE}
+_COMMON: Final[Mapping[str, Request]] = {
+    shared.SESSION_CLOSE: Request.CLOSE,
+    shared.PLAYBACK_ACK: Request.PLAYED,
+}
+_REQUESTS: Final = {Request.CLOSE: shared.CLOSE, Request.PLAYED: shared.PLAYED}
 
 
 class OpeningDialect(Dialect):
@@ -42,7 +46,7 @@ class OpeningDialect(Dialect):
         return dialect.parse(request, body, context)
 
 
-OPENING: Final = OpeningDialect("opening", _COMMON, {Request.CLOSE: shared.CLOSE}, shared.COMMON)
+OPENING: Final = OpeningDialect("opening", _COMMON, _REQUESTS, shared.COMMON)
 
 
 def choose(body: Json) -> Dialect | None:

@@ -257,7 +257,13 @@ REALTIME: Final = Realtime(
         shared.SESSION_INIT: Request.INIT,
         shared.INPUT_APPEND: Request.APPEND,
         shared.SESSION_CLOSE: Request.CLOSE,
+        shared.PLAYBACK_ACK: Request.PLAYED,
     },
-    {Request.INIT: _INIT, Request.APPEND: _APPEND, Request.CLOSE: shared.CLOSE},
+    {
+        Request.INIT: _INIT,
+        Request.APPEND: _APPEND,
+        Request.CLOSE: shared.CLOSE,
+        Request.PLAYED: shared.PLAYED,
+    },
     (_CREATED, _LISTEN, chat.DONE, _CLOSED, *shared.COMMON),
 )

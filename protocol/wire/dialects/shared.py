@@ -20,7 +20,7 @@ from ...values.messages import (
     QueueUpdate,
     RecordingState,
 )
-from ...values.requests import CloseRequest, Request
+from ...values.requests import CloseRequest, Played, Request
 from ..codec import Value
 from ..field import DROPPED, Field
 from ..kinds import INTEGER, SAID, TEXT, Kind, choice, integer, number
@@ -33,8 +33,9 @@ SESSION_UPDATE: Final = "session.update"
 INPUT_APPEND: Final = "input.append"
 AUDIO_APPEND: Final = "input_audio_buffer.append"
 SESSION_CLOSE: Final = "session.close"
+PLAYBACK_ACK: Final = "playback.ack"
 KNOWN_TYPES: Final = frozenset(
-    {SESSION_INIT, SESSION_UPDATE, INPUT_APPEND, AUDIO_APPEND, SESSION_CLOSE}
+    {SESSION_INIT, SESSION_UPDATE, INPUT_APPEND, AUDIO_APPEND, SESSION_CLOSE, PLAYBACK_ACK}
 )
 """Types of clients of any dialect of `/v1/realtime`; others are unknown, not misplaced."""
 
@@ -102,6 +103,11 @@ CLOSE: Final = Table(
     tag={"type": SESSION_CLOSE},
 )
 """`session.close`: it is honoured in every state, so nothing in it is refused."""
+PLAYED_MS_MAX: Final = 2**53
+"""Whole numbers up to it are exact in JavaScript."""
+PLAYED: Final = Table(
+    Played, Field("played_ms", integer(0, PLAYED_MS_MAX)), tag={"type": PLAYBACK_ACK}
+)
 
 _TIME_MS_MAX: Final = 1e9
 """Eleven days: no unit takes longer, and no session lives as long."""

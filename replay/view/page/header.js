@@ -82,7 +82,7 @@ function facts({ story }) {
 }
 
 function sentence({ story }) {
-  const { units, turns, drops, errors, marks, findings, shortened } = story;
+  const { units, turns, drops, errors, marks, findings, shortened, playback } = story;
   const times = (outcome) => units.filter((unit) => unit.outcome === outcome).length;
   const told = [];
   if (units.length) {
@@ -106,6 +106,10 @@ function sentence({ story }) {
   told.push(`${count(story.frames_received)} frames received, ${count(story.frames_sent)} sent`);
   if (shortened.length) told.push(`${count(shortened.length)} kept shortened, for they were refused`);
   if (drops.length) told.push(`${many(drops.length, "second")} of input dropped`);
+  if (playback.length) {
+    const behindMs = Math.max(...playback.map(({ behind_ms }) => behind_ms));
+    told.push(`playback at most ${span(behindMs / 1e3)} behind`);
+  }
   if (errors.length) told.push(many(errors.length, "error"));
   const said = marks.filter(({ kind, fields }) => kind === "mark" && typeof fields.text === "string");
   if (said.length) told.push(many(said.length, "mark"));
