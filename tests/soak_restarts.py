@@ -91,7 +91,7 @@ def soak(
         while not over.is_set():
             kind, told, drawn = kinds[number % len(kinds)], Told(), f"{seed} {number}"
             wrong = talk(kind, url, drawn, told)
-            if wrong and not told.sent:  # there was no server, or it was loading
+            if wrong and not told.recording_id:  # no server, or one that was lost before it greeted
                 time.sleep(0.2)
                 continue
             failures.extend([wrong] if wrong else [])
