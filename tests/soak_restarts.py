@@ -31,10 +31,10 @@ from typing import Final
 import anyio
 
 from recorder.keep.store import Store
+from recorder.read.ending import RESTARTED
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
-from runtime.session.taking_up import RESTARTED
 from tests.live.servers import live_server
 from tests.resumed import KINDS, Told, converse, heard_and_said
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 from ..format.chain import Chain, LogEnd
 from ..format.errors import LogDamaged
 from ..format.format import split_records
+from ..format.records import Fields
 from .decoding import parse
 from .scan import Damage, FileSource, Scanner
+
+RESTARTED: Final[Fields] = {"by": "server", "what": "restarted"}
+"""The fields of the mark from which another server goes on."""
 
 
 def end_of(path: Path) -> LogEnd:

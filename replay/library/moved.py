@@ -13,7 +13,8 @@ def move_text(move: Move) -> str:
     """Say when a session moved to another slot, and why."""
     to = "and nowhere else" if move.to_ns is None else f"to {show_seconds(move.to_ns)}"
     fed = f", {move.steps} s fed again" + ("" if move.exact else " fast") if move.steps else ""
-    return f"{show_seconds(move.at_ns)} {to}: the worker was {move.why}{fed}"
+    what = "server" if move.why == "restarted" else "worker"
+    return f"{show_seconds(move.at_ns)} {to}: the {what} was {move.why}{fed}"
 
 
 def absence_text(absence: Absence) -> str:

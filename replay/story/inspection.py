@@ -63,19 +63,22 @@ class Drop:
     seq: int = attrs.field(default=0, eq=False)
 
 
+MoveReason = Literal["lost", "drained", "restarted"]
+
+
 @attrs.frozen(kw_only=True)
 class Move:
     """A move to another slot (B11), from the record `seq`.
 
     Attributes:
-        why: the worker was lost, or drained.
+        why: the worker was lost or drained, or the server was started again.
         to_ns: when the session went on; None if it did not.
         steps: units or seconds that the model was fed again; 0 if there were none.
         exact: each was fed as recorded; else in long prefills.
     """
 
     at_ns: int
-    why: Literal["lost", "drained"]
+    why: MoveReason
     to_ns: int | None = None
     steps: int = 0
     exact: bool = True

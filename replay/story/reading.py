@@ -11,7 +11,7 @@ the story of the whole session and one exchange (`exchanges`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
 import attrs
 
@@ -27,6 +27,7 @@ from protocol.wire.dialects.opening import OPENING
 from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
+from recorder.read.ending import RESTARTED
 from recorder.read.scan import Damage
 
 from ..rerun.logic import Replayer
@@ -34,7 +35,7 @@ from ..rerun.words import Step, show_shortened
 from .absences import Absences
 from .dictated import Dictated
 from .exchanges import Exchange, Exchanges, spoken_ms
-from .inspection import Drop, End, ErrorSent, Mark, Move, Playback, ShortenedFrame
+from .inspection import Drop, End, ErrorSent, Mark, Move, MoveReason, Playback, ShortenedFrame
 from .wire import Wire
 
 ERROR_CHARS_MAX: Final = 4096
@@ -89,6 +90,7 @@ class SessionStory:
         self.prepared: Opened | None = None
         self.drops: Final[list[Drop]] = []
         self.moves: Final[list[Move]] = []
+        self._restarted_ns: int | None = None
         self.absences: Final = Absences()
         self.playback: Final[list[Playback]] = []
         self.errors: Final[list[ErrorSent]] = []
@@ -221,6 +223,8 @@ class SessionStory:
         if isinstance(text, str):  # other marks are a machine's
             name = by if isinstance(by, str) else None
             self.marks.append(Mark(at_ns=record.at_ns, text=text, by=name))
+        elif record.fields == RESTARTED:
+            self._restarted_ns = record.at_ns
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -258,7 +262,9 @@ class SessionStory:
         """Note a move that begins; a worker that is drained may be lost before its session left."""
         if self._is_moving:
             self.moves.pop()
-        why: Literal["lost", "drained"] = "lost" if isinstance(event, ev.BackendLost) else "drained"
+        why: MoveReason = "lost" if isinstance(event, ev.BackendLost) else "drained"
+        if event.at_ns == self._restarted_ns:
+            why = "restarted"
         self.moves.append(Move(at_ns=event.at_ns, why=why, seq=seq))
 
     def _take_effect(self, name: str, record: Record) -> None:

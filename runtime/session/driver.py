@@ -30,6 +30,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
+from recorder.read.ending import RESTARTED
 from recorder.read.past import Past
 
 from ..media.fair import Client
@@ -43,7 +44,7 @@ from .entry import Entry
 from .journal import Journal, MarkRefused, OpenLog, fin_fields, ready_now
 from .lane import Lane
 from .peer import Peer, Tokens
-from .taking_up import RESTARTED, TakenUp
+from .taking_up import TakenUp
 from .timers import Timers
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024

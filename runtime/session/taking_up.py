@@ -42,8 +42,6 @@ from .peer import Tokens
 
 _logger = logging.getLogger("antiphon.session")
 _TX: Final = "tx"
-RESTARTED: Final[Fields] = {"by": "server", "what": "restarted"}
-"""The mark in a log from which another server goes on."""
 
 
 class Outstanding:

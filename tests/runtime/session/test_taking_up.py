@@ -17,6 +17,7 @@ from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from recorder.write.writer import Recorder
 from replay.rerun.logic import replay
+from replay.story.inspect import inspect
 from runtime.session.taking_up import take_up
 from tests.helpers import Peer, World, append_frame, close_frame, on_virtual_time, world
 
@@ -146,6 +147,8 @@ def test_a_server_that_is_stopped_leaves_its_sessions_to_the_next(tmp_path: Path
             again.send(append_frame(), close_frame())
             await again.over()
         assert peer.numbers + again.numbers == list(range(len(said(log))))
+        with LogReader(log) as reader:
+            assert [move.why for move in inspect(reader.head.fields, reader).moves] == ["restarted"]
         assert verify(log).state == "finished"
 
     on_virtual_time(body)
