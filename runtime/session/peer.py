@@ -86,7 +86,7 @@ class Peer:
         self._arrivals: deque[_Arrival] = deque()
         self._first = token
         self._outlet: Outlet | None = None
-        self.number = -1
+        self.number = -1 if tokens is None else 0  # the first one was another server's
 
     def next_number(self) -> int:
         """Number a new connection; what another one sends or meets is ignored from now on."""
@@ -122,7 +122,12 @@ class Peer:
             self._outlet.close(code, reason, ready)
 
     def hang_up(self, code: int = CLOSE_INTERNAL_ERROR) -> None:
-        """Close a connection that the session left open: it was broken off."""
+        """Close the connections that the session left open: it broke, or ended before a greeting.
+
+        A client that came too late for a greeting hears the end when it comes again.
+        """
+        for arrival in self._arrivals:
+            arrival.outlet.close(code, "", ready_now)
         self.close(code, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:

@@ -215,11 +215,11 @@ class Server:
     async def _visit(
         self, driver: Driver, number: int, connection: Connection, on_left: Callable[[], None]
     ) -> None:
-        """Run a client's connection; an error of it ends a session that can have no other."""
+        """Run a client's connection; an error of the only one that a session can have ends it."""
         try:
             await connection.run()
         except Exception:
-            if not driver.is_resumable:
+            if number == 0 and not driver.is_resumable:
                 raise
             _logger.exception("a connection of session %s broke", driver.recording_id)
             driver.send_failed(number)

@@ -307,6 +307,50 @@ def test_who_stops_the_recording_cannot_come_back(tmp_path: Path) -> None:
     on_virtual_time(body)
 
 
+def test_who_comes_back_to_what_is_not_recorded_holds_nothing_up(tmp_path: Path) -> None:
+    """A connection for which no frames could be read broke, and its session stayed."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = server.connect("audio", resumable=True)
+            await peer.heard("session.queue_done")
+            recording_id, token, *_ = peer.way_back
+            init: dict[str, Any] = {"system_prompt": "", "record": False}
+            peer.send(json.dumps({"type": "session.init", "payload": init}))
+            await peer.heard("session.created")
+            again = server.come_back(recording_id, token, -1)
+            await again.over()
+            await peer.over()
+            with anyio.fail_after(20):
+                await server.quiet()
+            assert server.server.slots.free == server.server.slots.slots
+
+    on_virtual_time(body)
+
+
+def test_who_comes_back_as_the_session_ends_is_not_left_waiting(tmp_path: Path) -> None:
+    """A connection that came while the session ended was neither greeted nor closed."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            for steps in range(40):
+                peer = await server.activate("audio", resumable=True)
+                recording_id, token, seq, _ = peer.way_back
+                peer.send(close_frame())
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                again = server.come_back(recording_id, token, seq)
+                with anyio.fail_after(20):
+                    await again.over()
+                if again.closed is None or again.closed[0] != 1000:
+                    assert again.closed in (None, (1011, "")), "it is broken off: come again"
+                    again = server.come_back(recording_id, token, seq)
+                    await again.over()
+                assert again.kinds[-1] == "session.closed"
+
+    on_virtual_time(body)
+
+
 def test_who_does_not_ask_sees_nothing_of_it(tmp_path: Path) -> None:
     """Clients that know nothing of it got fields and frames that they do not know."""
 
