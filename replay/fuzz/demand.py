@@ -133,8 +133,8 @@ class Reader:
             return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
         if isinstance(message, ChooseModel) and message.model not in MODELS:
             return self._refused(kind, gate, ErrorCode.MODEL_NOT_FOUND)
-        is_begun = isinstance(message, Commit) and not message.final
-        answers = () if is_begun else ANSWERS.get(type(message), ())
+        is_half = isinstance(message, Commit) and not (message.final and message.begins)
+        answers = () if is_half else ANSWERS.get(type(message), ())
         return Demand(kind=kind, gate=gate, answers=answers, message=message)
 
     def read(self, frame: str | bytes | None) -> ClientMessage | None:
