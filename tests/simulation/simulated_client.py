@@ -18,7 +18,7 @@ and sound they are is checked by the number that the model put in them (`simulat
 | slow | reads slowly |
 
 Any of them may vanish at any moment (`leaves_s`), and any await of the server's may be the one in
-which its connection breaks (`LinkPlan.trap`).
+which its connection breaks (`LinkPlan.trap`). Some come back to their sessions (`simulated_way`).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ from protocol.wire.dialects import DIALECTS
 from tests.generated import BAD_FIELDS, GARBAGE
 from tests.simulation.simulated_backend import SAID, TAG, mark, strangers
 from tests.simulation.simulated_socket import Link, LinkPlan
+from tests.simulation.simulated_way import Visit, Way
 
 Character = Literal[
     "good",
@@ -102,6 +103,9 @@ class ClientPlan:
         has_voice: it sends a reference voice.
         has_frames: it sends pictures, every third of them torn.
         link: its connection.
+        resumable: it asks for a session to which it may come back.
+        lasts_s: so long after it came such a client loses its connection.
+        visits: its connections after that.
     """
 
     number: int
@@ -115,6 +119,9 @@ class ClientPlan:
     has_voice: bool = False
     has_frames: bool = False
     link: LinkPlan = attrs.Factory(LinkPlan)
+    resumable: bool = False
+    lasts_s: float = float("inf")
+    visits: tuple[Visit, ...] = ()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -162,7 +169,7 @@ class Client:
     def __init__(
         self,
         plan: ClientPlan,
-        link: Link,
+        link: Link | Way,
         *,
         report: Callable[[str], None],
         on_init: Callable[[rq.Init], None],

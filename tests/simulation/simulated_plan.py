@@ -19,6 +19,7 @@ from tests.simulation.simulated_backend import ModelPlan
 from tests.simulation.simulated_client import Character, ClientPlan
 from tests.simulation.simulated_disk import DiskPlan
 from tests.simulation.simulated_socket import Accident, LinkPlan, Trap
+from tests.simulation.simulated_way import How, Visit
 
 KINDS: Final[tuple[tuple[str, Mode], ...]] = (
     ("realtime", "video"),
@@ -37,6 +38,7 @@ CHARACTERS: Final[tuple[Character, ...]] = (
     *("silent", "idle", "pausing", "deaf", "flooding"),
 )
 ACCIDENTS: Final[tuple[Accident, ...]] = get_args(Accident)
+HOWS: Final[tuple[How, ...]] = ("alone", *get_args(How))
 CALLS_OF_A_SOCKET: Final = 40
 """Of the server's, in a session: at one of so many its connection breaks."""
 CROWD_EVERY: Final = 50
@@ -90,7 +92,7 @@ def draw(seed: int) -> Plan:
         warning_s=dice.choice((0, 2, 10)),
         storm_s=storm_s,
     )
-    return _with_losses(plan)
+    return _with_returns(_with_losses(plan))
 
 
 def _moments(dice: Random, until_s: float, count: int) -> tuple[float, ...]:
@@ -184,6 +186,61 @@ def _with_losses(plan: Plan) -> Plan:
         disk=DiskPlan() if dice.random() < 0.5 else plan.disk,
         clients=tuple(map(_interrupting, plan.clients)) if interrupts else plan.clients,
     )
+
+
+def _with_returns(plan: Plan) -> Plan:
+    """Have clients lose their connections and come back.
+
+    Other dice than the rest's: in seeds without them all else is the same.
+    """
+    dice = Random(f"returns/{plan.seed}")
+    if dice.random() < 0.4:
+        return plan
+    detach_s = dice.choice((1, 3, 6))
+    resume_s = detach_s + dice.choice((2, 8, 15))
+    share = dice.choice((0.3, 0.7))
+    clients = (
+        _returning(dice, it, detach_s, resume_s) if dice.random() < share else it
+        for it in plan.clients
+    )
+    settings = {
+        "detach_s": detach_s,
+        "resume_s": resume_s,
+        "detached_max": dice.choice((2, 1024, 1024)),
+    }
+    return attrs.evolve(plan, settings=plan.settings | settings, clients=tuple(clients))
+
+
+def _returning(dice: Random, client: ClientPlan, detach_s: int, resume_s: int) -> ClientPlan:
+    """Let a client come back: at once, in time, after its slot is given back, or too late."""
+    visits = []
+    for _ in range(dice.randrange(1, 5)):
+        away_s = (0.0, dice.random(), detach_s + 1.5 * dice.random(), resume_s + dice.random())
+        link = _link(dice, client.character)
+        trap = link.trap  # a server that cancels a connection's task is one that ends
+        if dice.random() < 0.4:
+            trap = Trap(number=dice.randrange(1, 7), accident="reset")  # amid the return
+        visits.append(
+            Visit(
+                away_s=dice.choices(away_s, (3, 4, 4, 1))[0],
+                how=dice.choice(HOWS),
+                repeats=dice.choice((0, 0, 1, 5)),
+                lasts_s=dice.random() ** 2 * 12 if dice.random() < 0.8 else float("inf"),
+                link=attrs.evolve(link, trap=_no_cancel(trap)),
+            )
+        )
+    return attrs.evolve(
+        client,
+        resumable=True,
+        lasts_s=dice.random() ** 2 * 8,
+        visits=tuple(visits),
+        link=attrs.evolve(client.link, trap=_no_cancel(client.link.trap)),
+    )
+
+
+def _no_cancel(trap: Trap | None) -> Trap | None:
+    is_cancel = trap is not None and trap.accident == "cancel"
+    return attrs.evolve(trap, accident="reset") if trap is not None and is_cancel else trap
 
 
 def _interrupting(client: ClientPlan) -> ClientPlan:

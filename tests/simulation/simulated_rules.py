@@ -22,10 +22,13 @@ from typing import Any, Final
 import anyio
 import attrs
 
+from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import DuplexConfig
+from protocol.values.state import State
 from tests.referee import Referee, Step
+from tests.simulation.simulated_absence import Absence
 from tests.simulation.simulated_moves import Moves
 
 Body = dict[str, Any]
@@ -202,13 +205,14 @@ class WatchedSession:
         self.reason: str | None = None
         self.recording_failed = False
         self.moves = Moves(opened, owner, self.report)
+        self._absence = Absence(opened, self.report)
 
-    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], _session: object = None) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
         """Judge a step."""
         self.events += 1
         sent = [json.loads(effect.frame) for effect in effects if isinstance(effect, ef.Send)]
         self._note(event, effects)
-        self._judge_silence(effects, sent)
+        self._judge_silence(event, effects, sent)
         self._judge_limits(event)
         self._judge_slot(event, effects)
         self._judge_turn(event, effects)
@@ -216,7 +220,8 @@ class WatchedSession:
         self._judge_move(event, effects)
         self._follow_rebuild(event, effects)
         self._follow_limits(event, effects, sent)
-        self._follow_end(event, effects)
+        self._follow_end(event, effects, session)
+        self._follow_client(event, effects)
 
     def over(self, reason: str | None) -> None:
         """See how it ended."""
@@ -259,9 +264,12 @@ class WatchedSession:
 
     # -- the rules ------------------------------------------------------------------------------
 
-    def _judge_silence(self, effects: tuple[ef.Effect, ...], sent: list[Body]) -> None:
+    def _judge_silence(
+        self, event: ev.Event, effects: tuple[ef.Effect, ...], sent: list[Body]
+    ) -> None:
         said = any(isinstance(effect, ef.Send | ef.Close) for effect in effects)
-        if said and self.ended_ns is not None:
+        is_late = isinstance(event, ev.PeerAttached) and not sent  # it is closed as the last one
+        if said and not is_late and self.ended_ns is not None:
             self.report(f"{[body['type'] for body in sent]} after the end")
         kinds = [type(effect) for effect in effects]
         if ef.Close in kinds and ef.Send in kinds[kinds.index(ef.Close) :]:
@@ -285,6 +293,8 @@ class WatchedSession:
             ("pause", since.pause, since.pause_s),
             ("rebuild", since.rebuild, since.rebuild_s),
         ):
+            if self._absence.is_away and name in {"idle", "pause"}:
+                continue
             if began_ns is not None and now_ns > began_ns + allowed_s * S:
                 self.report(f"its {name} lasts more than {allowed_s} s")
 
@@ -411,6 +421,7 @@ class WatchedSession:
             since.rebuild = None
         for effect in effects:
             leaves = isinstance(effect, ef.Release) and self.opened.mode != "chat"
+            leaves = leaves and not self._absence.is_asleep
             if leaves or (isinstance(effect, ef.EnterQueue) and effect.ahead and not since.rebuild):
                 since.rebuild, since.rebuild_s = event.at_ns, wait_s
             if isinstance(effect, ef.LeaveQueue):
@@ -435,9 +446,33 @@ class WatchedSession:
         elif self._in_turn and words & _ANSWERS:
             self._in_turn, since.idle = False, now_ns
 
-    def _follow_end(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+    def _follow_client(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+        """Follow whether the client is away, and see that a session that sleeps holds no slot."""
+        if self.ended_ns is not None or not self.opened.resume_hash:
+            return
+        absence, since = self._absence, self._limits
+        absence.follow(event, effects, TOLERANCE_NS)
+        if isinstance(event, ev.PeerAttached):
+            self._rules.seen["came back"] += 1
+            since.idle = None if since.idle is None else event.at_ns
+            since.pause = None if since.pause is None else event.at_ns
+        if not absence.is_asleep:
+            return
+        self._rules.seen["asleep"] += isinstance(event, ev.TimerFired) and event.name == "detach"
+        since.rebuild = None
+        is_held = self._lease is not None and self._released_ns is None
+        if is_held and self._referee is not None and self._referee.trace.call is None:
+            self.report("it sleeps, and its slot is still held (B5)")
+
+    def _follow_end(
+        self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session
+    ) -> None:
         closed = any(isinstance(effect, ef.Close) for effect in effects)
-        if self.ended_ns is None and (closed or isinstance(event, ev.PeerGone | ev.SendFailed)):
+        if self.opened.resume_hash:
+            closed |= session.state is State.CLOSED
+        else:
+            closed |= isinstance(event, ev.PeerGone | ev.SendFailed)
+        if self.ended_ns is None and closed:
             self.ended_ns = event.at_ns
         self.recording_failed |= isinstance(event, ev.RecordingFailed)
 
@@ -480,10 +515,13 @@ def _effects_as_realtime(effects: tuple[ef.Effect, ...]) -> list[ef.Effect]:
             continue
         body = json.loads(effect.frame)
         kind = body["type"]
+        numbers = {name: body[name] for name in ("seq", "ack") if name in body}
         if kind == "error" and body["code"] in _ENDS_002:
             reason = body["code"]
-            continue
-        if kind == "error":
+            if not numbers:
+                continue
+            body = {"type": "pending"}  # so that no number is left out
+        elif kind == "error":
             body = {"type": "error", "error": {"code": body["code"]}}
         elif "pending" in body:
             body = {"type": "pending"}  # of a chunk, and no unit's outcome
@@ -492,5 +530,6 @@ def _effects_as_realtime(effects: tuple[ef.Effect, ...]) -> list[ef.Effect]:
             body = {"type": "response.output.delta", "kind": told}
         else:
             body = {"type": _AS_REALTIME.get(kind, kind), "reason": reason}
-        shown.append(ef.Send(ordinal=effect.ordinal, frame=json.dumps(body)))
+        frame = json.dumps(body | numbers)
+        shown.append(ef.Send(ordinal=effect.ordinal, frame=frame))
     return shown

@@ -15,8 +15,9 @@ replays.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from random import Random
@@ -30,10 +31,12 @@ from anyio.abc import TaskGroup
 
 from protocol.values import events as ev
 from protocol.values import requests as rq
+from protocol.values.errors import CLOSE_POLICY
 from protocol.values.modes import Mode
-from recorder.format.errors import RecorderError
+from protocol.values.resuming import ComeBack
+from recorder.format.errors import LogFailed, RecorderError
 from recorder.format.format import SUFFIX
-from recorder.read.reader import LogReader
+from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from runtime.model.backends.base import BackendError
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
@@ -49,7 +52,8 @@ from tests.simulation.simulated_client import Client, ClientPlan
 from tests.simulation.simulated_disk import FaultyDisk, SlowRecorder
 from tests.simulation.simulated_plan import Plan, draw, without_losses
 from tests.simulation.simulated_rules import FIN_WAIT_S, RELEASE_WAIT_S, Rules
-from tests.simulation.simulated_socket import Link
+from tests.simulation.simulated_socket import Link, LinkPlan
+from tests.simulation.simulated_way import Way
 
 PATIENCE_S: Final = 60.0
 """So long after the last one came everybody hangs up, but for those whom a limit ends before."""
@@ -175,6 +179,7 @@ class Simulation:
         self.plan = plan
         self.rules = Rules(self._slot_of, self._may_fail)
         self._clients: list[Client] = []
+        self._ways: dict[int, Way] = {}
         self._disk = FaultyDisk(plan.disk, f"disk/{plan.seed}")
         self._fleet = Fleet(plan=plan.model, seed=f"model/{plan.seed}", report=self.rules.report)
         self._server: Server
@@ -254,6 +259,7 @@ class Simulation:
         self.rules.judge_slots()
         self.rules.judge_ends()
         self._judge_logs()
+        self._judge_returns()
 
     async def _storm(self) -> None:
         """Let everything happen that was drawn, until all clients are gone."""
@@ -268,6 +274,7 @@ class Simulation:
             self._fleet.is_sound = self._disk.is_sound = True
             chaos.cancel()
             limits = self.plan.settings["cleanup_wait_s"] + RELEASE_WAIT_S + FIN_WAIT_S
+            limits += self.plan.settings.get("resume_s", 0)
             await self._empty_within(limits + self._flush_s)
             with anyio.move_on_after(self._flush_s):
                 await self._until(lambda: not self._connections)
@@ -339,34 +346,70 @@ class Simulation:
         await self._connect(plan, tasks).run()
 
     def _connect(self, plan: ClientPlan, tasks: TaskGroup) -> Client:
-        link = Link(plan.link, lambda text: self.rules.report(text, who=f"client {plan.number}"))
+        report = partial(self.rules.report, who=f"client {plan.number}")
+        link = Link(plan.link, report)
         client = Client(
             plan,
-            link,
-            report=lambda text: self.rules.report(text, who=f"client {plan.number}"),
+            self._way(plan, link, tasks) if plan.resumable else link,
+            report=report,
             on_init=lambda init: self._sent(plan.number, init),
             dice=Random(f"client/{self.plan.seed}/{plan.number}"),
         )
-        tasks.start_soon(self._serve, plan, link)
+        tasks.start_soon(self._serve, plan, link, partial(self._handle, plan, link))
         self._clients.append(client)
         return client
+
+    def _way(self, plan: ClientPlan, first: Link, tasks: TaskGroup) -> Way:
+        """Make the connections of a client that may come back."""
+        report = partial(self.rules.report, who=f"client {plan.number}")
+
+        def come_back(link_plan: LinkPlan, recording_id: str, asked: ComeBack) -> Link:
+            link = Link(link_plan, report)
+            work = partial(self._handle_again, plan, link, recording_id, asked)
+            tasks.start_soon(self._serve, plan, link, work)
+            return link
+
+        way = self._ways[plan.number] = Way(
+            first,
+            lasts_s=plan.lasts_s,
+            visits=plan.visits,
+            come_back=come_back,
+            watch=tasks.start_soon,
+            report=report,
+        )
+        return way
+
+    async def _handle(self, plan: ClientPlan, link: Link) -> None:
+        arrival = Arrival(
+            mode=plan.mode,
+            endpoint=plan.endpoint,
+            label=plan.label,
+            owner=str(plan.number),
+            resumable=plan.resumable,
+        )
+        await self._server.handle(link, arrival)
+
+    async def _handle_again(
+        self, plan: ClientPlan, link: Link, recording_id: str, asked: ComeBack
+    ) -> None:
+        come_back = self._server.come_back
+        refusal = await come_back(link, recording_id, plan.mode, str(plan.number), asked)
+        if refusal:
+            self.rules.seen["refused to resume"] += 1
+            await link.close(CLOSE_POLICY, refusal)
 
     def _sent(self, number: int, init: rq.Init) -> None:
         self._fleet.sent.setdefault(number, []).append(init)
 
-    async def _serve(self, plan: ClientPlan, link: Link) -> None:
+    async def _serve(
+        self, plan: ClientPlan, link: Link, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Run the server's side of one connection, as the listener does."""
         self._connections += 1
         try:
             with anyio.CancelScope() as scope:
                 link.on_cancel = lambda: self._cancel(plan, scope)
-                arrival = Arrival(
-                    mode=plan.mode,
-                    endpoint=plan.endpoint,
-                    label=plan.label,
-                    owner=str(plan.number),
-                )
-                await self._server.handle(link, arrival)
+                await work()
         finally:
             self._connections -= 1
         if not link.is_let_go:
@@ -470,6 +513,25 @@ class Simulation:
                 text = f"its log has {report.events} events, {session.events} were taken"
                 self.rules.report(text, who=who)
 
+    def _judge_returns(self) -> None:
+        """See that who came back heard each frame of the log once."""
+        for number, way in self._ways.items():
+            name, who = f"{way.recording_id}{SUFFIX}", f"client {number}"
+            if not way.recording_id:
+                continue
+            session = self.rules.sessions[way.recording_id]
+            if name in self._disk.faulty or session.recording_failed:
+                continue
+            records = read(bytes(self._disk.files[name]))
+            said = [str(it.fields["frame"]) for it in records if it.kind == "tx"]
+            if way.heard != said[: len(way.heard)]:
+                pairs = enumerate(zip(way.heard, said, strict=False))
+                at = next((at for at, (ours, logs) in pairs if ours != logs), len(said))
+                self.rules.report(f"resume: frame {at} is not that of its log", who=who)
+            elif way.is_whole and len(way.heard) < len(said):
+                text = f"{len(way.heard)} frames of {len(said)} were heard"
+                self.rules.report(f"resume: {text}, and then the end", who=who)
+
 
 # -- what a run needs ------------------------------------------------------------------------------
 
@@ -497,8 +559,8 @@ class _Breakages(logging.Handler):
         """Take note of an exception that nobody expected."""
         if record.exc_info is not None and record.exc_info[1] is not None:
             error = _innermost(record.exc_info[1])
-            if isinstance(error, BackendError):
-                return  # the model's own, as was drawn
+            if isinstance(error, BackendError | LogFailed):
+                return  # the model's or the disk's own, as was drawn
             self._rules.report(f"{record.getMessage()}: {type(error).__name__}: {error}")
 
 
