@@ -17,3 +17,4 @@ def test_conversations_outlive_their_server(tmp_path: Path) -> None:
     assert soak(["killed", "stopped"], 3, tmp_path, found, together=8) == []
     assert found["conversations"] > 8
     assert found["sessions taken up"] > 2
+    assert found["left open"] < found["conversations"] / 4
