@@ -59,8 +59,7 @@ AT_ONCE: Final = 3
 """So many clients for each slot: some wait in the queue."""
 MEASURED_SLOTS: Final = 8
 SECONDS: Final = 2
-SLEEPER_KIB_MAX: Final = 96
-"""The goal is 64. Most of it is the event loop's: a task for the session and for each timer."""
+SLEEPER_KIB_MAX: Final = 64
 ASLEEP_S_MAX: Final = 30
 """All have gone by then, and `--detach-s` is one second."""
 

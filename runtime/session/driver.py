@@ -285,6 +285,7 @@ class Driver:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
+                tasks.start_soon(self._timers.run)
                 await self._run_session()
                 tasks.cancel_scope.cancel()
         finally:
@@ -359,7 +360,7 @@ class Driver:
             case ef.CancelDecode():
                 self._decodes.cancel(effect.media)
             case ef.SetTimer():
-                self._timers.set(effect, self._tasks)
+                self._timers.set(effect)
             case ef.CancelTimer():
                 self._timers.cancel(effect)
             case ef.DropUnit() | ef.ForgetRecording():

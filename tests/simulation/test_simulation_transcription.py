@@ -77,6 +77,7 @@ def test_it_shares_slots_with_duplex_sessions_and_chats() -> None:
         async with world(ScriptedBackend(hears=echo, slots=1)) as server:
             duplex = await server.activate("audio")
             waits = server.connect("transcription")
+            await anyio.sleep(1)
             behind = server.connect("audio")
             await behind.heard("session.queued")
             duplex.send(append_frame())
