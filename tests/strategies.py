@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from hypothesis import strategies as st
 
-from protocol.values.errors import TRANSCRIPTION_ERRORS, ErrorCode
+from protocol.values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
 from protocol.values.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX
 from protocol.values.messages import (
     Closed,
@@ -64,6 +64,7 @@ from protocol.values.requests import (
     VoiceName,
 )
 from protocol.values.turn import ChatConfig
+from tests.strategies_live import live_answers, live_requests
 
 SERVER_WORDS = (
     "client_closed",
@@ -296,6 +297,8 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return transcription_requests | st.just(Commit(final=True, begins=False))
         case "legacy-chat", _:
             return asks(own_ids=False)
+        case "live", _:
+            return live_requests(voice_names, sounds16)
         case "realtime", "chat":
             init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
             return st.one_of(init, asks(), close_requests)
@@ -355,10 +358,16 @@ queue_events = st.one_of(
 )
 error_reports = st.builds(
     ErrorReport,
-    code=st.sampled_from([code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS]),
+    code=st.sampled_from(
+        [code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS | LIVE_ERRORS]
+    ),
     message=st.text(),
 )
-transcription_errors = st.builds(ErrorReport, code=st.sampled_from(ErrorCode), message=st.text())
+transcription_errors = st.builds(
+    ErrorReport,
+    code=st.sampled_from([code for code in ErrorCode if code not in LIVE_ERRORS]),
+    message=st.text(),
+)
 _session_ids = _ids.map("sess_{}".format)
 _recording_ids = st.just("") | _ids.map("rec_{}".format)
 
@@ -468,6 +477,9 @@ def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return transcription_answers
         case "legacy-chat", _:
             return st.one_of(common, prefills, deltas, responses)
+        case "live", _:
+            ends = st.sampled_from(["client", *SERVER_WORDS[1:-1]])
+            return live_answers(queue_events | listens, speeches, _session_ids, ends)
         case "realtime", "chat":
             end = closed(*ends, "refused")
             return st.one_of(common, _warnings, created(is_chat=True), deltas, responses, end)
@@ -500,6 +512,8 @@ WIRE_WORDS = (
     *("streaming", "generation", "tts", "enabled", "mode", "language", "ref_audio_path"),
     *("user", "assistant", "system", "chunk", "done", "prefill_done", "response.done"),
     *("session.create", "input_audio_buffer.commit", "response.create", "final", "usage", "id"),
+    *("session.start", "session.input_audio.append", "session.input_audio.mute", "event_id"),
+    *("session.output_audio.delta", "session.started", "info", "format", "rate", "delegation"),
     *("transcription.delta", "transcription.done", "response.text.delta", "delta", "created"),
 )
 _wire_words = st.sampled_from(WIRE_WORDS)

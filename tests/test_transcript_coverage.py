@@ -63,10 +63,12 @@ NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
         (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE),
         frozenset({Request.COMMIT}),
     ),
-    Gate.PAUSED: frozenset({Request.MISPLACED, Request.COMMIT}),
+    Gate.PAUSED: frozenset(
+        {Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}
+    ),
     Gate.TURN: frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
-        | {Request.COMMIT}
+        | {Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}
     ),
     **dict.fromkeys(
         (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),

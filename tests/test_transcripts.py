@@ -65,6 +65,8 @@ def mode_of(transcript: Transcript) -> Mode:
         return "chat"
     if transcript.dialect.startswith("transcription"):
         return "transcription"
+    if transcript.dialect == "live":
+        return "audio"
     return "audio" if "audio" in transcript.connect or "adx" in transcript.connect else "video"
 
 

@@ -310,7 +310,9 @@ class PurePlayer:
             mode=to.mode,
             seed=self.server.identity.seed,
             limits=ev.SessionLimits(
-                session_s=settings.limit_s(to.mode),
+                session_s=(
+                    settings.limit_live_s if to.endpoint == "live" else settings.limit_s(to.mode)
+                ),
                 init_wait_s=settings.init_wait_s,
                 cleanup_wait_s=settings.cleanup_wait_s,
                 context_tokens=info.context_limit,
@@ -319,7 +321,7 @@ class PurePlayer:
                 close_on_recording_failure=settings.on_recording_failure == "close",
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
-                **self._transcription_limits(to),
+                **self._model_limits(to),
             ),
             behaviour=NEWEST,
             recording="on" if self.server.records else "off",
@@ -330,12 +332,14 @@ class PurePlayer:
             recording_notice=settings.recording_notice or "",
         )
 
-    def _transcription_limits(self, to: Route) -> dict[str, Any]:
-        """As a server sets them, for such a session alone."""
-        if to.mode != "transcription":
+    def _model_limits(self, to: Route) -> dict[str, Any]:
+        """As a server sets them, for a session whose client chooses a model."""
+        if to.mode != "transcription" and to.endpoint != "live":
             return {}
         settings, name = self.server.settings, self.model.backend.info.name
         names = (name, *settings.served_model_names)
+        if to.endpoint == "live":
+            return {"models": names}
         return {"models": names, "sound_bytes": settings.transcription_buffer_mb * MIB}
 
     def post(self, kind: type[Any], **fields: object) -> None:

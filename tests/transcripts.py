@@ -55,7 +55,7 @@ IDS: Final = {
     "rt": re.compile(r"rt_[0-9]{13}"),
     **{
         name: re.compile(rf"{name}_[0-9a-f]{{12}}")
-        for name in ("sess", "resp", "input", "ticket", "duplex")
+        for name in ("sess", "resp", "input", "ticket", "duplex", "event")
     },
     "recording": re.compile(r"[A-Za-z0-9_-]{1,64}"),
 }
@@ -185,6 +185,8 @@ def example(value: Any) -> Any:
             return 1
         case {"$pcm": count}:
             return "AAAA" * int(count)
+        case {"$pcm16": _} | {"$silence": _}:
+            return "AAAA" * 2
         case {"$metrics": stated}:
             return dict.fromkeys(METRICS, 1) | {"recording": "off"} | stated
         case {"$id": name} if name != "recording":
@@ -238,6 +240,9 @@ def _check_marker(
                 ok = names.setdefault(value, found) == found
             case "$pcm":
                 ok = _samples(found) == value
+            case "$pcm16" | "$silence":
+                sound = _bytes_of(found)
+                ok = len(sound) == 2 * value and any(sound) is (key == "$pcm16")
             case "$metrics":
                 rest = {name: {"$any": "number"} for name in METRICS}
                 check({**rest, "recording": "off", **value}, found, names, path)
@@ -257,6 +262,14 @@ def _samples(found: object) -> int | None:
     except ValueError:
         return None
     return len(samples) if np.isfinite(samples).all() else None
+
+
+def _bytes_of(found: object) -> bytes:
+    """Read base64; nothing where it is none."""
+    try:
+        return pybase64.b64decode(found, validate=True) if isinstance(found, str) else b""
+    except ValueError:
+        return b""
 
 
 def _shown(found: object) -> str:

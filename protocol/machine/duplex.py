@@ -109,14 +109,14 @@ class Duplex(Seeing):
             if self.lockstep is not None:
                 self.lockstep.owe(unit.ordinal, self.appends)
             if dropped is not None:
-                self._drop(dropped)
+                self.drop(dropped)
                 if self.lockstep is not None:
                     self._say_pending(self.lockstep.drop(dropped.ordinal))
             self.start_if_due()
         if self.lockstep is not None and not units:
             self._say_pending(self.lockstep.wait())
 
-    def _drop(self, unit: PendingUnit) -> None:
+    def drop(self, unit: PendingUnit) -> None:
         """Report a dropped unit, and forget its frames (B7)."""
         self.units_dropped += 1
         self.do(
@@ -201,7 +201,7 @@ class Duplex(Seeing):
             return
         outcome = self._outcome(result)
         if result.kv_length >= self.opened.limits.context_tokens:
-            self.say(outcome)
+            self.tell(outcome)
             self.call.settle()
             self.end("context_full")
             return
@@ -211,8 +211,15 @@ class Duplex(Seeing):
             self.held = outcome
         self.do(self.call.finalize(result))
 
-    def _say_outcome(self, outcome: Listen | Speech) -> None:
+    def tell(self, outcome: Listen | Speech) -> None:
+        """Send a unit's outcome."""
         self.say(outcome)
+
+    def miss(self) -> None:
+        """Go on after a unit that failed, and has no outcome."""
+
+    def _say_outcome(self, outcome: Listen | Speech) -> None:
+        self.tell(outcome)
         if self.lockstep is not None:
             self.lockstep.kv_length = outcome.metrics.kv_cache_length
             self._say_pending(self.lockstep.answer())
@@ -324,6 +331,7 @@ class Duplex(Seeing):
         else:
             self.response_id = None
             self.complain(ErrorCode.INFERENCE_ERROR, f"unit {index} failed and was undone")
+            self.miss()
             if self.lockstep is not None:
                 self._say_pending(self.lockstep.answer())
             self.do(self.call.rollback())

@@ -247,7 +247,7 @@ def _outline_of(key: str, value: object) -> object:
     if key in _NESTED and isinstance(value, dict):
         is_openai = key == "session" and value.get("type") in OPENAI_SESSIONS
         kept = {"type": value["type"]} if is_openai else {}
-        return kept | ({"record": False} if value.get("record") is False else {})
+        return kept | {name: False for name in ("record", "store") if value.get(name) is False}
     return _OUTLINES.get(type(value), value)
 
 
@@ -255,7 +255,8 @@ def _is_unrecorded(core: Resuming, body: Json) -> bool:
     if core.opened.must_record or not core.behaves(RECORD_ASKED):
         return False
     places = (body, *(body.get(name) for name in _NESTED))
-    return any(isinstance(place, Mapping) and place.get("record") is False for place in places)
+    name = "store" if core.opened.endpoint == "live" else "record"
+    return any(isinstance(place, Mapping) and place.get(name) is False for place in places)
 
 
 def _kind_of(core: Resuming, body: Json) -> Request:

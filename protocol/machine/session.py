@@ -26,6 +26,7 @@ from ..wire.dialects import first_dialect
 from . import overdue
 from .chat import Chat
 from .duplex import Duplex
+from .live import Live
 from .reception import Reception
 from .resuming import Resuming
 from .single_request import SingleRequest
@@ -48,8 +49,11 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     rq.Interrupt: "interrupt",
     rq.Ask: "ask",
     rq.ChooseModel: "choose",
-    rq.AppendSound: "append",
+    rq.AppendSound: "append_sound",
     rq.Commit: "commit",
+    rq.Mute: "mute",
+    rq.Unmute: "unmute",
+    rq.Update: "update",
     ev.MediaDecoded: "media_decoded",
     ev.MediaRejected: "media_rejected",
     ev.BackendOpened: "backend_opened",
@@ -79,7 +83,8 @@ class Session:
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
         course = course_of(opened.mode, is_request=opened.endpoint == "chat")
-        self._core: Final = COURSES[course](
+        machine = Live if opened.endpoint == "live" else COURSES[course]
+        self._core: Final = machine(
             opened=opened,
             dialect=first_dialect(opened.mode, opened.endpoint),
             state=BEGINNINGS[course],

@@ -19,6 +19,7 @@ from .beginning import PendingInit
 from .chat import ActiveTurn, Chat
 from .core import Core
 from .duplex import Duplex
+from .live import Live
 from .lockstep import Lockstep
 from .moving import Moving
 from .resuming import Resuming
@@ -169,11 +170,35 @@ def _duplex(duplex: Duplex) -> Keys:
         "deferred_finalize": duplex.deferred_finalize,
         "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
     }
+    if isinstance(duplex, Live):
+        own["live"] = _live(duplex)
     return {
         "opening": duplex.call.phase is Phase.OPENING,
         "loop": _loop(duplex.call),
         "init": None if duplex.pending is None else _init(duplex.pending),
         "own": own,
+    }
+
+
+def _live(live: Live) -> Keys:
+    settings = live.settings
+    return {
+        "model": settings.model,
+        "rate_hz": settings.rate_hz,
+        "delegation": settings.delegation,
+        "safety_identifier": settings.safety_identifier,
+        "event_id": settings.event_id,
+        "instructions": len(live.instructions),
+        "voice": live.voice,
+        "muted": live.is_muted,
+        "bytes": len(live.unheard),
+        "before_bytes": len(live.before),
+        "resampling": [[it.media, it.pcm is not None] for it in live.resampling],
+        "surplus_bytes": len(live.surplus),
+        "spoken_bytes": len(live.spoken),
+        "seconds": live.seconds,
+        "kv_length": live.kv_length,
+        "mid_turn": live.is_mid_turn,
     }
 
 

@@ -22,7 +22,6 @@ from collections import deque
 from typing import Final
 
 import attrs
-import numpy as np
 
 from ..values import effects as ef
 from ..values import events as ev
@@ -35,20 +34,13 @@ from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
 from ..values.state import Course, ModelChosen, State
 from ..values.transcript import Chunk
 from ..values.utf8 import Refused
+from ..wire.rates import to_float32
 from .moving import Moving
 from .unit_loop import Phase
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
 """Bytes in a second of PCM16."""
-PCM16_SCALE: Final = 32_768
-"""From a 16-bit integer to [-1, 1): a power of two, so that every sample is exact."""
-
-
-def to_float32(pcm16: bytes) -> bytes:
-    """Convert signed 16-bit LE samples to float32 LE in [-1, 1), exactly."""
-    samples = np.frombuffer(pcm16, dtype="<i2").astype("<f4") / np.float32(PCM16_SCALE)
-    return samples.tobytes()
 
 
 @attrs.define
@@ -200,7 +192,7 @@ class Transcription(Moving):
 
     # -- in -------------------------------------------------------------------------------------
 
-    def append(self, message: AppendSound) -> None:
+    def append_sound(self, message: AppendSound) -> None:
         """Keep sound for the open utterance, and transcribe if possible."""
         utterance = self._open_utterance()
         assert utterance is not None, "a sound without room for it is refused"

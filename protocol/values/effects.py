@@ -17,9 +17,10 @@ from .modes import Mode
 from .transcript import Chunk
 from .turn import Turn
 
-MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video"]
+MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video", "second"]
 """The kind of media to decode: a frame to be proven; reference audio; the reference audio of that
-name in the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation.
+name in the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation; a
+second of a live client's sound to be resampled (`data` as in `rates.to_16_khz`).
 """
 
 

@@ -22,7 +22,8 @@ from typing import Final, Literal
 class ErrorCode(StrEnum):
     """The codes of an `error` event (000, Error Codes; `invalid_event` is the diagram's).
 
-    Those from `model_not_validated` on belong only to transcriptions (003; the wire decisions).
+    Those from `model_not_validated` on belong only to transcriptions (003; the wire decisions), and
+    those from `unknown_parameter` on to `live`.
     """
 
     NOT_READY = "not_ready"
@@ -42,6 +43,8 @@ class ErrorCode(StrEnum):
     INVALID_FRAME = "invalid_frame"
     BUFFER_FULL = "buffer_full"
     CONTEXT_FULL = "context_full"
+    UNKNOWN_PARAMETER = "unknown_parameter"
+    UNSUPPORTED = "unsupported"
 
 
 REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
@@ -66,6 +69,8 @@ CLIENT_ERRORS: Final = frozenset(
         ErrorCode.INVALID_JSON,
         ErrorCode.INVALID_FRAME,
         ErrorCode.BUFFER_FULL,
+        ErrorCode.UNKNOWN_PARAMETER,
+        ErrorCode.UNSUPPORTED,
     }
 )
 TRANSCRIPTION_ERRORS: Final = frozenset(
@@ -79,7 +84,12 @@ TRANSCRIPTION_ERRORS: Final = frozenset(
         ErrorCode.CONTEXT_FULL,
     }
 )
-"""Only a transcription receives these (003); elsewhere they close the connection, or cannot be."""
+"""Only a transcription receives these (003); elsewhere they close the connection, or cannot be.
+
+`live` has `MODEL_NOT_FOUND` too.
+"""
+LIVE_ERRORS: Final = frozenset({ErrorCode.UNKNOWN_PARAMETER, ErrorCode.UNSUPPORTED})
+"""Only `live` has these."""
 ADMISSION_ERRORS: Final = frozenset(
     {
         ErrorCode.SERVICE_UNAVAILABLE,
@@ -121,6 +131,8 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         "message is refused whole; send it again later.",
         ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. The text so far "
         "is the result, the rest is discarded, and the next commit begins a new one.",
+        ErrorCode.UNKNOWN_PARAMETER: "The message has a field that is not known there.",
+        ErrorCode.UNSUPPORTED: "The event or the value is known, but this server does not have it.",
     }
 )
 """The meaning of each code, in the words of the protocol reference."""

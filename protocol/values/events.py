@@ -30,8 +30,9 @@ from .transcript import ChunkResult
 from .turn import Prefill, TurnChunk, TurnResult
 from .utf8 import Frame, Shortened
 
-Endpoint = Literal["realtime", "duplex", "chat"]
-"""The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002) or `/ws/chat` (004)."""
+Endpoint = Literal["realtime", "duplex", "chat", "live"]
+"""The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002), `/ws/chat` (004) or
+`/v1/live/sessions`."""
 
 TimerName = Literal[
     "session", "init", "cleanup", "idle", "pause", "call", "rebuild", "detach", "resume"

@@ -28,6 +28,8 @@ TURN_WAIT_S: Final = 120
 """The prefill of a full context reports only its end, and waits for the units of others."""
 IDLE_S: Final = 60
 """Between its turns a chat holds a socket and memory (wire decisions), a transcription a slot."""
+LIMIT_LIVE_S: Final = 3600
+"""Total time of a session of `live`, as its clients know it."""
 LIMIT_TRANSCRIPTION_S: Final = 3600
 """Total time of a transcription session: a meeting; each utterance has an empty context."""
 PAUSE_S: Final = 60
@@ -62,6 +64,8 @@ APPEND_SAMPLES_MIN: Final = 4_000
 """250 ms (000, input_audio_buffer.append): smaller chunks cost more than they carry."""
 APPEND_SAMPLES_MAX: Final = 160_000
 """Ten seconds: twice what may wait, so that an append can only replace what waits, not bury it."""
+APPEND_S_MAX: Final = 10
+"""The same in seconds, for sound of another rate."""
 REFERENCE_S_MIN: Final = 0.5
 """A voice cannot be heard in less."""
 REFERENCE_S_MAX: Final = 30
@@ -97,6 +101,8 @@ LOSSES_MAX: Final = 3
 """Workers lost in a row, without a call of the session that ended between."""
 UNIT_FAILURES_MAX: Final = 3
 """Failures in a row after which the model is taken to be broken, not unlucky (B3)."""
+USAGE_UNITS: Final = 10
+"""A client of `live` hears of its use this often."""
 STATE_HASH_UNITS: Final = 10
 """How often the state's hash is logged, for bisecting a divergence."""
 

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 
 from .digest import added
 from .errors import ErrorCode
+from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage
+from .model import OUTPUT_RATE_HZ
+from .transcript import TranscriptDelta as TranscriptDelta  # noqa: PLC0414 - a message
+from .transcript import TranscriptDone as TranscriptDone  # noqa: PLC0414 - a message
 from .turn import StopReason
 
 RecordingState = Literal["on", "off", "failed"]
@@ -73,6 +77,8 @@ class Created:
         recording_notice: the operator's words about the recording; may be empty.
         is_chat: a chat, by turns; else sound flows in (001, `turn_based`).
         created_s: when the session began, Unix time in whole seconds (003, `created`).
+        live: the session as it is in force; only in `live`.
+        client_event_id: the client's name for its message; only in `live`, and may be empty.
     """
 
     session_id: str
@@ -82,6 +88,8 @@ class Created:
     recording_notice: str = ""
     is_chat: bool = False
     created_s: int = 0
+    live: LiveSession = LiveSession()
+    client_event_id: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -132,12 +140,14 @@ class Listen:
         input_id: the append that completed the unit.
         metrics: of this unit.
         response_id: the speaking turn that it ends, else the one that it precedes; may be empty.
+        silence_samples: the silence that stands for it; only in `live`.
     """
 
     session_id: str
     input_id: str
     metrics: Metrics
     response_id: str = added("")
+    silence_samples: int = OUTPUT_RATE_HZ
 
 
 @attrs.frozen(kw_only=True)
@@ -149,9 +159,10 @@ class Speech:
         response_id: one for each speaking turn.
         input_id: the append that completed the unit.
         text: may be empty; it runs ahead of the audio.
-        pcm: float32 LE, 24 kHz mono; may be empty.
+        pcm: float32 LE, 24 kHz (in `live` the session's rate) mono; may be empty.
         end_of_turn: the turn ends here.
         metrics: of this unit.
+        start_ms: where it begins in the session's sound, in milliseconds; only in `live`.
     """
 
     session_id: str
@@ -161,6 +172,7 @@ class Speech:
     pcm: bytes
     end_of_turn: bool
     metrics: Metrics
+    start_ms: int = 0
 
     @property
     def samples(self) -> NDArray[np.float32]:
@@ -286,32 +298,6 @@ class Response:
 
 
 @attrs.frozen(kw_only=True)
-class TranscriptDelta:
-    """Text of an utterance since the last delta; it is never taken back (003).
-
-    Attributes:
-        text: the words, or a part of one; never empty.
-    """
-
-    text: str
-
-
-@attrs.frozen(kw_only=True)
-class TranscriptDone:
-    """An utterance is transcribed, as far as possible (003).
-
-    Attributes:
-        text: text of the whole utterance: its deltas, joined.
-        prompt_tokens: tokens and embeddings that the model was fed.
-        completion_tokens: tokens that the model generated.
-    """
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
-@attrs.frozen(kw_only=True)
 class ErrorReport:
     """Something went wrong; the code says whether the connection stays (`protocol.values.errors`).
 
@@ -361,6 +347,8 @@ class Closed:
         client_reason: the client's own words, if it ended the session with any.
         told: the reason in other words than its own; only in a transcription.
         named: the session's id, for an end that is sent as an error (see `ErrorReport`).
+        live: the session as it was in force; only in `live`.
+        seconds: whole seconds of sound that the model heard; only in `live`.
     """
 
     session_id: str
@@ -368,6 +356,8 @@ class Closed:
     client_reason: str | None = None
     told: str | None = None
     named: str = ""
+    live: LiveSession = LiveSession()
+    seconds: int = 0
 
 
 ServerMessage = (
@@ -387,6 +377,11 @@ ServerMessage = (
     | Response
     | TranscriptDelta
     | TranscriptDone
+    | Muted
+    | Unmuted
+    | Updated
+    | Usage
+    | Notice
     | ErrorReport
     | Closed
 )

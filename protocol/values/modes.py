@@ -44,7 +44,7 @@ OF_MODE: Final[Mapping[Mode, ModeRow]] = MappingProxyType(
         ),
         "audio": ModeRow(
             work="unit",
-            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex"}),
+            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex", "live"}),
             limit="limit_audio_s",
         ),
         "chat": ModeRow(

@@ -4,7 +4,7 @@ A dialect (`protocol.wire.dialects`) converts wire frames to these and back. The
 behaviour; fields from a client are already checked, and `ignored` has the paths of those that are
 unknown or unused, for counting. The server's messages are in `messages`.
 
-Audio is float32 LE, 16 kHz mono; sound to be transcribed is 16-bit integers.
+Audio is float32 LE, 16 kHz mono; sound to be transcribed, and that of `live`, is 16-bit integers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from enum import StrEnum
 import attrs
 
 from .digest import added
+from .live import LiveSettings
+from .live import Mute as Mute  # noqa: PLC0414 - a request
+from .live import Unmute as Unmute  # noqa: PLC0414 - a request
+from .live import Update as Update  # noqa: PLC0414 - a request
 from .model import DuplexConfig
 from .turn import ChatConfig, Language, Role, SpeechMode
 
@@ -31,6 +35,9 @@ class Request(StrEnum):
     REPORT = "client_diagnostic"
     PLAYED = "playback.ack"
     COMMIT = "commit"
+    MUTE = "mute"
+    UNMUTE = "unmute"
+    UPDATE = "update"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""
     UNKNOWN = "unknown"
@@ -65,6 +72,7 @@ class Init:
         tts_ref_audio: the voice it speaks with; by default the one it hears (000).
         max_slice_nums: slices a frame may be cut into, 1-9, for appends without their own.
         config: inference settings.
+        live: the settings that only `live` has.
         notices: the client wants to be told when the server is about to shut down.
         record: false: do not record the session, and remove what is recorded.
     """
@@ -74,6 +82,7 @@ class Init:
     tts_ref_audio: Voice | None = None
     max_slice_nums: int = 1
     config: DuplexConfig = DuplexConfig()
+    live: LiveSettings = LiveSettings()
     notices: bool = added(False)
     record: bool = added(True)
     ignored: tuple[str, ...] = ()
@@ -294,10 +303,10 @@ class ChooseModel:
 
 @attrs.frozen(kw_only=True)
 class AppendSound:
-    """Sound of an utterance, in pieces of any size (003, input_audio_buffer.append).
+    """16-bit sound in pieces of any size (003, input_audio_buffer.append; `live`).
 
     Attributes:
-        pcm16: signed 16-bit LE samples, 16 kHz mono; at least one.
+        pcm16: signed 16-bit LE samples, 16 kHz (in `live` the session's rate) mono; at least one.
     """
 
     pcm16: bytes
@@ -332,4 +341,7 @@ ClientMessage = (
     | ChooseModel
     | AppendSound
     | Commit
+    | Mute
+    | Unmute
+    | Update
 )

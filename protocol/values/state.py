@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Final
 
 from .errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from .live import Muted, Notice, Unmuted, Updated, Usage
 from .messages import (
     Closed,
     Created,
@@ -113,6 +114,11 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
                 Paused: State.ACTIVE,
                 Resumed: State.ACTIVE,
                 Interrupted: State.ACTIVE,
+                Muted: State.ACTIVE,
+                Unmuted: State.ACTIVE,
+                Updated: State.ACTIVE,
+                Usage: State.ACTIVE,
+                Notice: State.ACTIVE,
                 GoingAway: State.ACTIVE,
                 ErrorReport: State.ACTIVE,
                 Closed: State.CLOSED,
@@ -252,6 +258,9 @@ _OUT_OF_PLACE: Final = (
     Request.PAUSE,
     Request.RESUME,
     Request.INTERRUPT,
+    Request.MUTE,
+    Request.UNMUTE,
+    Request.UPDATE,
     Request.COMMIT,
     Request.MISPLACED,
 )

@@ -66,3 +66,29 @@ class ChunkResult:
     logits_hash: str = ""
     margin: float = 0.0
     costs: Costs = Costs()
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptDelta:
+    """Text of an utterance since the last delta; it is never taken back (003).
+
+    Attributes:
+        text: the words, or a part of one; never empty.
+    """
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptDone:
+    """An utterance is transcribed, as far as possible (003).
+
+    Attributes:
+        text: text of the whole utterance: its deltas, joined.
+        prompt_tokens: tokens and embeddings that the model was fed.
+        completion_tokens: tokens that the model generated.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, get_type_hints
 import attrs
 
 from ..values.behaviour import NEWEST
-from ..values.errors import LocalProtocolError
+from ..values.errors import ErrorCode, FieldError, LocalProtocolError
 from .codec import KEY_SHOWN, Value, dump_frame, invalid
 from .field import Columns, Field, Put, as_it_is
 from .reading import Context, Json, Reading, as_object, missing
@@ -35,7 +35,8 @@ class Object(Columns):
 
     Attributes:
         attr: the attribute to which its fields belong; empty for the message itself.
-        closed: refuses other fields, with this text at the end of the error; True lists the fields.
+        closed: refuses other fields, with this text at the end of the error; True lists the fields,
+            and so does an error code, which becomes the error's.
         when: whether a message has it.
         none: written if the attribute is None.
     """
@@ -155,6 +156,8 @@ class Shape:
         ]
         if unknown and self.closed:
             listed = f"unknown field, known are {', '.join(sorted(known))}"
+            if isinstance(self.closed, ErrorCode):
+                raise FieldError(self.closed, f"{unknown[0]}: {listed}")
             raise invalid(unknown[0], listed if self.closed is True else self.closed)
         return [*at.aside, *unknown, *at.below]
 
@@ -184,6 +187,7 @@ class Table:
         where: a client's message by name, for the error that it has no field for such an attribute.
         make: makes the value from attributes, if the class needs more than these.
         others: further classes that it may be read as.
+        closed: as in `Object`.
     """
 
     def __init__(
@@ -195,11 +199,12 @@ class Table:
         where: str = "",
         make: Callable[[dict[str, Any]], Any] | None = None,
         others: tuple[type, ...] = (),
+        closed: str | bool = False,
     ) -> None:
         self.cls = cls
         self.classes = (cls, *others)
         self.tag: Mapping[str, str] = tag or {}
-        self.shape = Shape(rows, known=self.tag)
+        self.shape = Shape(rows, closed=closed, known=self.tag)
         self._write = self.shape.write
         self._lacks = lacks or {}
         self._where = where

@@ -23,13 +23,13 @@ from typing import Final
 
 import attrs
 
-from protocol.machine.transcription import to_float32
 from protocol.values import effects as ef
 from protocol.values import messages as ms
 from protocol.values import turn
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
+from protocol.wire.rates import to_float32
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 

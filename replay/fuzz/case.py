@@ -24,7 +24,7 @@ from protocol.values.modes import Mode
 from protocol.values.state import Course, course_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.schema.wire import REQUEST_DIALECT
-from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
 
 from .media import MATERIAL_BYTES_MAX, size_of
 
@@ -110,6 +110,8 @@ def address_of(dialect: str, mode: Mode) -> str:
     """The address for a dialect's client."""
     if dialect == REQUEST_DIALECT:
         return CHAT_PATH
+    if dialect == "live":
+        return LIVE_PATH
     if dialect == "legacy-duplex":
         return f"{DUPLEX_PATH}{AUDIO_LABELS[0] if mode == 'audio' else 'omni_'}fuzz"
     return f"{REALTIME_PATH}?mode={mode}"

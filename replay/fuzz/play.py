@@ -269,6 +269,8 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.update", "model": "tiny"}
         case "transcription-responses":
             return {"type": "session.create", "model": "tiny"}
+        case "live":
+            return {"type": "session.start", "session": {"model": "tiny"}}
     return {"type": "session.init", "payload": {}}
 
 
@@ -279,4 +281,6 @@ def append_of(case: Case) -> dict[str, Any]:
             return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
         case "legacy-duplex":
             return {"type": "audio_chunk", "audio": PROBE_AUDIO}
+        case "live":
+            return {"type": "session.input_audio.append", "audio": PROBE_AUDIO}
     return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}

@@ -13,7 +13,7 @@ from protocol.values import events as ev
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from runtime.serve.routing import CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+from runtime.serve.routing import CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
 
 from ..story.reading import event_in
 from ..story.wire import Wire
@@ -79,6 +79,8 @@ def address_of(opened: ev.ConnectionOpened) -> str:
             return DUPLEX_PATH + quote(opened.label, safe="")
         case "chat":
             return CHAT_PATH
+        case "live":
+            return LIVE_PATH
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[Step]:

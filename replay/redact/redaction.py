@@ -37,6 +37,7 @@ _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "video": "video",
     "image": "image",
     "audio": "audio",
+    "second": "audio",
     "wav": "voice",
     "voice": "voice",
 }

@@ -13,14 +13,16 @@ from typing import Final
 
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
+from protocol.values.live import LiveSettings
 from protocol.values.messages import ServerMessage
 from protocol.values.modes import OF_MODE, Mode
-from protocol.values.requests import ClientMessage
+from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, REALTIME, TRANSCRIPTION
+from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, REALTIME, TRANSCRIPTION
 from protocol.wire.dialects.base import Context, Dialect, Json
 from protocol.wire.dialects.opening import OPENING, choose
+from protocol.wire.rates import Heard
 
 INVALID: Final = "invalid"
 """The kind of a frame that is no JSON object, or was too long."""
@@ -29,6 +31,7 @@ _BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
     "realtime": OPENING,
     "duplex": LEGACY_DUPLEX,
     "chat": LEGACY_CHAT,
+    "live": LIVE,
 }
 
 
@@ -43,6 +46,7 @@ class Wire:
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
         is_transcription = self.mode == "transcription"
         self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
+        self._heard = Heard()
         self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
         self.context: Final = (
             Context(mode=self.mode)
@@ -60,15 +64,24 @@ class Wire:
         return INVALID if body is None else self._dialect_for(body).classify(body).value
 
     def request(self, frame: Frame) -> ClientMessage | None:
-        """Read a client's frame; None if a server would refuse it in every state."""
+        """Read a client's frame; None if a server would refuse it in every state.
+
+        Sound of `live` is read at the model's rate, so each frame is to be read once.
+        """
         body = self._body(frame)
         if body is None:
             return None
         dialect = self._dialect_for(body)
         try:
-            return dialect.parse(dialect.classify(body), body, self.context)
+            request = dialect.parse(dialect.classify(body), body, self.context)
         except RemoteProtocolError:
             return None
+        match request:
+            case Init(live=LiveSettings(rate_hz=rate_hz)):
+                self._heard = Heard(rate_hz)
+            case AppendSound(pcm16=pcm16) if self.endpoint == "live":
+                return Append(pcm=self._heard.take(pcm16))
+        return request
 
     def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:
         """Read a server's frame; empty if it is not a message of the dialect.

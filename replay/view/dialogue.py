@@ -19,7 +19,6 @@ from typing import Any, Final
 import attrs
 
 from protocol.machine.session import Session
-from protocol.machine.transcription import to_float32
 from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values.digest import digest
@@ -35,6 +34,7 @@ from protocol.values.requests import (
     TextPart,
 )
 from protocol.values.requests import Part as ReceivedPart
+from protocol.wire.rates import to_float32
 from recorder.format.records import Record
 
 from ..story.dictated import Dictated

@@ -23,6 +23,7 @@ from anyio.lowlevel import RunVar
 
 from protocol.values.effects import DecodeMedia, MediaKind
 from protocol.values.limits import FRAME_PIXELS_MAX, FRAMES_MAX, UNITS_PENDING_MAX
+from protocol.wire.rates import to_16_khz
 
 from .fair import Client, FairQueue, Place, TooMuchWaitingError
 from .image import (
@@ -79,7 +80,7 @@ class MediaDecoder:
         """Decode in a thread, or a video and a large image in a process, in fair turns.
 
         Cancelled, it waits for a running thread and kills a process. The result is sound for `wav`,
-        `voice` and `audio`, a picture for `image`, both for `video`; nothing for `jpeg`.
+        `voice`, `audio` and `second`, a picture for `image`, both for `video`; nothing for `jpeg`.
         `MediaError`: the media is of another kind, damaged, or outside the limits; or its session
         has too many pictures waiting.
         """
@@ -128,6 +129,7 @@ class MediaDecoder:
             "image": lambda: Decoded(pictures=(decode_image(data),)),
             "audio": lambda: Decoded(pcm=decode_audio(data, effect.rate_hz)),
             "video": lambda: read_video(data, effect.stack_frames),
+            "second": lambda: Decoded(pcm=to_16_khz(data)),
         }
         return decoders[effect.kind]()
 

@@ -8,6 +8,7 @@
 | `/ws/duplex?session_id={label}` | the same, as a worker's own address: with a slot free, |
 | | `prepared` comes first, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
+| `/v1/live/sessions` | `live` |
 
 With `resumable=1` in the query the client may come back to its session after the loss of its
 connection, and does so with `resume={recording_id}` at the same address.
@@ -27,13 +28,14 @@ import attrs
 from protocol.values.events import Endpoint
 from protocol.values.limits import LABEL_CHARS_MAX
 from protocol.values.modes import Mode
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF, TRANSCRIPTION
+from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, MODES_OF, TRANSCRIPTION
 from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
+LIVE_PATH: Final = "/v1/live/sessions"
 RECORDING_CHARS_MAX: Final = 64
 """A recording's id has 28 characters."""
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
@@ -63,6 +65,7 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
     "transcription-responses": Spoken(path=REALTIME_PATH, first="session.create"),
     "legacy-duplex": Spoken(path=f"{DUPLEX_PATH}{{session_id}}", first="prepare", has_mode=False),
     "legacy-chat": Spoken(path=CHAT_PATH, first="", has_mode=False),
+    "live": Spoken(path=LIVE_PATH, first="session.start", has_mode=False),
 }
 """All dialects, and their addresses."""
 
@@ -137,12 +140,14 @@ def _address(
         return Route(mode=mode, dialect=dialect, endpoint="realtime")
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=LEGACY_CHAT, endpoint="chat")
+    if path == LIVE_PATH:
+        return Route(mode=_served("audio", modes), dialect=LIVE, endpoint="live")
     if path == DUPLEX_PATH.rstrip("/"):
         labels = query.get("session_id", ("",))
         return _duplex(labels[0] if len(labels) == 1 else "/", modes, quiet=True)
     if path.startswith(DUPLEX_PATH):
         return _duplex(path.removeprefix(DUPLEX_PATH), modes, quiet=False)
-    paths = f"{REALTIME_PATH}, {DUPLEX_PATH}{{session_id}} and {CHAT_PATH}"
+    paths = f"{REALTIME_PATH}, {LIVE_PATH}, {DUPLEX_PATH}{{session_id}} and {CHAT_PATH}"
     raise NotServedError(404, "not_found", f"the WebSocket endpoints are {paths}")
 
 

@@ -73,7 +73,7 @@ def first_event(
         mode=mode,
         seed=identity.seed,
         limits=ev.SessionLimits(
-            session_s=settings.limit_s(mode),
+            session_s=_session_s(settings, arrival),
             init_wait_s=settings.init_wait_s,
             cleanup_wait_s=settings.cleanup_wait_s,
             context_tokens=info.context_limit,
@@ -84,7 +84,7 @@ def first_event(
             pause_s=settings.pause_s,
             call_wait_s=TURN_WAIT_S if mode == "chat" else CALL_WAIT_S,
             **_rebuild_limits(settings, info, mode),
-            **_transcription_limits(settings, info, mode),
+            **_model_limits(settings, info, arrival),
             **_resume_limits(settings, token),
         ),
         recording="on" if is_recorded else "off",
@@ -110,15 +110,19 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
     }
 
 
-def _transcription_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mapping[str, Any]:
-    """The limits of a transcription; none for another mode."""
-    if mode != "transcription":
+def _session_s(settings: Settings, arrival: Arrival) -> int:
+    is_live = arrival.endpoint == "live"
+    return settings.limit_live_s if is_live else settings.limit_s(arrival.mode)
+
+
+def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Mapping[str, Any]:
+    """The limits of a session whose client chooses a model; none for another."""
+    is_transcription = arrival.mode == "transcription"
+    if not is_transcription and arrival.endpoint != "live":
         return {}
-    names = (info.name, *settings.served_model_names)
-    return {
-        "models": tuple(dict.fromkeys(names)),
-        "sound_bytes": settings.transcription_buffer_mb * MIB,
-    }
+    models = tuple(dict.fromkeys((info.name, *settings.served_model_names)))
+    sound = {"sound_bytes": settings.transcription_buffer_mb * MIB} if is_transcription else {}
+    return {"models": models, **sound}
 
 
 def _resume_limits(settings: Settings, token: str) -> Mapping[str, Any]:

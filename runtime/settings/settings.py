@@ -18,6 +18,7 @@ from protocol.values.limits import (
     IDLE_S,
     INIT_WAIT_S,
     LIMIT_AUDIO_S,
+    LIMIT_LIVE_S,
     LIMIT_TRANSCRIPTION_S,
     LIMIT_VIDEO_S,
     PAUSE_S,
@@ -74,6 +75,13 @@ class Settings(ModelSettings):
     limit_audio_s: int = setting(
         LIMIT_AUDIO_S,
         "Total seconds of an audio session, queueing and idling included.",
+        _SESSIONS,
+        low=1,
+        high=SECONDS_MAX,
+    )
+    limit_live_s: int = setting(
+        LIMIT_LIVE_S,
+        "Total seconds of a session at `/v1/live/sessions`, queueing and idling included.",
         _SESSIONS,
         low=1,
         high=SECONDS_MAX,

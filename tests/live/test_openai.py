@@ -95,13 +95,6 @@ def test_a_handshake_is_refused_with_the_dialects(
     assert KEY not in json.dumps(body)
 
 
-def test_the_address_of_the_live_api_is_none(server: LiveServer) -> None:
-    """A client of `live` is answered by something else than what it asks for."""
-    status, body = refused(server, "/v1/live/sessions")
-    assert (status, body["error"]) == (404, "not_found")
-    assert "/v1/realtime" in body["message"]
-
-
 @pytest.mark.parametrize("mode", ["video", "audio", "chat", "transcription"])
 def test_its_first_message_is_refused_and_the_slot_is_free(server: LiveServer, mode: str) -> None:
     """It holds the slot for half a minute, and its sound is read as something else."""

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError, LocalProtocolError, RemoteProtocolError
+from protocol.values.live import Mute, Unmute, Update
 from protocol.values.messages import (
     Closed,
     Created,
@@ -21,6 +22,9 @@ from protocol.values.messages import (
     Metrics,
     Paused,
     Prefilled,
+    Queued,
+    QueuePlace,
+    QueueUpdate,
     Response,
     ServerMessage,
     Speech,
@@ -50,6 +54,7 @@ from protocol.wire.dialects import (
     DUPLEX_V1,
     LEGACY_CHAT,
     LEGACY_DUPLEX,
+    LIVE,
     REALTIME,
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
@@ -57,6 +62,7 @@ from protocol.wire.dialects import (
 )
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING, choose
+from protocol.wire.rates import to_float32, to_pcm16
 from tests.strategies import (
     client_messages,
     error_reports,
@@ -77,6 +83,7 @@ CASES: tuple[tuple[str, Mode], ...] = (
     ("legacy-chat", "chat"),
     ("transcription", "transcription"),
     ("transcription-responses", "transcription"),
+    ("live", "audio"),
 )
 in_every_case = pytest.mark.parametrize(("name", "mode"), CASES)
 MODES: tuple[Mode, ...] = ("video", "audio", "chat", "transcription")
@@ -87,6 +94,7 @@ TYPED: tuple[Dialect, ...] = (
     LEGACY_DUPLEX,
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
+    LIVE,
 )
 """The dialects whose client messages have a type."""
 EVERY_DIALECT: tuple[Dialect, ...] = (*TYPED, LEGACY_CHAT)
@@ -104,6 +112,9 @@ KINDS: dict[type[ClientMessage], set[Request]] = {
     ChooseModel: {Request.INIT},
     AppendSound: {Request.APPEND},
     Commit: {Request.COMMIT},
+    Mute: {Request.MUTE},
+    Unmute: {Request.UNMUTE},
+    Update: {Request.UPDATE},
 }
 
 
@@ -325,6 +336,28 @@ def told_in_legacy_chat(message: ServerMessage) -> ServerMessage:
     return message
 
 
+def told_in_live(message: ServerMessage) -> ServerMessage:
+    """`live` has no ids but the session's, no metrics, 16-bit sound, and three words for an end."""
+    match message:
+        case Queued() | QueueUpdate():
+            return Queued(
+                place=QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
+            )
+        case Created():
+            return attrs.evolve(message, session_id="", prompt_length=0, recording="off")
+        case Listen():
+            return without_ids(attrs.evolve(message, metrics=NO_METRICS))
+        case Speech(pcm=pcm):
+            plain = attrs.evolve(message, metrics=NO_METRICS, end_of_turn=False)
+            return without_ids(attrs.evolve(plain, pcm=to_float32(to_pcm16(pcm))))
+        case Closed():
+            ends: Any = {"client": "client", "cancelled": "client", "timeout": "timeout"}
+            ends |= {"context_full": "timeout"}
+            reason = ends.get(message.reason, "backend_error")
+            return attrs.evolve(message, session_id="", reason=reason)
+    return message
+
+
 _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
     "realtime": told_in_realtime,
     "duplex-v1": told_in_duplex_v1,
@@ -332,6 +365,7 @@ _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
     "legacy-chat": told_in_legacy_chat,
     "transcription": lambda message: message,
     "transcription-responses": lambda message: message,
+    "live": told_in_live,
 }
 
 
@@ -545,5 +579,6 @@ def test_the_registry_holds_what_a_client_can_speak() -> None:
         "legacy-chat": "legacy-chat",
         "transcription": "transcription",
         "transcription-responses": "transcription-responses",
+        "live": "live",
     }
     assert OPENING.name == "opening"

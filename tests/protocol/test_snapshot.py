@@ -54,6 +54,8 @@ LEFT_OUT: Final = {
     "Sound.pcm": "likewise",
     "Listen.session_id": "the session's",
     "Listen.metrics": "they stand in the log, with the unit",
+    "Listen.silence_samples": "no such message is held: it is made where it is sent",
+    "Speech.start_ms": "likewise",
     "Speech.session_id": "the session's",
     "Speech.metrics": "they stand in the log, with the unit",
     "Speech.text": "likewise",

@@ -11,6 +11,7 @@ from .base import Dialect
 from .duplex_v1 import DUPLEX_V1
 from .legacy_chat import LEGACY_CHAT
 from .legacy_duplex import LEGACY_DUPLEX
+from .live import LIVE
 from .opening import OPENING
 from .realtime import REALTIME
 from .transcription import TRANSCRIPTION, TRANSCRIPTION_RESPONSES
@@ -20,6 +21,7 @@ __all__ = (
     "DUPLEX_V1",
     "LEGACY_CHAT",
     "LEGACY_DUPLEX",
+    "LIVE",
     "MODES_OF",
     "REALTIME",
     "TRANSCRIPTION",
@@ -35,6 +37,7 @@ _ALL: Final[tuple[Dialect, ...]] = (
     LEGACY_CHAT,
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
+    LIVE,
 )
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
@@ -45,6 +48,10 @@ MODES_OF: Final[Mapping[str, tuple[Mode, ...]]] = MappingProxyType(
 )
 """The modes of a dialect; a course is described by its first."""
 
+_BY_ENDPOINT: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE}
+)
+
 
 def first_dialect(mode: Mode, endpoint: str) -> Dialect:
     """The first dialect of a connection; on `/v1/realtime` the client's init picks another."""
@@ -52,4 +59,4 @@ def first_dialect(mode: Mode, endpoint: str) -> Dialect:
         return TRANSCRIPTION
     if endpoint == "realtime":
         return REALTIME if mode == "chat" else OPENING
-    return LEGACY_CHAT if endpoint == "chat" else LEGACY_DUPLEX
+    return _BY_ENDPOINT[endpoint]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ...values.errors import TRANSCRIPTION_ERRORS, ErrorCode, error_type
+from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, error_type
 from ...values.limits import REASON_CHARS_MAX
 from ...values.messages import (
     ErrorReport,
@@ -47,7 +47,9 @@ SESSION_GOING_AWAY: Final = "session.going_away"
 SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
-ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS)
+ERROR_CODES: Final = tuple(
+    code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS | LIVE_ERRORS
+)
 ERROR_TYPES: Final = tuple(dict.fromkeys(map(error_type, ErrorCode)))
 RECORDING_STATES: Final[tuple[RecordingState, ...]] = ("on", "off", "failed")
 

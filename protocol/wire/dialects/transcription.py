@@ -26,7 +26,7 @@ from typing import Any, Final
 import attrs
 
 from ...values.behaviour import HINTS_REFUSED, TWO_SIGNALS
-from ...values.errors import ErrorCode, FieldError
+from ...values.errors import LIVE_ERRORS, ErrorCode, FieldError
 from ...values.messages import (
     Closed,
     Created,
@@ -152,10 +152,11 @@ def _error(values: dict[str, Any]) -> ErrorReport | Closed:
     return ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
 
 
+_CODES: Final = tuple(code for code in ErrorCode if code not in LIVE_ERRORS)
 _ERROR: Final = Table(
     ErrorReport,
     legacy.ERROR_TEXT,
-    Field("code", Kind(read=TEXT.read, schema=choice((*ErrorCode, *_ENDS)).schema), ""),
+    Field("code", Kind(read=TEXT.read, schema=choice((*_CODES, *_ENDS)).schema), ""),
     shared.NAMED,
     tag=legacy.ERROR,
     make=_error,

@@ -85,7 +85,7 @@ def doc_of(cls: Any, path: str) -> str:
 
 def request_schema(table: Table) -> Schema:
     """Describe a client's message."""
-    return _asked(table.shape.rows, table.cls, "", _tags(table), is_closed=False)
+    return _asked(table.shape.rows, table.cls, "", _tags(table), is_closed=bool(table.shape.closed))
 
 
 def _tags(table: Table) -> dict[str, Schema]:

@@ -19,6 +19,7 @@ from protocol.values.errors import (
     CLOSE_TRY_LATER,
 )
 from protocol.values.limits import (
+    APPEND_S_MAX,
     APPEND_SAMPLES_MAX,
     APPEND_SAMPLES_MIN,
     CHAT_FRAME_BYTES_MAX,
@@ -27,6 +28,7 @@ from protocol.values.limits import (
     INIT_WAIT_S,
     LABEL_CHARS_MAX,
     LIMIT_AUDIO_S,
+    LIMIT_LIVE_S,
     LIMIT_TRANSCRIPTION_S,
     LIMIT_VIDEO_S,
     PAUSE_S,
@@ -38,7 +40,7 @@ from protocol.values.messages import EndReason
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from protocol.values.state import Course
 
-from ...serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+from ...serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
 
 MIB: Final = 1024 * 1024
 
@@ -83,6 +85,13 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         dialects=("legacy-chat",),
         says="A connection carries one request and its answer. There are no parameters.",
     ),
+    Channel(
+        name="live",
+        address=LIVE_PATH,
+        dialects=("live",),
+        says="The WebSocket of OpenAI's Live API, for clients of the `openai` package "
+        "(`live.connect`). There are no parameters.",
+    ),
 )
 
 DIALECTS: Final[Mapping[str, str]] = {
@@ -94,6 +103,9 @@ DIALECTS: Final[Mapping[str, str]] = {
     "legacy-chat": "One turn of chat a connection: a request and its answer, which is spoken "
     "unless `tts` says otherwise. Then the connection closes.",
     "transcription": "Sound in, its text out while it comes, utterance by utterance.",
+    "live": "OpenAI's Live API: full-duplex speech, 16-bit sound in pieces of any size, and a "
+    "second of sound out for each second that came in. What this server does not have is refused "
+    "by its name.",
     "transcription-responses": "The same with other names, for clients that know these: a client "
     "that chooses its model by `session.create` gets them. Either may send the types of both.",
 }
@@ -102,11 +114,13 @@ DIALECTS: Final[Mapping[str, str]] = {
 COURSES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "The client waits in the queue, sets the session up, and then sends "
     f"sound without a pause, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
-    f"at most, and in `duplex-v1` of {APPEND_SAMPLES_MIN} at least. Each second of sound is a "
+    f"at most, in `duplex-v1` of {APPEND_SAMPLES_MIN} at least, and in `live` at the rate of its "
+    f"format, in pieces of {APPEND_S_MAX} s at most. Each second of sound is a "
     "*unit*, and gets one outcome: the model listens, or it speaks a second at "
     f"{OUTPUT_RATE_HZ} Hz. When "
     f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
-    f"{LIMIT_VIDEO_S} s with video and {LIMIT_AUDIO_S} s without, queueing included, unless the "
+    f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live`, "
+    "queueing included, unless the "
     f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
     Course.CHAT: "The client sets the session up at once, and then asks as often as it likes, each "
     "time with the whole conversation; the server keeps no part. Each turn waits in the "
@@ -164,9 +178,9 @@ RULES: Final[tuple[str, ...]] = (
     "A message that is wrong gets an `error`, and the session goes on. First the session's state "
     "is looked at, then the message's type, then its fields.",
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
-    f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, it is 16-bit integers. Bytes are base64 with "
-    "the standard alphabet and padding, without white space; sound to be transcribed may have line "
-    "breaks in its base64.",
+    f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, and in `live`, it is 16-bit integers. Bytes "
+    "are base64 with the standard alphabet and padding, without white space; 16-bit sound may have "
+    "line breaks in its base64.",
     "OpenAI's Realtime API is not spoken. The header `OpenAI-Beta`, its subprotocols, and an "
     "address with `model` and no `mode` (where the default is not `transcription`) are HTTP 400 "
     "with the list of dialects. Before a session is set up, a `session.update` whose "

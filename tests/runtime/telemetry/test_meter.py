@@ -490,7 +490,7 @@ class Checked:
     meter: Meter
     session: Session | None = None
     wrong: list[str] = attrs.Factory(list)
-    decoding: int = 0
+    decoding: set[int] = attrs.Factory(set)
 
     def saw(self, event: Event, effects: Any, session: Session) -> None:
         self.meter.saw(event, effects, session)
@@ -498,11 +498,12 @@ class Checked:
         work = self.meter._work
         if isinstance(work, UnitMeter) and len(work._whole_ns) != session.units_waiting:
             self.wrong.append(f"{len(work._whole_ns)} wait, not {session.units_waiting}")
-        self.decoding -= isinstance(event, MediaDecoded | MediaRejected)
-        self.decoding += sum(isinstance(effect, DecodeMedia) for effect in effects)
-        self.decoding -= sum(isinstance(effect, CancelDecode) for effect in effects)
-        if len(self.meter._media) != self.decoding:
-            self.wrong.append(f"{len(self.meter._media)} decode, not {self.decoding}")
+        if isinstance(event, MediaDecoded | MediaRejected):
+            self.decoding.discard(event.media)  # it may have been cancelled as it ended
+        self.decoding |= {it.media for it in effects if isinstance(it, DecodeMedia)}
+        self.decoding -= {it.media for it in effects if isinstance(it, CancelDecode)}
+        if len(self.meter._media) != len(self.decoding):
+            self.wrong.append(f"{len(self.meter._media)} decode, not {len(self.decoding)}")
 
     def over(self, reason: str | None) -> None:
         self.meter.over(reason)

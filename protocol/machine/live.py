@@ -1,0 +1,265 @@
+"""A duplex session of OpenAI's Live API: sound in pieces of any size, a second out for each unit.
+
+- The client's sound is 16-bit, at 24 or 16 kHz. It is cut into seconds as it came; a second at 24
+  kHz is resampled outside, with the end of the one before it, and comes back by its number. So the
+  units do not depend on how the sound was split, and joined they are the whole resampled.
+- A muted client is heard as silence, as long as what it sends.
+- Each unit is answered by a second of sound, so that the sound is the session's time line: silence
+  for a listen, before a turn's short first piece and after its short last one. What a turn's last
+  piece has above a second begins the next one.
+- Nothing can be changed in a session that is set up; an update is answered by what is in force.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ..values import events as ev
+from ..values.digest import derive_id
+from ..values.errors import ErrorCode
+from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
+from ..values.live import (
+    LiveSession,
+    LiveSettings,
+    Mute,
+    Muted,
+    Notice,
+    Unmute,
+    Unmuted,
+    Update,
+    Updated,
+    Usage,
+)
+from ..values.messages import Closed, Created, EndReason, Listen, Metrics, ServerMessage, Speech
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, UNIT_BYTES
+from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
+from ..values.state import State
+from ..values.utf8 import Refused
+from ..wire.dialects.live_answers import EVENT
+from ..wire.rates import (
+    HISTORY_BYTES,
+    LIVE_RATE_HZ,
+    to_16_khz,
+    to_float32,
+    to_pcm16,
+)
+from .duplex import Duplex
+from .units import PendingUnit
+
+SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
+"""Of the model's speech."""
+_EXPIRY: Final[Mapping[EndReason, Notice]] = {
+    "timeout": Notice(code="time_over", text="the session has lasted as long as a session may"),
+    "context_full": Notice(code="context_full", text="the model's context is full"),
+}
+"""Why a session expires, which its end does not tell."""
+
+
+@attrs.define
+class Second:
+    """A second of the client's sound: the number of its decoding, and its float32 once decoded."""
+
+    media: int
+    pcm: bytes | None = None
+
+
+@attrs.define(kw_only=True, eq=False)
+class Live(Duplex):
+    """State of such a session between events.
+
+    Attributes:
+        settings: what the client chose.
+        instructions, voice: the same, as it is told again.
+        is_muted: the client's sound is taken as silence.
+        unheard: the client's PCM16 that does not fill a second yet.
+        before: the end of the second before it, as the resampler needs it.
+        resampling: seconds that are being resampled, oldest first.
+        surplus: the model's speech above the last second: float32 LE, 24 kHz.
+        spoken: the end of the speech before it, as the resampler needs it: PCM16, 24 kHz.
+        seconds: told so far.
+        kv_length: tokens in the model's cache, as last reported.
+        is_mid_turn: a piece of the turn was told.
+    """
+
+    settings: LiveSettings = attrs.Factory(LiveSettings)
+    instructions: str = ""
+    voice: str = ""
+    is_muted: bool = False
+    unheard: bytes = b""
+    before: bytes = bytes(HISTORY_BYTES)
+    resampling: deque[Second] = attrs.Factory(deque)
+    surplus: bytes = b""
+    spoken: bytes = bytes(HISTORY_BYTES)
+    seconds: int = 0
+    kv_length: int = 0
+    is_mid_turn: bool = False
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def configure(self, init: Init) -> None:
+        """Take the settings of an init."""
+        super().configure(init)
+        self.settings, self.instructions = init.live, init.instructions
+        self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
+
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Refuse an unknown model, and more sound at once than may wait."""
+        match message:
+            case Init(live=LiveSettings(model=model)) if model not in self.opened.limits.models:
+                text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
+                return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
+            case AppendSound(pcm16=pcm16) if len(pcm16) > APPEND_S_MAX * self._second_bytes:
+                samples, most = len(pcm16) // SAMPLE16_BYTES, APPEND_S_MAX * self.settings.rate_hz
+                text = f"$.audio: {samples} samples, at most {most} are allowed"
+                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
+        return super().refused(message)
+
+    @property
+    def _second_bytes(self) -> int:
+        return self.settings.rate_hz * SAMPLE16_BYTES
+
+    def append_sound(self, message: AppendSound) -> None:
+        """Take sound, and have each second that is full run."""
+        sound = bytes(len(message.pcm16)) if self.is_muted else message.pcm16
+        self.unheard += sound
+        while len(self.unheard) >= self._second_bytes and not self.is_closed:
+            second = self.unheard[: self._second_bytes]
+            self.unheard = self.unheard[self._second_bytes :]
+            self._hear(second)
+
+    def _hear(self, second: bytes) -> None:
+        if self.settings.rate_hz == LIVE_RATE_HZ:
+            media = self.decode("second", self.before + second)
+            self.before = second[-HISTORY_BYTES:]
+            self.resampling.append(Second(media))
+        else:
+            self.append(Append(pcm=to_float32(second)))
+
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """Take a second that was resampled; they go on in order."""
+        super().media_decoded(event)
+        self._resampled(event.media, event.pcm)
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """Take a second that could not be resampled as silence."""
+        super().media_rejected(event)
+        self._resampled(event.media, b"")
+
+    def _resampled(self, media: int, pcm: bytes) -> None:
+        for second in self.resampling:
+            if second.media == media:
+                second.pcm = pcm[:UNIT_BYTES].ljust(UNIT_BYTES, b"\0")
+        while self.resampling and not self.is_closed:
+            first = self.resampling[0].pcm
+            if first is None:
+                return
+            self.resampling.popleft()
+            self.append(Append(pcm=first))
+
+    def mute(self, message: Mute) -> None:
+        """Hear silence from here on."""
+        self.is_muted = True
+        self.say(Muted(client_event_id=message.event_id))
+
+    def unmute(self, message: Unmute) -> None:
+        """Hear the client from here on."""
+        self.is_muted = False
+        self.say(Unmuted(client_event_id=message.event_id))
+
+    def update(self, message: Update) -> None:
+        """Tell what is in force."""
+        self.say(Updated(live=self._in_force, client_event_id=message.event_id))
+
+    # -- out ------------------------------------------------------------------------------------
+
+    @property
+    def _in_force(self) -> LiveSession:
+        created_s = self.opened.created_ms // MS_PER_S
+        return LiveSession(
+            id=self.session_id,
+            expires_at=created_s + self.opened.limits.session_s,
+            model=self.settings.model,
+            rate_hz=self.settings.rate_hz,
+            delegation=self.settings.delegation,
+            safety_identifier=self.settings.safety_identifier,
+            instructions=self.instructions,
+            voice=self.voice,
+            store=self.recording == "on",
+        )
+
+    def say(self, message: ServerMessage) -> None:
+        """Send a message; one about the whole session has what is in force."""
+        match message:
+            case Created():
+                told = self.settings.event_id
+                message = attrs.evolve(message, live=self._in_force, client_event_id=told)
+            case Closed():
+                message = attrs.evolve(message, live=self._in_force, seconds=self.seconds)
+        super().say(message)
+
+    def end(self, reason: EndReason, **more: Any) -> None:
+        """End the session; one that expires is told why."""
+        if self.state is State.ACTIVE and reason in _EXPIRY:
+            self.say(_EXPIRY[reason])
+        super().end(reason, **more)
+
+    def say_frame(self, frame: str) -> None:
+        """Send a frame, with an id of its own."""
+        number = derive_id("event", self.opened.recording_id, self.frames_sent)
+        super().say_frame(frame.replace(EVENT, f'"event_id":"{number}"', 1))
+
+    def tell(self, outcome: Listen | Speech) -> None:
+        """Send a unit's second, and now and then how much was used."""
+        self.kv_length = outcome.metrics.kv_cache_length
+        speech = outcome if isinstance(outcome, Speech) else None
+        self._say_second(
+            self._line_up(speech),
+            "" if speech is None else speech.text,
+            session_id=self.session_id,
+            response_id=outcome.response_id,
+            input_id=outcome.input_id,
+            metrics=outcome.metrics,
+        )
+
+    def miss(self) -> None:
+        """Let the time line go on where a unit failed or was dropped."""
+        metrics = Metrics(kv_cache_length=self.kv_length)
+        names = dict.fromkeys(("session_id", "response_id", "input_id"), "")
+        self._say_second(self._line_up(None), "", metrics=metrics, **names)
+
+    def drop(self, unit: PendingUnit) -> None:
+        """Let the time line go on where a unit is dropped: others would be taken for its answer."""
+        super().drop(unit)
+        self.miss()
+
+    def _say_second(self, pcm: bytes, text: str, **unit: Any) -> None:
+        if self.settings.rate_hz != LIVE_RATE_HZ:
+            pcm16 = to_pcm16(pcm)
+            pcm, self.spoken = to_16_khz(self.spoken + pcm16), pcm16[-HISTORY_BYTES:]
+        if text or any(to_pcm16(pcm)):
+            at_ms = self.seconds * MS_PER_S
+            self.say(Speech(text=text, pcm=pcm, end_of_turn=False, start_ms=at_ms, **unit))
+        else:
+            self.say(Listen(silence_samples=self.settings.rate_hz, **unit))
+        self._count()
+
+    def _line_up(self, speech: Speech | None) -> bytes:
+        """Make the time line's next second of a unit's speech: float32 LE, 24 kHz."""
+        new = b"" if speech is None else speech.pcm
+        missing = max(SECOND_BYTES - len(self.surplus) - len(new), 0)
+        is_first = speech is not None and not speech.end_of_turn and not self.is_mid_turn
+        self.is_mid_turn = speech is not None and not speech.end_of_turn
+        silence = bytes(missing)
+        sound = self.surplus + (silence + new if is_first else new + silence)
+        self.surplus = sound[SECOND_BYTES : 2 * SECOND_BYTES]
+        return sound[:SECOND_BYTES]
+
+    def _count(self) -> None:
+        self.seconds += 1
+        if self.seconds % USAGE_UNITS == 0:
+            ratio = min(self.kv_length / self.opened.limits.context_tokens, 1.0)
+            self.say(Usage(seconds=self.seconds, ratio=ratio))

@@ -1,0 +1,154 @@
+"""The session of the `live` dialect: what its client asks for, and what is in force."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import attrs
+
+Delegation = Literal["client"]
+"""Who handles tasks that the model delegates: it never does."""
+LIVE_RATES_HZ: Final = (24_000, 16_000)
+
+
+@attrs.frozen(kw_only=True)
+class LiveSettings:
+    """The settings of `session.start` that no other dialect has.
+
+    Attributes:
+        model: a name of the server's model.
+        rate_hz: samples a second of PCM16, in and out: 24000 or 16000.
+        delegation: who handles delegated tasks, if the client said; the model delegates none.
+        safety_identifier: the client's name for its user; may be empty.
+        event_id: the client's name for the message; may be empty.
+    """
+
+    model: str = ""
+    rate_hz: int = LIVE_RATES_HZ[0]
+    delegation: Delegation | None = None
+    safety_identifier: str = ""
+    event_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class LiveSession:
+    """A session as it is in force, with the defaults filled in.
+
+    Attributes:
+        id: the session.
+        expires_at: when it ends at the latest, Unix time in whole seconds.
+        model: the name by which the client chose it.
+        rate_hz: samples a second of PCM16, in and out.
+        delegation: who handles delegated tasks, if the client said; the model delegates none.
+        safety_identifier: the client's name for its user; may be empty.
+        instructions: the system prompt; may be empty.
+        voice: the name of the voice; empty for the model's own.
+        store: it is being recorded.
+    """
+
+    id: str = ""
+    expires_at: int = 0
+    model: str = ""
+    rate_hz: int = LIVE_RATES_HZ[0]
+    delegation: Delegation | None = None
+    safety_identifier: str = ""
+    instructions: str = ""
+    voice: str = ""
+    store: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Muted:
+    """From now on the model hears silence in place of the client's sound.
+
+    Attributes:
+        client_event_id: the client's name for its message; may be empty.
+    """
+
+    client_event_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Unmuted:
+    """From now on the model hears the client's sound again.
+
+    Attributes:
+        client_event_id: the client's name for its message; may be empty.
+    """
+
+    client_event_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Updated:
+    """The session's settings after an update.
+
+    Attributes:
+        live: the session as it is in force.
+        client_event_id: the client's name for its message; may be empty.
+    """
+
+    live: LiveSession = LiveSession()
+    client_event_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """The session's use so far.
+
+    Attributes:
+        seconds: whole seconds of sound that the model heard.
+        ratio: part of the model's context that is full, 0 to 1.
+    """
+
+    seconds: int
+    ratio: float
+
+
+@attrs.frozen(kw_only=True)
+class Notice:
+    """Information without consequence.
+
+    Attributes:
+        code: for programs.
+        text: for people.
+    """
+
+    code: str
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Mute:
+    """Let the model hear silence from here on.
+
+    Attributes:
+        event_id: the client's name for the message; may be empty.
+    """
+
+    event_id: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Unmute:
+    """Let the model hear the client again.
+
+    Attributes:
+        event_id: the client's name for the message; may be empty.
+    """
+
+    event_id: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Update:
+    """Change settings of a session that is set up; none can be changed, and equal ones are taken.
+
+    Attributes:
+        event_id: the client's name for the message; may be empty.
+    """
+
+    event_id: str = ""
+    ignored: tuple[str, ...] = ()

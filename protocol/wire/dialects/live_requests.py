@@ -1,0 +1,218 @@
+"""What a client of `live` says: `session.start`, sound, and the little that changes a session."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...values.errors import (
+    ErrorCode,
+    FieldError,
+)
+from ...values.limits import INPUT_ID_CHARS_MAX
+from ...values.live import (
+    LIVE_RATES_HZ,
+    Mute,
+    Unmute,
+    Update,
+)
+from ...values.requests import AppendSound, CloseRequest, Init, Request
+from ..codec import Value
+from ..field import DROPPED, Field
+from ..kinds import (
+    NAMED,
+    SAID,
+    SOUND16,
+    TEXT,
+    VOICE_BY_NAME,
+    Kind,
+    choice,
+    text,
+)
+from ..reading import Reading
+from ..table import Object, Table
+from . import shared
+from .inputs import PROMPT, RECORD
+
+SESSION_START: Final = "session.start"
+AUDIO_APPEND: Final = "session.input_audio.append"
+UNSUPPORTED: Final = frozenset(
+    {
+        "session.instructions.append",
+        "session.thinking.append",
+        "session.commentary.append",
+        "session.output_audio.fixture.play",
+        "decision.create",
+        "decision.item.create",
+        "decision.item.delete",
+        "response.create",
+        "response.item.create",
+        "transport.dtmf.send",
+    }
+)
+"""Events of the API that ask for what the model cannot do."""
+
+_CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
+"""An unknown field is such an error."""
+
+
+def _event_id(attr: str = "event_id") -> Field:
+    kind = text(INPUT_ID_CHARS_MAX, holds=NAMED)
+    return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
+
+
+def unsupported(path: str, what: str) -> FieldError:
+    """Make the error for a value or event of the API that is not offered here."""
+    return FieldError(ErrorCode.UNSUPPORTED, f"{path}: {what}")
+
+
+def _only(options: tuple[str, ...], offered: str, what: str) -> Kind:
+    """A word of the API of which only one is offered here."""
+
+    def read(value: Value, _: Reading) -> str:
+        if value.choice(options) != offered:
+            raise unsupported(value.path, what)
+        return offered
+
+    return Kind(read=read, schema=choice((offered,)).schema)
+
+
+def _empty(what: str) -> Kind:
+    """A list of the API that must be empty here."""
+
+    def read(value: Value, _: Reading) -> tuple[()]:
+        if value.items(1024):
+            raise unsupported(value.path, what)
+        return ()
+
+    return Kind(read=read, schema={"type": "array", "const": []})
+
+
+def _rate(value: Value, _: Reading) -> int:
+    found = value.integer()
+    if found not in LIVE_RATES_HZ:
+        raise unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
+    return found
+
+
+_PCM: Final = _only(
+    ("audio/pcm", "audio/pcmu", "audio/pcma"), "audio/pcm", "the server has audio/pcm only"
+)
+RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ]})
+_CLIENT: Final = _only(
+    ("client", "responses", "decisions"), "client", "the model delegates nothing"
+)
+_NO_TRIGGERS: Final = _empty("there are no decisions")
+
+
+def _delegation(attr: str) -> Object:
+    return Object(
+        "delegation",
+        (Field("type", _CLIENT, None, attr=attr, omit=True),),
+        omit=True,
+        closed=_CLOSED,
+    )
+
+
+_START: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            Field("model", TEXT, attr="live.model"),
+            Object(
+                "audio",
+                (
+                    Object(
+                        "format",
+                        (
+                            Field("type", _PCM, None, attr=DROPPED, get=lambda _: "audio/pcm"),
+                            Field("rate", RATE, LIVE_RATES_HZ[0], attr="live.rate_hz"),
+                        ),
+                        closed=_CLOSED,
+                    ),
+                    Object(
+                        "output",
+                        (Field("voice", VOICE_BY_NAME, None, attr="ref_audio", omit=True),),
+                        omit=True,
+                        closed=_CLOSED,
+                    ),
+                ),
+                closed=_CLOSED,
+            ),
+            _delegation("live.delegation"),
+            Field(
+                "input",
+                _empty("the model takes no conversation from before"),
+                (),
+                attr=DROPPED,
+                doc="Must be empty here.",
+            ),
+            Field("instructions", PROMPT, "", omit=True),
+            Field(
+                "safety_identifier",
+                text(INPUT_ID_CHARS_MAX, holds=NAMED),
+                "",
+                attr="live.safety_identifier",
+                omit=True,
+            ),
+            Field("store", RECORD.kind, True, attr="record", omit=True),
+            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc="Must be empty here."),
+        ),
+        is_required=True,
+        closed=_CLOSED,
+    ),
+    _event_id("live.event_id"),
+    tag={"type": SESSION_START},
+    closed=_CLOSED,
+)
+_UPDATE: Final = Table(
+    Update,
+    Object(
+        "session",
+        (
+            Object(
+                "delegation",
+                (Field("type", _CLIENT, None, attr=DROPPED, get=lambda _: "client"),),
+                closed=_CLOSED,
+                doc="Who handles delegated tasks; the model delegates none.",
+            ),
+            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc="Must be empty here."),
+        ),
+        is_required=True,
+        closed=_CLOSED,
+    ),
+    _event_id(),
+    tag={"type": shared.SESSION_UPDATE},
+    closed=_CLOSED,
+)
+_CLOSE: Final = Table(
+    CloseRequest,
+    Field(
+        "event_id",
+        Kind(read=lambda *_: None, schema={}, holds=SAID),
+        None,
+        attr=DROPPED,
+        doc="Ignored.",
+    ),
+    tag={"type": shared.SESSION_CLOSE},
+    lacks={"reason": None},
+)
+"""It is honoured in every state, so nothing in it is refused."""
+REQUESTS: Final = {
+    Request.INIT: _START,
+    Request.APPEND: Table(
+        AppendSound,
+        Field("audio", SOUND16, attr="pcm16"),
+        Field("event_id", text(INPUT_ID_CHARS_MAX, holds=NAMED), "", attr=DROPPED, doc="Ignored."),
+        tag={"type": AUDIO_APPEND},
+        closed=_CLOSED,
+    ),
+    Request.MUTE: Table(
+        Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=_CLOSED
+    ),
+    Request.UNMUTE: Table(
+        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=_CLOSED
+    ),
+    Request.UPDATE: _UPDATE,
+    Request.CLOSE: _CLOSE,
+}

@@ -1,0 +1,91 @@
+"""The official client of OpenAI's Live API at a real server: it is answered in its own types."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from openai import OpenAI
+from openai.resources.live.live import LiveConnection
+
+from recorder.read.reader import LogReader
+from replay.rerun.logic import replay
+from tests.live.servers import LiveServer, live_server
+
+RATES_HZ: Final = (24_000, 16_000)
+SECONDS: Final = 3
+AT_ONCE_S: Final = 40
+"""More than may wait for the model."""
+PIECES_A_SECOND: Final = 50
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Path]]:
+    """A server that records."""
+    folder = tmp_path_factory.mktemp("recordings")
+    with live_server("--record", str(folder)) as live:
+        yield live, folder
+
+
+def received(connection: LiveConnection) -> Any:
+    """Receive an event; it is one of the client's types, with their fields and no others."""
+    event: Any = connection.recv()
+    checked = type(event).model_validate(event.to_dict(), strict=True)
+    assert not checked.model_extra
+    return checked
+
+
+def until(connection: LiveConnection, name: str) -> Any:
+    """Receive until an event comes."""
+    while (event := received(connection)).type != name:
+        assert event.type != "error", event.error
+    return event
+
+
+def sound(rate_hz: int) -> bytes:
+    """A second of a tone: signed 16-bit LE."""
+    wave = np.sin(np.arange(rate_hz) * 2 * np.pi * 440 / rate_hz)
+    return (wave * 9_000).astype("<i2").tobytes()
+
+
+def say(connection: LiveConnection, pcm16: bytes) -> None:
+    """Say seconds in pieces."""
+    size = len(pcm16) // PIECES_A_SECOND
+    for at in range(0, len(pcm16), size):
+        piece = base64.b64encode(pcm16[at : at + size]).decode()
+        connection.send({"type": "session.input_audio.append", "audio": piece})
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+@pytest.mark.parametrize("rate_hz", RATES_HZ)
+def test_it_talks(server: tuple[LiveServer, Path], rate_hz: int) -> None:
+    """Whoever has this client cannot use this server, or its recordings cannot be run again."""
+    live, folder = server
+    host, port = live.address
+    client = OpenAI(api_key="none", base_url=f"http://{host}:{port}/v1")
+    before = set(folder.rglob("*.session.zst"))
+    with client.live.connect() as connection:
+        audio: Any = {"format": {"type": "audio/pcm", "rate": rate_hz}}
+        connection.send({"type": "session.start", "session": {"model": "scripted", "audio": audio}})
+        started = until(connection, "session.started").session
+        assert started.audio.format.rate == rate_hz
+        for _ in range(SECONDS):
+            say(connection, sound(rate_hz))
+            heard = until(connection, "session.output_audio.delta").delta
+            assert len(base64.b64decode(heard)) == 2 * rate_hz
+        say(connection, AT_ONCE_S * sound(rate_hz))
+        for _ in range(AT_ONCE_S):
+            until(connection, "session.output_audio.delta")
+        connection.send({"type": "session.input_audio.mute", "event_id": "quiet"})
+        assert until(connection, "session.input_audio.muted").client_event_id == "quiet"
+        connection.send({"type": "session.close"})
+        closed = until(connection, "session.closed")
+        assert (closed.reason, closed.usage.seconds) == ("close_requested", SECONDS + AT_ONCE_S)
+        assert closed.session.id == started.id
+    (log,) = set(folder.rglob("*.session.zst")) - before
+    with LogReader(log) as items:
+        assert replay(items).identical
