@@ -1,10 +1,11 @@
-"""A TCP proxy that cuts connections at a byte, as bad networks do."""
+"""A TCP proxy that cuts connections at a byte, as bad networks do, and balances over servers."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -71,19 +72,30 @@ class _Link:
                 end.shutdown(socket.SHUT_RDWR)
 
 
+def _connect(addresses: deque[tuple[str, int]]) -> socket.socket:
+    """Connect to the next server that takes connections."""
+    for _ in addresses:
+        addresses.rotate(-1)
+        with suppress(OSError):
+            return socket.create_connection(addresses[0])
+    raise OSError("no server takes connections")
+
+
 @contextmanager
-def cutting(address: tuple[str, int], cuts: list[int]) -> Iterator[Cutter]:
-    """Run a proxy to a server's address."""
+def cutting(*addresses: tuple[str, int], cuts: list[int]) -> Iterator[Cutter]:
+    """Run a proxy to the addresses of servers, each in turn."""
     cutter = Cutter(cuts)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         cutter.port = listener.getsockname()[1]
+
+        servers = deque(addresses)
 
         def serve() -> None:
             with suppress(OSError):
                 while True:
                     client, _ = listener.accept()
                     try:
-                        server = socket.create_connection(address)
+                        server = _connect(servers)
                     except OSError:
                         client.close()
                         continue

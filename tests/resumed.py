@@ -61,7 +61,8 @@ async def _hear(session: ClientSession) -> None:
         pass
 
 
-async def _until(session: ClientSession, kind: type) -> None:
+async def until(session: ClientSession, kind: type) -> None:
+    """Hear messages until one of a kind."""
     async for message in session:
         if isinstance(message, kind):
             return
@@ -69,9 +70,9 @@ async def _until(session: ClientSession, kind: type) -> None:
 
 
 async def _duplex(session: ClientSession, rng: random.Random) -> None:
-    await _until(session, QueueDone)
+    await until(session, QueueDone)
     await session.init(Init(instructions="be brief"))
-    await _until(session, Created)
+    await until(session, Created)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_hear, session)
         for number in range(UNITS):
@@ -82,12 +83,12 @@ async def _duplex(session: ClientSession, rng: random.Random) -> None:
 
 
 async def _chat(session: ClientSession, rng: random.Random) -> None:
-    await _until(session, QueueDone)
+    await until(session, QueueDone)
     await session.init(Init(instructions=""))
-    await _until(session, Created)
+    await until(session, Created)
     for number in range(2):
         await session.ask(_question(f"{number} two three four five six " * rng.randint(1, 5)))
-        await _until(session, Response)
+        await until(session, Response)
     await session.close("enough")
     await _hear(session)
 
@@ -98,14 +99,14 @@ async def _request(session: ClientSession, rng: random.Random) -> None:
 
 
 async def _transcription(session: ClientSession, rng: random.Random) -> None:
-    await _until(session, Created)
+    await until(session, Created)
     await session.choose("scripted")
     for _ in range(2):
         for _ in range(UNITS):
             await session.append_sound(bytes(rng.randint(1, 8000) * 2))
             await anyio.sleep(rng.uniform(0, 0.1))
         await session.commit(final=True)
-        await _until(session, TranscriptDone)
+        await until(session, TranscriptDone)
 
 
 def _question(text: str) -> Ask:

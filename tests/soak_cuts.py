@@ -39,7 +39,7 @@ def one(server: LiveServer, folder: Path, kind: str, seed: str, found: Counter[s
     """Have one conversation; returns what was wrong, or nothing."""
     rng, told = random.Random(seed), Told()
     cuts = cuts_of(kind, rng)
-    with cutting(server.address, cuts) as cutter:
+    with cutting(server.address, cuts=cuts) as cutter:
         try:
             anyio.run(converse, kind, f"ws://127.0.0.1:{cutter.port}", told, rng)
         except Exception as error:  # what it is stands in the evidence

@@ -62,8 +62,8 @@ class Marks:
     async def _add(self, request: Request) -> Response:
         principal, recording_id = principal_of(request), request.path_params["recording_id"]
         server = self._server()
-        owner = None if server is None else server.owner_of(recording_id)
-        if server is None or owner is None or not principal.may_see(owner):
+        session = None if server is None else server.running(recording_id)
+        if server is None or session is None or not principal.may_see(session.owner):
             await self._recordings.check(request)
             raise _refused("over")
         text = read_text(await read_body(request, BODY_BYTES_MAX), "text", TEXT_CHARS_MAX)

@@ -48,6 +48,7 @@ from ..access.gate import require_admin
 from ..access.middleware import principal_of
 from ..access.principal import Principal
 from ..net.http import json_response
+from .elsewhere import NotHere
 from .files import send_file
 from .parameters import check_names, read_choice, read_number, wrong
 from .places import Places
@@ -156,9 +157,10 @@ class Recordings:
         return json_response(attrs.asdict((await self._found(request))[0]))
 
     async def check(self, request: Request) -> None:
-        """Raise `HTTPException` unless the client may see the recording in the path (404)."""
+        """Raise `NotHere` unless the client may see the recording in the path."""
         if self._logs is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
+            name = request.path_params["recording_id"]
+            raise NotHere(name, "no session of that name runs")
         await self._found(request)
 
     async def _found(self, request: Request) -> tuple[Summary, LogInfo]:
@@ -167,7 +169,7 @@ class Recordings:
         asked = request.path_params["recording_id"]
         found = await in_thread(partial(self._listing.find, asked), self._asking)
         if found is None or not principal_of(request).may_see(found.summary.owner):
-            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording")
+            raise NotHere(asked, "there is no such recording")
         return found.summary, found.info
 
     async def _remove(self, request: Request) -> Response:

@@ -35,6 +35,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.page import PAGE_CSP, status_html
 from ..telemetry.status import session_json, status_json
 from ..telemetry.watching import ServerStatus, SessionStatus
+from .elsewhere import NotHere
 
 NO_TICKET: Final = "no session waits with that ticket"
 
@@ -107,7 +108,7 @@ class Api:
         for session in self._sessions(principal_of(request)):
             if asked in {session.recording_id, session.session_id}:
                 return json_response(session_json(session))
-        raise HTTPException(HTTPStatus.NOT_FOUND, "no session of that name runs")
+        raise NotHere(asked, "no session of that name runs")
 
     # -- what a client may see ------------------------------------------------------------------
 

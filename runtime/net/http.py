@@ -84,7 +84,7 @@ def make_app(
             *routes,
         ],
         exception_handlers={
-            HTTPException: _http_error,
+            HTTPException: http_error,
             ClientDisconnect: _request_timeout,
             Exception: _internal_error,
             **handlers,
@@ -111,7 +111,8 @@ async def _upgrade_required(_request: Request) -> Response:
     )
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def http_error(_request: Request, error: Exception) -> Response:
+    """Answer an `HTTPException` with its status and JSON."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     message = error.detail.lower() if error.detail else status.phrase.lower()

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+import anyio
 import trio
+from anyio.abc import ByteStream
 
 from .counters import Counters, Drop
 from .tcp import TcpStream
@@ -23,7 +25,7 @@ from .tcp import TcpStream
 PIECE_BYTES: Final = 65_536
 """Four records of TLS: encrypting more at once delays other sessions and gains nothing."""
 READ_BYTES: Final = 65_536
-"""A read of discarded bytes, while a peer takes our last ones."""
+"""A read of bytes that are carried on, or discarded while a peer takes our last ones."""
 
 _LOG: Final = logging.getLogger("antiphon.listener")
 
@@ -169,6 +171,28 @@ class Link(trio.abc.Stream):
             self._counters.dropped[cause] += 1
             _LOG.info("the connection of %s is dropped: %s", self.peer, cause)
             self.abort()
+
+    async def carry(self, first: bytes, upstream: ByteStream) -> None:
+        """Send `first`, then carry bytes to another server and back, until either side ends.
+
+        A slow reader on one side slows the other. Neither side's end or loss is an error.
+        """
+        lost = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+        gone = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+        async def carry_there() -> None:
+            with suppress(*lost, *gone):
+                while data := await self.receive_some(READ_BYTES):
+                    await upstream.send(data)
+            both.cancel_scope.cancel()
+
+        async with trio.open_nursery() as both:
+            both.start_soon(carry_there)
+            with suppress(*lost, *gone):
+                await self.send_all(first)
+                while True:
+                    await self.send_all(await upstream.receive(READ_BYTES))
+            both.cancel_scope.cancel()
 
     async def linger(self) -> None:
         """End sending and read to the peer's end, in the caller's time: a reset loses bytes."""

@@ -37,6 +37,7 @@ from .link import Link
 from .places import Places
 from .tcp import TcpStream
 from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
+from .upstream import Upstream
 from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed, accept
 
 BACKLOG: Final = 1024
@@ -65,10 +66,11 @@ class WebSocketRequest:
     """A valid WebSocket handshake that waits for its answer: accept it or reject it, once.
 
     `path`: percent-decoded. `query`: each name's values in order. `headers`: names in lower case;
-    not logged, because they may hold a client's key.
+    not logged, because they may hold a client's key. `target`: path and query as they came.
     """
 
     path: str
+    target: str
     query: Mapping[str, tuple[str, ...]]
     headers: tuple[tuple[str, str], ...]
     subprotocols: tuple[str, ...]
@@ -107,6 +109,13 @@ class WebSocketRequest:
         """
         self._answer_once()
         await answer(self._link, status, body, headers)
+
+    async def relay(self, upstream: Upstream) -> None:
+        """Give the client another server's WebSocket, and carry bytes until either side ends."""
+        self._answer_once()
+        self._link.tcp.notice_dead_peer()
+        await self._link.carry(upstream.switched(), upstream.stream)
+        await say_last(self._link, b"")
 
     async def finish(self, code: int) -> None:
         """Close or reject a request that the handler left open; the listener calls it."""
@@ -264,6 +273,7 @@ class _Server:
         async with trio.open_nursery() as nursery:
             request = WebSocketRequest(
                 path=target.path,
+                target=head.target.decode("ascii"),
                 query=target.query,
                 headers=_headers(head),
                 subprotocols=header_tokens(head, b"sec-websocket-protocol"),

@@ -24,6 +24,7 @@ from ..model.models import ModelUnknownError, check_model
 from ..settings.settings import Settings
 from ..settings.sources import ConfigError
 from ..settings.values import shown
+from .gateways import read_gateway
 
 _OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")
 """Settings of a model, which a server with workers elsewhere does not load."""
@@ -37,7 +38,7 @@ def check(settings: Settings) -> None:
     """Raise `ConfigError` if settings do not fit together, or name a missing file."""
     problems = [*_access(settings), *_tls(settings), *_models(settings), *_workers(settings)]
     problems += [*_ray(settings), *_voices(settings), *_static(settings), *_notice(settings)]
-    problems += _store(settings)
+    problems += [*_store(settings), *_gateways(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
             f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
@@ -49,6 +50,10 @@ def check(settings: Settings) -> None:
 
 def warnings(settings: Settings) -> tuple[str, ...]:
     """Warnings about valid but risky settings."""
+    for text in settings.gateways:
+        scheme, host, _ = read_gateway(text)
+        if scheme == "http" and not is_loopback(host):
+            return (f"gateways: keys and sessions cross the network to {text} in the clear",)
     if is_loopback(settings.host):
         return ()
     if settings.keys is None:
@@ -132,6 +137,17 @@ def _ray(settings: Settings) -> Iterator[str]:
             f"workers_max: {settings.workers_max} is less than workers_wanted, "
             f"{settings.workers_wanted}"
         )
+
+
+def _gateways(settings: Settings) -> Iterator[str]:
+    ca = settings.gateway_ca
+    if ca is not None and not _can_be_read(ca):
+        yield f"gateway_ca: there is no file {ca} that can be read"
+    for text in settings.gateways:
+        try:
+            read_gateway(text)
+        except ValueError as error:
+            yield f"gateways: {error}"
 
 
 def _models(settings: Settings) -> Iterator[str]:

@@ -27,6 +27,7 @@ from recorder.write.writer import Recorder
 from ..access.gate import Denied, open_gate
 from ..access.middleware import AccessMiddleware, answer_denied
 from ..access.principal import Principal
+from ..api.elsewhere import NotHere
 from ..api.marks import Marks
 from ..api.pages import Pages, is_public
 from ..api.recordings import Recordings
@@ -40,12 +41,13 @@ from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
 from ..session.beginning import VERSION, Arrival
-from ..session.server import Server
+from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
 from .coming_back import come_back
+from .gateways import AWAY, NOT_HERE, Gateways, is_relayed
 from .retention import make_retainer
 from .routing import NotServedError, Route, route
 from .uploading import make_uploader
@@ -70,7 +72,7 @@ class Gateway:
     Raises:
         KeyFileError: the keys cannot be read.
         TracesMissingError: traces are set, and their package is not installed.
-        ValueError: an origin is invalid.
+        ValueError: an origin is invalid, or `gateway_ca` holds no certificates.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
+        self._gateways = Gateways(settings)
         self.has_key = self._gate.has_key
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
@@ -118,7 +121,7 @@ class Gateway:
                 *pages,
             ],
             speech=self.speech,
-            handlers={Denied: answer_denied},
+            handlers={Denied: answer_denied, NotHere: self._gateways.relay_http},
         )
         return AccessMiddleware(
             app,
@@ -223,6 +226,8 @@ class Gateway:
             )
             await request.reject(denied.status, denied.body, denied.headers)
             return
+        if to.resume and await self._is_elsewhere(request, to.resume):
+            return
         websocket = await request.accept(
             subprotocol=admitted.subprotocol, frame_bytes_max=OF_MODE[to.mode].frame_bytes_max
         )
@@ -241,6 +246,17 @@ class Gateway:
                 await left.wait()
             else:
                 await serve()
+
+    async def _is_elsewhere(self, request: WebSocketRequest, name: str) -> bool:
+        """Whether a client comes back to a session that is not here, and was answered."""
+        if self.server is not None and self.server.find(name) is not None:
+            return False
+        if not is_relayed(request.headers):
+            return await self._gateways.relay_websocket(request, name)
+        is_loading = self.server is None
+        body = error_body("not_here", "the model is being loaded" if is_loading else NO_SESSION)
+        await request.reject(AWAY if is_loading else NOT_HERE, body)
+        return True
 
     async def _serve(
         self,

@@ -123,16 +123,19 @@ class Server:
         """The running sessions, oldest first; `kv_tokens` as in `Driver.status`."""
         return tuple(driver.status(kv_tokens) for driver in self._drivers)
 
-    def owner_of(self, recording_id: str) -> str | None:
-        """The name of a running session's key; None where no such session runs."""
-        return next((it.owner for it in self._drivers if it.recording_id == recording_id), None)
+    def running(self, recording_id: str) -> Driver | None:
+        """The running session of this name."""
+        return next((it for it in self._drivers if it.recording_id == recording_id), None)
+
+    def find(self, recording_id: str) -> Driver | Ended | None:
+        """The session of this name: it runs, or ended while its client may have been away."""
+        return self.running(recording_id) or self._ended.get(recording_id, now_ns())
 
     async def mark(self, recording_id: str, fields: Fields) -> tuple[int, int]:
         """Write a mark into a running session's log; raises `MarkRefused` as `Driver.mark` does."""
-        for driver in self._drivers:
-            if driver.recording_id == recording_id:
-                return await driver.mark(fields)
-        raise MarkRefused("over")
+        if (driver := self.running(recording_id)) is None:
+            raise MarkRefused("over")
+        return await driver.mark(fields)
 
     @property
     def readiness(self) -> str:
@@ -247,9 +250,7 @@ class Server:
             Why the client cannot come back, for the client; empty if it did. It is the same for no
             session and for a wrong token.
         """
-        found = (driver for driver in self._drivers if driver.recording_id == recording_id)
-        driver = next(found, None)
-        it = driver or self._ended.get(recording_id, now_ns())
+        it = self.find(recording_id)
         is_it = it is not None and (it.owner, it.mode) == (owner, mode) and self._has_key(owner)
         if it is None or not is_it or not it.tokens.is_right(asked.token):
             return NO_SESSION
@@ -283,8 +284,7 @@ class Server:
             settings, info, identity, arrival, token=token, is_recorded=is_recorded
         )
         open_log = partial(self._open_log, opened, arrival.owner) if is_recorded else None
-        driver = partial(self._driver, opened, open_log, arrival.owner)
-        return driver(token=token, refusal=arrival.refusal)
+        return self._driver(opened, open_log, arrival.owner, token=token, refusal=arrival.refusal)
 
     def _driver(
         self,

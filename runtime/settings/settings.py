@@ -276,6 +276,20 @@ class Settings(ModelSettings):
         None, "The certificate's private key, PEM, without a password.", _ACCESS
     )
 
+    gateways: tuple[str, ...] = setting(
+        (),
+        "Address of another server behind the same balancer: http://HOST:PORT or https://. Clients "
+        "reach sessions and recordings of any of them through any other one.",
+        _ACCESS,
+        flag="--gateway",
+    )
+    gateway_ca: Path | None = setting(
+        None,
+        "Certificates of the authority that these servers' certificates are from, PEM.",
+        _ACCESS,
+        unset="the system's",
+    )
+
     connections_max: int = setting(
         CONNECTIONS_MAX,
         "Connections at once, WebSockets and others.",

@@ -40,7 +40,7 @@ def test_each_message_and_each_frame_counts_once(
     rng = random.Random(f"{kind} {seed}")
     cuts = cuts_of(kind, rng)
     told = Told()
-    with cutting(made.address, cuts) as cutter:
+    with cutting(made.address, cuts=cuts) as cutter:
         anyio.run(converse, kind, f"ws://127.0.0.1:{cutter.port}", told, rng)
         assert cutter.connections > 1
     path = Store(folder).path(told.recording_id)
@@ -56,7 +56,7 @@ def test_a_way_back_that_is_cut_is_tried_again(server: tuple[LiveServer, Path]) 
     """A connection that broke before its greeting ended the session for its client."""
     made, _ = server
     told, rng = Told(), random.Random(1)
-    with cutting(made.address, [20_000, 400, 400]) as cutter:
+    with cutting(made.address, cuts=[20_000, 400, 400]) as cutter:
         anyio.run(converse, "realtime, audio", f"ws://127.0.0.1:{cutter.port}", told, rng)
         assert cutter.connections == 4
     assert [json.loads(frame)["seq"] for frame in told.heard] == list(range(len(told.heard)))

@@ -53,7 +53,7 @@ def test_each_message_and_each_event_counts_once(
     made, folder = server
     if mode == "chat":
         cuts = [min(cut, 3_000) for cut in cuts]
-    with cutting(made.address, list(cuts)) as cutter:
+    with cutting(made.address, cuts=list(cuts)) as cutter:
         said = json.loads(run("resuming.mjs", f"ws://127.0.0.1:{cutter.port}", mode))
         assert cutter.connections > 1
     received, frames = heard_and_said(Store(folder).path(said["recordingId"]))

@@ -39,7 +39,7 @@ def speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def cut(server: LiveServer, *after_bytes: int) -> Iterator[str]:
     """The address of a server whose connections are cut after so many bytes each."""
-    with cutting(server.address, list(after_bytes)) as cutter:
+    with cutting(server.address, cuts=list(after_bytes)) as cutter:
         yield f"ws://127.0.0.1:{cutter.port}"
         assert cutter.connections > 1
 

@@ -418,6 +418,16 @@ def test_a_certificate_and_its_key_come_together_and_are_there(tmp_path: Path) -
     ]
 
 
+def test_other_gateways_are_checked(tmp_path: Path) -> None:
+    """A server would relay its clients to an address that is none."""
+    assert together(gateways=("http://10.0.0.2:8006", "https://two.example")) == []
+    for text in ("10.0.0.2:8006", "ws://two:8006", "http://two:8006/v1", "http://a@two", "http://"):
+        (problem,) = together(gateways=(text,))
+        assert problem == f"gateways: '{text}' is no address: http://HOST:PORT or https://HOST:PORT"
+    ca = tmp_path / "ca.pem"
+    assert together(gateway_ca=ca) == [f"gateway_ca: there is no file {ca} that can be read"]
+
+
 def test_workers_elsewhere_are_checked(tmp_path: Path) -> None:
     """A server would wait for a worker that cannot be, or send voices over an open network."""
     token, ca = tmp_path / "token", tmp_path / "ca.pem"
