@@ -60,6 +60,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_ray
 	@$(BIN)/python -m tests.soak_cuts
 	@$(BIN)/python -m tests.soak_restarts
+	@$(BIN)/python -m tests.soak_prefixes
 	@$(BIN)/python -m tests.soak_sleepers
 	@$(BIN)/python -m tests.soak_gateways
 	@$(BIN)/python -m tests.law

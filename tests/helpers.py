@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -322,6 +323,7 @@ async def world(
     load: Load | None = None,
     beside: Callable[[], Backend] | None = None,
     has_key: Callable[[str], bool] = lambda _: True,
+    decode_s: float = 0.0,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -334,6 +336,7 @@ async def world(
         load: loads a backend in place of one that is condemned; None: there comes no other.
         beside: makes a second worker; None: there is one.
         has_key: whether there is still a key of this name.
+        decode_s: how long media is decoded.
         settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -350,7 +353,7 @@ async def world(
             tasks=tasks,
             recorder=recorder,
             identities=CountedIdentities(),
-            decode_media=decode_here,
+            decode_media=partial(decode_here, decode_s=decode_s),
             has_key=has_key,
         )
         tasks.start_soon(server.refresh_estimates)
@@ -372,9 +375,9 @@ async def here(work: Callable[[], Any]) -> Any:
     return work()
 
 
-async def decode_here(effect: DecodeMedia, _client: Client) -> Decoded:
+async def decode_here(effect: DecodeMedia, _client: Client, decode_s: float = 0.0) -> Decoded:
     """Decode in this thread: with one of its own, virtual time would run ahead."""
-    await anyio.lowlevel.checkpoint()
+    await anyio.sleep(decode_s)
     return MediaDecoder().decode_here(effect)
 
 

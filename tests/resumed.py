@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 import attrs
 
+from protocol.values.live import LiveSettings
 from protocol.values.messages import Created, QueueDone, Response, TranscriptDone
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, Ask, ChatMessage, Init, TextPart
@@ -69,7 +70,7 @@ async def until(session: ClientSession, kind: type) -> None:
     raise AssertionError(f"no {kind.__name__}")
 
 
-async def _duplex(session: ClientSession, rng: random.Random) -> None:
+async def _duplex(session: ClientSession, rng: random.Random, model: str) -> None:
     await until(session, QueueDone)
     await session.init(Init(instructions="be brief"))
     await until(session, Created)
@@ -82,7 +83,20 @@ async def _duplex(session: ClientSession, rng: random.Random) -> None:
         await session.close("enough")
 
 
-async def _chat(session: ClientSession, rng: random.Random) -> None:
+async def _live(session: ClientSession, rng: random.Random, model: str) -> None:
+    await until(session, QueueDone)
+    await session.init(Init(instructions="be brief", live=LiveSettings(model=model)))
+    await until(session, Created)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_hear, session)
+        for _ in range(UNITS * 10):
+            await session.append_sound(bytes(rng.randint(1000, 3200) * 2))
+            await anyio.sleep(rng.uniform(0, 0.02))
+        await anyio.sleep(0.5)
+        await session.close()
+
+
+async def _chat(session: ClientSession, rng: random.Random, model: str) -> None:
     await until(session, QueueDone)
     await session.init(Init(instructions=""))
     await until(session, Created)
@@ -93,14 +107,14 @@ async def _chat(session: ClientSession, rng: random.Random) -> None:
     await _hear(session)
 
 
-async def _request(session: ClientSession, rng: random.Random) -> None:
+async def _request(session: ClientSession, rng: random.Random, model: str) -> None:
     await session.ask(_question("one two three four five six " * rng.randint(150, 200)))
     await _hear(session)
 
 
-async def _transcription(session: ClientSession, rng: random.Random) -> None:
+async def _transcription(session: ClientSession, rng: random.Random, model: str) -> None:
     await until(session, Created)
-    await session.choose("scripted")
+    await session.choose(model)
     for _ in range(2):
         for _ in range(UNITS):
             await session.append_sound(bytes(rng.randint(1, 8000) * 2))
@@ -113,12 +127,13 @@ def _question(text: str) -> Ask:
     return Ask(messages=(ChatMessage(role="user", content=(TextPart(text=text),)),))
 
 
-_Course = Callable[[ClientSession, random.Random], Awaitable[None]]
+_Course = Callable[[ClientSession, random.Random, str], Awaitable[None]]
 KINDS: Final[dict[str, tuple[str, Mode, _Course]]] = {
     "realtime, audio": ("realtime", "audio", _duplex),
     "realtime, video": ("realtime", "video", _duplex),
     "duplex-v1": ("duplex-v1", "audio", _duplex),
     "legacy-duplex": ("legacy-duplex", "audio", _duplex),
+    "live": ("live", "audio", _live),
     "realtime, chat": ("realtime", "chat", _chat),
     "legacy-chat": ("legacy-chat", "chat", _request),
     "transcription": ("transcription", "transcription", _transcription),
@@ -126,15 +141,17 @@ KINDS: Final[dict[str, tuple[str, Mode, _Course]]] = {
 }
 
 
-async def converse(kind: str, url: str, told: Told, rng: random.Random) -> None:
-    """Have a conversation, and note it."""
+async def converse(
+    kind: str, url: str, told: Told, rng: random.Random, model: str = "scripted"
+) -> None:
+    """Have a conversation with a model, and note it."""
     dialect, mode, course = KINDS[kind]
     with anyio.fail_after(WAIT_S):
         async with connect(url, mode=mode, dialect=dialect, resume=True) as session:
             socket = session._websocket
             session._websocket = Tap(socket, told)
             try:
-                await course(session, rng)
+                await course(session, rng, model)
             finally:
                 told.recording_id = socket.recording_id  # type: ignore[attr-defined]
 
@@ -152,6 +169,6 @@ def heard_and_said(log: Path) -> tuple[list[str], list[str]]:
 
 def cuts_of(kind: str, rng: random.Random) -> list[int]:
     """Draw the bytes of each connection before its cut; by then the first was greeted."""
-    is_sound = KINDS[kind][2] is _duplex
+    is_sound = KINDS[kind][2] in (_duplex, _live)
     most = 5.6 if is_sound else 3.6
     return [int(10 ** rng.uniform(3.0, most)) for _ in range(rng.randint(1, 4))]

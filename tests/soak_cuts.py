@@ -1,11 +1,12 @@
 """Connections that are cut at any byte, again and again: `make soak`.
 
-    python -m tests.soak_cuts [--conversations N] [--seed S] [--out FOLDER]
+    python -m tests.soak_cuts [--conversations N] [--model NAME] [--seed S] [--out FOLDER]
 
-A real `antiphon serve` that records, a proxy that cuts connections after some bytes, also while a
-client comes back, and clients of every dialect that come back by themselves. For each conversation:
-the messages that the client sent are those that the log holds, each once; so are the frames that it
-heard; and the log replays.
+Two real `antiphon serve` that record and know each other, a proxy that sends each connection to
+the other one and cuts it after some bytes, also while a client comes back, and clients of every
+dialect that come back by themselves. For each conversation: the messages that the client sent are
+those that the log holds, each once; so are the frames that it heard; and the log replays, without
+and with the model: so it is the conversation that the same messages give without a cut.
 
 The cuts are drawn from one seed, the kernel's timing is not. What was found goes to `cuts.json`,
 without a date; it exits with 1 where anything was not so.
@@ -20,70 +21,145 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
+import attrs
 
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from tests.cutting import cutting
 from tests.live.servers import LiveServer, live_server
+from tests.outliving import Load
 from tests.resumed import KINDS, Told, converse, cuts_of, heard_and_said
+from tests.soak_restarts import free_port
 
 CONVERSATIONS: Final = 200
+TOGETHER: Final = 6
 
 
-def one(server: LiveServer, folder: Path, kind: str, seed: str, found: Counter[str]) -> str:
-    """Have one conversation; returns what was wrong, or nothing."""
-    rng, told = random.Random(seed), Told()
-    cuts = cuts_of(kind, rng)
-    with cutting(server.address, cuts=cuts) as cutter:
+@attrs.define
+class Gateways:
+    """Servers that know each other, each with its folder of recordings."""
+
+    servers: list[LiveServer]
+    folders: list[Path]
+
+    def log_of(self, recording_id: str) -> Path:
+        """A recording's log, which is in one of the folders."""
+        paths = [Store(folder).path(recording_id or "none") for folder in self.folders]
+        return next((path for path in paths if path.exists()), paths[0])
+
+
+@contextmanager
+def gateways(folder: Path, *flags: str, model: str = "scripted") -> Iterator[Gateways]:
+    """Run two servers with the same list of both."""
+    ports, folders = [free_port(), free_port()], [folder / "one", folder / "two"]
+    known = [word for port in ports for word in ("--gateway", f"http://127.0.0.1:{port}")]
+    with ExitStack() as running:
+        servers = list[LiveServer]()
+        for port, logs in zip(ports, folders, strict=True):
+            words = ("--port", str(port), "--record", str(logs), *known, *flags)
+            servers.append(running.enter_context(live_server(*words, model=model)))
+        yield Gateways(servers, folders)
+
+
+@attrs.define
+class Judged:
+    """What came of one conversation."""
+
+    kind: str
+    seed: str
+    cuts: list[int]
+    told: Told = attrs.field(factory=Told)
+    connections: int = 0
+    wrong: str = ""
+
+
+def talk(to: Gateways, model: str, seed: int, number: int) -> Judged:
+    """Have one conversation."""
+    kind = tuple(KINDS)[number % len(KINDS)]
+    rng = random.Random(f"{seed} {number}")
+    made = Judged(kind, f"{seed} {number}", cuts_of(kind, rng))
+    addresses = [server.address for server in rng.sample(to.servers, len(to.servers))]
+    with cutting(*addresses, cuts=made.cuts) as cutter:
         try:
-            anyio.run(converse, kind, f"ws://127.0.0.1:{cutter.port}", told, rng)
+            anyio.run(converse, kind, f"ws://127.0.0.1:{cutter.port}", made.told, rng, model)
         except Exception as error:  # what it is stands in the evidence
-            return f"{kind}, {seed}, {cuts}: {error!r}"
-        found["connections"] += cutter.connections
-        found["cuts"] += min(cutter.connections - 1, len(cuts))
-    path = Store(folder).path(told.recording_id)
-    heard, said = heard_and_said(path)
+            made.wrong = repr(error)
+        made.connections = cutter.connections
+    return made
+
+
+def judge(made: Judged, log: Path, found: Counter[str], load: Load) -> str:
+    """Hold a conversation to its log; returns what was wrong, or nothing."""
+    name = f"{made.kind}, {made.seed}, {made.cuts}"
+    found["conversations"] += 1
+    found[made.kind] += 1
+    found["connections"] += made.connections
+    found["cuts"] += min(made.connections - 1, len(made.cuts))
+    if made.wrong or not log.exists():
+        return f"{name}: {made.wrong or 'there is no log'}"
+    heard, said = heard_and_said(log)
     found["frames"] += len(said)
     found["messages"] += len(heard)
-    with LogReader(path) as log:
-        is_same = replay(log).identical
+    with LogReader(log) as reader:
+        head, items = reader.head.fields, list(reader)
+    logic = replay(items)
+    full = anyio.run(replay_fully, head, items, load, backend="trio")
+    found["replayed with the model"] += full.compared
+    told, is_same = made.told, logic.identical and full.compared and full.identical
     if told.heard != said or told.sent != heard or not is_same:
         counts = f"heard {len(told.heard)} of {len(said)}, sent {len(told.sent)} of {len(heard)}"
-        return f"{kind}, {seed}, {cuts}: {counts}, replay {is_same}"
+        return f"{name}: {counts}, replay {logic.divergence} {full.first_divergence}"
     return ""
+
+
+def soak(
+    folder: Path, model: str, numbers: Sequence[int], seed: int, found: Counter[str]
+) -> list[str]:
+    """Have conversations, some at once; returns what was wrong."""
+    failures, load = list[str](), Load()
+    with (
+        gateways(folder, "--slots", "8", model=model) as to,
+        ThreadPoolExecutor(TOGETHER) as threads,
+    ):
+        for made in threads.map(partial(talk, to, model, seed), numbers):
+            log = to.log_of(made.told.recording_id)
+            found[f"of gateway {log.parent.name}"] += 1
+            wrong = judge(made, log, found, load)
+            failures += [wrong] if wrong else []
+            if found["conversations"] % 20 == 0:
+                print(f"{found['conversations']}: {len(failures)} failed", file=sys.stderr)
+    return failures
 
 
 def main() -> int:
     """Soak, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     asked = parser.parse_args()
-    found, failures, began_s = Counter[str](), list[str](), time.monotonic()
-    kinds = tuple(KINDS)
+    found, began_s = Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with live_server("--record", name, "--slots", "8") as server:
-            for number in range(asked.conversations):
-                kind = kinds[number % len(kinds)]
-                wrong = one(server, folder, kind, f"{asked.seed} {number}", found)
-                found[kind] += 1
-                failures += [wrong] if wrong else []
-                if (number + 1) % 20 == 0:
-                    print(f"{number + 1} conversations, {len(failures)} failed", file=sys.stderr)
+        numbers = range(asked.conversations)
+        failures = soak(Path(name), asked.model, numbers, asked.seed, found)
     evidence = {
         "what": "connections cut at random bytes amid conversations, which went on without a loss",
         "good": not failures,
+        "model": asked.model,
         "seed": asked.seed,
         "minutes": round((time.monotonic() - began_s) / 60, 1),
-        "conversations": asked.conversations,
-        **found,
+        **dict(sorted(found.items())),
         "failures": failures,
     }
     (asked.out / "cuts.json").write_text(json.dumps(evidence, indent=2) + "\n", "utf-8")

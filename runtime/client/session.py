@@ -44,9 +44,11 @@ from .websocket import open_socket
 Asked = ParamSpec("Asked")
 
 REALTIME_PATH: Final = "/v1/realtime"
-"""The default endpoint, except in the legacy dialects."""
+"""The default endpoint, except in the dialects below, whose address has no mode."""
 CHAT_PATH: Final = "/ws/chat"
 """That of `legacy-chat` (004)."""
+LIVE_PATH: Final = "/v1/live/sessions"
+"""That of `live`."""
 DUPLEX_PATH: Final = "/ws/duplex"
 """That of `legacy-duplex` (002); the client's own label follows."""
 
@@ -255,10 +257,12 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
         raise AddressError(f"{url!r} is no address: it is like ws://127.0.0.1:8006")
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "mode"]
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
-    if dialect not in ("legacy-duplex", "legacy-chat"):
+    paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH}
+    paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
+    if dialect not in paths:
         query.append(("mode", mode))
     elif path == REALTIME_PATH:
-        path = CHAT_PATH if dialect == "legacy-chat" else f"{DUPLEX_PATH}/{_label(mode)}"
+        path = paths[dialect]
     return urlunsplit((parts.scheme, parts.netloc, path, urlencode(query), ""))
 
 

@@ -5,60 +5,34 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import anyio
-import attrs
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from tests.cutting import cutting
 from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
 from tests.resumed import Told, converse, cuts_of, heard_and_said
+from tests.soak_cuts import Gateways, gateways
 from tests.soak_restarts import free_port
 
 WAIT_S = 30
 KINDS_SHOWN = ("realtime, audio", "duplex-v1", "legacy-duplex", "realtime, chat", "transcription")
 
 
-@attrs.define
-class House:
-    """Gateways, each with its folder of recordings."""
-
-    servers: list[LiveServer]
-    folders: list[Path]
-
-    def log_of(self, recording_id: str) -> Path:
-        """The recording's log, which is in one folder."""
-        (log,) = (
-            it for it in (Store(each).path(recording_id) for each in self.folders) if it.exists()
-        )
-        return log
-
-
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     """Two gateways that know each other, and themselves: they have the same list."""
-    ports = [free_port(), free_port()]
-    folders = [tmp_path_factory.mktemp("logs") for _ in ports]
-    known = [word for port in ports for word in ("--gateway", f"http://127.0.0.1:{port}")]
-    with ExitStack() as running:
-        servers = [
-            running.enter_context(
-                live_server("--port", str(port), "--record", str(folder), "--slots", "8", *known)
-            )
-            for port, folder in zip(ports, folders, strict=True)
-        ]
-        yield House(servers, folders)
+    with gateways(tmp_path_factory.mktemp("logs"), "--slots", "8") as made:
+        yield made
 
 
 def get(server: LiveServer, path: str, **headers: str) -> tuple[int, bytes]:
@@ -82,7 +56,7 @@ def hear(socket: ClientConnection, kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS_SHOWN)
-def test_a_conversation_goes_on_through_any_gateway(house: House, kind: str) -> None:
+def test_a_conversation_goes_on_through_any_gateway(house: Gateways, kind: str) -> None:
     """A client that came to the wrong gateway lost its session, a frame or a message."""
     rng, told = random.Random(kind), Told()
     addresses = [server.address for server in house.servers]
@@ -97,7 +71,7 @@ def test_a_conversation_goes_on_through_any_gateway(house: House, kind: str) -> 
         assert replay(reader).identical
 
 
-def test_a_recording_is_found_from_any_gateway(house: House) -> None:
+def test_a_recording_is_found_from_any_gateway(house: Gateways) -> None:
     """A person who looks for a recording would have to know which server has it."""
     told = Told()
     host, port = house.servers[0].address
@@ -115,7 +89,7 @@ def test_a_recording_is_found_from_any_gateway(house: House) -> None:
     assert here == there
 
 
-def test_a_live_session_is_seen_and_marked_from_any_gateway(house: House) -> None:
+def test_a_live_session_is_seen_and_marked_from_any_gateway(house: Gateways) -> None:
     """A session could be watched only at the server that has it."""
     with connect(f"{house.servers[0].url}?mode=audio&resumable=1") as socket:
         name = hear(socket, "session.resumable")["recording_id"]
@@ -134,7 +108,7 @@ def test_a_live_session_is_seen_and_marked_from_any_gateway(house: House) -> Non
     assert [mark.get("text") for mark in marks] == ["look here"]
 
 
-def test_what_no_gateway_has_is_said_to_be_nowhere(house: House) -> None:
+def test_what_no_gateway_has_is_said_to_be_nowhere(house: Gateways) -> None:
     """A wrong name was relayed in a circle, or left a client waiting."""
     name = "20261123T000000-000000000000"
     for server in house.servers:
@@ -147,7 +121,7 @@ def test_what_no_gateway_has_is_said_to_be_nowhere(house: House) -> None:
             assert socket.close_code == 1008
 
 
-def test_a_request_that_was_relayed_is_not_relayed_again(house: House) -> None:
+def test_a_request_that_was_relayed_is_not_relayed_again(house: Gateways) -> None:
     """Two gateways would send a request to each other for ever."""
     told = Told()
     host, port = house.servers[0].address
@@ -161,7 +135,7 @@ def test_a_request_that_was_relayed_is_not_relayed_again(house: House) -> None:
     assert refused.value.response.status_code == 421
 
 
-def test_the_owner_judges_a_client_that_another_gateway_relayed(house: House) -> None:
+def test_the_owner_judges_a_client_that_another_gateway_relayed(house: Gateways) -> None:
     """A stranger took a session over through the other gateway."""
     with connect(f"{house.servers[0].url}?mode=audio&resumable=1") as socket:
         greeting = hear(socket, "session.resumable")

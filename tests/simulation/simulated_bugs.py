@@ -20,16 +20,19 @@ import attrs
 from protocol.machine import session as session_module
 from protocol.machine.core import Core
 from protocol.machine.duplex import Duplex
+from protocol.machine.resuming import Resuming
 from protocol.machine.unit_loop import Phase, UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.messages import Listen, QueuePlace, QueueUpdate, Speech
 from protocol.values.model import PastUnit
 from protocol.values.state import State
+from runtime.net.connection import Ready
 from runtime.session import rebuilding
 from runtime.session.calls import Calls, ModelEffect
 from runtime.session.driver import Driver
 from runtime.session.journal import Journal
+from runtime.session.peer import Peer, Tokens, hash_of
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 
@@ -321,6 +324,55 @@ def _no_rebuild_timer(stack: ExitStack) -> None:
     _put(stack, Core, "set_timer", set_timer)
 
 
+def _frame_left_out(stack: ExitStack) -> None:
+    """A client that comes back misses the first frame that it has not heard."""
+    real = Peer.greet
+
+    def greet(self: Peer, effect: ef.Attach, ready: Ready) -> None:
+        real(self, attrs.evolve(effect, after=effect.after + 1), ready)
+
+    _put(stack, Peer, "greet", greet)
+
+
+def _tokens_stay_right(stack: ExitStack) -> None:
+    """A token that was used lets in who stole it."""
+
+    def give(self: Tokens, token: str, *, used: str) -> str:
+        self._hashes.insert(0, hash_of(token))
+        return self._hashes[0]
+
+    _put(stack, Tokens, "give", give)
+    _put(stack, Tokens, "forget_old", lambda self: None)
+
+
+def _messages_counted_late(stack: ExitStack) -> None:
+    """A client is told of fewer messages than have come, and sends the last one again."""
+    real = Resuming._attach
+
+    def attach(self: Resuming, after: int) -> None:
+        self.frames_received -= 1
+        real(self, after)
+        self.frames_received += 1
+
+    _put(stack, Resuming, "_attach", attach)
+
+
+def _waits_for_ever(stack: ExitStack) -> None:
+    """A session waits for its client until its total time is over."""
+    real = Resuming.set_timer
+
+    def set_timer(self: Resuming, name: ev.TimerName, seconds: int) -> None:
+        if name != "resume":
+            real(self, name, seconds)
+
+    _put(stack, Resuming, "set_timer", set_timer)
+
+
+def _sleeps_on_its_slot(stack: ExitStack) -> None:
+    """A session whose client is away keeps its slot."""
+    _put(stack, Duplex, "sleep", lambda self: None)
+
+
 BUGS: Final = MappingProxyType(
     {
         "release-before-cleanup": Bug(plant=_release_before_cleanup, found_as="B5|B4"),
@@ -343,6 +395,11 @@ BUGS: Final = MappingProxyType(
         "log-of-another": Bug(plant=_log_of_another, found_as="somebody else's sound"),
         "leased-after-loss": Bug(plant=_leased_after_loss, found_as="is lent to|B4", first=12),
         "not-ahead": Bug(plant=_not_ahead, found_as="FIFO", first=15),
+        "frame-left-out": Bug(plant=_frame_left_out, found_as="resume: frame"),
+        "tokens-stay-right": Bug(plant=_tokens_stay_right, found_as="let it in", first=10),
+        "messages-counted-late": Bug(plant=_messages_counted_late, found_as="resume: it says"),
+        "waits-for-ever": Bug(plant=_waits_for_ever, found_as="its client is waited for"),
+        "sleeps-on-its-slot": Bug(plant=_sleeps_on_its_slot, found_as="it sleeps, and"),
         "rebuild-timer-lost": Bug(plant=_no_rebuild_timer, found_as="its rebuild lasts", first=32),
     }
 )

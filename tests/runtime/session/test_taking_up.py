@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,9 @@ from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from recorder.write.writer import Recorder
-from replay.rerun.logic import replay
 from replay.story.inspect import inspect
 from runtime.session.taking_up import take_up
-from tests.helpers import Peer, World, append_frame, close_frame, on_virtual_time, world
+from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
 
 UNITS = 6
 CUTS = 16
@@ -28,12 +25,6 @@ CUTS = 16
 def said(log: Path) -> list[str]:
     """The frames of a log."""
     return [str(it.fields["frame"]) for it in read(log) if it.kind == "tx"]
-
-
-def content(frames: list[str]) -> list[str]:
-    """What a client hears or reads of them: without times, costs and numbers."""
-    found = [json.loads(frame) for frame in frames]
-    return [f"{it.get('kind')} {it.get('text')} {it.get('audio')}" for it in found if "kind" in it]
 
 
 async def whole_life(folder: Path, mode: Any = "audio") -> tuple[Peer, Path]:
@@ -54,21 +45,6 @@ def cut(path: Path, folder: Path, size: int) -> Path:
     target = folder / path.name
     target.write_bytes(path.read_bytes()[:size])
     return target
-
-
-async def go_on(server: World, peer: Peer, log: Path) -> Peer:
-    """Come back to a server that took the session up, send what it lacks, and end."""
-    heard = [it for it in said(log) if it in peer.frames]
-    way = peer.way_back
-    again = server.come_back(way[0], way[1], len(heard) - 1, way[3])
-    greeting = await again.greeted()
-    for _ in range(UNITS + 1 - greeting["ack"]):
-        again.send(append_frame())
-        await anyio.sleep(1)
-    if greeting["ack"] <= UNITS + 1:
-        again.send(close_frame())
-    await again.over()
-    return again
 
 
 async def taken_up(log: Path) -> int:
@@ -151,29 +127,4 @@ def test_a_server_that_is_stopped_leaves_its_sessions_to_the_next(tmp_path: Path
             assert [move.why for move in inspect(reader.head.fields, reader).moves] == ["restarted"]
         assert verify(log).state == "finished"
 
-    on_virtual_time(body)
-
-
-def test_a_conversation_goes_on_wherever_its_server_was_killed(tmp_path: Path) -> None:
-    """A server that was killed took all conversations with it."""
-
-    async def body() -> None:
-        peer, path = await whole_life(tmp_path / "whole")
-        whole, rng = path.read_bytes(), random.Random(7)
-        for number in range(CUTS):
-            size = rng.randint(len(whole) // 3, len(whole))
-            log = cut(path, tmp_path / str(number), size)
-            before = said(log)
-            async with world(record_to=log.parent, resumable=True) as server:
-                await server.server.take_up()
-                again = await go_on(server, peer, log)
-            assert verify(log).state == "finished"
-            with LogReader(log) as reader:
-                report = replay(reader)
-            assert report.identical, report.divergence
-            assert said(log)[: len(before)] == before
-            assert said(log) == before + [it for it in again.frames if '"seq":' in it], size
-            assert content(said(log)) == content(said(path)), size
-
-    (tmp_path / "whole").mkdir()
     on_virtual_time(body)
