@@ -207,6 +207,17 @@ class Load:
         return self._backend
 
 
+def differences(log: Path, load: Load) -> str:
+    """Replay a log without and with the model; returns where it diverges, or nothing."""
+    with LogReader(log) as reader:
+        head, items = reader.head.fields, list(reader)
+    logic = replay(items)
+    full = anyio.run(replay_fully, head, items, load, backend="trio")
+    if logic.identical and full.compared and full.identical:
+        return ""
+    return f"replay: {logic.divergence}, with the model: {full.first_divergence or full}"
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """The median and the 99th percentile, in seconds."""
     if not values:

@@ -36,14 +36,11 @@ import numpy as np
 from protocol.values.messages import Created, Listen, QueueDone, Speech
 from protocol.values.requests import Append, Init
 from recorder.keep.store import Store
-from recorder.read.reader import LogReader
-from replay.rerun.full import replay_fully
-from replay.rerun.logic import replay
 from runtime.client.session import ClientSession, FrameSocket, connect
 from tests.cutting import cutting
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_worker import live_worker
-from tests.outliving import Load, seconds_of_speech
+from tests.outliving import Load, differences, seconds_of_speech
 from tests.resumed import Tap, Told, heard_and_said, until
 from tests.soak_restarts import free_port
 
@@ -197,16 +194,11 @@ def judge(path: Path, talk: Talk, load: Load) -> str:
     if talk.wrong or not told.recording_id or not path.exists():
         return f"{told.recording_id or 'a session'} was lost: {talk.wrong or 'it has no log'}"
     heard, said = heard_and_said(path)
-    with LogReader(path) as reader:
-        head, items = reader.head.fields, list(reader)
-    logic = replay(items)
-    full = anyio.run(replay_fully, head, items, load, backend="trio")
     if (told.heard, told.sent) != (said, heard):
         counts = f"heard {len(told.heard)} of {len(said)}, sent {len(told.sent)} of {len(heard)}"
         return f"{told.recording_id}: {counts}"
-    if not (logic.identical and full.compared and full.identical):
-        return f"{told.recording_id}: {logic.divergence} {full.first_divergence}"
-    return ""
+    wrong = differences(path, load)
+    return f"{told.recording_id}: {wrong}" if wrong else ""
 
 
 def soak(

@@ -10,6 +10,7 @@ import anyio
 import attrs
 
 from protocol.machine.session import Session
+from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack, Resumable
@@ -75,7 +76,7 @@ class Ended:
         )
 
     async def tell(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
-        """Send the frames that the client has not heard, and close."""
+        """Send the frames that the client has not heard, and close with 1000: it is over."""
         connection = Connection(
             websocket,
             on_frame=lambda _: anyio.sleep_forever(),
@@ -95,7 +96,8 @@ class Ended:
         if after + 1 < self.frames_sent:
             frames = frames_of(self.path, from_seq=0, first=after + 1, until=self.frames_sent)
             connection.send_again(frames)
-        connection.close(*self.close, ready_now)
+        # Its own code may be one to come back from, and there is nothing more to hear.
+        connection.close(CLOSE_NORMAL, self.close[1], ready_now)
         await connection.run()
 
 

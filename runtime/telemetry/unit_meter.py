@@ -25,6 +25,8 @@ from .call_meter import CallMeter
 DEADLINE_NS: Final = NS_PER_S
 """A unit is one second of input, so the next is whole one second after it."""
 US_PER_S: Final = 1_000_000
+_BRING_SOUND: Final = (ev.FrameReceived, ev.MediaDecoded, ev.MediaRejected, ev.TimerFired)
+"""Events after which a second may be whole: a client's sound may be resampled first, or missing."""
 
 
 class UnitMeter(CallMeter[UnitBooks]):
@@ -44,7 +46,7 @@ class UnitMeter(CallMeter[UnitBooks]):
         note = _EVENTS.get(type(event))
         if note is not None:
             note(self, event, effects)
-        if type(event) is ev.FrameReceived:  # no other event brings sound
+        if type(event) in _BRING_SOUND:
             self._take_in(effects, session.units_waiting)
 
     def _asked(self, effect: ef.Effect) -> None:

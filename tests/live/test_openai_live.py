@@ -86,6 +86,7 @@ def test_it_talks(server: tuple[LiveServer, Path], rate_hz: int) -> None:
         closed = until(connection, "session.closed")
         assert (closed.reason, closed.usage.seconds) == ("close_requested", SECONDS + AT_ONCE_S)
         assert closed.session.id == started.id
+    assert "broke" not in live.errors.read_text()
     (log,) = set(folder.rglob("*.session.zst")) - before
     with LogReader(log) as items:
         assert replay(items).identical

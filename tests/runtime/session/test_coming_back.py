@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from protocol.values import events as ev
-from protocol.values.errors import CLOSE_TRY_LATER
+from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_TRY_LATER
+from protocol.values.resuming import ComeBack
 from protocol.wire.dialects.resuming import RESUMABLE, RESUME
 from recorder.format.mapping import event_of
 from recorder.read.reader import LogReader, read
@@ -19,6 +20,8 @@ from replay.rerun.logic import replay
 from replay.story.inspect import inspect
 from runtime.client.patience import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
+from runtime.session.ended import Ended
+from runtime.session.peer import Tokens
 from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
 
 
@@ -437,3 +440,28 @@ def test_a_session_that_slept_says_so() -> None:
     assert (second.slept, second.steps) == (True, 11)
     assert second.to_ns == second.at_ns + 45_000_000_000
     assert not inspection.moves
+
+
+def test_a_session_that_broke_is_over_for_a_client_that_comes_late() -> None:
+    """A client came back to a session that its model had ended, again and again."""
+
+    async def body() -> None:
+        ended = Ended(
+            recording_id="rec-1",
+            mode="chat",
+            owner="",
+            tokens=Tokens("right"),
+            path=Path("nowhere"),
+            frames_sent=1,
+            frames_received=1,
+            close=(CLOSE_INTERNAL_ERROR, "backend_error"),
+            resume_s=600,
+            ended_ns=0,
+        )
+        peer = Peer("chat")
+        await ended.tell(peer.server_end, ComeBack(token="right", last_seq=0), stall_s=10)
+        assert peer.kinds == ["session.resumable"]
+        assert peer.closed == (CLOSE_NORMAL, "backend_error")
+        assert CLOSE_NORMAL not in PASSING_CLOSE_CODES
+
+    on_virtual_time(body)
