@@ -11,7 +11,7 @@ import anyio
 import attrs
 
 from protocol.values.live import LiveSettings
-from protocol.values.messages import Created, QueueDone, Response, TranscriptDone
+from protocol.values.messages import Created, ErrorReport, QueueDone, Response, TranscriptDone
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, Ask, ChatMessage, Init, TextPart
 from recorder.read.reader import read
@@ -62,12 +62,12 @@ async def _hear(session: ClientSession) -> None:
         pass
 
 
-async def until(session: ClientSession, kind: type) -> None:
+async def until(session: ClientSession, kind: type | tuple[type, ...]) -> None:
     """Hear messages until one of a kind."""
     async for message in session:
         if isinstance(message, kind):
             return
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 
 async def _duplex(session: ClientSession, rng: random.Random, model: str) -> None:
@@ -102,7 +102,7 @@ async def _chat(session: ClientSession, rng: random.Random, model: str) -> None:
     await until(session, Created)
     for number in range(2):
         await session.ask(_question(f"{number} two three four five six " * rng.randint(1, 5)))
-        await until(session, Response)
+        await until(session, (Response, ErrorReport))  # the latter: its server was lost twice
     await session.close("enough")
     await _hear(session)
 

@@ -293,9 +293,11 @@ class Found:
             if not talk.heard:
                 continue
             self.counts["frames_told"] += len(talk.heard)
-            log = next((log for log in left if _is_of(log, talk)), None)
+            fitting = [log for log in left if _is_of(log, talk)]
+            log = max(fitting, key=lambda log: len(log.taken), default=None)
             if log is None:
-                self.failures.append(f"no log holds {len(talk.heard)} frames: {_session(talk)}")
+                said = f"{len(talk.sent)} sent, {_session(talk)}: {talk.heard[0]:.200}"
+                self.failures.append(f"no log holds {len(talk.heard)} frames, {said}")
                 continue
             left.remove(log)
             self.failures += [f"{log.path.name}: {problem}" for problem in _problems(talk, log)]
@@ -314,7 +316,10 @@ def _session(talk: Conversation) -> str | None:
 
 
 def _is_of(log: Log, talk: Conversation) -> bool:
-    """Whether a log is that of a conversation; before it has a name, by all that was said."""
+    """Whether a log is that of a conversation; before it has a name, by all that was said.
+
+    Then a log in which less was taken fits many.
+    """
     name = _session(talk)
     return not _problems(talk, log) if name is None else log.session_id == name
 

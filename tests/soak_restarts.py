@@ -47,6 +47,8 @@ ENDS: Final = ("finished", "open")
 """Of a log: open where its client had all and left in the moment when its server was stopped."""
 LIFE_S_MAX: Final = 5.0
 """Of a server: a client whose wait has grown must find one some time."""
+TURN_LOST: Final = '"inference_error"'
+"""A turn is asked again once: a second loss ends it with this error, and the chat goes on."""
 FLAGS: Final = ("--resumable", "--drain-s", "0")
 
 
@@ -78,6 +80,7 @@ def judge(
     state = verify(path).state
     found["frames"] += len(said)
     found["messages"] += len(heard)
+    found["turns that lost their server twice"] += sum(TURN_LOST in frame for frame in said)
     restarts = sum(it.kind == "mark" and it.fields == RESTARTED for it in read(path))
     found["sessions taken up"] += restarts > 0
     found["times taken up"] += restarts

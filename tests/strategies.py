@@ -65,6 +65,7 @@ from protocol.values.requests import (
 )
 from protocol.values.turn import ChatConfig
 from tests.strategies_live import live_answers, live_requests
+from tests.strategies_openai import openai_answers, openai_requests
 
 SERVER_WORDS = (
     "client_closed",
@@ -299,6 +300,8 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return asks(own_ids=False)
         case "live", _:
             return live_requests(voice_names, sounds16)
+        case "openai", _:
+            return openai_requests(sounds16)
         case "realtime", "chat":
             init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
             return st.one_of(init, asks(), close_requests)
@@ -480,6 +483,8 @@ def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
         case "live", _:
             ends = st.sampled_from(["client", *SERVER_WORDS[1:-1]])
             return live_answers(queue_events | listens, speeches, _session_ids, ends)
+        case "openai", _:
+            return openai_answers(speeches, _session_ids)
         case "realtime", "chat":
             end = closed(*ends, "refused")
             return st.one_of(common, _warnings, created(is_chat=True), deltas, responses, end)
@@ -514,6 +519,8 @@ WIRE_WORDS = (
     *("session.create", "input_audio_buffer.commit", "response.create", "final", "usage", "id"),
     *("session.start", "session.input_audio.append", "session.input_audio.mute", "event_id"),
     *("session.output_audio.delta", "session.started", "info", "format", "rate", "delegation"),
+    *("conversation.item.create", "response.cancel", "turn_detection", "server_vad", "item_id"),
+    *("input_audio_buffer.clear", "output_modalities", "response.done", "item", "content"),
     *("transcription.delta", "transcription.done", "response.text.delta", "delta", "created"),
 )
 _wire_words = st.sampled_from(WIRE_WORDS)

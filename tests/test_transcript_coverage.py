@@ -48,6 +48,18 @@ CANNOT: Final[Mapping[str, str]] = {
     "legacy-chat close 1003": "what is no JSON is the client's mistake, and closes with 1000",
     "legacy-chat close 1012": "a shutdown is service_unavailable, and closes with 1013",
     **{
+        f"openai server session.created duplex session.{trait}": "it tells what nothing has changed"
+        for trait in (
+            "audio.input.turn_detection.prefix_padding_ms",
+            "audio.input.turn_detection.silence_duration_ms",
+            "audio.input.turn_detection.threshold",
+            "audio.input.turn_detection.type=server_vad",
+            "audio.output.voice",
+            "output_modalities[]=text",
+        )
+    },
+    "openai client response.cancel duplex response_id": "a transcript cannot know it before",
+    **{
         f"{dialect} {trait}": why
         for dialect in ("transcription", "transcription-responses")
         for trait, why in {
@@ -58,15 +70,22 @@ CANNOT: Final[Mapping[str, str]] = {
 }
 """What cannot be shown, and why."""
 
+OF_OPENAI: Final = frozenset(
+    {Request.CLEAR, Request.RESPOND, Request.CANCEL, Request.CREATE_ITEM}
+    | {Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM}
+)
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     **dict.fromkeys(
         (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE),
-        frozenset({Request.COMMIT}),
+        OF_OPENAI | {Request.COMMIT},
     ),
-    Gate.PAUSED: frozenset(
-        {Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}
-    ),
-    Gate.TURN: frozenset(
+    Gate.OPEN: frozenset(Request)
+    - OF_OPENAI
+    - {Request.UPDATE, Request.APPEND, Request.COMMIT, Request.UNKNOWN},
+    Gate.PAUSED: OF_OPENAI
+    | frozenset({Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}),
+    Gate.TURN: OF_OPENAI
+    | frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
         | {Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}
     ),

@@ -65,7 +65,7 @@ def mode_of(transcript: Transcript) -> Mode:
         return "chat"
     if transcript.dialect.startswith("transcription"):
         return "transcription"
-    if transcript.dialect == "live":
+    if transcript.dialect in ("live", "openai"):
         return "audio"
     return "audio" if "audio" in transcript.connect or "adx" in transcript.connect else "video"
 

@@ -311,7 +311,9 @@ class PurePlayer:
             seed=self.server.identity.seed,
             limits=ev.SessionLimits(
                 session_s=(
-                    settings.limit_live_s if to.endpoint == "live" else settings.limit_s(to.mode)
+                    settings.limit_live_s
+                    if to.endpoint in ("live", "openai")
+                    else settings.limit_s(to.mode)
                 ),
                 init_wait_s=settings.init_wait_s,
                 cleanup_wait_s=settings.cleanup_wait_s,
@@ -334,11 +336,11 @@ class PurePlayer:
 
     def _model_limits(self, to: Route) -> dict[str, Any]:
         """As a server sets them, for a session whose client chooses a model."""
-        if to.mode != "transcription" and to.endpoint != "live":
+        if to.mode != "transcription" and to.endpoint not in ("live", "openai"):
             return {}
         settings, name = self.server.settings, self.model.backend.info.name
         names = (name, *settings.served_model_names)
-        if to.endpoint == "live":
+        if to.endpoint in ("live", "openai"):
             return {"models": names}
         return {"models": names, "sound_bytes": settings.transcription_buffer_mb * MIB}
 

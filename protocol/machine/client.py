@@ -56,7 +56,7 @@ from ..values.state import (
     next_state,
 )
 from ..wire.codec import parse_frame
-from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF
+from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF, OPENAI
 
 CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
 """`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
@@ -84,11 +84,14 @@ class ClientConnection:
         self._mode = mode
         self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._course]
-        self._gate = gate_of(self._course, self._state)
+        if self._dialect is OPENAI:  # which hears nothing of the queue
+            self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
         self._is_streamed: bool | None = None
         self._closed_with: tuple[int, str] | None = None
+        self._gate = Gate.CLOSED
+        self._move_gate()
 
     @property
     def state(self) -> State:
@@ -265,11 +268,12 @@ class ClientConnection:
 
         `code` is 1006 without a close frame. Returns whether the session ended in order: with
         `session.closed`; or with code 1000 before a session, after the answer to a single request,
-        or in a transcription.
+        in a transcription, or in `openai`.
         """
         self._closed_with = (code, reason)
         is_due = self._state is not State.ACTIVE or self._is_answered
-        is_due = is_due or self._course is Course.TRANSCRIPTION  # whose idle end has no message
+        # An idle transcription ends without a message, and so does each session of `openai`.
+        is_due = is_due or self._course is Course.TRANSCRIPTION or self._dialect is OPENAI
         ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
         if self._state is not State.CLOSED:
             self._state = next_state(Role.CLIENT, self._course, self._state, ConnectionEnded)
@@ -277,7 +281,9 @@ class ClientConnection:
         return ordered
 
     def _move_gate(self) -> None:
-        self._gate = Gate.CLOSED if self._close_sent else gate_of(self._course, self._state)
+        is_over = self._close_sent or self._state is State.CLOSED
+        there = Gate.OPEN if self._dialect is OPENAI else gate_of(self._course, self._state)
+        self._gate = Gate.CLOSED if is_over else there
 
 
 def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values import openai as oa
 from ..values import requests as rq
 from ..values.behaviour import NEWEST, NOTICES
 from ..values.digest import digest
@@ -27,6 +28,7 @@ from . import overdue
 from .chat import Chat
 from .duplex import Duplex
 from .live import Live
+from .openai import OpenAI
 from .reception import Reception
 from .resuming import Resuming
 from .single_request import SingleRequest
@@ -40,6 +42,8 @@ COURSES: Final[Mapping[Course, type[Resuming]]] = {
     Course.REQUEST: SingleRequest,
     Course.TRANSCRIPTION: Transcription,
 }
+OF_ENDPOINT: Final[Mapping[ev.Endpoint, type[Resuming]]] = {"live": Live, "openai": OpenAI}
+"""Courses of their own at some addresses."""
 METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     rq.Init: "init",
     rq.Append: "append",
@@ -54,6 +58,15 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     rq.Mute: "mute",
     rq.Unmute: "unmute",
     rq.Update: "update",
+    oa.Configure: "configure_session",
+    oa.CommitSound: "commit_sound",
+    oa.ClearSound: "clear_sound",
+    oa.Respond: "respond",
+    oa.CancelResponse: "cancel_response",
+    oa.CreateItem: "create_item",
+    oa.DeleteItem: "delete_item",
+    oa.RetrieveItem: "retrieve_item",
+    oa.TruncateItem: "truncate_item",
     ev.MediaDecoded: "media_decoded",
     ev.MediaRejected: "media_rejected",
     ev.BackendOpened: "backend_opened",
@@ -83,7 +96,7 @@ class Session:
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
         course = course_of(opened.mode, is_request=opened.endpoint == "chat")
-        machine = Live if opened.endpoint == "live" else COURSES[course]
+        machine = OF_ENDPOINT.get(opened.endpoint, COURSES[course])
         self._core: Final = machine(
             opened=opened,
             dialect=first_dialect(opened.mode, opened.endpoint),

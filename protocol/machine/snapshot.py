@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ..values.messages import Listen, Speech
 from ..values.model import Unit
+from ..values.openai import TurnDetection
 from ..values.state import Course
 from ..values.transcript import Chunk
 from ..values.utf8 import frame_bytes
@@ -22,6 +23,7 @@ from .duplex import Duplex
 from .live import Live
 from .lockstep import Lockstep
 from .moving import Moving
+from .openai import OpenAI
 from .resuming import Resuming
 from .transcription import Transcription, Utterance
 from .unit_loop import Phase, UnitLoop
@@ -172,6 +174,8 @@ def _duplex(duplex: Duplex) -> Keys:
     }
     if isinstance(duplex, Live):
         own["live"] = _live(duplex)
+    if isinstance(duplex, OpenAI):
+        own["openai"] = _openai(duplex)
     return {
         "opening": duplex.call.phase is Phase.OPENING,
         "loop": _loop(duplex.call),
@@ -199,6 +203,48 @@ def _live(live: Live) -> Keys:
         "seconds": live.seconds,
         "kv_length": live.kv_length,
         "mid_turn": live.is_mid_turn,
+    }
+
+
+def _openai(openai: OpenAI) -> Keys:
+    told, ear, reply = openai.told, openai.ear, openai.reply
+    return {
+        "model": told.model,
+        "instructions": len(told.instructions),
+        "voice": told.voice,
+        "modality": told.modality,
+        "detection": None if told.detection is None else _detection(told.detection),
+        "opened": openai.is_opened,
+        "updates": openai.updates,
+        "ear": {
+            "bytes": len(ear.rest),
+            "frames": ear.frames,
+            "noise": ear.noise,
+            "loud": ear.loud,
+            "quiet": ear.quiet_frames,
+            "speech": ear.is_speech,
+        },
+        "heard_item": openai.heard_item,
+        "uncommitted_bytes": openai.uncommitted_bytes,
+        "items": [[it.id, it.role, it.status, len(it.parts)] for it in openai.items.values()],
+        "items_made": openai.items_made,
+        "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
+        "words": len(openai.words),
+        "hushed": openai.is_hushed,
+        "asked": openai.is_asked,
+        "due_units": openai.due_units,
+        "sound_ns": openai.sound_ns,
+    }
+
+
+def _detection(how: TurnDetection) -> Keys:
+    return {
+        "kind": how.kind,
+        "threshold": how.threshold,
+        "prefix_ms": how.prefix_ms,
+        "silence_ms": how.silence_ms,
+        "creates": how.creates,
+        "interrupts": how.interrupts,
     }
 
 

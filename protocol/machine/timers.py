@@ -18,6 +18,7 @@ LIFE_TIMERS: Final[tuple[TimerName, ...]] = (
     "rebuild",
     "detach",
     "resume",
+    "silence",
 )
 """Timers that bound a session's life, and end with it."""
 

@@ -23,7 +23,7 @@ class ErrorCode(StrEnum):
     """The codes of an `error` event (000, Error Codes; `invalid_event` is the diagram's).
 
     Those from `model_not_validated` on belong only to transcriptions (003; the wire decisions), and
-    those from `unknown_parameter` on to `live`.
+    those from `unknown_parameter` on to `live` and `openai`.
     """
 
     NOT_READY = "not_ready"
@@ -45,6 +45,9 @@ class ErrorCode(StrEnum):
     CONTEXT_FULL = "context_full"
     UNKNOWN_PARAMETER = "unknown_parameter"
     UNSUPPORTED = "unsupported"
+    RESPONSE_CANCEL_NOT_ACTIVE = "response_cancel_not_active"
+    INPUT_AUDIO_BUFFER_COMMIT_EMPTY = "input_audio_buffer_commit_empty"
+    ITEM_NOT_FOUND = "item_not_found"
 
 
 REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
@@ -71,6 +74,9 @@ CLIENT_ERRORS: Final = frozenset(
         ErrorCode.BUFFER_FULL,
         ErrorCode.UNKNOWN_PARAMETER,
         ErrorCode.UNSUPPORTED,
+        ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
+        ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
+        ErrorCode.ITEM_NOT_FOUND,
     }
 )
 TRANSCRIPTION_ERRORS: Final = frozenset(
@@ -88,8 +94,16 @@ TRANSCRIPTION_ERRORS: Final = frozenset(
 
 `live` has `MODEL_NOT_FOUND` too.
 """
-LIVE_ERRORS: Final = frozenset({ErrorCode.UNKNOWN_PARAMETER, ErrorCode.UNSUPPORTED})
-"""Only `live` has these."""
+OPENAI_ERRORS: Final = frozenset(
+    {
+        ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
+        ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
+        ErrorCode.ITEM_NOT_FOUND,
+    }
+)
+"""Only `openai` has these."""
+LIVE_ERRORS: Final = OPENAI_ERRORS | {ErrorCode.UNKNOWN_PARAMETER, ErrorCode.UNSUPPORTED}
+"""Only the dialects of OpenAI's APIs have these."""
 ADMISSION_ERRORS: Final = frozenset(
     {
         ErrorCode.SERVICE_UNAVAILABLE,
@@ -132,6 +146,9 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. The text so far "
         "is the result, the rest is discarded, and the next commit begins a new one.",
         ErrorCode.UNKNOWN_PARAMETER: "The message has a field that is not known there.",
+        ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE: "There is no such response in progress.",
+        ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY: "There is no sound since the last item.",
+        ErrorCode.ITEM_NOT_FOUND: "There is no such item; of very many the oldest are forgotten.",
         ErrorCode.UNSUPPORTED: "The event or the value is known, but this server does not have it.",
     }
 )

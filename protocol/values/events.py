@@ -14,6 +14,12 @@ from typing import Literal
 
 import attrs
 
+from .call_events import ChunkDone as ChunkDone  # noqa: PLC0414 - a part of events
+from .call_events import ChunkFailed as ChunkFailed  # noqa: PLC0414 - a part of events
+from .call_events import TurnDone as TurnDone  # noqa: PLC0414 - a part of events
+from .call_events import TurnFailed as TurnFailed  # noqa: PLC0414 - a part of events
+from .call_events import TurnPrefilled as TurnPrefilled  # noqa: PLC0414 - a part of events
+from .call_events import TurnProgress as TurnProgress  # noqa: PLC0414 - a part of events
 from .digest import added
 from .errors import ErrorCode
 from .messages import QueuePlace
@@ -26,16 +32,23 @@ from .slot_events import LeaseRevoked as LeaseRevoked  # noqa: PLC0414 - a part 
 from .slot_events import RebuildFailed as RebuildFailed  # noqa: PLC0414 - a part of events
 from .slot_events import Rebuilt as Rebuilt  # noqa: PLC0414 - a part of events
 from .slot_events import SlotLeased as SlotLeased  # noqa: PLC0414 - a part of events
-from .transcript import ChunkResult
-from .turn import Prefill, TurnChunk, TurnResult
 from .utf8 import Frame, Shortened
 
-Endpoint = Literal["realtime", "duplex", "chat", "live"]
-"""The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002), `/ws/chat` (004) or
-`/v1/live/sessions`."""
+Endpoint = Literal["realtime", "duplex", "chat", "live", "openai"]
+"""The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002), `/ws/chat` (004),
+`/v1/live/sessions` or `/v1/realtime?model=`."""
 
 TimerName = Literal[
-    "session", "init", "cleanup", "idle", "pause", "call", "rebuild", "detach", "resume"
+    "session",
+    "init",
+    "cleanup",
+    "idle",
+    "pause",
+    "call",
+    "rebuild",
+    "detach",
+    "resume",
+    "silence",
 ]
 
 
@@ -47,7 +60,8 @@ class ConnectionOpened:
         recording_id: names the session on this server; derived ids are made from it.
         created_ms: wall clock, Unix milliseconds, unique on this server (`rt_` ids use it).
         seed: keys every random choice of the session.
-        label: the client's own name for the session, 64 characters at most; it may repeat (002).
+        label: the client's own name for the session, 64 characters at most; it may repeat (002). In
+            `openai` the name of the model.
         behaviour: the server's behaviour number (`behaviour`).
         quiet: no queue messages if a slot is free (002, the worker's own address).
         must_record: a client that asks not to be recorded is refused.
@@ -263,64 +277,6 @@ class RollbackFailed:
 
     at_ns: int
     index: int
-
-
-@attrs.frozen(kw_only=True)
-class TurnPrefilled:
-    """The model holds a turn's conversation, and goes on to answer it."""
-
-    at_ns: int
-    prefill: Prefill
-
-
-@attrs.frozen(kw_only=True)
-class TurnProgress:
-    """The model has made a piece of its answer."""
-
-    at_ns: int
-    chunk: TurnChunk
-
-
-@attrs.frozen(kw_only=True)
-class TurnDone:
-    """The answer is over."""
-
-    at_ns: int
-    result: TurnResult
-
-
-@attrs.frozen(kw_only=True)
-class TurnFailed:
-    """The turn's answer failed, or its rest.
-
-    Attributes:
-        context_full: the turn does not fit the context.
-        refused: the reason for the client, if the model cannot do what the turn asks for; empty: it
-            failed.
-    """
-
-    at_ns: int
-    index: int
-    context_full: bool = False
-    refused: str = added("")
-
-
-@attrs.frozen(kw_only=True)
-class ChunkDone:
-    """The model has written the text of a chunk."""
-
-    at_ns: int
-    result: ChunkResult
-
-
-@attrs.frozen(kw_only=True)
-class ChunkFailed:
-    """A chunk and so its utterance failed; `context_full`: nothing of the chunk was fed (B10)."""
-
-    at_ns: int
-    utterance: int
-    index: int
-    context_full: bool = False
 
 
 @attrs.frozen(kw_only=True)

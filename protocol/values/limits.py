@@ -101,6 +101,16 @@ LOSSES_MAX: Final = 3
 """Workers lost in a row, without a call of the session that ended between."""
 UNIT_FAILURES_MAX: Final = 3
 """Failures in a row after which the model is taken to be broken, not unlucky (B3)."""
+ANSWER_UNITS: Final = 6
+"""Seconds for which an answer of `openai` is due: a model that listens so long will not speak."""
+ITEMS_MAX: Final = 256
+"""Items of a conversation that a client of `openai` can name; the oldest are forgotten."""
+ITEM_PARTS_MAX: Final = 16
+"""Parts of an item: a question with some pictures."""
+ITEM_CHARS_MAX: Final = 16_384
+"""Of a part's text: pages."""
+ITEMS_CHARS_MAX: Final = ITEM_PARTS_MAX * ITEM_CHARS_MAX
+"""Of the text of all items that a session keeps: one item may have as much."""
 USAGE_UNITS: Final = 10
 """A client of `live` hears of its use this often."""
 STATE_HASH_UNITS: Final = 10

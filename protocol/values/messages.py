@@ -18,6 +18,7 @@ from .digest import added
 from .errors import ErrorCode
 from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage
 from .model import OUTPUT_RATE_HZ
+from .openai import OpenAIAnswer, OpenAISession
 from .transcript import TranscriptDelta as TranscriptDelta  # noqa: PLC0414 - a message
 from .transcript import TranscriptDone as TranscriptDone  # noqa: PLC0414 - a message
 from .turn import StopReason
@@ -79,6 +80,7 @@ class Created:
         created_s: when the session began, Unix time in whole seconds (003, `created`).
         live: the session as it is in force; only in `live`.
         client_event_id: the client's name for its message; only in `live`, and may be empty.
+        openai: the session as it is in force; only in `openai`.
     """
 
     session_id: str
@@ -90,6 +92,7 @@ class Created:
     created_s: int = 0
     live: LiveSession = LiveSession()
     client_event_id: str = ""
+    openai: OpenAISession = OpenAISession()
 
 
 @attrs.frozen(kw_only=True)
@@ -382,6 +385,7 @@ ServerMessage = (
     | Updated
     | Usage
     | Notice
+    | OpenAIAnswer
     | ErrorReport
     | Closed
 )

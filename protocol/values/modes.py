@@ -44,7 +44,7 @@ OF_MODE: Final[Mapping[Mode, ModeRow]] = MappingProxyType(
         ),
         "audio": ModeRow(
             work="unit",
-            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex", "live"}),
+            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex", "live", "openai"}),
             limit="limit_audio_s",
         ),
         "chat": ModeRow(

@@ -19,6 +19,7 @@ from .live import Mute as Mute  # noqa: PLC0414 - a request
 from .live import Unmute as Unmute  # noqa: PLC0414 - a request
 from .live import Update as Update  # noqa: PLC0414 - a request
 from .model import DuplexConfig
+from .openai import OpenAIRequest
 from .turn import ChatConfig, Language, Role, SpeechMode
 
 
@@ -38,6 +39,13 @@ class Request(StrEnum):
     MUTE = "mute"
     UNMUTE = "unmute"
     UPDATE = "update"
+    CLEAR = "clear"
+    RESPOND = "respond"
+    CANCEL = "cancel"
+    CREATE_ITEM = "create_item"
+    DELETE_ITEM = "delete_item"
+    RETRIEVE_ITEM = "retrieve_item"
+    TRUNCATE_ITEM = "truncate_item"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""
     UNKNOWN = "unknown"
@@ -344,4 +352,5 @@ ClientMessage = (
     | Mute
     | Unmute
     | Update
+    | OpenAIRequest
 )

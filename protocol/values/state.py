@@ -51,6 +51,7 @@ from .messages import (
     TranscriptDone,
 )
 from .modes import OF_MODE, Mode
+from .openai import ANSWERS
 from .requests import Request
 
 
@@ -119,6 +120,7 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
                 Updated: State.ACTIVE,
                 Usage: State.ACTIVE,
                 Notice: State.ACTIVE,
+                **dict.fromkeys(ANSWERS, State.ACTIVE),
                 GoingAway: State.ACTIVE,
                 ErrorReport: State.ACTIVE,
                 Closed: State.CLOSED,
@@ -245,6 +247,8 @@ class Gate(StrEnum):
     """A transcription before its model is chosen: sound is kept already."""
     TRANSCRIBING = "ACTIVE with a model"
     """A transcription after its model is chosen."""
+    OPEN = "open from the connection on"
+    """A session of `openai`: it takes settings at once, and sound when it has a slot."""
     CLOSED = "CLOSED"
 
 
@@ -254,7 +258,17 @@ IGNORE: Final = "ignore"
 Verdict = str
 """`ACCEPT`, `KEEP`, `IGNORE`, or the `ErrorCode` that answers the message."""
 
+_OF_OPENAI: Final = (
+    Request.CLEAR,
+    Request.RESPOND,
+    Request.CANCEL,
+    Request.CREATE_ITEM,
+    Request.DELETE_ITEM,
+    Request.RETRIEVE_ITEM,
+    Request.TRUNCATE_ITEM,
+)
 _OUT_OF_PLACE: Final = (
+    *_OF_OPENAI,
     Request.PAUSE,
     Request.RESUME,
     Request.INTERRUPT,
@@ -308,6 +322,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             Request.RESUME: ErrorCode.INVALID_EVENT,
             Request.COMMIT: ErrorCode.INVALID_EVENT,
             Request.MISPLACED: ErrorCode.INVALID_EVENT,
+            **dict.fromkeys(_OF_OPENAI, ErrorCode.INVALID_EVENT),
         },
         Gate.PAUSED: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
@@ -334,6 +349,14 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
         Gate.TRANSCRIBING: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
             Request.INIT: ACCEPT,
+            Request.APPEND: ACCEPT,
+            Request.COMMIT: ACCEPT,
+            Request.UNKNOWN: ACCEPT,
+        },
+        Gate.OPEN: {
+            **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
+            **dict.fromkeys(_OF_OPENAI, ACCEPT),
+            Request.UPDATE: ACCEPT,
             Request.APPEND: ACCEPT,
             Request.COMMIT: ACCEPT,
             Request.UNKNOWN: ACCEPT,

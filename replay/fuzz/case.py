@@ -89,6 +89,15 @@ class Case:
         return course_of(self.mode, is_request=self.dialect == REQUEST_DIALECT)
 
     @property
+    def dialects(self) -> tuple[str, ...]:
+        """The dialects that the first message may select."""
+        if self.course is Course.TRANSCRIPTION:
+            return ("transcription", "transcription-responses")
+        if self.course is Course.DUPLEX and self.dialect in {"realtime", "duplex-v1"}:
+            return ("realtime", "duplex-v1")
+        return (self.dialect,)
+
+    @property
     def messages(self) -> int:
         """The number of messages that the client sends."""
         return sum(step.kind in SENDS for step in self.steps)
@@ -112,6 +121,8 @@ def address_of(dialect: str, mode: Mode) -> str:
         return CHAT_PATH
     if dialect == "live":
         return LIVE_PATH
+    if dialect == "openai":
+        return f"{REALTIME_PATH}?model=tiny"
     if dialect == "legacy-duplex":
         return f"{DUPLEX_PATH}{AUDIO_LABELS[0] if mode == 'audio' else 'omni_'}fuzz"
     return f"{REALTIME_PATH}?mode={mode}"

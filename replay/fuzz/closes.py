@@ -39,6 +39,7 @@ class Before:
         spoiled: the codes that unparsable frames of the client may cause.
         admission_error: an error said that there is no place.
         goodbye: the session's last message, or None.
+        is_silent: the dialect has no message for a session's end.
     """
 
     state: State
@@ -47,6 +48,7 @@ class Before:
     spoiled: Set[int]
     admission_error: bool
     goodbye: Closed | None
+    is_silent: bool = False
 
 
 def wrong_with(code: int, reason: str, before: Before) -> Iterator[Finding]:
@@ -77,7 +79,7 @@ def _owes_a_goodbye(code: int, reason: str, before: Before) -> bool:
     """Whether `session.closed` was due; 003 has none for a silent client."""
     is_silent = before.course is Course.TRANSCRIPTION and (code, reason) == (CLOSE_NORMAL, "idle")
     says = before.state is State.ACTIVE and before.course is not Course.REQUEST
-    return says and code not in TRANSPORT_CLOSES and not is_silent
+    return says and code not in TRANSPORT_CLOSES and not (is_silent or before.is_silent)
 
 
 def _finding(kind: str, label: str, reason: str) -> Finding:

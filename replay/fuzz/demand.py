@@ -11,6 +11,7 @@ from typing import Final, get_args
 
 import attrs
 
+from protocol.values import openai as oa
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from protocol.values.messages import (
     Created,
@@ -27,6 +28,7 @@ from protocol.values.model import SAMPLE_BYTES, SlidingWindow
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import (
     Append,
+    AppendSound,
     Ask,
     ChooseModel,
     ClientMessage,
@@ -42,7 +44,7 @@ from protocol.values.requests import (
 from protocol.values.state import ACCEPT, IGNORE, KEEP, OPENAI_GATES, Course, Gate, judge
 from protocol.values.utf8 import frame_bytes
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects import DIALECTS, OPENAI
 from protocol.wire.dialects.base import Context, Dialect
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.dialects.shared import is_openai_update
@@ -56,10 +58,20 @@ ANSWERS: Final[Mapping[type, tuple[type, ...]]] = {
     Resume: (Resumed,),
     Interrupt: (Interrupted,),
     Commit: (TranscriptDone, ErrorReport),
+    oa.Configure: (oa.Configured,),
+    oa.CommitSound: (oa.InputStep, ErrorReport),
+    oa.ClearSound: (oa.InputStep,),
+    oa.CancelResponse: (oa.ReplyStep, oa.ReplyState, ErrorReport),
+    oa.CreateItem: (oa.ItemStep, ErrorReport),
+    oa.DeleteItem: (oa.ItemDeleted, ErrorReport),
+    oa.RetrieveItem: (oa.ItemStep, ErrorReport),
+    oa.TruncateItem: (oa.ItemTruncated, ErrorReport),
 }
 """The answers to a valid message; an `error` where its media may turn out damaged."""
 OUTCOMES: Final = (Listen, Speech, ErrorReport)
 """The outcomes of a unit."""
+EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
+"""Messages of `openai` that are taken while the session waits, and answered later or never."""
 MODELS: Final = frozenset({"tiny", "scripted"})
 """Possible names of a server's model: it answers nothing to these, or that there is none."""
 
@@ -110,10 +122,12 @@ class Reader:
             return self._beyond_repair(frame, gate, error)
         request = self.dialect.classify(body)
         kind = kind_of(body.get("type"), request)
-        if gate in OPENAI_GATES and self._is_realtime and is_openai_update(body):
+        is_openai = self.dialect is OPENAI
+        if gate in OPENAI_GATES and self._is_realtime and is_openai_update(body) and not is_openai:
             return self._refused(kind, gate, ErrorCode.INVALID_EVENT)
         keeps = gate is Gate.QUEUED and self._course in {Course.DUPLEX, Course.CHAT}
-        verdict = judge(Gate.WAITING if keeps else gate, request)
+        judged = Gate.WAITING if keeps else gate
+        verdict = judge(Gate.OPEN if is_openai and gate is not Gate.CLOSED else judged, request)
         if verdict == IGNORE:
             return Demand(kind=kind, gate=gate)
         if verdict == KEEP:
@@ -129,6 +143,10 @@ class Reader:
             if self._is_taken_by_others(request, body):
                 return Demand(kind=kind, gate=gate, answers=(Created, ErrorReport))
             return self._refused(kind, gate, error.code)
+        if is_openai and gate is Gate.QUEUED:
+            if isinstance(message, EARLY):
+                return Demand(kind=kind, gate=gate, message=message)
+            return self._refused(kind, gate, ErrorCode.NOT_READY)
         if isinstance(message, CloseRequest):
             return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
         if isinstance(message, ChooseModel) and message.model not in MODELS:
@@ -197,4 +215,6 @@ def pictures_of(message: ClientMessage | None) -> int:
         return 1
     if isinstance(message, ChooseModel):
         return int(message.model in MODELS)
+    if isinstance(message, oa.Configure):
+        return int(message.voice is not None)
     return len(message.frames) if isinstance(message, Append) else 0

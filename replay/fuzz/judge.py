@@ -44,6 +44,7 @@ from protocol.values.messages import (
     TranscriptDone,
 )
 from protocol.values.model import UNIT_SAMPLES
+from protocol.values.openai import InputStep
 from protocol.values.requests import ChooseModel
 from protocol.values.state import Course, Gate, State, gate_of
 
@@ -54,6 +55,8 @@ from .internals import CANARY, sign_of
 from .schema import problem
 from .shown import SHOWN_CHARS, plain, without_sound
 
+_EARLY_ERRORS: Final = (ErrorCode.ITEM_NOT_FOUND, ErrorCode.INVALID_PAYLOAD)
+"""Of an item that waits, whose place or id the server does not take."""
 FRAMES_A_UNIT: Final = 2
 """In `realtime` a unit's text and sound are separate messages."""
 FINDINGS_MAX: Final = 8
@@ -92,19 +95,15 @@ class Judge:
         self.is_sure = True
         self._case = case
         self._course = case.course
+        self._is_openai = case.dialect == "openai"
         self._reader = Reader(case.dialect, case.mode, case.course)
-        names = [case.dialect]
-        if case.course is Course.DUPLEX and case.dialect in {"realtime", "duplex-v1"}:
-            names = ["realtime", "duplex-v1"]
-        elif case.course is Course.TRANSCRIPTION:
-            names = ["transcription", "transcription-responses"]
-        self._ends = {name: ClientConnection(name, case.mode) for name in names}
+        self._ends = {name: ClientConnection(name, case.mode) for name in case.dialects}
         self._state = next(iter(self._ends.values())).state
         self._paused = False
         self._said = 0
         self._has_chosen = False
         self._credits: Counter[type] = Counter(
-            {Created: int(case.course is Course.TRANSCRIPTION)}  # the server sends it first
+            {Created: int(case.course is Course.TRANSCRIPTION or self._is_openai)}  # it comes first
         )
         self._errors = self._late = self._pictures = 0
         self._samples = self._samples_max = 0
@@ -122,6 +121,12 @@ class Judge:
     def state(self) -> State:
         """The session's state, as far as the server has told."""
         return State.CLOSED if self.is_over else self._state
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether the session's turn in the queue has come."""
+        waits = (State.QUEUED, State.CONNECTED) if self._is_openai else (State.QUEUED,)
+        return self.state not in (*waits, State.CLOSED)
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +162,7 @@ class Judge:
         for answer in ANSWERS.get(type(message), ()):
             self._credits[answer] += 1
         self._samples_max += samples_of(message)
-        if self.owed is not None or (self._state is State.QUEUED and not self.holds_slot):
+        if self.owed is not None or not (self.has_slot or self.is_over or self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
         if isinstance(message, ChooseModel) and not (demand.answers and self.is_sure):
@@ -179,6 +184,8 @@ class Judge:
     def _gate(self) -> Gate:
         if self.state is State.ACTIVE and self._paused:
             return Gate.PAUSED
+        if self._is_openai and self.state is not State.CLOSED:
+            return Gate.OPEN if self.has_slot else Gate.QUEUED
         return gate_of(self._course, self.state)
 
     def _follow_choice(self) -> None:
@@ -236,7 +243,7 @@ class Judge:
 
     def _judge_by_either(self) -> None:
         """A message sent before `queue_done` may be read before or after it."""
-        if self._state is not State.CONNECTED or self._either is not None:
+        if self._state is not State.CONNECTED or self._either is not None or self._is_openai:
             return
         reader = copy.copy(self._reader)
         demand = reader.demand_of(self._queued_frame, gate_of(self._course, State.CONNECTED))
@@ -273,10 +280,12 @@ class Judge:
         self.owed = None
 
     def _doubt(self, message: ServerMessage) -> None:
-        """The server lacks a model that it might have: nothing is sure from then on."""
+        """The server lacks what it might have, or heard speech: nothing is sure from then on."""
         owed_code = None if self.owed is None else self.owed.code
         code = message.code if isinstance(message, ErrorReport) else None
-        if code is ErrorCode.MODEL_NOT_FOUND and owed_code is not code:
+        is_early = self._is_openai and not self.has_slot and code in _EARLY_ERRORS
+        is_heard = isinstance(message, InputStep) and message.kind.startswith("speech")
+        if is_heard or ((code is ErrorCode.MODEL_NOT_FOUND or is_early) and owed_code is not code):
             self.is_sure, self.owed = False, None
 
     def _choose(self, message: ServerMessage) -> None:
@@ -291,7 +300,7 @@ class Judge:
     def _take_outcome(self) -> None:
         self._outcomes += 1
         units = self._samples_max // UNIT_SAMPLES
-        if self._outcomes > units * FRAMES_A_UNIT:
+        if self._outcomes > units * FRAMES_A_UNIT and not self._is_openai:  # it hears silence too
             self._find("answer", "more outcomes than units")
 
     def _take_error(self, message: ErrorReport) -> None:
@@ -310,7 +319,7 @@ class Judge:
             self._late += 1
             if self._late > self._pictures:
                 self._find("answer", f"an error {message.code} that nothing asked for")
-        elif self._errors > self._said + self._pictures:
+        elif self._errors > self._said + self._pictures + self._is_openai:  # which names a model
             self._find("answer", "more errors than messages")
 
     def _is_beyond_repair(self) -> bool:
@@ -342,6 +351,7 @@ class Judge:
             spoiled=self._spoiled,
             admission_error=self._admission_error,
             goodbye=self._goodbye,
+            is_silent=self._is_openai,
         )
         for finding in wrong_with(code, reason, before):
             self._keep(finding)

@@ -16,7 +16,7 @@ import attrs
 
 from protocol.values.model import UNIT_SAMPLES
 from protocol.values.modes import OF_MODE
-from protocol.values.state import Course, State
+from protocol.values.state import Course
 from protocol.values.utf8 import frame_bytes
 
 from .case import SENDS, TOLD, Case, Step
@@ -166,7 +166,7 @@ class Player:
         judge = self._judge
         if self._is_deaf or judge.holds_slot or self._case.course is Course.REQUEST:
             return
-        begun = await judge.until(lambda: judge.state is not State.QUEUED, self._pace.answer_s)
+        begun = await judge.until(lambda: judge.has_slot, self._pace.answer_s)
         if not begun and not judge.queued:
             judge.found("hang", "no answer to a connection")
 
@@ -192,7 +192,8 @@ class Player:
             await wire.leave()
             return
         await self._await_answer()
-        if self._case.course is Course.TRANSCRIPTION:  # 003 has no goodbye
+        if self._case.course is Course.TRANSCRIPTION or self._case.dialect == "openai":
+            # These have no goodbye.
             judge.broke = True
             await wire.leave()
             return
@@ -210,8 +211,8 @@ class Player:
         other = Judge(attrs.evolve(self._case, steps=()))
         self._occupant = self._connect(self._case.connect, other)
         await self._occupant.__aenter__()
-        await other.until(lambda: other.state is State.CONNECTED, self._pace.answer_s)
-        self._judge.holds_slot = other.state is State.CONNECTED
+        await other.until(lambda: other.has_slot, self._pace.answer_s)
+        self._judge.holds_slot = other.has_slot
 
     async def _vacate(self) -> None:
         self._judge.holds_slot = False
@@ -271,13 +272,15 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.create", "model": "tiny"}
         case "live":
             return {"type": "session.start", "session": {"model": "tiny"}}
+        case "openai":
+            return {"type": "session.update", "session": {"type": "realtime"}}
     return {"type": "session.init", "payload": {}}
 
 
 def append_of(case: Case) -> dict[str, Any]:
     """A message with a second of sound."""
     match case.dialect:
-        case "duplex-v1" | "transcription" | "transcription-responses":
+        case "duplex-v1" | "transcription" | "transcription-responses" | "openai":
             return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
         case "legacy-duplex":
             return {"type": "audio_chunk", "audio": PROBE_AUDIO}

@@ -81,6 +81,8 @@ def address_of(opened: ev.ConnectionOpened) -> str:
             return CHAT_PATH
         case "live":
             return LIVE_PATH
+        case "openai":
+            return f"{REALTIME_PATH}?model={quote(opened.label, safe='')}"
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[Step]:

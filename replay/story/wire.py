@@ -19,7 +19,7 @@ from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, REALTIME, TRANSCRIPTION
+from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, OPENAI, REALTIME, TRANSCRIPTION
 from protocol.wire.dialects.base import Context, Dialect, Json
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.rates import Heard
@@ -32,6 +32,7 @@ _BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
     "duplex": LEGACY_DUPLEX,
     "chat": LEGACY_CHAT,
     "live": LIVE,
+    "openai": OPENAI,
 }
 
 
@@ -79,7 +80,7 @@ class Wire:
         match request:
             case Init(live=LiveSettings(rate_hz=rate_hz)):
                 self._heard = Heard(rate_hz)
-            case AppendSound(pcm16=pcm16) if self.endpoint == "live":
+            case AppendSound(pcm16=pcm16) if self.endpoint in ("live", "openai"):
                 return Append(pcm=self._heard.take(pcm16))
         return request
 

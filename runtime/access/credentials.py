@@ -2,7 +2,8 @@
 
 - `Authorization: Bearer KEY`, over HTTP and on a WebSocket; never in the address.
 - The subprotocols `antiphon` and `antiphon.key.KEY`: a browser's WebSocket cannot set headers. The
-  server selects `antiphon`.
+  server selects `antiphon`. A browser's client of OpenAI's Realtime API offers `realtime` and
+  `openai-insecure-api-key.KEY` for the same.
 - The password of HTTP Basic (RFC 7617), with any user name, for pages in a browser. The browser
   then sends it by itself, also for another site's page. So Basic is valid only for GET and HEAD,
   which change nothing here, not for requests within another site's page, and not on a WebSocket.
@@ -15,9 +16,12 @@ from collections.abc import Sequence
 from typing import Final
 
 SUBPROTOCOL: Final = "antiphon"
-"""The subprotocol that the server selects if a client offers it."""
+OPENAI_SUBPROTOCOL: Final = "realtime"
+SUBPROTOCOLS: Final = (SUBPROTOCOL, OPENAI_SUBPROTOCOL)
+"""The subprotocols of which the server selects the first that a client offers."""
 KEY_SUBPROTOCOL: Final = "antiphon.key."
-"""Prefix of a browser's key; never selected: that would send the key back."""
+KEY_SUBPROTOCOLS: Final = (KEY_SUBPROTOCOL, "openai-insecure-api-key.")
+"""Prefixes of a browser's key; never selected: that would send the key back."""
 BEARER: Final = "bearer"
 BASIC: Final = "basic"
 LOOKING: Final = frozenset({"GET", "HEAD"})
@@ -43,9 +47,10 @@ def values_of(headers: Headers, name: str) -> list[str]:
 def shown_to_websocket(headers: Headers, offered: Sequence[str]) -> list[str]:
     """The keys in a WebSocket's handshake; another scheme's secret is an empty text."""
     keys = [
-        subprotocol.removeprefix(KEY_SUBPROTOCOL)
+        subprotocol.removeprefix(prefix)
         for subprotocol in offered
-        if subprotocol.startswith(KEY_SUBPROTOCOL)
+        for prefix in KEY_SUBPROTOCOLS
+        if subprotocol.startswith(prefix)
     ]
     sent = values_of(headers, "authorization")
     if len(sent) == 1 and _scheme(sent[0]) == BASIC:

@@ -23,6 +23,7 @@ from .credentials import (
     ASK_PROGRAM,
     KEY_SUBPROTOCOL,
     SUBPROTOCOL,
+    SUBPROTOCOLS,
     Headers,
     challenge,
     shown_over_http,
@@ -97,7 +98,7 @@ class Gate:
         """
         shown = shown_to_websocket(headers, offered_subprotocols)
         principal = self._admit(headers, shown, ASK_PROGRAM, secure=secure)
-        selected = SUBPROTOCOL if SUBPROTOCOL in offered_subprotocols else None
+        selected = next((it for it in SUBPROTOCOLS if it in offered_subprotocols), None)
         return Admitted(principal=principal, subprotocol=selected)
 
     def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Principal:

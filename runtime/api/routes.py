@@ -9,6 +9,8 @@
 | `DELETE /api/queue/{ticket_id}` | cancel a ticket | as above |
 | `GET /api/sessions` | the running sessions | as above |
 | `GET /api/sessions/{recording_id}` | one session | as above |
+| `GET /v1/models` | the names of the model, as OpenAI's API lists them | each key |
+| `GET /v1/models/{name}` | one of them | each key |
 
 Without keys every client sees all. An entry that a key may not see is a 404, so that ids cannot be
 probed. While the model loads there are no tickets and no sessions.
@@ -48,10 +50,12 @@ class Api:
         server: Callable[[], Server | None],
         status: Callable[[], ServerStatus],
         metrics: Metrics,
+        models: Callable[[], tuple[str, ...]],
     ) -> None:
         self._server = server
         self._status = status
         self._metrics = metrics
+        self._models = models
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
@@ -63,6 +67,8 @@ class Api:
             Route("/api/queue/{ticket_id}", self._cancel, methods=["DELETE"]),
             Route("/api/sessions", self._list_sessions),
             Route("/api/sessions/{recording_id}", self._show_session),
+            Route("/v1/models", self._list_models),
+            Route("/v1/models/{name:path}", self._show_model),
         ]
 
     # -- for operators --------------------------------------------------------------------------
@@ -110,6 +116,15 @@ class Api:
                 return json_response(session_json(session))
         raise NotHere(asked, "no session of that name runs")
 
+    async def _list_models(self, _request: Request) -> Response:
+        return json_response({"object": "list", "data": [*map(_model_json, self._models())]})
+
+    async def _show_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._models():
+            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no model of that name here")
+        return json_response(_model_json(name))
+
     # -- what a client may see ------------------------------------------------------------------
 
     def _queue_length(self) -> int:
@@ -129,6 +144,10 @@ class Api:
             return []
         sessions = server.roster(self._metrics.kv_tokens)
         return [session for session in sessions if principal.may_see(session.owner)]
+
+
+def _model_json(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "antiphon"}
 
 
 def _ticket_json(status: TicketStatus) -> dict[str, Any]:

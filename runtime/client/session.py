@@ -257,7 +257,7 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
         raise AddressError(f"{url!r} is no address: it is like ws://127.0.0.1:8006")
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "mode"]
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
-    paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH}
+    paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH, "openai": REALTIME_PATH}
     paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
     if dialect not in paths:
         query.append(("mode", mode))

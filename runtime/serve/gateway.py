@@ -40,7 +40,7 @@ from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
-from ..session.beginning import VERSION, Arrival
+from ..session.beginning import VERSION, Arrival, model_names
 from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
@@ -101,9 +101,13 @@ class Gateway:
         self.server: Server | None = None
         self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
 
+    def _models(self) -> tuple[str, ...]:
+        server = self.server
+        return () if server is None else model_names(self._settings, server.workers.info)
+
     def app(self) -> ASGIApp:
         """Make the application for requests other than WebSockets."""
-        api = Api(lambda: self.server, self.status, self.sight.metrics)
+        api = Api(lambda: self.server, self.status, self.sight.metrics, self._models)
         recordings = Recordings(self._settings.record_to, self._load_viewer, self._remote)
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, recordings)

@@ -9,13 +9,14 @@
 | | `prepared` comes first, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
+| `/v1/realtime?model={model}` without a mode, or the subprotocol `realtime` | `openai` |
 
 With `resumable=1` in the query the client may come back to its session after the loss of its
 connection, and does so with `resume={recording_id}` at the same address.
 
-A client of OpenAI's Realtime API, known by its address, a header or a subprotocol, is refused with
-a list of the dialects: it would wait for other events. A label is the client's own, may repeat, and
-names nothing on the server.
+A client of the beta of OpenAI's Realtime API, known by its header or subprotocol, is refused: it
+would wait for other events. A label is the client's own, may repeat, and names nothing on the
+server.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ import attrs
 from protocol.values.events import Endpoint
 from protocol.values.limits import LABEL_CHARS_MAX
 from protocol.values.modes import Mode
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, MODES_OF, TRANSCRIPTION
+from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, MODES_OF, OPENAI, TRANSCRIPTION
 from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
+
+from ..access.credentials import OPENAI_SUBPROTOCOL
 
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
@@ -40,22 +43,23 @@ RECORDING_CHARS_MAX: Final = 64
 """A recording's id has 28 characters."""
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
 """Prefixes of the labels of sessions without video (the wire decisions, legacy-duplex)."""
+MODEL_CHARS_MAX: Final = 256
+"""Of a model's name in an address: no model has a longer one."""
 OPENAI_HEADER: Final = "openai-beta"
-OPENAI_SUBPROTOCOL: Final = "realtime"
-OPENAI_SUBPROTOCOLS: Final = ("openai-insecure-api-key.", "openai-beta.")
-"""Prefixes of a browser's further offers; one holds a key, and is never sent back."""
+OPENAI_BETA: Final = "openai-beta."
+"""Prefix of a browser's subprotocol that says the same."""
 
 
 @attrs.frozen(kw_only=True)
 class Spoken:
     """A dialect, as it is listed to a client of another protocol.
 
-    `first` is the type of the client's first message, or empty; `has_mode`: the query names a mode.
+    `first` is the type of the client's first message, or empty; `query` that of the address.
     """
 
     path: str
     first: str
-    has_mode: bool = True
+    query: str = "?mode={mode}"
 
 
 SPOKEN: Final[Mapping[str, Spoken]] = {
@@ -63,9 +67,10 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
     "duplex-v1": Spoken(path=REALTIME_PATH, first="session.update"),
     "transcription": Spoken(path=REALTIME_PATH, first="session.update"),
     "transcription-responses": Spoken(path=REALTIME_PATH, first="session.create"),
-    "legacy-duplex": Spoken(path=f"{DUPLEX_PATH}{{session_id}}", first="prepare", has_mode=False),
-    "legacy-chat": Spoken(path=CHAT_PATH, first="", has_mode=False),
-    "live": Spoken(path=LIVE_PATH, first="session.start", has_mode=False),
+    "legacy-duplex": Spoken(path=f"{DUPLEX_PATH}{{session_id}}", first="prepare", query=""),
+    "legacy-chat": Spoken(path=CHAT_PATH, first="", query=""),
+    "live": Spoken(path=LIVE_PATH, first="session.start", query=""),
+    "openai": Spoken(path=REALTIME_PATH, first="", query="?model={model}"),
 }
 """All dialects, and their addresses."""
 
@@ -109,8 +114,8 @@ def route(
 ) -> Route:
     """Choose a client's session from its handshake; `default` is the mode without a name.
 
-    `NotServedError`: no such path or mode, an invalid label or query, or a client of OpenAI's
-    Realtime API.
+    `NotServedError`: no such path or mode, an invalid label or query, or a client of the beta of
+    OpenAI's Realtime API.
     """
     to = _address(path, query, modes, default=default, headers=headers, subprotocols=subprotocols)
     resumable, resume = query.get("resumable", ("0",)), query.get("resume", ("",))
@@ -131,10 +136,15 @@ def _address(
     subprotocols: Sequence[str],
 ) -> Route:
     if path == REALTIME_PATH:
-        names_model = "model" in query and "mode" not in query and default != "transcription"
-        if names_model or _is_openai(headers, subprotocols):
-            text = "OpenAI's Realtime API is not spoken here; `dialects` lists what is"
+        if _is_beta(headers, subprotocols):
+            text = "the beta of OpenAI's Realtime API is not spoken here, its GA version is"
             raise NotServedError(400, "dialect_not_served", text, dialects=_spoken(modes))
+        names_model = "model" in query and default != "transcription"
+        if "mode" not in query and (names_model or OPENAI_SUBPROTOCOL in subprotocols):
+            model = query.get("model", ("",))
+            label = model[0][:MODEL_CHARS_MAX] if len(model) == 1 else ""
+            audio = _served("audio", modes)
+            return Route(mode=audio, dialect=OPENAI, endpoint="openai", label=label)
         mode = _mode_of(query.get("mode", (default,)), modes)
         dialect = TRANSCRIPTION if mode == "transcription" else OPENING
         return Route(mode=mode, dialect=dialect, endpoint="realtime")
@@ -174,22 +184,20 @@ def _mode_of(asked: Sequence[str], modes: Sequence[Mode]) -> Mode:
     raise NotServedError(400, "invalid_mode", "unknown mode", allowed=list(modes))
 
 
-def _is_openai(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) -> bool:
-    offers = any(offered.startswith(OPENAI_SUBPROTOCOLS) for offered in subprotocols)
+def _is_beta(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) -> bool:
     has_header = any(name == OPENAI_HEADER for name, _ in headers)
-    return has_header or offers or OPENAI_SUBPROTOCOL in subprotocols
+    return has_header or any(offered.startswith(OPENAI_BETA) for offered in subprotocols)
 
 
 def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for name, spoken in SPOKEN.items():
         served = [mode for mode in MODES_OF[name] if mode in modes]
-        query = "?mode={mode}" if spoken.has_mode else ""
         if served:
             found.append(
                 {
                     "dialect": name,
-                    "address": spoken.path + query,
+                    "address": spoken.path + spoken.query,
                     "modes": served,
                     "first_message": spoken.first or None,
                 }

@@ -111,18 +111,22 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
 
 
 def _session_s(settings: Settings, arrival: Arrival) -> int:
-    is_live = arrival.endpoint == "live"
+    is_live = arrival.endpoint in ("live", "openai")
     return settings.limit_live_s if is_live else settings.limit_s(arrival.mode)
 
 
 def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Mapping[str, Any]:
     """The limits of a session whose client chooses a model; none for another."""
     is_transcription = arrival.mode == "transcription"
-    if not is_transcription and arrival.endpoint != "live":
+    if not is_transcription and arrival.endpoint not in ("live", "openai"):
         return {}
-    models = tuple(dict.fromkeys((info.name, *settings.served_model_names)))
     sound = {"sound_bytes": settings.transcription_buffer_mb * MIB} if is_transcription else {}
-    return {"models": models, **sound}
+    return {"models": model_names(settings, info), **sound}
+
+
+def model_names(settings: Settings, info: BackendInfo) -> tuple[str, ...]:
+    """The names by which a client may choose the model, its own first."""
+    return tuple(dict.fromkeys((info.name, *settings.served_model_names)))
 
 
 def _resume_limits(settings: Settings, token: str) -> Mapping[str, Any]:

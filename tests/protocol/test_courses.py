@@ -10,6 +10,7 @@ from typing import Final, get_args
 import pytest
 
 from protocol.machine.live import Live
+from protocol.machine.openai import OpenAI
 from protocol.machine.session import _HANDLERS, COURSES, METHODS
 from protocol.values import events as ev
 from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
@@ -38,7 +39,7 @@ def test_all_that_can_be_said_has_a_method() -> None:
 @pytest.mark.parametrize("said", METHODS, ids=lambda said: said.__name__)
 def test_a_method_takes_what_it_is_there_for(said: type) -> None:
     """A name in the table would be of no method, and what it stands for be lost."""
-    methods = [getattr(cls, METHODS[said], None) for cls in (*COURSES.values(), Live)]
+    methods = [getattr(cls, METHODS[said], None) for cls in (*COURSES.values(), Live, OpenAI)]
     taken = [list(signature(method).parameters.values()) for method in methods if method]
     assert said.__name__ in {given.annotation.rpartition(".")[2] for _, given in taken}
 

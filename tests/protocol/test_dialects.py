@@ -22,15 +22,23 @@ from protocol.values.messages import (
     Metrics,
     Paused,
     Prefilled,
-    Queued,
-    QueuePlace,
-    QueueUpdate,
     Response,
     ServerMessage,
     Speech,
     TranscriptDelta,
 )
 from protocol.values.modes import Mode
+from protocol.values.openai import (
+    CancelResponse,
+    ClearSound,
+    CommitSound,
+    Configure,
+    CreateItem,
+    DeleteItem,
+    Respond,
+    RetrieveItem,
+    TruncateItem,
+)
 from protocol.values.requests import (
     Append,
     AppendSound,
@@ -55,6 +63,7 @@ from protocol.wire.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
     LIVE,
+    OPENAI,
     REALTIME,
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
@@ -62,7 +71,6 @@ from protocol.wire.dialects import (
 )
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING, choose
-from protocol.wire.rates import to_float32, to_pcm16
 from tests.strategies import (
     client_messages,
     error_reports,
@@ -74,6 +82,14 @@ from tests.strategies import (
     server_messages,
     speeches,
 )
+from tests.told import (
+    told_in_duplex_v1,
+    told_in_legacy_chat,
+    told_in_legacy_duplex,
+    told_in_live,
+    told_in_openai,
+    told_in_realtime,
+)
 
 CASES: tuple[tuple[str, Mode], ...] = (
     ("realtime", "video"),
@@ -84,6 +100,7 @@ CASES: tuple[tuple[str, Mode], ...] = (
     ("transcription", "transcription"),
     ("transcription-responses", "transcription"),
     ("live", "audio"),
+    ("openai", "audio"),
 )
 in_every_case = pytest.mark.parametrize(("name", "mode"), CASES)
 MODES: tuple[Mode, ...] = ("video", "audio", "chat", "transcription")
@@ -95,6 +112,7 @@ TYPED: tuple[Dialect, ...] = (
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
     LIVE,
+    OPENAI,
 )
 """The dialects whose client messages have a type."""
 EVERY_DIALECT: tuple[Dialect, ...] = (*TYPED, LEGACY_CHAT)
@@ -115,6 +133,15 @@ KINDS: dict[type[ClientMessage], set[Request]] = {
     Mute: {Request.MUTE},
     Unmute: {Request.UNMUTE},
     Update: {Request.UPDATE},
+    Configure: {Request.UPDATE},
+    CommitSound: {Request.COMMIT},
+    ClearSound: {Request.CLEAR},
+    Respond: {Request.RESPOND},
+    CancelResponse: {Request.CANCEL},
+    CreateItem: {Request.CREATE_ITEM},
+    DeleteItem: {Request.DELETE_ITEM},
+    RetrieveItem: {Request.RETRIEVE_ITEM},
+    TruncateItem: {Request.TRUNCATE_ITEM},
 }
 
 
@@ -259,103 +286,9 @@ def test_an_unknown_type_is_explained(
 # -- the server's side --------------------------------------------------------------------------
 
 
-NO_METRICS = Metrics(kv_cache_length=0, recording="off")
-
-
 def told(message: ServerMessage, name: str) -> ServerMessage:
     """What of a message a dialect can tell; each says so in its file's docstring."""
     return _TOLD[name](message)
-
-
-def told_in_realtime(message: ServerMessage) -> ServerMessage:
-    """001 has no clock, and answers do not say what they were asked for, or where they are kept."""
-    match message:
-        case Listen() | Speech():
-            return attrs.evolve(message, metrics=without_clock(message.metrics))
-        case Response():
-            return attrs.evolve(
-                message,
-                recording_id="",
-                streaming=None,
-                metrics=without_clock(message.metrics),
-            )
-    return message
-
-
-def without_clock(metrics: Metrics) -> Metrics:
-    """Metrics that do not tell the time."""
-    return attrs.evolve(metrics, session_ms=0.0, wall_ms=0.0)
-
-
-def told_in_duplex_v1(message: ServerMessage) -> ServerMessage:
-    """000 has no ids, and fewer words for the end."""
-    match message:
-        case Listen() | Speech():
-            return without_ids(told_in_realtime(message))
-        case Closed():
-            words = {"invalid_frame": "backend_error", "cancelled": "client"}
-            reason: Any = words.get(message.reason, message.reason)
-            return Closed(session_id="", reason=reason)
-    return told_in_realtime(message)
-
-
-def without_ids(message: Any) -> Any:
-    """A message of nobody's."""
-    names = {field.name for field in attrs.fields(type(message))}
-    return attrs.evolve(
-        message, **dict.fromkeys(names & {"session_id", "response_id", "input_id"}, "")
-    )
-
-
-def told_in_legacy_duplex(message: ServerMessage) -> ServerMessage:
-    """002 has no ids, no metrics of prefill, of drops or of the recording, and no own reasons."""
-    match message:
-        case Created(recording_id=recording_id):
-            recording: Any = "on" if recording_id else "off"
-            return attrs.evolve(without_ids(message), recording=recording)
-        case Listen() | Speech():
-            metrics = attrs.evolve(
-                message.metrics, prefill_ms=0.0, dropped_units=0, recording="off"
-            )
-            return without_ids(attrs.evolve(message, metrics=metrics))
-        case Closed(reason="client" | "cancelled", session_id=session_id):
-            return Closed(session_id=session_id, reason="client")
-        case Closed():
-            return without_ids(message)
-    return message
-
-
-def told_in_legacy_chat(message: ServerMessage) -> ServerMessage:
-    """004 has no ids, no reasons and no metrics."""
-    match message:
-        case Delta():
-            return without_ids(message)
-        case Response():
-            plain = attrs.evolve(message, reason="turn_end", streaming=None, metrics=NO_METRICS)
-            return without_ids(plain)
-    return message
-
-
-def told_in_live(message: ServerMessage) -> ServerMessage:
-    """`live` has no ids but the session's, no metrics, 16-bit sound, and three words for an end."""
-    match message:
-        case Queued() | QueueUpdate():
-            return Queued(
-                place=QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
-            )
-        case Created():
-            return attrs.evolve(message, session_id="", prompt_length=0, recording="off")
-        case Listen():
-            return without_ids(attrs.evolve(message, metrics=NO_METRICS))
-        case Speech(pcm=pcm):
-            plain = attrs.evolve(message, metrics=NO_METRICS, end_of_turn=False)
-            return without_ids(attrs.evolve(plain, pcm=to_float32(to_pcm16(pcm))))
-        case Closed():
-            ends: Any = {"client": "client", "cancelled": "client", "timeout": "timeout"}
-            ends |= {"context_full": "timeout"}
-            reason = ends.get(message.reason, "backend_error")
-            return attrs.evolve(message, session_id="", reason=reason)
-    return message
 
 
 _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
@@ -366,6 +299,7 @@ _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
     "transcription": lambda message: message,
     "transcription-responses": lambda message: message,
     "live": told_in_live,
+    "openai": told_in_openai,
 }
 
 
@@ -580,5 +514,6 @@ def test_the_registry_holds_what_a_client_can_speak() -> None:
         "transcription": "transcription",
         "transcription-responses": "transcription-responses",
         "live": "live",
+        "openai": "openai",
     }
     assert OPENING.name == "opening"

@@ -1,4 +1,4 @@
-"""A client of OpenAI's Realtime API, which this server does not speak, is refused at once."""
+"""A client of OpenAI's Realtime API at another address, or of its beta, is refused at once."""
 
 from __future__ import annotations
 
@@ -156,12 +156,15 @@ def test_a_session_of_old_takes_it_as_of_old(mode: Mode) -> None:
 # -- the handshake --------------------------------------------------------------------------------
 
 FOREIGN: Final = [
-    pytest.param({"model": ("gpt-realtime",)}, (), (), id="model without a mode"),
     pytest.param({}, (("openai-beta", "realtime=v1"),), (), id="header"),
     pytest.param({"mode": ("audio",)}, (("openai-beta", "x"),), (), id="header with a mode"),
-    pytest.param({}, (), ("realtime",), id="subprotocol"),
-    pytest.param({"mode": ("audio",)}, (), ("openai-insecure-api-key.sk-1",), id="key"),
-    pytest.param({}, (), ("openai-beta.realtime-v1",), id="beta subprotocol"),
+    pytest.param({}, (), ("realtime", "openai-beta.realtime-v1"), id="beta subprotocol"),
+    pytest.param(
+        {"model": ("m",)},
+        (("openai-beta", "realtime=v1"),),
+        ("realtime", "openai-insecure-api-key.sk-1"),
+        id="header with a model and a key",
+    ),
 ]
 
 
@@ -189,8 +192,9 @@ def test_a_handshake_of_openai_is_refused_with_what_is_spoken(
 
 def test_the_list_has_only_what_the_model_serves() -> None:
     """A client is sent from one refusal to the next."""
+    headers = [("openai-beta", "realtime=v1")]
     with pytest.raises(NotServedError) as caught:
-        route("/v1/realtime", {"model": ("m",)}, ("audio", "chat"), default="audio")
+        route("/v1/realtime", {}, ("audio", "chat"), default="audio", headers=headers)
     dialects = caught.value.details["dialects"]
     assert isinstance(dialects, list)
     modes = {each["dialect"]: each["modes"] for each in dialects}
@@ -203,6 +207,21 @@ def test_the_list_is_the_reference_s() -> None:
     assert SPOKEN.keys() == DIALECTS.keys()
     for name, spoken in SPOKEN.items():
         assert any(name in it.dialects and it.address == spoken.path for it in CHANNELS)
+
+
+SPOKEN_THERE: Final = [
+    pytest.param({"model": ("tiny",)}, (), "tiny", id="model without a mode"),
+    pytest.param({}, ("realtime",), "", id="subprotocol"),
+    pytest.param({}, ("realtime", "openai-insecure-api-key.sk-1"), "", id="browser"),
+]
+
+
+@pytest.mark.parametrize(("query", "subprotocols", "label"), SPOKEN_THERE)
+def test_a_client_of_ga_is_served(query: dict[str, Any], subprotocols: Any, label: str) -> None:
+    """The clients that people have fall into another dialect, and fail confusingly."""
+    found = route("/v1/realtime", query, MODES, default="video", subprotocols=subprotocols)
+    assert (found.endpoint, found.dialect.name) == ("openai", "openai")
+    assert (found.mode, found.label) == ("audio", label)
 
 
 @pytest.mark.parametrize("query", [{"model": ("m",)}, {"mode": ("transcription",)}])

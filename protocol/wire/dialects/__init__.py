@@ -12,6 +12,7 @@ from .duplex_v1 import DUPLEX_V1
 from .legacy_chat import LEGACY_CHAT
 from .legacy_duplex import LEGACY_DUPLEX
 from .live import LIVE
+from .openai import OPENAI
 from .opening import OPENING
 from .realtime import REALTIME
 from .transcription import TRANSCRIPTION, TRANSCRIPTION_RESPONSES
@@ -23,6 +24,7 @@ __all__ = (
     "LEGACY_DUPLEX",
     "LIVE",
     "MODES_OF",
+    "OPENAI",
     "REALTIME",
     "TRANSCRIPTION",
     "TRANSCRIPTION_RESPONSES",
@@ -38,6 +40,7 @@ _ALL: Final[tuple[Dialect, ...]] = (
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
     LIVE,
+    OPENAI,
 )
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
@@ -49,7 +52,7 @@ MODES_OF: Final[Mapping[str, tuple[Mode, ...]]] = MappingProxyType(
 """The modes of a dialect; a course is described by its first."""
 
 _BY_ENDPOINT: Final[Mapping[str, Dialect]] = MappingProxyType(
-    {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE}
+    {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE, "openai": OPENAI}
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ...values.errors import (
+    OPENAI_ERRORS,
     TRANSCRIPTION_ERRORS,
     ErrorCode,
     LocalProtocolError,
@@ -61,9 +62,9 @@ INFO_CODES: Final = (QUEUED, ASSIGNED, "time_over", "context_full")
 ERROR_CODES: Final = tuple(
     code
     for code in ErrorCode
-    if code not in TRANSCRIPTION_ERRORS or code is ErrorCode.MODEL_NOT_FOUND
+    if code not in TRANSCRIPTION_ERRORS | OPENAI_ERRORS or code is ErrorCode.MODEL_NOT_FOUND
 )
-_REASONS: Final[Mapping[EndReason, str]] = {
+REASONS: Final[Mapping[EndReason, str]] = {
     "client": "close_requested",
     "cancelled": "close_requested",
     "timeout": "expired",
@@ -79,7 +80,7 @@ _ENDS: Final[Mapping[str, EndReason]] = {
     "connection_lost": "backend_error",
 }
 
-_EVENT_ID: Final = Field(
+EVENT_ID: Final = Field(
     "event_id",
     TEXT,
     "",
@@ -117,15 +118,15 @@ _PLACE: Final = Field(
 )
 _NOWHERE: Final = QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 _QUEUED: Final = Table(
-    Queued, _EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+    Queued, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
 )
 _MOVED: Final = Table(
-    QueueUpdate, _EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+    QueueUpdate, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
 )
 _TURN: Final = "a slot is assigned: the session starts with session.start"
 _QUEUE_DONE: Final = Table(
     QueueDone,
-    _EVENT_ID,
+    EVENT_ID,
     _one_of(ASSIGNED),
     Field(
         "message",
@@ -140,7 +141,7 @@ _QUEUE_DONE: Final = Table(
 )
 NOTICE: Final = Table(
     Notice,
-    _EVENT_ID,
+    EVENT_ID,
     Field("code", choice(INFO_CODES)),
     Field("message", TEXT, attr="text"),
     tag={"type": INFO},
@@ -152,12 +153,14 @@ def info_of(code: object) -> Table:
     return {QUEUED: _QUEUED, ASSIGNED: _QUEUE_DONE}.get(str(code), NOTICE)
 
 
-def _const(word: str) -> Kind:
+def const(word: str) -> Kind:
+    """A constant word."""
     return Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
 
 
-def _fixed(name: str, word: str) -> Field:
-    return Field(name, _const(word), word, attr=DROPPED, get=lambda _: word, doc="Always this.")
+def fixed(name: str, word: str) -> Field:
+    """A field that is always the same word."""
+    return Field(name, const(word), word, attr=DROPPED, get=lambda _: word, doc="Always this.")
 
 
 _SESSION: Final = Object(
@@ -166,13 +169,13 @@ _SESSION: Final = Object(
         Field("id", TEXT),
         Field("expires_at", INTEGER),
         Field("model", TEXT),
-        _fixed("status", "active"),
+        fixed("status", "active"),
         Object(
             "audio",
             (
                 Object(
                     "format",
-                    (_fixed("type", "audio/pcm"), Field("rate", RATE, attr="rate_hz")),
+                    (fixed("type", "audio/pcm"), Field("rate", RATE, attr="rate_hz")),
                     doc="Of the sound in both directions.",
                 ),
                 Object(
@@ -185,7 +188,7 @@ _SESSION: Final = Object(
         ),
         Object(
             "delegation",
-            (Field("type", _const("client"), None, attr="delegation"),),
+            (Field("type", const("client"), None, attr="delegation"),),
             omit=True,
             when=lambda message: message.live.delegation is not None,
         ),
@@ -208,7 +211,7 @@ _UNTOLD: Final = {
 """A unit's facts without a field."""
 WORDS: Final = Table(
     Speech,
-    _EVENT_ID,
+    EVENT_ID,
     Field("delta", TEXT, attr="text"),
     Field("start_ms", INTEGER),
     Field(
@@ -255,43 +258,38 @@ def _fault(report: ErrorReport) -> str:
     return "invalid_request_error" if is_client else "server_error"
 
 
-_ERROR: Final = Table(
-    ErrorReport,
-    _EVENT_ID,
-    Object(
-        "error",
-        (
-            Field("code", choice(ERROR_CODES)),
-            Field("message", TEXT),
-            Field(
-                "type",
-                choice(("invalid_request_error", "server_error")),
-                attr=DROPPED,
-                get=_fault,
-                is_read=False,
-                doc="Whose mistake it is.",
-            ),
-            Field(
-                "param",
-                TEXT,
-                "",
-                attr=DROPPED,
-                get=_param,
-                omit=True,
-                example="session.audio.format",
-                doc="The path of the field that is wrong.",
-            ),
+def error_table(codes: tuple[ErrorCode, ...]) -> Table:
+    """Make the table of an `error` with one of several codes."""
+    rows = (
+        Field("code", choice(codes)),
+        Field("message", TEXT),
+        Field(
+            "type",
+            choice(("invalid_request_error", "server_error")),
+            attr=DROPPED,
+            get=_fault,
+            is_read=False,
+            doc="Whose mistake it is.",
         ),
-        is_required=True,
-    ),
-    tag={"type": shared.ERROR},
-)
+        Field(
+            "param",
+            TEXT,
+            "",
+            attr=DROPPED,
+            get=_param,
+            omit=True,
+            example="session.audio.format",
+            doc="The path of the field that is wrong.",
+        ),
+    )
+    error = Object("error", rows, is_required=True)
+    return Table(ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
 
 
 def _word(closed: Closed) -> str:
-    if closed.reason not in _REASONS:
+    if closed.reason not in REASONS:
         raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return _REASONS[closed.reason]
+    return REASONS[closed.reason]
 
 
 ANSWERS: Final = (
@@ -300,7 +298,7 @@ ANSWERS: Final = (
     _QUEUE_DONE,
     Table(
         Created,
-        _EVENT_ID,
+        EVENT_ID,
         _SESSION,
         _ANSWERED,
         tag={"type": "session.started"},
@@ -309,12 +307,12 @@ ANSWERS: Final = (
     LISTEN,
     WORDS,
     SPEECH,
-    Table(Muted, _EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.muted"}),
-    Table(Unmuted, _EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.unmuted"}),
-    Table(Updated, _EVENT_ID, _SESSION, _ANSWERED, tag={"type": "session.updated"}),
+    Table(Muted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.muted"}),
+    Table(Unmuted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.unmuted"}),
+    Table(Updated, EVENT_ID, _SESSION, _ANSWERED, tag={"type": "session.updated"}),
     Table(
         Usage,
-        _EVENT_ID,
+        EVENT_ID,
         Object("usage", (Field("seconds", INTEGER),)),
         Object("context_window", (Field("usage_ratio", number(0, 1), attr="ratio", example=0.25),)),
         tag={"type": "session.usage.updated"},
@@ -322,12 +320,12 @@ ANSWERS: Final = (
     NOTICE,
     Table(
         Closed,
-        _EVENT_ID,
+        EVENT_ID,
         Field("reason", word_of(_ENDS), get=_word),
         _SESSION,
         Object("usage", (Field("seconds", INTEGER),)),
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),
-    _ERROR,
+    error_table(ERROR_CODES),
 )

@@ -65,18 +65,18 @@ def unsupported(path: str, what: str) -> FieldError:
     return FieldError(ErrorCode.UNSUPPORTED, f"{path}: {what}")
 
 
-def _only(options: tuple[str, ...], offered: str, what: str) -> Kind:
-    """A word of the API of which only one is offered here."""
+def only(options: tuple[str, ...], offered: str, what: str, *more: str) -> Kind:
+    """A word of the API of which only one is offered here, and `more` that mean the same."""
 
     def read(value: Value, _: Reading) -> str:
-        if value.choice(options) != offered:
+        if value.choice(options) not in (offered, *more):
             raise unsupported(value.path, what)
         return offered
 
-    return Kind(read=read, schema=choice((offered,)).schema)
+    return Kind(read=read, schema=choice((offered, *more)).schema)
 
 
-def _empty(what: str) -> Kind:
+def empty(what: str) -> Kind:
     """A list of the API that must be empty here."""
 
     def read(value: Value, _: Reading) -> tuple[()]:
@@ -94,14 +94,12 @@ def _rate(value: Value, _: Reading) -> int:
     return found
 
 
-_PCM: Final = _only(
+_PCM: Final = only(
     ("audio/pcm", "audio/pcmu", "audio/pcma"), "audio/pcm", "the server has audio/pcm only"
 )
 RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ]})
-_CLIENT: Final = _only(
-    ("client", "responses", "decisions"), "client", "the model delegates nothing"
-)
-_NO_TRIGGERS: Final = _empty("there are no decisions")
+_CLIENT: Final = only(("client", "responses", "decisions"), "client", "the model delegates nothing")
+_NO_TRIGGERS: Final = empty("there are no decisions")
 
 
 def _delegation(attr: str) -> Object:
@@ -142,7 +140,7 @@ _START: Final = Table(
             _delegation("live.delegation"),
             Field(
                 "input",
-                _empty("the model takes no conversation from before"),
+                empty("the model takes no conversation from before"),
                 (),
                 attr=DROPPED,
                 doc="Must be empty here.",

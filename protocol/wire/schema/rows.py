@@ -17,7 +17,7 @@ import attrs
 
 from ..field import REQUIRED, Field
 from ..kinds import Kind
-from ..nested import Either, Items, One, Variants
+from ..nested import Either, Items, One, Variants, tables_in
 from ..table import Object, Row, Table
 
 Schema = dict[str, Any]
@@ -171,7 +171,7 @@ def _second(schema: Schema, first: str) -> Schema:
 
 def _or_null(schema: Schema) -> Schema:
     made = dict(schema)
-    if "type" in made:
+    if isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
     if "enum" in made:
         made["enum"] = [*made["enum"], None]
@@ -190,7 +190,7 @@ def _kind(kind: Kind) -> Schema:
         case Either(string=string, items=items):
             return {"anyOf": [_kind(string), _kind(items)]}
         case One(table=table):
-            return request_schema(table)
+            return {**request_schema(table), **kind.schema}
         case Variants(tag=tag, tables=tables):
             kinds = [
                 {**request_schema(table), "description": summary(table.cls)}
@@ -229,12 +229,21 @@ def _said(
             made = _said(row.shape.written, cls, below, {})
             text = row.doc or (doc_of(cls, f"{prefix}{row.attr}") if row.attr else "")
         else:
-            made, text = dict(row.kind.schema), _meaning(row, cls, prefix)
+            made, text = _told(row.kind), _meaning(row, cls, prefix)
         if text:
             made["description"] = text
         (at_times if row.omit else always)[row.name] = made
     schema: Schema = {"type": "object", "properties": {**always, **at_times}}
     return {**schema, "required": [*always]} if always else schema
+
+
+def _told(kind: Kind) -> Schema:
+    match kind:
+        case Items(item=item):
+            return {"type": "array", "items": _told(item)}
+        case One(table=table):
+            return {**_said(table.shape.written, table.cls, "", {}), **kind.schema}
+    return dict(kind.schema)
 
 
 def _merge(schemas: Sequence[Schema]) -> Schema:
@@ -270,11 +279,15 @@ def _shown(row: Field) -> Any:
     schema = row.kind.schema
     if row.example is not None:
         return row.example
+    if isinstance(row.kind, One):
+        return _example(row.kind.table.shape.written)
+    if isinstance(row.kind, Items):
+        return [_example(table.shape.written) for table in tables_in(row.kind)]
     if "const" in schema or "enum" in schema:
         return schema["const"] if "const" in schema else schema["enum"][0]
     name = row.attribute.rpartition(".")[2].removeprefix("^")
     kind = schema.get("type")
-    kinds = {"boolean": False, "integer": 1, "number": 1.5, "object": {}}
+    kinds = {"boolean": False, "integer": 1, "number": 1.5, "object": {}, "array": [], "null": None}
     if "contentEncoding" in schema:
         return _SILENCE
     kind = kind[0] if isinstance(kind, list) else kind

@@ -18,6 +18,8 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from protocol.values.errors import CLOSE_MEANINGS, MEANINGS, close_code, error_type
+from protocol.values.messages import QueueDone
+from protocol.values.requests import Request
 from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Course, Gate, State
 from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema.wire import Message, courses, describe, senders
@@ -114,10 +116,16 @@ def states(messages: tuple[Message, ...], course: Course) -> Json:
                 for message in messages
                 if message.request is not None and course in message.courses
             }
-            for gate in GATES[course]
-            if gate is not Gate.PAUSED or any(message.request == "pause" for message in messages)
+            for gate in _gates(messages, course)
         },
     }
+
+
+def _gates(messages: tuple[Message, ...], course: Course) -> tuple[Gate, ...]:
+    requests = {message.request for message in messages}
+    if Request.RESPOND in requests:
+        return (Gate.OPEN,)
+    return tuple(gate for gate in GATES[course] if gate is not Gate.PAUSED or "pause" in requests)
 
 
 WITHOUT_A_FRAME: Final[Mapping[str, str]] = {
@@ -137,6 +145,8 @@ def _moves(
             for trigger, leads_to in row.items():
                 if leads_to is target:
                     silent = WITHOUT_A_FRAME.get(trigger.__name__)
+                    if trigger is QueueDone and not frames[trigger]:
+                        silent = "a slot is assigned"  # `openai` has no frame for it
                     names += frames[trigger] if silent is None else [silent]
             if names:
                 yield state, target, list(dict.fromkeys(names))
@@ -163,6 +173,8 @@ def _channel(channel: Channel, described: Mapping[str, tuple[Message, ...]]) -> 
     if channel.name == "realtime":
         mode = {"type": "string", "enum": modes, "default": Settings().default_mode}
         binding["query"] = {"type": "object", "properties": {"mode": mode}}
+    if channel.name == "openai":
+        binding["query"] = {"type": "object", "properties": {"model": {"type": "string"}}}
     made["bindings"] = {"ws": {**binding, "bindingVersion": BINDING_VERSION}}
     return made
 

@@ -132,16 +132,18 @@ def _type(schema: Json, sender: str) -> str:
         return ", ".join(f"`{json.dumps(word)}`" for word in schema["enum"] if word is not None)
     kinds = schema.get("type", "any")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    text = _plain(schema, next(kind for kind in kinds if kind != "null"), sender)
-    return f"{text} or null" if sender == "server" and "null" in kinds else text
+    text = _plain(schema, next((kind for kind in kinds if kind != "null"), "null"), sender)
+    return f"{text} or null" if sender == "server" and "null" in kinds[1:] else text
 
 
 def _plain(schema: Json, kind: str, sender: str) -> str:
     if "contentEncoding" in schema:
         return "base64 of " + " or ".join(schema.get("x-antiphon-media", ["bytes"]))
     if kind == "array":
-        bounds = f"{schema.get('minItems', 0)} to {schema['maxItems']}"
-        return f"array of {bounds}: {_type(schema['items'], sender)}"
+        bounds = ""
+        if "maxItems" in schema:
+            bounds = f" of {schema.get('minItems', 0)} to {schema['maxItems']}"
+        return f"array{bounds}: {_type(schema['items'], sender)}"
     if sender == "server" and "examples" in schema:
         return f"{kind}, such as " + ", ".join(
             f"`{json.dumps(word)}`" for word in schema["examples"]

@@ -77,13 +77,13 @@ def _endpoints() -> str:
     for channel in CHANNELS:
         for name in channel.dialects:
             modes = ", ".join(map(_code, MODES_OF[name]))
-            first = next(message for message in describe(name) if message.request == "init")
+            inits = (message for message in describe(name) if message.request == "init")
             lines.append(
                 (
                     f"[`{name}`](#{name})",
-                    _code(channel.address),
+                    _code(channel.address + ("?model=" if name == "openai" else "")),
                     modes,
-                    _first(first),
+                    _first(next(inits, None)),
                     DIALECTS[name],
                 )
             )
@@ -92,7 +92,9 @@ def _endpoints() -> str:
     )
 
 
-def _first(message: Message) -> str:
+def _first(message: Message | None) -> str:
+    if message is None:
+        return "none: the server speaks first"
     return _code(message.kind) if message.kind else "the request"
 
 

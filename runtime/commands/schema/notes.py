@@ -40,7 +40,13 @@ from protocol.values.messages import EndReason
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from protocol.values.state import Course
 
-from ...serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
+from ...serve.routing import (
+    AUDIO_LABELS,
+    CHAT_PATH,
+    DUPLEX_PATH,
+    LIVE_PATH,
+    REALTIME_PATH,
+)
 
 MIB: Final = 1024 * 1024
 
@@ -92,6 +98,14 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         says="The WebSocket of OpenAI's Live API, for clients of the `openai` package "
         "(`live.connect`). There are no parameters.",
     ),
+    Channel(
+        name="openai",
+        address=REALTIME_PATH,
+        dialects=("openai",),
+        says="The WebSocket of OpenAI's Realtime API (GA), for its clients (`realtime.connect`). "
+        "`model` is a name of the server's model, and there is no `mode`. A browser offers the "
+        "subprotocols `realtime` and `openai-insecure-api-key.KEY`.",
+    ),
 )
 
 DIALECTS: Final[Mapping[str, str]] = {
@@ -106,6 +120,9 @@ DIALECTS: Final[Mapping[str, str]] = {
     "live": "OpenAI's Live API: full-duplex speech, 16-bit sound in pieces of any size, and a "
     "second of sound out for each second that came in. What this server does not have is refused "
     "by its name.",
+    "openai": "OpenAI's Realtime API (GA): a response is one speaking turn of the model. The "
+    "server speaks first, and tells where the client speaks. What it does not have is refused by "
+    "its name.",
     "transcription-responses": "The same with other names, for clients that know these: a client "
     "that chooses its model by `session.create` gets them. Either may send the types of both.",
 }
@@ -114,13 +131,13 @@ DIALECTS: Final[Mapping[str, str]] = {
 COURSES: Final[Mapping[Course, str]] = {
     Course.DUPLEX: "The client waits in the queue, sets the session up, and then sends "
     f"sound without a pause, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
-    f"at most, in `duplex-v1` of {APPEND_SAMPLES_MIN} at least, and in `live` at the rate of its "
-    f"format, in pieces of {APPEND_S_MAX} s at most. Each second of sound is a "
+    f"at most, in `duplex-v1` of {APPEND_SAMPLES_MIN} at least, and in `live` and `openai` at the "
+    f"rate of its format, in pieces of {APPEND_S_MAX} s at most. Each second of sound is a "
     "*unit*, and gets one outcome: the model listens, or it speaks a second at "
     f"{OUTPUT_RATE_HZ} Hz. When "
     f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
-    f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live`, "
-    "queueing included, unless the "
+    f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live` "
+    "and `openai`, queueing included, unless the "
     f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
     Course.CHAT: "The client sets the session up at once, and then asks as often as it likes, each "
     "time with the whole conversation; the server keeps no part. Each turn waits in the "
@@ -178,14 +195,14 @@ RULES: Final[tuple[str, ...]] = (
     "A message that is wrong gets an `error`, and the session goes on. First the session's state "
     "is looked at, then the message's type, then its fields.",
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
-    f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, and in `live`, it is 16-bit integers. Bytes "
-    "are base64 with the standard alphabet and padding, without white space; 16-bit sound may have "
-    "line breaks in its base64.",
-    "OpenAI's Realtime API is not spoken. The header `OpenAI-Beta`, its subprotocols, and an "
-    "address with `model` and no `mode` (where the default is not `transcription`) are HTTP 400 "
-    "with the list of dialects. Before a session is set up, a `session.update` whose "
-    "`session.type` is `realtime` gets `invalid_event`, and the connection is closed with "
-    f"{CLOSE_NORMAL} at once.",
+    f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, and in `live` and `openai`, it is 16-bit "
+    "integers. Bytes are base64 with the standard alphabet and padding, without white space; 16-"
+    "bit sound may have line breaks in its base64.",
+    "The beta of OpenAI's Realtime API is not spoken: the header `OpenAI-Beta` is HTTP 400 with "
+    "the list of dialects. An address with `model` and no `mode` (where the default is not "
+    "`transcription`), or the subprotocol `realtime`, is `openai`. At an address with a `mode`, "
+    "before a session is set up, a `session.update` whose `session.type` is `realtime` gets "
+    f"`invalid_event`, and the connection is closed with {CLOSE_NORMAL} at once.",
     f"A paused session ends after {PAUSE_S} s, or earlier if its client says so.",
 )
 """The rules of all dialects."""

@@ -1,0 +1,367 @@
+"""The session of the `openai` dialect: what its client asks for, and what it is told.
+
+Names are those of the GA Realtime API where it has some: an *item* is a part of the conversation, a
+*response* one speaking turn of the model, a *part* a piece of an item's content.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+import attrs
+
+Modality = Literal["audio", "text"]
+DetectionKind = Literal["server_vad", "semantic_vad"]
+ItemRole = Literal["user", "assistant", "system"]
+ItemStatus = Literal["completed", "incomplete", "in_progress"]
+PartKind = Literal["input_text", "input_audio", "output_text", "output_audio"]
+ReplyStatus = Literal["in_progress", "completed", "cancelled", "failed"]
+ReplyReason = Literal["", "turn_detected", "client_cancelled"]
+InputKind = Literal["speech_started", "speech_stopped", "committed", "cleared"]
+ItemKind = Literal["added", "done", "retrieved"]
+ReplyKind = Literal[
+    "item_added",
+    "item_done",
+    "part_added",
+    "part_done",
+    "audio_done",
+    "transcript_done",
+    "text_delta",
+    "text_done",
+]
+
+
+@attrs.frozen(kw_only=True)
+class TurnDetection:
+    """How the client's turns are found.
+
+    Attributes:
+        kind: server_vad has the settings of the detector; semantic_vad leaves turns to the model.
+        threshold: 0 to 1; a higher one needs louder speech.
+        prefix_ms: sound before the speech that is told as its beginning, in milliseconds.
+        silence_ms: the silence that ends speech, in milliseconds.
+        creates: the model answers by itself; else it listens until it is asked for a response.
+        interrupts: speech of the client stops the model's.
+    """
+
+    kind: DetectionKind = "semantic_vad"
+    threshold: float = 0.5
+    prefix_ms: int = 300
+    silence_ms: int = 500
+    creates: bool = True
+    interrupts: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class OpenAISession:
+    """A session as it is in force.
+
+    Attributes:
+        id: the session.
+        model: the name by which the client chose it.
+        expires_at: when it ends at the latest, Unix time in whole seconds.
+        instructions: the system prompt; may be empty.
+        voice: the name of the voice; empty for the model's own.
+        modality: what a response is made of: speech with its transcript, or text.
+        detection: how turns are found; None: only the model decides, and it is not interrupted.
+    """
+
+    id: str = ""
+    model: str = ""
+    expires_at: int = 0
+    instructions: str = ""
+    voice: str = ""
+    modality: Modality = "audio"
+    detection: TurnDetection | None = TurnDetection()
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """A piece of an item's content.
+
+    Attributes:
+        kind: what it is.
+        text: the text, or the transcript of sound; may be empty.
+    """
+
+    kind: PartKind
+    text: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Item:
+    """A part of the conversation.
+
+    Attributes:
+        id: the item; empty where the client leaves it to the server.
+        role: who said it.
+        status: whether it is whole.
+        parts: its content.
+    """
+
+    id: str = ""
+    role: ItemRole
+    status: ItemStatus = "completed"
+    parts: tuple[Part, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """A response, which is one speaking turn.
+
+    Attributes:
+        id: the response.
+        status: how it stands.
+        reason: why it was cancelled.
+        fault: why it failed, for programs; may be empty.
+        message: the same for people.
+        items: what it is made of.
+        modality: as of the session.
+        output_tokens: tokens that the model generated.
+    """
+
+    id: str
+    status: ReplyStatus = "in_progress"
+    reason: ReplyReason = ""
+    fault: str = ""
+    message: str = ""
+    items: tuple[Item, ...] = ()
+    modality: Modality = "audio"
+    output_tokens: int = 0
+
+
+# -- what the client asks for ----------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Configure:
+    """Change settings; those that are None stay.
+
+    Attributes:
+        instructions: the system prompt; it can be changed until the model hears the first sound.
+        voice: the name of the voice; until then too.
+        modality: what a response is made of.
+        detection: how turns are found.
+        is_undetected: turns are not found: only the model decides.
+    """
+
+    instructions: str | None = None
+    voice: str | None = None
+    modality: Modality | None = None
+    detection: TurnDetection | None = None
+    is_undetected: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class CommitSound:
+    """Make an item of the sound so far."""
+
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class ClearSound:
+    """Forget the sound that the model has not heard yet."""
+
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Respond:
+    """Ask for a response."""
+
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class CancelResponse:
+    """Have the model stop speaking.
+
+    Attributes:
+        response_id: the response; None: the one in progress.
+    """
+
+    response_id: str | None = None
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class CreateItem:
+    """Add an item to the conversation.
+
+    Attributes:
+        item: the item.
+        previous_id: the item that it follows; None: the last one.
+    """
+
+    item: Item
+    previous_id: str | None = None
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class DeleteItem:
+    """Forget an item; the model cannot.
+
+    Attributes:
+        item_id: the item.
+    """
+
+    item_id: str
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class RetrieveItem:
+    """Ask for an item.
+
+    Attributes:
+        item_id: the item.
+    """
+
+    item_id: str
+    ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class TruncateItem:
+    """Tell how much of an item's sound was played; the model cannot unhear the rest.
+
+    Attributes:
+        item_id: the item.
+        content_index: of its part.
+        audio_end_ms: what was played, in milliseconds.
+    """
+
+    item_id: str
+    content_index: int = 0
+    audio_end_ms: int
+    ignored: tuple[str, ...] = ()
+
+
+# -- what the client is told -----------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Configured:
+    """The session's settings after a change.
+
+    Attributes:
+        openai: the session as it is in force.
+    """
+
+    openai: OpenAISession = OpenAISession()
+
+
+@attrs.frozen(kw_only=True)
+class InputStep:
+    """Something happened to the client's sound.
+
+    Attributes:
+        kind: what.
+        item_id: the item that the sound is, or will be; empty where there is no item.
+        at_ms: where, in milliseconds of the client's sound; of speech.
+        previous_id: the item before it; None: it is the first one.
+    """
+
+    kind: InputKind
+    item_id: str = ""
+    at_ms: int = 0
+    previous_id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ItemStep:
+    """An item of the conversation: added, whole, or told again.
+
+    Attributes:
+        kind: which of them.
+        item: the item.
+        previous_id: the item before it; None: it is the first one.
+    """
+
+    kind: ItemKind
+    item: Item
+    previous_id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ItemDeleted:
+    """An item was forgotten.
+
+    Attributes:
+        item_id: the item.
+    """
+
+    item_id: str
+
+
+@attrs.frozen(kw_only=True)
+class ItemTruncated:
+    """It is noted how much of an item was played.
+
+    Attributes:
+        item_id: the item.
+        content_index: of its part.
+        audio_end_ms: what was played, in milliseconds.
+    """
+
+    item_id: str
+    content_index: int = 0
+    audio_end_ms: int
+
+
+@attrs.frozen(kw_only=True)
+class ReplyState:
+    """A response begins, or is over.
+
+    Attributes:
+        reply: the response.
+    """
+
+    reply: Reply
+
+
+@attrs.frozen(kw_only=True)
+class ReplyStep:
+    """A response goes on.
+
+    Attributes:
+        kind: what begins, or is whole.
+        response_id: the response.
+        item: its item; of an item.
+        modality: sound or text; of a part.
+        text: the text, or the transcript of sound.
+    """
+
+    kind: ReplyKind
+    response_id: str
+    item: Item | None = None
+    modality: Modality = "audio"
+    text: str = ""
+
+
+OpenAIRequest = (
+    Configure
+    | CommitSound
+    | ClearSound
+    | Respond
+    | CancelResponse
+    | CreateItem
+    | DeleteItem
+    | RetrieveItem
+    | TruncateItem
+)
+OpenAIAnswer = (
+    Configured | InputStep | ItemStep | ItemDeleted | ItemTruncated | ReplyState | ReplyStep
+)
+
+
+ANSWERS: Final = get_args(OpenAIAnswer)
+"""All that only a client of `openai` is told."""
+
+
+def item_of(response_id: str) -> str:
+    """The id of the item that a response is made of."""
+    return f"item_{response_id.partition('_')[2]}"

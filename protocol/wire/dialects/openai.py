@@ -1,0 +1,127 @@
+"""The dialect `openai`: the GA Realtime API, where a response is one speaking turn of the model.
+
+Names, fields and words are those of the types of the `openai` package (`openai.types.realtime`).
+
+Choices in addition to them:
+- Nothing is said of the queue; `session.created` comes when the session has a slot. A session's end
+  is the connection's: there is no message for it.
+- `event_id` is filled in by the session, which knows the number of the frame.
+- A response's item has its number: `item_...` for `resp_...`.
+- What the model cannot do is refused by its name (`unsupported`). Sound is PCM16 at 24 kHz.
+
+`openai` cannot show: listening, metrics, the recording's name.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import attrs
+
+from ...values.errors import LocalProtocolError
+from ...values.messages import (
+    Closed,
+    GoingAway,
+    Listen,
+    Queued,
+    QueueDone,
+    QueueUpdate,
+    ServerMessage,
+    Speech,
+)
+from ...values.openai import (
+    Configure,
+    CreateItem,
+    InputStep,
+    Item,
+    ItemStep,
+    ReplyState,
+    ReplyStep,
+)
+from ...values.requests import ClientMessage, Request
+from ..codec import dump_frame, invalid
+from ..table import Table
+from . import openai_answers as answers
+from . import openai_requests as requests
+from .base import Context, Dialect, Json
+from .live_answers import REASONS
+from .live_requests import unsupported
+
+UNSUPPORTED: Final = frozenset({"output_audio_buffer.clear", "transcription_session.update"})
+_SILENT: Final = (Queued, QueueUpdate, QueueDone, Listen, GoingAway, Closed)
+"""Messages of other dialects, without a frame here."""
+
+
+class OpenAI(Dialect):
+    """The dialect of OpenAI's Realtime API."""
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message; a known event that is not offered is named."""
+        kind = body.get("type")
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            raise unsupported("$.type", f"{kind}, which is not served here")
+        message = super().parse(request, body, context)
+        match message:
+            case Configure() if _turns_off_detection(body):
+                return attrs.evolve(message, is_undetected=True)
+            case CreateItem(item=item):
+                _check_parts(item)
+        return message
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame."""
+        if not isinstance(message, Configure) or not message.is_undetected:
+            return super().encode_request(message)
+        body = self._written[Configure].write(message)
+        session = cast("dict[str, dict[str, dict[str, object]]]", body["session"])
+        session["audio"]["input"]["turn_detection"] = cast("dict[str, object]", None)
+        return dump_frame(body)
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames; a speaking second has its text first."""
+        if isinstance(message, _SILENT):
+            if isinstance(message, Closed) and message.reason not in REASONS:
+                raise LocalProtocolError(f"no end for {message.reason}: it is never told")
+            return ()
+        return tuple(table.encode(message) for table in self._tables(message))
+
+    def _tables(self, message: ServerMessage) -> tuple[Table, ...]:
+        match message:
+            case Speech():
+                words = (answers.WORDS,) if message.text else ()
+                return (*words, answers.SOUND) if message.pcm or not words else words
+            case ReplyStep():
+                return (answers.STEPS[message.kind],)
+            case InputStep():
+                return (answers.INPUTS[message.kind],)
+            case ItemStep():
+                return (answers.ITEMS[message.kind],)
+            case ReplyState():
+                is_begun = message.reply.status == "in_progress"
+                return (answers.BEGAN if is_begun else answers.DONE,)
+        return (self._written[type(message)],)
+
+
+def _check_parts(item: Item) -> None:
+    """Refuse a part that an item of its role cannot have."""
+    for number, part in enumerate(item.parts):
+        if part.kind not in requests.PARTS_OF[item.role]:
+            kinds = ", ".join(requests.PARTS_OF[item.role])
+            path = f"$.item.content[{number}].type"
+            raise invalid(path, f"{part.kind}, an item of the {item.role} has {kinds}")
+
+
+def _turns_off_detection(body: Json) -> bool:
+    """Whether turn detection is null, which is not the same as absent."""
+    found: object = body
+    for name in ("session", "audio", "input"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return isinstance(found, dict) and found.get("turn_detection", found) is None
+
+
+OPENAI: Final = OpenAI(
+    "openai",
+    {table.kind: request for request, table in requests.REQUESTS.items()},
+    requests.REQUESTS,
+    answers.ANSWERS,
+)

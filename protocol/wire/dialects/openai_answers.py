@@ -1,0 +1,378 @@
+"""What the server says in `openai`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...values.errors import OPENAI_ERRORS, ErrorCode
+from ...values.messages import Created, Metrics, Speech
+from ...values.openai import (
+    Configured,
+    InputStep,
+    Item,
+    ItemDeleted,
+    ItemStep,
+    ItemTruncated,
+    Modality,
+    Reply,
+    ReplyState,
+    ReplyStep,
+    item_of,
+)
+from ..codec import encode_base64
+from ..field import DROPPED, Field
+from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
+from ..nested import items, one
+from ..rates import to_float32, to_pcm16
+from ..table import Object, Table
+from .live_answers import ERROR_CODES as LIVE_CODES
+from .live_answers import EVENT_ID, error_table, fixed
+from .openai_requests import DETECTION, MODALITY, detection, item_rows, told_part
+
+SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
+_ZERO: Final = Kind(
+    read=lambda value, _: value.integer(0, 0), schema={"type": "integer", "const": 0}
+)
+
+
+def _null(name: str) -> Field:
+    kind = Kind(read=lambda *_: None, schema={"type": "null"})
+    return Field(name, kind, None, attr=DROPPED, get=lambda _: None, doc="Always null.")
+
+
+def _zero(name: str) -> Field:
+    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc="A response has one.")
+
+
+def nothing(name: str) -> Field:
+    """An array that is always empty."""
+    kind = Kind(read=lambda *_: (), schema={"type": "array", "const": []})
+    return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
+
+
+_FORMAT: Final = Object(
+    "format",
+    (
+        fixed("type", "audio/pcm"),
+        Field(
+            "rate",
+            Kind(
+                read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000}
+            ),
+            24_000,
+            attr=DROPPED,
+            get=lambda _: 24_000,
+            doc="Samples a second.",
+        ),
+    ),
+    doc="Of the sound.",
+)
+_SESSION: Final = Object(
+    "session",
+    (
+        fixed("type", "realtime"),
+        fixed("object", "realtime.session"),
+        Field("id", TEXT),
+        Field("model", TEXT),
+        Field("expires_at", INTEGER),
+        Field("instructions", TEXT),
+        Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
+        Object(
+            "audio",
+            (
+                Object(
+                    "input",
+                    (
+                        _FORMAT,
+                        _null("noise_reduction"),
+                        _null("transcription"),
+                        Field("turn_detection", detection(one(DETECTION)), None, attr="detection"),
+                    ),
+                    doc="The client's sound.",
+                ),
+                Object(
+                    "output",
+                    (_FORMAT, Field("voice", TEXT, "", omit=True)),
+                    doc="The model's sound.",
+                ),
+            ),
+            doc="Sound in both directions.",
+        ),
+        nothing("tools"),
+        fixed("tool_choice", "auto"),
+        fixed("max_output_tokens", "inf"),
+        fixed("truncation", "auto"),
+        _null("tracing"),
+        _null("prompt"),
+        _null("include"),
+    ),
+    attr="openai",
+    doc="The session as it is in force.",
+)
+
+
+_, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(one(told_part()), 1024))
+_ID: Final = Field("id", TEXT, example="item_7b20d9c3a415")
+_OBJECT: Final = fixed("object", "realtime.item")
+_ITEM: Final = Field("item", one(Table(Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)))
+_NEW_ITEM: Final = Table(
+    Item,
+    _ID,
+    _OBJECT,
+    fixed("type", "message"),
+    fixed("role", "assistant"),
+    fixed("status", "in_progress"),
+    nothing("content"),
+    make=lambda values: Item(role="assistant", status="in_progress", **values),
+)
+_WHOLE_ITEM: Final = Table(
+    Item,
+    _ID,
+    _OBJECT,
+    fixed("type", "message"),
+    fixed("role", "assistant"),
+    Field("status", choice(("completed", "incomplete"))),
+    Field("content", items(one(told_part(("output_text", "output_audio"))), 1), (), attr="parts"),
+    make=lambda values: Item(role="assistant", **values),
+)
+_PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")
+
+
+def _details(reply: Reply) -> dict[str, object] | None:
+    if reply.status in ("in_progress", "completed"):
+        return None
+    told: dict[str, object] = {"type": reply.status}
+    if reply.reason:
+        told["reason"] = reply.reason
+    if reply.fault:
+        told["error"] = {"type": "server_error", "code": reply.fault, "message": reply.message}
+    return told
+
+
+def _usage(reply: Reply) -> dict[str, object] | None:
+    if reply.status == "in_progress":
+        return None
+    tokens = reply.output_tokens
+    return {"total_tokens": tokens, "input_tokens": 0, "output_tokens": tokens}
+
+
+def _made(values: dict[str, Any]) -> Reply:
+    details, usage = values.pop("details") or {}, values.pop("usage") or {}
+    error = details.get("error") or {}
+    return Reply(
+        reason=details.get("reason") or "",
+        fault=error.get("code") or "",
+        message=error.get("message") or "",
+        output_tokens=usage.get("output_tokens") or 0,
+        **values,
+    )
+
+
+_ANY: Final = Kind(
+    read=lambda value, _: value.value if isinstance(value.value, dict) else {},
+    schema={"type": ["object", "null"]},
+)
+_ALWAYS: Final = (
+    Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
+    fixed("max_output_tokens", "inf"),
+    _null("conversation_id"),
+    _null("metadata"),
+)
+_BEGUN: Final = Table(
+    Reply,
+    Field("id", TEXT),
+    fixed("object", "realtime.response"),
+    fixed("status", "in_progress"),
+    _null("status_details"),
+    nothing("output"),
+    *_ALWAYS,
+    _null("usage"),
+)
+_OVER: Final = Table(
+    Reply,
+    Field("id", TEXT),
+    fixed("object", "realtime.response"),
+    Field("status", choice(("completed", "cancelled", "failed"))),
+    Field(
+        "status_details",
+        _ANY,
+        None,
+        attr="details",
+        get=_details,
+        doc="Why it was cancelled, or failed.",
+    ),
+    Field("output", items(one(_WHOLE_ITEM), 1), (), attr="items"),
+    *_ALWAYS,
+    Field("usage", _ANY, None, get=_usage, doc="Tokens that the model generated."),
+    make=_made,
+)
+
+
+def _input(kind: str, *rows: Field) -> Table:
+    tag = {"type": f"input_audio_buffer.{kind}"}
+    return Table(InputStep, EVENT_ID, *rows, tag=tag, lacks={"kind": kind})
+
+
+_INPUT_ITEM: Final = Field("item_id", TEXT)
+
+
+def _conversation(kind: str, *rows: Field) -> Table:
+    tag = {"type": f"conversation.item.{kind}"}
+    return Table(ItemStep, EVENT_ID, *rows, _ITEM, tag=tag, lacks={"kind": kind})
+
+
+_OF_RESPONSE: Final = (EVENT_ID, Field("response_id", TEXT), _zero("output_index"))
+_OF_ITEM: Final = Field(
+    "item_id",
+    TEXT,
+    "",
+    attr=DROPPED,
+    get=lambda step: item_of(step.response_id),
+    example="item_7b20d9c3a415",
+    doc="The response's item.",
+)
+_OF_PART: Final = (*_OF_RESPONSE, _OF_ITEM, _zero("content_index"))
+
+
+def _step(kind: str, name: str, *rows: Any) -> Table:
+    return Table(ReplyStep, *rows, tag={"type": f"response.{name}"}, lacks={"kind": kind})
+
+
+def _part_of(step: ReplyStep) -> dict[str, object]:
+    is_sound = step.modality == "audio"
+    return {"type": step.modality, "transcript" if is_sound else "text": step.text}
+
+
+def _part(kind: str, name: str) -> Table:
+    row = Field(
+        "part",
+        _ANY,
+        None,
+        attr="part",
+        get=_part_of,
+        doc="Its type, audio or text, and its transcript or text.",
+    )
+    return Table(
+        ReplyStep,
+        *_OF_PART,
+        row,
+        tag={"type": f"response.{name}"},
+        make=lambda values: _made_part(kind, values),
+    )
+
+
+def _made_part(kind: Any, values: dict[str, Any]) -> ReplyStep:
+    part = values.pop("part") or {}
+    modality: Modality = "text" if part.get("type") == "text" else "audio"
+    text = part.get("transcript") or part.get("text") or ""
+    return ReplyStep(kind=kind, modality=modality, text=text, **values)
+
+
+_UNTOLD: Final = {
+    "session_id": "",
+    "input_id": "",
+    "metrics": Metrics(kv_cache_length=0, recording="off"),
+    "end_of_turn": False,
+}
+"""A unit's facts without a field."""
+WORDS: Final = Table(
+    Speech,
+    *_OF_PART,
+    Field("delta", TEXT, attr="text"),
+    tag={"type": SPEECH_WORDS},
+    lacks={**_UNTOLD, "pcm": b""},
+)
+SOUND: Final = Table(
+    Speech,
+    *_OF_PART,
+    Field(
+        "delta",
+        Kind(
+            read=lambda value, _: to_float32(value.pcm16()),
+            write=lambda pcm: encode_base64(to_pcm16(pcm)),
+            schema=base64_of(PCM16),
+        ),
+        attr="pcm",
+    ),
+    tag={"type": "response.output_audio.delta"},
+    lacks={**_UNTOLD, "text": ""},
+)
+STEPS: Final = {
+    "item_added": _step(
+        "item_added", "output_item.added", *_OF_RESPONSE, Field("item", one(_NEW_ITEM))
+    ),
+    "item_done": _step(
+        "item_done", "output_item.done", *_OF_RESPONSE, Field("item", one(_WHOLE_ITEM))
+    ),
+    "part_added": _part("part_added", "content_part.added"),
+    "part_done": _part("part_done", "content_part.done"),
+    "audio_done": _step("audio_done", "output_audio.done", *_OF_PART),
+    "transcript_done": _step(
+        "transcript_done",
+        "output_audio_transcript.done",
+        *_OF_PART,
+        Field("transcript", TEXT, attr="text"),
+    ),
+    "text_delta": _step(
+        "text_delta", "output_text.delta", *_OF_PART, Field("delta", TEXT, attr="text")
+    ),
+    "text_done": _step("text_done", "output_text.done", *_OF_PART, Field("text", TEXT)),
+}
+"""By the kind of a step."""
+INPUTS: Final = {
+    "speech_started": _input(
+        "speech_started", _INPUT_ITEM, Field("audio_start_ms", INTEGER, attr="at_ms")
+    ),
+    "speech_stopped": _input(
+        "speech_stopped", _INPUT_ITEM, Field("audio_end_ms", INTEGER, attr="at_ms")
+    ),
+    "committed": _input("committed", _INPUT_ITEM, _PREVIOUS),
+    "cleared": _input("cleared"),
+}
+ITEMS: Final = {
+    "added": _conversation("added", _PREVIOUS),
+    "done": _conversation("done", _PREVIOUS),
+    "retrieved": _conversation("retrieved"),
+}
+
+
+def _response(table: Table, kind: str) -> Table:
+    row = Field("response", one(table), attr="reply")
+    return Table(ReplyState, EVENT_ID, row, tag={"type": f"response.{kind}"})
+
+
+BEGAN: Final = _response(_BEGUN, "created")
+DONE: Final = _response(_OVER, "done")
+_NEVER: Final = frozenset({ErrorCode.INVALID_EVENT, ErrorCode.WORKER_CONNECT_FAILED})
+"""Every event has its place at all times, and the model is opened in a session that is there."""
+ERROR_CODES: Final = (
+    *(code for code in LIVE_CODES if code not in _NEVER),
+    *(code for code in ErrorCode if code in OPENAI_ERRORS),
+)
+ANSWERS: Final = (
+    Table(
+        Created,
+        EVENT_ID,
+        _SESSION,
+        tag={"type": "session.created"},
+        lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
+    ),
+    Table(Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
+    *INPUTS.values(),
+    *ITEMS.values(),
+    Table(ItemDeleted, EVENT_ID, Field("item_id", TEXT), tag={"type": "conversation.item.deleted"}),
+    Table(
+        ItemTruncated,
+        EVENT_ID,
+        Field("item_id", TEXT),
+        Field("content_index", INTEGER),
+        Field("audio_end_ms", INTEGER),
+        tag={"type": "conversation.item.truncated"},
+    ),
+    BEGAN,
+    *STEPS.values(),
+    WORDS,
+    SOUND,
+    DONE,
+    error_table(ERROR_CODES),
+)

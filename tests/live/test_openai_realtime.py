@@ -1,0 +1,167 @@
+"""The official client of OpenAI's Realtime API, as it is, at a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import soxr
+from openai import AsyncOpenAI, NotFoundError, OpenAI
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+
+from recorder.read.reader import LogReader
+from replay.rerun.logic import replay
+from tests.live.servers import LiveServer, live_server
+
+SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
+RATE_HZ: Final = 24_000
+PIECE_S: Final = 0.02
+PACE: Final = 4
+"""Times as fast as speech: no more than a few seconds may wait for the model."""
+SILENCE_S: Final = 5
+WAIT_S: Final = 60
+REPLY: Final = (
+    "response.created",
+    "response.output_item.added",
+    "conversation.item.added",
+    "response.content_part.added",
+    "response.output_audio_transcript.delta",
+    "response.output_audio.delta",
+    "response.output_audio.done",
+    "response.output_audio_transcript.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "conversation.item.done",
+    "response.done",
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Path]]:
+    """A server of the embedded model."""
+    folder = tmp_path_factory.mktemp("recordings")
+    with live_server("--record", str(folder), model="tiny") as live:
+        yield live, folder
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[LiveServer]:
+    """A server whose model plays a script."""
+    with live_server("--no-record") as live:
+        yield live
+
+
+def question() -> bytes:
+    """A spoken question and silence: signed 16-bit LE, 24 kHz."""
+    with wave.open(str(SPEECH)) as file:
+        rate_hz = file.getframerate()
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype("f4")
+    sound = soxr.resample(samples, rate_hz, RATE_HZ).clip(-32768, 32767).astype("<i2")
+    return sound.tobytes() + bytes(2 * RATE_HZ * SILENCE_S)
+
+
+async def say(connection: AsyncRealtimeConnection, sound: bytes) -> None:
+    """Say sound in pieces."""
+    size = 2 * int(RATE_HZ * PIECE_S)
+    for at in range(0, len(sound), size):
+        piece = base64.b64encode(sound[at : at + size]).decode()
+        await connection.input_audio_buffer.append(audio=piece)
+        await asyncio.sleep(PIECE_S / PACE)
+
+
+async def until(connection: AsyncRealtimeConnection, name: str) -> list[Any]:
+    """Receive until an event comes; all of them."""
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while not found or found[-1].type != name:
+            found.append(await connection.recv())
+            assert found[-1].type != "error", found[-1]
+    return found
+
+
+def client_of(server: LiveServer) -> dict[str, Any]:
+    """The arguments of a client."""
+    host, port = server.address
+    return {"api_key": "none", "base_url": f"http://{host}:{port}/v1"}
+
+
+@pytest.mark.parametrize("kind", ["server_vad", "semantic_vad", None])
+def test_a_question_is_answered(tiny: tuple[LiveServer, Path], kind: str | None) -> None:
+    """Whoever has this client cannot use this server, or its recordings cannot be run again."""
+    server, folder = tiny
+    before = set(folder.rglob("*.session.zst"))
+
+    async def ask() -> list[Any]:
+        client = AsyncOpenAI(**client_of(server))
+        async with client.realtime.connect(model="tiny") as connection:
+            detection: Any = None if kind is None else {"type": kind}
+            audio: Any = {"input": {"turn_detection": detection}, "output": {"voice": "marin"}}
+            await connection.session.update(session={"type": "realtime", "audio": audio})
+            saying = asyncio.create_task(say(connection, question()))
+            found = await until(connection, "response.done")
+            saying.cancel()
+            return found
+
+    found = asyncio.run(ask())
+    kinds = [event.type for event in found]
+    assert kinds[:2] == ["session.created", "session.updated"]
+    voice = [name for name in kinds if name.startswith("input_audio_buffer")]
+    steps = ["speech_started", "speech_stopped", "committed"]
+    assert voice == ([] if kind is None else [f"input_audio_buffer.{step}" for step in steps])
+    reply = [event for event in found if event.type in REPLY and event.type in kinds]
+    order = list(dict.fromkeys(event.type for event in reply[-12:]))
+    assert set(order) <= set(REPLY)
+    done = found[-1].response
+    assert done.status == "completed"
+    words = "".join(it.delta for it in found if it.type == "response.output_audio_transcript.delta")
+    assert done.output[0].content[0].transcript == words == "It is time to sing."
+    sound = [it.delta for it in found if it.type == "response.output_audio.delta"]
+    assert sum(len(base64.b64decode(delta)) for delta in sound) > RATE_HZ
+    assert "broke" not in server.errors.read_text()
+    (log,) = set(folder.rglob("*.session.zst")) - before
+    with LogReader(log) as items:
+        assert replay(items).identical
+
+
+def test_its_user_interrupts(scripted: LiveServer) -> None:
+    """The model speaks on while its user speaks, and the client plays it."""
+    loud = (np.sin(np.arange(RATE_HZ) / 5) * 9000).astype("<i2").tobytes()
+
+    async def interrupt() -> list[Any]:
+        client = AsyncOpenAI(**client_of(scripted))
+        async with client.realtime.connect(model="scripted") as connection:
+            await say(connection, bytes(8 * RATE_HZ))
+            found = await until(connection, "response.output_audio.delta")
+            await say(connection, loud)
+            return found + await until(connection, "response.done")
+
+    found = asyncio.run(interrupt())
+    kinds = [event.type for event in found]
+    assert kinds.index("input_audio_buffer.speech_started") < kinds.index("response.done")
+    response = found[-1].response
+    assert (response.status, response.status_details.reason) == ("cancelled", "turn_detected")
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_a_model_that_is_not_served_is_named(scripted: LiveServer) -> None:
+    """A client waits for a session of a model that is not there."""
+    with OpenAI(**client_of(scripted)).realtime.connect(model="gpt-realtime") as connection:
+        error: Any = connection.recv()
+        assert error.type == "error"
+        assert error.error.code == "model_not_found"
+        assert "gpt-realtime" in error.error.message
+
+
+def test_its_models_are_listed(scripted: LiveServer) -> None:
+    """A client that asks what there is would find nothing, and a program offer nothing."""
+    with OpenAI(**client_of(scripted)) as client:
+        assert [model.id for model in client.models.list()] == ["scripted"]
+        assert client.models.retrieve("scripted").owned_by == "antiphon"
+        with pytest.raises(NotFoundError):
+            client.models.retrieve("gpt/realtime")

@@ -1,0 +1,109 @@
+"""The voice detector: what it takes for speech, and when."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.machine.hearing import FRAME_MS, SILENCE_MS, Ear, Edge
+from tests.generated import tape
+
+RATE_HZ: Final = 16_000
+"""The fixtures' own; the detector's constants are times, not samples."""
+PIECE: Final = RATE_HZ * FRAME_MS // 1000 * 2
+
+Sound = npt.NDArray[np.float64]
+
+
+def pcm16(sound: Sound) -> bytes:
+    """Samples of -32768 to 32767, as sent."""
+    return sound.clip(-32768, 32767).astype("<i2").tobytes()
+
+
+def steady(seed: int) -> Sound:
+    """Ten seconds without a voice: hiss, a fan or a hum, from silence to loud."""
+    draw = np.random.default_rng(seed)
+    white = draw.normal(0, 1, 10 * RATE_HZ)
+    level = 10 ** draw.uniform(0.3, 2.7)
+    match seed % 3:
+        case 0:
+            return white * level
+        case 1:
+            waves = np.fft.rfft(white)
+            fan = np.fft.irfft(waves / np.sqrt(np.arange(1, len(waves) + 1)), len(white))
+            return fan / fan.std() * level
+    hum = np.sin(2 * np.pi * draw.choice([50, 60, 100]) * np.arange(len(white)) / RATE_HZ)
+    return hum * level + white * 30
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_steady_noise_is_no_speech(seed: int) -> None:
+    """A fan would interrupt the model."""
+    assert Ear(RATE_HZ).hear(pcm16(steady(seed))) == []
+
+
+@pytest.mark.parametrize("voice", range(8))
+def test_who_asks_and_waits_is_heard_each_time(voice: int) -> None:
+    """A question would have no item, or the model would speak on while it is interrupted."""
+    sound = np.frombuffer(tape(voice), "<f4").astype(np.float64) * 32767
+    found, told = [], []
+    ear = Ear(RATE_HZ)
+    data = pcm16(sound)
+    for at in range(0, len(data), PIECE):
+        edges = ear.hear(data[at : at + PIECE])
+        found += edges
+        told += [(at + PIECE) * 1000 / RATE_HZ / 2 - ms for kind, ms in edges if kind == "began"]
+    assert [kind for kind, _ in found[:6]] == ["began", "ended"] * 3
+    assert max(told) <= 400, "it is told later than its begin by more than its first words"
+    for (_, began), (_, ended) in zip(found[::2], found[1::2], strict=False):
+        spoken = sound[began * RATE_HZ // 1000 : (ended - SILENCE_MS) * RATE_HZ // 1000]
+        silence = sound[(ended - SILENCE_MS) * RATE_HZ // 1000 : ended * RATE_HZ // 1000]
+        assert np.square(spoken).mean() > 20 * np.square(silence).mean()
+
+
+def test_a_knock_is_no_speech() -> None:
+    """Whoever puts a cup down would stop the model."""
+    sound = np.random.default_rng(1).normal(0, 20, 5 * RATE_HZ)
+    for at in range(RATE_HZ, 5 * RATE_HZ, RATE_HZ):
+        burst = np.random.default_rng(at).normal(0, 9000, RATE_HZ // 10)
+        sound[at : at + len(burst)] += burst * np.exp(-np.arange(len(burst)) / 400)
+    assert Ear(RATE_HZ).hear(pcm16(sound)) == []
+
+
+def test_a_higher_threshold_needs_louder_speech() -> None:
+    """A client in a loud room could not set it."""
+    noise = np.random.default_rng(1).normal(0, 300, 2 * RATE_HZ)
+    voice = np.random.default_rng(2).normal(0, 1000, RATE_HZ)
+    data = pcm16(np.concatenate([noise, voice, noise]))
+    assert [kind for kind, _ in Ear(RATE_HZ).hear(data)] == ["began", "ended"]
+    assert Ear(RATE_HZ).hear(data, threshold=1.0) == []
+
+
+def test_its_end_is_after_the_silence_that_was_asked_for() -> None:
+    """A client that wants long pauses would be cut off in each."""
+    quiet = np.random.default_rng(1).normal(0, 20, 3 * RATE_HZ)
+    voice = np.random.default_rng(2).normal(0, 2000, RATE_HZ)
+    data = pcm16(np.concatenate([quiet, voice, quiet]))
+    for silence_ms in (200, 1000):
+        edges = Ear(RATE_HZ).hear(data, silence_ms=silence_ms)
+        assert edges == [("began", 3000), ("ended", 4000 + silence_ms)]
+
+
+@given(cuts=st.lists(st.integers(0, 4000), max_size=30), voice=st.integers(0, 3))
+def test_how_sound_is_cut_does_not_matter(cuts: list[int], voice: int) -> None:
+    """A client's pieces would decide what is heard, or a replay of a redacted log would."""
+    sound = np.frombuffer(tape(voice), "<f4")[: 8 * RATE_HZ].astype(np.float64) * 32767
+    data, at = pcm16(sound), 0
+    ear, edges = Ear(RATE_HZ), list[Edge]()
+    for cut in cuts:
+        edges += ear.hear(data[at : at + 2 * cut])
+        at += 2 * cut
+    edges += ear.hear(data[at:])
+    whole = Ear(RATE_HZ)
+    assert edges == whole.hear(data)
+    assert ear == whole

@@ -1,0 +1,214 @@
+"""Hypothesis strategies for the messages of `openai`."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import strategies as st
+
+from protocol.values.messages import Created, ErrorReport, ServerMessage, Speech
+from protocol.values.openai import (
+    CancelResponse,
+    ClearSound,
+    CommitSound,
+    Configure,
+    Configured,
+    CreateItem,
+    DeleteItem,
+    InputStep,
+    Item,
+    ItemDeleted,
+    ItemRole,
+    ItemStep,
+    ItemTruncated,
+    OpenAISession,
+    Part,
+    Reply,
+    ReplyState,
+    ReplyStep,
+    Respond,
+    RetrieveItem,
+    TruncateItem,
+    TurnDetection,
+)
+from protocol.values.requests import AppendSound, ClientMessage
+from protocol.wire.dialects.openai_answers import ERROR_CODES
+from protocol.wire.dialects.openai_requests import PARTS_OF
+from protocol.wire.rates import to_pcm16
+
+_ids = st.text("0123456789abcdef", min_size=1, max_size=12)
+_item_ids = _ids.map("item_{}".format)
+_responses = _ids.map("resp_{}".format)
+_texts = st.text(max_size=20)
+_modalities = st.sampled_from(["audio", "text"])
+detections = st.builds(
+    TurnDetection,
+    kind=st.sampled_from(["server_vad", "semantic_vad"]),
+    threshold=st.floats(0, 1),
+    prefix_ms=st.integers(0, 10_000),
+    silence_ms=st.integers(100, 10_000),
+    creates=st.booleans(),
+    interrupts=st.booleans(),
+)
+
+
+def _items(role: ItemRole) -> st.SearchStrategy[Item]:
+    parts = st.builds(Part, kind=st.sampled_from(PARTS_OF[role]), text=_texts)
+    return st.builds(
+        Item,
+        id=_item_ids,
+        role=st.just(role),
+        status=st.sampled_from(["completed", "incomplete", "in_progress"]),
+        parts=st.lists(parts, max_size=3).map(tuple),
+    )
+
+
+items = st.one_of(*map(_items, PARTS_OF))
+new_items = st.builds(Item, id=_item_ids, role=st.just("assistant"), status=st.just("in_progress"))
+_made_parts = st.builds(Part, kind=st.sampled_from(["output_text", "output_audio"]), text=_texts)
+whole_items = st.builds(
+    Item,
+    id=_item_ids,
+    role=st.just("assistant"),
+    status=st.sampled_from(["completed", "incomplete"]),
+    parts=_made_parts.map(lambda part: (part,)),
+)
+_changes = st.builds(
+    Configure,
+    instructions=st.none() | _texts,
+    voice=st.none() | st.text("abc", min_size=1, max_size=9),
+    modality=st.none() | _modalities,
+    detection=st.none() | detections,
+)
+
+
+def _undetected(change: Configure, *, is_undetected: bool) -> Configure:
+    is_undetected &= change.detection is None
+    return attrs.evolve(change, is_undetected=is_undetected)
+
+
+def openai_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[ClientMessage]:
+    """Everything that a client can say in `openai`."""
+    return st.one_of(
+        st.builds(_undetected, _changes, is_undetected=st.booleans()),
+        st.builds(AppendSound, pcm16=sounds16),
+        st.just(CommitSound()),
+        st.just(ClearSound()),
+        st.just(Respond()),
+        st.builds(CancelResponse, response_id=st.none() | _responses),
+        st.builds(CreateItem, item=items, previous_id=st.none() | _item_ids),
+        st.builds(DeleteItem, item_id=_item_ids),
+        st.builds(RetrieveItem, item_id=_item_ids),
+        st.builds(
+            TruncateItem,
+            item_id=_item_ids,
+            content_index=st.integers(0, 3),
+            audio_end_ms=st.integers(0, 86_400_000),
+        ),
+    )
+
+
+sessions = st.builds(
+    OpenAISession,
+    id=_texts,
+    model=_texts,
+    expires_at=st.integers(0, 2**40),
+    instructions=_texts,
+    voice=_texts,
+    modality=_modalities,
+    detection=st.none() | detections,
+)
+_replies = st.one_of(
+    st.builds(Reply, id=_responses, modality=_modalities),
+    st.builds(
+        Reply,
+        id=_responses,
+        status=st.just("completed"),
+        items=whole_items.map(lambda item: (item,)),
+        modality=_modalities,
+        output_tokens=st.integers(0, 10_000),
+    ),
+    st.builds(
+        Reply,
+        id=_responses,
+        status=st.just("cancelled"),
+        reason=st.sampled_from(["turn_detected", "client_cancelled"]),
+        modality=_modalities,
+    ),
+    st.builds(
+        Reply,
+        id=_responses,
+        status=st.just("failed"),
+        fault=st.sampled_from(["no_speech", "inference_error"]),
+        message=_texts,
+        modality=_modalities,
+    ),
+)
+_steps = st.one_of(
+    st.builds(ReplyStep, kind=st.just("item_added"), response_id=_responses, item=new_items),
+    st.builds(ReplyStep, kind=st.just("item_done"), response_id=_responses, item=whole_items),
+    st.builds(
+        ReplyStep,
+        kind=st.sampled_from(["part_added", "part_done"]),
+        response_id=_responses,
+        modality=_modalities,
+        text=_texts,
+    ),
+    st.builds(ReplyStep, kind=st.just("audio_done"), response_id=_responses),
+    st.builds(
+        ReplyStep,
+        kind=st.sampled_from(["transcript_done", "text_delta", "text_done"]),
+        response_id=_responses,
+        text=_texts,
+    ),
+)
+
+
+def openai_answers(
+    speeches: st.SearchStrategy[Speech], session_ids: st.SearchStrategy[str]
+) -> st.SearchStrategy[ServerMessage]:
+    """Everything that a server can say in `openai`."""
+    named = st.builds(
+        lambda speech, name: attrs.evolve(speech, response_id=name), speeches, _responses
+    )
+    spoken = named.filter(lambda speech: any(to_pcm16(speech.pcm)))
+    return st.one_of(
+        st.builds(
+            Created,
+            session_id=session_ids,
+            prompt_length=st.integers(0, 9),
+            recording=st.just("on"),
+            openai=sessions,
+        ),
+        st.builds(Configured, openai=sessions),
+        st.builds(
+            InputStep,
+            kind=st.sampled_from(["speech_started", "speech_stopped"]),
+            item_id=_item_ids,
+            at_ms=st.integers(0, 2**40),
+        ),
+        st.builds(
+            InputStep,
+            kind=st.just("committed"),
+            item_id=_item_ids,
+            previous_id=st.none() | _item_ids,
+        ),
+        st.just(InputStep(kind="cleared")),
+        st.builds(
+            ItemStep,
+            kind=st.sampled_from(["added", "done"]),
+            item=items,
+            previous_id=st.none() | _item_ids,
+        ),
+        st.builds(ItemStep, kind=st.just("retrieved"), item=items),
+        st.builds(ItemDeleted, item_id=_item_ids),
+        st.builds(
+            ItemTruncated,
+            item_id=_item_ids,
+            content_index=st.integers(0, 3),
+            audio_end_ms=st.integers(0, 86_400_000),
+        ),
+        st.builds(ReplyState, reply=_replies),
+        _steps,
+        spoken,
+        st.builds(ErrorReport, code=st.sampled_from(ERROR_CODES), message=st.text()),
+    )

@@ -1,0 +1,42 @@
+"""What the server says in OpenAI's dialects is read, strictly, by the types of its own package."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.live.server_event import ServerEvent
+from openai.types.realtime.realtime_server_event import RealtimeServerEvent
+from pydantic import TypeAdapter
+
+from protocol.wire.dialects import DIALECTS
+from tests.strategies import server_messages
+from tests.transcripts import Transcript, example, load_all
+
+TYPES: Final[dict[str, TypeAdapter[Any]]] = {
+    "live": TypeAdapter(ServerEvent),
+    "openai": TypeAdapter(RealtimeServerEvent),
+}
+TRANSCRIPTS: Final = [it for it in load_all() if it.dialect in TYPES]
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda it: it.name)
+def test_a_transcript_is_read_by_the_package(transcript: Transcript) -> None:
+    """A client of the package would get an event that is none of its types."""
+    for body in transcript.bodies("receive"):
+        found = TYPES[transcript.dialect].validate_json(json.dumps(example(body)), strict=True)
+        assert found.type == body["type"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_message_is_read_by_the_package(name: str, data: st.DataObject) -> None:
+    """A value that no transcript shows would break a client."""
+    message = data.draw(server_messages(name, "audio"))
+    for frame in DIALECTS[name].encode(message):
+        found = TYPES[name].validate_json(frame, strict=True)
+        assert found.type == json.loads(frame)["type"]
