@@ -10,7 +10,7 @@ Timers, leases, backend sessions and units have a generation or an index; a stal
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
 
@@ -37,6 +37,9 @@ from .utf8 import Frame, Shortened
 Endpoint = Literal["realtime", "duplex", "chat", "live", "openai"]
 """The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002), `/ws/chat` (004),
 `/v1/live/sessions` or `/v1/realtime?model=`."""
+
+PIECES: Final[tuple[Endpoint, ...]] = ("live", "openai")
+"""Addresses whose sound is 16-bit and comes in pieces of any size."""
 
 TimerName = Literal[
     "session",

@@ -25,6 +25,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import messages as ms
+from protocol.values import openai as oa
 from protocol.values import turn
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
@@ -202,14 +203,19 @@ class Timeline:
                 return
             case ms.Response(text=text, pcm=pcm, response_id=response_id):
                 self._tell("" if self._has_deltas else text, pcm, response_id)
+            case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
+                self._tell(text, b"", response_id)
+                return
+        is_stop = isinstance(message, ms.Interrupted) or _is_cancelled(message)
+        if type(message) not in _NOTES and not is_stop:
+            return
         self._utterances += isinstance(message, ms.TranscriptDone)
         self._flush_texts()
-        is_stop = isinstance(message, ms.Interrupted)
         if is_stop or (isinstance(message, ms.Listen) and self._is_speaking):
             self._holding.cut(self._now_ns)
         if is_stop or isinstance(message, ms.Listen | ms.Response):
             self._is_speaking = False
-        self._note(_NOTES[type(message)], _told(message))
+        self._note(_NOTES.get(type(message), "interrupted"), _told(message))
 
     def _tell(self, text: str, pcm: bytes, response_id: str) -> None:
         """Add the model's words and sound; its words may come before their sound."""
@@ -248,6 +254,10 @@ class Timeline:
 
     def _note(self, kind: NoteKind, text: str = "") -> None:
         self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text), self._now_ns)
+
+
+def _is_cancelled(message: ms.ServerMessage) -> bool:
+    return isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
 
 
 def _told(message: ms.ServerMessage) -> str:

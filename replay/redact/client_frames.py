@@ -20,6 +20,7 @@ import attrs
 import orjson
 import pybase64
 
+from protocol.machine.openai import STOCK_VOICES
 from protocol.values.errors import FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.utf8 import Frame, Utf8Text
@@ -105,7 +106,7 @@ class FrameEditor:
     Attributes:
         is_rehearsal: do not draw pictures: the frames are discarded.
         is_shorter: remove words instead of replacing them.
-        is_pcm16: sound is 16-bit samples: the session is a transcription.
+        is_pcm16: sound is 16-bit samples: of a transcription, or in pieces (`events.PIECES`).
         has_line_breaks: base64 of sound may have line breaks.
         known_words: further values of settings: the server's names of its model.
         changed: the kinds that were taken out of some frame.
@@ -217,6 +218,8 @@ def _judge(
         word = frame[span.start : span.end]
         is_said = span.kind == "number" or word in WORDS or unescaped(word) in known_words
         return "user", None if is_said else TEXT
+    if holds is VOICE_NAMED and unescaped(frame[span.start : span.end]) in STOCK_VOICES:
+        return "user", None
     if key == _PART:
         part = _at(body, span.path[:-1])
         kind = part.get("type") if isinstance(part, dict) else None

@@ -195,8 +195,9 @@ class EventEditor:
     def edit(self, event: ev.Event) -> ev.Event:
         """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
         if isinstance(event, ev.ConnectionOpened):
-            self.frames.is_pcm16 = is_pcm16 = event.mode == "transcription"
-            self.frames.has_line_breaks = is_pcm16 and event.behaviour >= LINE_BREAKS
+            is_transcription = event.mode == "transcription"
+            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.PIECES
+            self.frames.has_line_breaks = is_transcription and event.behaviour >= LINE_BREAKS
             self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):
             frame = self.frames.edit(event.frame, event.at_ns)
@@ -204,6 +205,9 @@ class EventEditor:
         if isinstance(event, ev.MediaDecoded):
             kind = self.media.get(event.media)
             return event if kind is None else self._edit_media(event, kind)
+        if isinstance(event, ev.ConnectionOpened) and event.label in event.limits.models:
+            nameless: ev.ConnectionOpened = self._edit(attrs.evolve(event, label=""), event.at_ns)
+            return attrs.evolve(nameless, label=event.label)  # in `openai` it is the model's name
         edited: ev.Event = self._edit(event, event.at_ns)
         return edited
 

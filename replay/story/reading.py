@@ -23,7 +23,6 @@ from protocol.values.messages import ErrorReport
 from protocol.values.model import Opened
 from protocol.values.requests import Played
 from protocol.values.state import State
-from protocol.wire.dialects.opening import OPENING
 from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
@@ -114,6 +113,12 @@ class SessionStory:
         counts = {} if self.session is None else self.session.counts
         return counts.get("appends", 0) + counts.get("turns", 0)
 
+    @property
+    def _takes_pieces(self) -> bool:
+        """Whether the session takes each piece of sound, whole seconds or not."""
+        is_active = self.session is not None and self.session.state is State.ACTIVE
+        return is_active and self.wire.endpoint in ev.PIECES
+
     def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
         """Read a log to its end; yield each exchange when it is complete."""
         for item in items:
@@ -145,7 +150,7 @@ class SessionStory:
                 is_shown = step is not None and any(
                     isinstance(it, ef.DecodeMedia) for it in step.effects
                 )
-                is_taken = step is None or is_shown or self._taken > before
+                is_taken = step is None or is_shown or self._taken > before or self._takes_pieces
                 return self._take_received(passage, is_taken=is_taken)
             case "tx":
                 return self._take_sent(passage)
@@ -168,8 +173,8 @@ class SessionStory:
         self.frames_received += 1
         record = passage.record
         frame = record.fields.get("frame")
-        if isinstance(frame, str) and self.wire.dialect is OPENING:
-            self.wire.kind(frame)  # the client's first frames decide the dialect
+        if isinstance(frame, str):
+            self.wire.prepare(frame)
         if isinstance(frame, str) and len(frame) <= ERROR_CHARS_MAX and PLAYBACK_ACK in frame:
             self._take_playback(record, frame)
         if "shortened" not in record.fields:

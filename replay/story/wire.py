@@ -16,7 +16,7 @@ from protocol.values.errors import RemoteProtocolError
 from protocol.values.live import LiveSettings
 from protocol.values.messages import ServerMessage
 from protocol.values.modes import OF_MODE, Mode
-from protocol.values.requests import Append, AppendSound, ClientMessage, Init
+from protocol.values.requests import Append, AppendSound, ClientMessage, Init, Request
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, OPENAI, REALTIME, TRANSCRIPTION
@@ -80,9 +80,16 @@ class Wire:
         match request:
             case Init(live=LiveSettings(rate_hz=rate_hz)):
                 self._heard = Heard(rate_hz)
-            case AppendSound(pcm16=pcm16) if self.endpoint in ("live", "openai"):
+            case AppendSound(pcm16=pcm16) if self.endpoint in ev.PIECES:
                 return Append(pcm=self._heard.take(pcm16))
         return request
+
+    def prepare(self, frame: Frame) -> None:
+        """Note what a client's frame says of the next ones, whether it was taken or not."""
+        if self.dialect is OPENING:
+            self.kind(frame)
+        elif self.dialect is LIVE and self.kind(frame) == Request.INIT:
+            self.request(frame)
 
     def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:
         """Read a server's frame; empty if it is not a message of the dialect.

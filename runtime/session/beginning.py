@@ -111,14 +111,14 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
 
 
 def _session_s(settings: Settings, arrival: Arrival) -> int:
-    is_live = arrival.endpoint in ("live", "openai")
+    is_live = arrival.endpoint in ev.PIECES
     return settings.limit_live_s if is_live else settings.limit_s(arrival.mode)
 
 
 def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Mapping[str, Any]:
     """The limits of a session whose client chooses a model; none for another."""
     is_transcription = arrival.mode == "transcription"
-    if not is_transcription and arrival.endpoint not in ("live", "openai"):
+    if not is_transcription and arrival.endpoint not in ev.PIECES:
         return {}
     sound = {"sound_bytes": settings.transcription_buffer_mb * MIB} if is_transcription else {}
     return {"models": model_names(settings, info), **sound}

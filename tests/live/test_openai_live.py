@@ -14,6 +14,7 @@ from openai.resources.live.live import LiveConnection
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
+from tests.live.exported import loud_s
 from tests.live.servers import LiveServer, live_server
 
 RATES_HZ: Final = (24_000, 16_000)
@@ -62,7 +63,7 @@ def say(connection: LiveConnection, pcm16: bytes) -> None:
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 @pytest.mark.parametrize("rate_hz", RATES_HZ)
-def test_it_talks(server: tuple[LiveServer, Path], rate_hz: int) -> None:
+def test_it_talks(server: tuple[LiveServer, Path], tmp_path: Path, rate_hz: int) -> None:
     """Whoever has this client cannot use this server, or its recordings cannot be run again."""
     live, folder = server
     host, port = live.address
@@ -90,3 +91,4 @@ def test_it_talks(server: tuple[LiveServer, Path], rate_hz: int) -> None:
     (log,) = set(folder.rglob("*.session.zst")) - before
     with LogReader(log) as items:
         assert replay(items).identical
+    assert abs(loud_s(log, tmp_path)[0] - SECONDS - AT_ONCE_S) < 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import subprocess
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
+from runtime.commands.server_process import RUN
+from tests.live.exported import loud_s
 from tests.live.servers import LiveServer, live_server
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
@@ -92,7 +95,9 @@ def client_of(server: LiveServer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["server_vad", "semantic_vad", None])
-def test_a_question_is_answered(tiny: tuple[LiveServer, Path], kind: str | None) -> None:
+def test_a_question_is_answered(
+    tiny: tuple[LiveServer, Path], tmp_path: Path, kind: str | None
+) -> None:
     """Whoever has this client cannot use this server, or its recordings cannot be run again."""
     server, folder = tiny
     before = set(folder.rglob("*.session.zst"))
@@ -127,6 +132,16 @@ def test_a_question_is_answered(tiny: tuple[LiveServer, Path], kind: str | None)
     (log,) = set(folder.rglob("*.session.zst")) - before
     with LogReader(log) as items:
         assert replay(items).identical
+    user_s, model_s = loud_s(log, tmp_path)
+    assert 0.5 < user_s < 1.5, "a question of a second, said in pieces"
+    assert model_s > 0.5
+    if kind is None:
+        redacted = tmp_path / "redacted.session.zst"
+        command = [*RUN, "redact", str(log), "--output", str(redacted)]
+        subprocess.run(command, check=True, capture_output=True)
+        assert loud_s(redacted, tmp_path) == (0, 0)
+        with LogReader(redacted) as items:
+            assert replay(items).identical
 
 
 def test_its_user_interrupts(scripted: LiveServer) -> None:
