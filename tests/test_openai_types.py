@@ -25,7 +25,7 @@ TRANSCRIPTS: Final = [it for it in load_all() if it.dialect in TYPES]
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda it: it.name)
 def test_a_transcript_is_read_by_the_package(transcript: Transcript) -> None:
-    """A client of the package would get an event that is none of its types."""
+    """A client of the package would get an event that its types do not have."""
     for body in transcript.bodies("receive"):
         found = TYPES[transcript.dialect].validate_json(json.dumps(example(body)), strict=True)
         assert found.type == body["type"]

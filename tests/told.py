@@ -57,7 +57,7 @@ def told_in_duplex_v1(message: ServerMessage) -> ServerMessage:
 
 
 def without_ids(message: Any) -> Any:
-    """A message of nobody's."""
+    """A message without the ids of its session, response and input."""
     names = {field.name for field in attrs.fields(type(message))}
     return attrs.evolve(
         message, **dict.fromkeys(names & {"session_id", "response_id", "input_id"}, "")

@@ -38,7 +38,6 @@ from ..values.openai import (
     OpenAISession,
     Part,
     ReplyReason,
-    ReplyStatus,
     Respond,
 )
 from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
@@ -353,7 +352,8 @@ class OpenAI(Replies):
         self.response_id, self.due_units = None, 0
         self.finish("cancelled", reason)
         if self.is_asked:
-            self._give_none("cancelled", reason)
+            self.is_asked = False
+            self.give_none("cancelled", reason)
 
     def tell(self, outcome: Listen | Speech) -> None:
         """Send a unit's speech, as a part of its response."""
@@ -381,12 +381,5 @@ class OpenAI(Replies):
         if self.due_units or not self.is_asked:
             self._expect()
             return
-        self._give_none(
-            "failed", fault="no_speech", message="the model listens, and does not speak"
-        )
-
-    def _give_none(self, status: ReplyStatus, reason: ReplyReason = "", **why: Any) -> None:
-        """Tell that the response that was asked for does not come."""
         self.is_asked = False
-        self.give_none(self._next_response_id, status, reason, **why)
-        self.responses += 1
+        self.give_none("failed", fault="no_speech", message="the model listens, and does not speak")

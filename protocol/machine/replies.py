@@ -161,11 +161,10 @@ class Replies(Live):
         if speech.end_of_turn:
             self.finish("completed")
 
-    def give_none(
-        self, response_id: str, status: ReplyStatus, reason: ReplyReason = "", **why: Any
-    ) -> None:
-        """Tell that there is no response."""
-        reply = Reply(id=response_id, modality=self.told.modality)
+    def give_none(self, status: ReplyStatus, reason: ReplyReason = "", **why: Any) -> None:
+        """Tell that the response that was asked for does not come."""
+        reply = Reply(id=self._next_response_id, modality=self.told.modality)
+        self.responses += 1
         self.say(ReplyState(reply=reply))
         self.say(ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why)))
 

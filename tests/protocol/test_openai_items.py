@@ -63,13 +63,13 @@ class Client:
         self._perform(effects)
 
     def say(self, kind: str, **body: Any) -> list[dict[str, Any]]:
-        """Send a message; what came of it."""
+        """Send a message, and return the answers."""
         before = len(self.told)
         self._post(ev.FrameReceived(at_ns=0, frame=json.dumps({"type": kind, **body})))
         return self.told[before:]
 
     def hear(self, sound: bytes) -> list[str]:
-        """Send sound, a second in a second; the types of what came of it."""
+        """Send sound, a second in a second, and return the types of the answers."""
         before = len(self.told)
         for at in range(0, len(sound), 2 * RATE_HZ):
             self.wait(1)
@@ -78,7 +78,7 @@ class Client:
         return [one["type"] for one in self.told[before:]]
 
     def wait(self, seconds: float) -> list[str]:
-        """Let time pass, with its timers; the types of what came of it."""
+        """Let time pass, with its timers, and return the types of what is told."""
         before, end_ns = len(self.told), self.now_ns + int(seconds * NS_PER_S)
         while due := [one for one in self.timers.values() if one.at_ns <= end_ns]:
             first = min(due, key=lambda one: one.at_ns)
@@ -104,7 +104,7 @@ class Client:
         return self.say("session.update", session={"type": "realtime", **session})
 
     def answer(self) -> list[str]:
-        """Have the model finish its unit; the types of what came of it."""
+        """Have the model finish its unit, and return the types of what is told."""
         before = len(self.told)
         self._post(self.done)
         return [one["type"] for one in self.told[before:]]

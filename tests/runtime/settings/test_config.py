@@ -419,7 +419,7 @@ def test_a_certificate_and_its_key_come_together_and_are_there(tmp_path: Path) -
 
 
 def test_other_gateways_are_checked(tmp_path: Path) -> None:
-    """A server would relay its clients to an address that is none."""
+    """A server would relay its clients to what is no address."""
     assert together(gateways=("http://10.0.0.2:8006", "https://two.example")) == []
     for text in ("10.0.0.2:8006", "ws://two:8006", "http://two:8006/v1", "http://a@two", "http://"):
         (problem,) = together(gateways=(text,))
