@@ -27,6 +27,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.modes import MODES, OF_MODE
 from runtime.media.decoder import MediaDecoder
+from runtime.media.speech_detector import SpeechDetector
 from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
 from runtime.session.identity import CountedIdentities
@@ -164,6 +165,7 @@ class PurePlayer:
         self.clock = self.server.clock
         self.model = self.server.model
         self.model.post = self.post
+        self.detector = SpeechDetector()
         self.said: deque[Said] = deque()
         self.names: dict[str, object] = {}
         self.session: Session | None = None
@@ -376,6 +378,9 @@ class PurePlayer:
                     self.post(ev.TicketLeft)
             case ef.DecodeMedia():
                 self.model.decode(effect)
+            case ef.DetectSpeech():
+                for found in self.detector.detect(effect, 0):
+                    self.post(type(found), at_ms=found.at_ms)
             case ef.Release():
                 self.model.release(lambda: self._released(effect))
             case ef.SetTimer():

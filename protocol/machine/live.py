@@ -1,8 +1,6 @@
 """A duplex session of OpenAI's Live API: sound in pieces of any size, a second out for each unit.
 
-- The client's sound is 16-bit, at 24 or 16 kHz. It is cut into seconds as it came; a second at 24
-  kHz is resampled outside, with the end of the one before it, and comes back by its number. So the
-  units do not depend on how the sound was split, and joined they are the whole resampled.
+- The client's sound is 16-bit, at 24 or 16 kHz (`pieces`).
 - A muted client is heard as silence, as long as what it sends.
 - Each unit is answered by a second of sound, so that the sound is the session's time line: silence
   for a listen, before a turn's short first piece and after its short last one. What a turn's last
@@ -12,16 +10,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 
-from ..values import events as ev
-from ..values.digest import derive_id
 from ..values.errors import ErrorCode
-from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
+from ..values.limits import MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.live import (
     LiveSession,
     LiveSettings,
@@ -35,19 +30,17 @@ from ..values.live import (
     Usage,
 )
 from ..values.messages import Closed, Created, EndReason, Listen, Metrics, ServerMessage, Speech
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, UNIT_BYTES
-from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import State
 from ..values.utf8 import Refused
-from ..wire.dialects.live_answers import EVENT
 from ..wire.rates import (
     HISTORY_BYTES,
     LIVE_RATE_HZ,
     to_16_khz,
-    to_float32,
     to_pcm16,
 )
-from .duplex import Duplex
+from .pieces import Pieces
 from .units import PendingUnit
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
@@ -59,25 +52,14 @@ _EXPIRY: Final[Mapping[EndReason, Notice]] = {
 """Why a session expires, which its end does not tell."""
 
 
-@attrs.define
-class Second:
-    """A second of the client's sound: the number of its decoding, and its float32 once decoded."""
-
-    media: int
-    pcm: bytes | None = None
-
-
 @attrs.define(kw_only=True, eq=False)
-class Live(Duplex):
+class Live(Pieces):
     """State of such a session between events.
 
     Attributes:
         settings: what the client chose.
         instructions, voice: the same, as it is told again.
         is_muted: the client's sound is taken as silence.
-        unheard: the client's PCM16 that does not fill a second yet.
-        before: the end of the second before it, as the resampler needs it.
-        resampling: seconds that are being resampled, oldest first.
         surplus: the model's speech above the last second: float32 LE, 24 kHz.
         spoken: the end of the speech before it, as the resampler needs it: PCM16, 24 kHz.
         seconds: told so far.
@@ -89,9 +71,6 @@ class Live(Duplex):
     instructions: str = ""
     voice: str = ""
     is_muted: bool = False
-    unheard: bytes = b""
-    before: bytes = bytes(HISTORY_BYTES)
-    resampling: deque[Second] = attrs.Factory(deque)
     surplus: bytes = b""
     spoken: bytes = bytes(HISTORY_BYTES)
     seconds: int = 0
@@ -107,58 +86,21 @@ class Live(Duplex):
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
 
     def refused(self, message: ClientMessage) -> Refused | None:
-        """Refuse an unknown model, and more sound at once than may wait."""
+        """Refuse an unknown model."""
         match message:
             case Init(live=LiveSettings(model=model)) if model not in self.opened.limits.models:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
-            case AppendSound(pcm16=pcm16) if len(pcm16) > APPEND_S_MAX * self._second_bytes:
-                samples, most = len(pcm16) // SAMPLE16_BYTES, APPEND_S_MAX * self.settings.rate_hz
-                text = f"$.audio: {samples} samples, at most {most} are allowed"
-                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
         return super().refused(message)
 
     @property
-    def _second_bytes(self) -> int:
-        return self.settings.rate_hz * SAMPLE16_BYTES
+    def rate_hz(self) -> int:
+        """Of the sound in both directions."""
+        return self.settings.rate_hz
 
     def append_sound(self, message: AppendSound) -> None:
-        """Take sound, and have each second that is full run."""
-        sound = bytes(len(message.pcm16)) if self.is_muted else message.pcm16
-        self.unheard += sound
-        while len(self.unheard) >= self._second_bytes and not self.is_closed:
-            second = self.unheard[: self._second_bytes]
-            self.unheard = self.unheard[self._second_bytes :]
-            self._hear(second)
-
-    def _hear(self, second: bytes) -> None:
-        if self.settings.rate_hz == LIVE_RATE_HZ:
-            media = self.decode("second", self.before + second)
-            self.before = second[-HISTORY_BYTES:]
-            self.resampling.append(Second(media))
-        else:
-            self.append(Append(pcm=to_float32(second)))
-
-    def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Take a second that was resampled; they go on in order."""
-        super().media_decoded(event)
-        self._resampled(event.media, event.pcm)
-
-    def media_rejected(self, event: ev.MediaRejected) -> None:
-        """Take a second that could not be resampled as silence."""
-        super().media_rejected(event)
-        self._resampled(event.media, b"")
-
-    def _resampled(self, media: int, pcm: bytes) -> None:
-        for second in self.resampling:
-            if second.media == media:
-                second.pcm = pcm[:UNIT_BYTES].ljust(UNIT_BYTES, b"\0")
-        while self.resampling and not self.is_closed:
-            first = self.resampling[0].pcm
-            if first is None:
-                return
-            self.resampling.popleft()
-            self.append(Append(pcm=first))
+        """Take sound, or as much silence of a muted client."""
+        self.take_sound(bytes(len(message.pcm16)) if self.is_muted else message.pcm16)
 
     def mute(self, message: Mute) -> None:
         """Hear silence from here on."""
@@ -206,11 +148,6 @@ class Live(Duplex):
         if self.state is State.ACTIVE and reason in _EXPIRY:
             self.say(_EXPIRY[reason])
         super().end(reason, **more)
-
-    def say_frame(self, frame: str) -> None:
-        """Send a frame, with an id of its own."""
-        number = derive_id("event", self.opened.recording_id, self.frames_sent)
-        super().say_frame(frame.replace(EVENT, f'"event_id":"{number}"', 1))
 
     def tell(self, outcome: Listen | Speech) -> None:
         """Send a unit's second, and now and then how much was used."""

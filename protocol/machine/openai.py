@@ -3,8 +3,8 @@
 - The session is there once it has a slot, with settings of its own; the client changes them when it
   likes. The model is opened with the first sound, and takes instructions and voice no more then.
 - Sound comes as in `live`, and goes out as the model speaks it: nothing is sent for a listen.
-- `hearing` finds where the client speaks. That is told, becomes an item, and stops the model where
-  the client wants it to (barge-in); while it speaks on, the model only listens.
+- Where the client speaks is found outside (`DetectSpeech`). That is told, becomes an item, and
+  stops the model where the client wants it to (barge-in); while it speaks on, the model listens.
 - A client may stop sending: while an answer is due, or goes on, silence is heard in its place, a
   second each second.
 - The model decides when it speaks. A response that is asked for has failed if it listens on.
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import attrs
 
+from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import (
@@ -26,6 +27,7 @@ from ..values.limits import (
     NS_PER_S,
 )
 from ..values.messages import Created, Listen, ServerMessage, Speech
+from ..values.model import SAMPLE16_BYTES
 from ..values.openai import (
     CancelResponse,
     ClearSound,
@@ -44,8 +46,6 @@ from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, State
 from ..values.utf8 import Refused
 from ..wire.rates import LIVE_RATE_HZ
-from .hearing import Ear
-from .live import Live
 from .replies import Replies
 
 STOCK_VOICES: Final = frozenset(
@@ -68,7 +68,8 @@ class OpenAI(Replies):
     Attributes:
         is_opened: the model holds the prompt.
         updates: settings that were changed before the session was there, and not told yet.
-        ear: finds the client's speech.
+        samples: that the client sent.
+        is_speaking: the client speaks.
         heard_item: the item that the client's speech, or its sound so far, will be.
         uncommitted_bytes: sound since the last item of sound.
         is_hushed: the model only listens, for the client interrupted it and speaks on.
@@ -79,7 +80,8 @@ class OpenAI(Replies):
 
     is_opened: bool = False
     updates: int = 0
-    ear: Ear = attrs.Factory(lambda: Ear(LIVE_RATE_HZ))
+    samples: int = 0
+    is_speaking: bool = False
     heard_item: str = ""
     uncommitted_bytes: int = 0
     is_hushed: bool = False
@@ -88,6 +90,11 @@ class OpenAI(Replies):
     sound_ns: int = 0
 
     # -- the session ----------------------------------------------------------------------------
+
+    @property
+    def rate_hz(self) -> int:
+        """Of the sound in both directions."""
+        return LIVE_RATE_HZ
 
     @property
     def gate(self) -> Gate:
@@ -141,7 +148,7 @@ class OpenAI(Replies):
         """Send a message; the first one has the settings in force."""
         if isinstance(message, Created):
             message = attrs.evolve(message, openai=self.told)
-        super(Live, self).say(message)
+        super().say(message)
 
     def configure_session(self, message: Configure) -> None:
         """Change settings, and tell what is in force."""
@@ -157,6 +164,7 @@ class OpenAI(Replies):
         if message.detection is not None or message.is_undetected:
             told = attrs.evolve(told, detection=message.detection)
             self.is_hushed = False
+            self.is_speaking = self.is_speaking and message.detection is not None
         self.told = told
         self._wait_on()
         if self.state is State.ACTIVE:
@@ -174,7 +182,7 @@ class OpenAI(Replies):
         """End the session, and the response in progress; no message says so."""
         if self.state is State.ACTIVE:
             self.finish("cancelled" if reason == "client" else "failed", fault=reason)
-        super(Live, self).end(reason, **more)
+        super().end(reason, **more)
 
     # -- the model ------------------------------------------------------------------------------
 
@@ -188,9 +196,9 @@ class OpenAI(Replies):
     def configure(self, init: Init) -> None:
         """Take the settings of an init: none is kept twice."""
 
-    def ready(self, prompt_length: int) -> None:
+    def ready(self, _prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
-        self.is_opened, self.kv_length = True, prompt_length
+        self.is_opened = True
         self.start_if_due()
 
     def _reject(self, message: str) -> None:
@@ -230,30 +238,49 @@ class OpenAI(Replies):
         self.sound_ns = self.now_ns
         self.uncommitted_bytes += len(message.pcm16)
         self._detect(message.pcm16)
-        super().append_sound(message)
+        self.take_sound(message.pcm16)
 
     def _detect(self, pcm16: bytes) -> None:
-        how = self.told.detection
-        if how is None:
-            self.ear.skip(pcm16)
-            return
-        edges = self.ear.hear(pcm16, threshold=how.threshold, silence_ms=how.silence_ms)
-        for edge, at_ms in edges:
-            if edge == "began":
-                self.heard_item = self.new_id()
-                start_ms = max(at_ms - how.prefix_ms, 0)
-                self.say(InputStep(kind="speech_started", item_id=self.heard_item, at_ms=start_ms))
-                if how.interrupts:
-                    self._interrupt("turn_detected")
-                    self.is_hushed = True
-            else:
-                self.is_hushed = False
-                self.heard_item = self.heard_item or self.new_id()
-                self.say(InputStep(kind="speech_stopped", item_id=self.heard_item, at_ms=at_ms))
-                self._commit()
+        """Have speech found in the client's next sound, unless it has turned that off."""
+        how, at = self.told.detection, self.samples
+        self.samples += len(pcm16) // SAMPLE16_BYTES
+        if how is not None:
+            self.do(
+                ef.DetectSpeech(
+                    at=at,
+                    rate_hz=self.rate_hz,
+                    data=pcm16,
+                    threshold=how.threshold,
+                    silence_ms=how.silence_ms,
+                    is_speech=self.is_speaking,
+                )
+            )
 
-    def _hear(self, second: bytes) -> None:
-        super()._hear(second)
+    def speech_started(self, event: ev.SpeechStarted) -> None:
+        """Tell that the client speaks, and stop the model where the client wants that."""
+        how = self.told.detection
+        if how is None or self.is_speaking or self.state is not State.ACTIVE:
+            return
+        self.is_speaking, self.heard_item = True, self.new_id()
+        start_ms = max(event.at_ms - how.prefix_ms, 0)
+        self.say(InputStep(kind="speech_started", item_id=self.heard_item, at_ms=start_ms))
+        if how.interrupts:
+            self._interrupt("turn_detected")
+            self.is_hushed = True
+
+    def speech_stopped(self, event: ev.SpeechStopped) -> None:
+        """Make an item of what the client said."""
+        if not self.is_speaking or self.state is not State.ACTIVE:
+            return
+        self.is_speaking = self.is_hushed = False
+        self.heard_item = self.heard_item or self.new_id()
+        step = InputStep(kind="speech_stopped", item_id=self.heard_item, at_ms=event.at_ms)
+        self.say(step)
+        self._commit()
+
+    def hear(self, second: bytes) -> None:
+        """Take a second of sound; an answer may be due after it."""
+        super().hear(second)
         self._expect()
 
     def append(self, message: Any) -> None:
@@ -310,10 +337,10 @@ class OpenAI(Replies):
             self.set_timer("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
             return
         if not self.waiting and not self.resampling and self.call.unit is None:
-            silence = bytes(self._second_bytes - len(self.unheard))
+            silence = bytes(self.second_bytes - len(self.unheard))
             second, self.unheard = self.unheard + silence, b""
             self._detect(silence)
-            self._hear(second)
+            self.hear(second)
         self._expect()
 
     # -- items ----------------------------------------------------------------------------------
@@ -357,8 +384,6 @@ class OpenAI(Replies):
 
     def tell(self, outcome: Listen | Speech) -> None:
         """Send a unit's speech, as a part of its response."""
-        self.seconds += 1
-        self.kv_length = outcome.metrics.kv_cache_length
         if isinstance(outcome, Listen):
             self.finish("completed")
             self._listened_on()
@@ -371,10 +396,6 @@ class OpenAI(Replies):
     def miss(self) -> None:
         """Go on after a unit that failed."""
         self.finish("failed", fault="inference_error")
-
-    def drop(self, unit: Any) -> None:
-        """Report a dropped unit (B7)."""
-        super(Live, self).drop(unit)
 
     def _listened_on(self) -> None:
         self.due_units = max(self.due_units - 1, 0)

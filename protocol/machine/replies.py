@@ -32,14 +32,14 @@ from ..values.openai import (
 )
 from ..values.requests import ClientMessage
 from ..values.state import State
-from .live import Live
+from .pieces import Pieces
 
 FIRST: Final = "root"
 """In place of an item's id: before all items."""
 
 
 @attrs.define(kw_only=True, eq=False)
-class Replies(Live):
+class Replies(Pieces):
     """What was said in a session, by either side.
 
     Attributes:

@@ -69,6 +69,8 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     oa.TruncateItem: "truncate_item",
     ev.MediaDecoded: "media_decoded",
     ev.MediaRejected: "media_rejected",
+    ev.SpeechStarted: "speech_started",
+    ev.SpeechStopped: "speech_stopped",
     ev.BackendOpened: "backend_opened",
     ev.BackendOpenFailed: "backend_open_failed",
     ev.UnitDone: "unit_done",

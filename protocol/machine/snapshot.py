@@ -24,6 +24,7 @@ from .live import Live
 from .lockstep import Lockstep
 from .moving import Moving
 from .openai import OpenAI
+from .pieces import Pieces
 from .resuming import Resuming
 from .transcription import Transcription, Utterance
 from .unit_loop import Phase, UnitLoop
@@ -174,13 +175,21 @@ def _duplex(duplex: Duplex) -> Keys:
     }
     if isinstance(duplex, Live):
         own["live"] = _live(duplex)
-    if isinstance(duplex, OpenAI):
+    elif isinstance(duplex, OpenAI):
         own["openai"] = _openai(duplex)
     return {
         "opening": duplex.call.phase is Phase.OPENING,
         "loop": _loop(duplex.call),
         "init": None if duplex.pending is None else _init(duplex.pending),
         "own": own,
+    }
+
+
+def _pieces(pieces: Pieces) -> Keys:
+    return {
+        "bytes": len(pieces.unheard),
+        "before_bytes": len(pieces.before),
+        "resampling": [[it.media, it.pcm is not None] for it in pieces.resampling],
     }
 
 
@@ -195,9 +204,7 @@ def _live(live: Live) -> Keys:
         "instructions": len(live.instructions),
         "voice": live.voice,
         "muted": live.is_muted,
-        "bytes": len(live.unheard),
-        "before_bytes": len(live.before),
-        "resampling": [[it.media, it.pcm is not None] for it in live.resampling],
+        **_pieces(live),
         "surplus_bytes": len(live.surplus),
         "spoken_bytes": len(live.spoken),
         "seconds": live.seconds,
@@ -207,23 +214,18 @@ def _live(live: Live) -> Keys:
 
 
 def _openai(openai: OpenAI) -> Keys:
-    told, ear, reply = openai.told, openai.ear, openai.reply
+    told, reply = openai.told, openai.reply
     return {
         "model": told.model,
         "instructions": len(told.instructions),
         "voice": told.voice,
         "modality": told.modality,
         "detection": None if told.detection is None else _detection(told.detection),
+        **_pieces(openai),
         "opened": openai.is_opened,
         "updates": openai.updates,
-        "ear": {
-            "bytes": len(ear.rest),
-            "frames": ear.frames,
-            "noise": ear.noise,
-            "loud": ear.loud,
-            "quiet": ear.quiet_frames,
-            "speech": ear.is_speech,
-        },
+        "samples": openai.samples,
+        "speaking": openai.is_speaking,
         "heard_item": openai.heard_item,
         "uncommitted_bytes": openai.uncommitted_bytes,
         "items": [[it.id, it.role, it.status, len(it.parts)] for it in openai.items.values()],

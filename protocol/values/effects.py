@@ -117,6 +117,26 @@ class CancelDecode:
 
 
 @attrs.frozen(kw_only=True)
+class DetectSpeech:
+    """Find where the client begins or ends to speak: `SpeechStarted` and `SpeechStopped` follow.
+
+    Attributes:
+        at: samples of the client before these.
+        data: signed 16-bit LE mono at `rate_hz`.
+        threshold: 0 to 1; a higher one needs louder speech.
+        silence_ms: the silence that ends speech, in milliseconds.
+        is_speech: the client speaks already.
+    """
+
+    at: int
+    rate_hz: int
+    data: bytes
+    threshold: float
+    silence_ms: int
+    is_speech: bool
+
+
+@attrs.frozen(kw_only=True)
 class StartUnit:
     """Prefill and generate."""
 
@@ -224,6 +244,7 @@ Effect = (
     | Rebuild
     | DecodeMedia
     | CancelDecode
+    | DetectSpeech
     | StartUnit
     | Interrupt
     | StartFinalize

@@ -234,6 +234,22 @@ class MediaRejected:
 
 
 @attrs.frozen(kw_only=True)
+class SpeechStarted:
+    """The client began to speak, `at_ms` milliseconds into its sound."""
+
+    at_ns: int
+    at_ms: int
+
+
+@attrs.frozen(kw_only=True)
+class SpeechStopped:
+    """The client stopped speaking, `at_ms` milliseconds into its sound: the silence is over."""
+
+    at_ns: int
+    at_ms: int
+
+
+@attrs.frozen(kw_only=True)
 class UnitDone:
     """The model has finished a unit."""
 
@@ -329,6 +345,8 @@ Event = (
     | BackendOpenFailed
     | MediaDecoded
     | MediaRejected
+    | SpeechStarted
+    | SpeechStopped
     | UnitDone
     | UnitFailed
     | FinalizeDone

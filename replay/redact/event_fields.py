@@ -116,6 +116,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **dict.fromkeys(("pcm", "pictures", "stacked"), Apart.MEDIA),
     },
     ev.MediaRejected: _plain("at_ns", "media", "reason"),
+    **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _plain("at_ns", "at_ms")),
     ev.UnitDone: {"at_ns": NOTHING, "result": Apart.BELOW},
     UnitResult: {
         **_plain("index", "is_listen", "end_of_turn", "kv_length"),

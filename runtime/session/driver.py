@@ -34,6 +34,7 @@ from recorder.read.ending import RESTARTED
 from recorder.read.past import Past
 
 from ..media.fair import Client
+from ..media.speech_detector import SpeechDetector
 from ..net.connection import Outlet, Ready
 from ..slots.admission import Admission
 from ..telemetry.watching import SessionStatus, Watcher
@@ -98,6 +99,7 @@ class Driver:
         self._entry = ways(owner=owner, refusal=refusal)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
+        self._detector: Final = SpeechDetector()
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
@@ -359,6 +361,9 @@ class Driver:
                 self._decodes.start(effect, self._tasks)
             case ef.CancelDecode():
                 self._decodes.cancel(effect.media)
+            case ef.DetectSpeech():
+                for found in self._detector.detect(effect, self.now_ns()):
+                    self.post(found)
             case ef.SetTimer():
                 self._timers.set(effect)
             case ef.CancelTimer():

@@ -23,6 +23,7 @@ from protocol.values.limits import (
 )
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
+from runtime.media.speech_detector import SpeechDetector
 from tests.protocol.test_early import LIMITS
 
 RATE_HZ: Final = 24_000
@@ -57,6 +58,7 @@ class Client:
     units: list[bool] = attrs.Factory(list)
     done: ev.UnitDone = attrs.field(init=False)
     timers: dict[str, ef.SetTimer] = attrs.Factory(dict)
+    detector: SpeechDetector = attrs.Factory(SpeechDetector)
 
     def __attrs_post_init__(self) -> None:
         self.session, effects = Session.open(OPENED)
@@ -134,6 +136,8 @@ class Client:
                     answers.append(ev.BackendOpened(at_ns=0, lease=lease, opened=opened))
                 case ef.DecodeMedia(media=number):
                     answers.append(ev.MediaDecoded(at_ns=0, media=number, pcm=bytes(64_000)))
+                case ef.DetectSpeech():
+                    answers.extend(self.detector.detect(effect, 0))
                 case ef.StartUnit(unit=unit):
                     self.units.append(unit.force_listen)
                     listens = unit.force_listen or not self.speaks

@@ -1,23 +1,53 @@
-"""The voice detector: what it takes for speech, and when."""
+"""The speech detector: what it takes for speech, and when."""
 
 from __future__ import annotations
 
 from typing import Final
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.machine.hearing import FRAME_MS, SILENCE_MS, Ear, Edge
+from protocol.values.effects import DetectSpeech
+from protocol.values.events import SpeechStarted
+from runtime.media.speech_detector import FRAME_MS, SpeechDetector
 from tests.generated import tape
 
 RATE_HZ: Final = 16_000
 """The fixtures' own; the detector's constants are times, not samples."""
 PIECE: Final = RATE_HZ * FRAME_MS // 1000 * 2
 
+SILENCE_MS: Final = 500
+
 Sound = npt.NDArray[np.float64]
+Edge = tuple[str, int]
+
+
+@attrs.define
+class Ear:
+    """A client's sound, and what is found in it."""
+
+    detector: SpeechDetector = attrs.Factory(SpeechDetector)
+    at: int = 0
+
+    def hear(
+        self, data: bytes, *, threshold: float = 0.5, silence_ms: int = SILENCE_MS
+    ) -> list[Edge]:
+        """Go on with sound; returns where speech begins and ends, in milliseconds."""
+        effect = DetectSpeech(
+            at=self.at,
+            rate_hz=RATE_HZ,
+            data=data,
+            threshold=threshold,
+            silence_ms=silence_ms,
+            is_speech=self.detector.is_speech,
+        )
+        self.at += len(data) // 2
+        found = self.detector.detect(effect, 0)
+        return [("began" if isinstance(it, SpeechStarted) else "ended", it.at_ms) for it in found]
 
 
 def pcm16(sound: Sound) -> bytes:
@@ -44,7 +74,7 @@ def steady(seed: int) -> Sound:
 @pytest.mark.parametrize("seed", range(30))
 def test_steady_noise_is_no_speech(seed: int) -> None:
     """A fan would interrupt the model."""
-    assert Ear(RATE_HZ).hear(pcm16(steady(seed))) == []
+    assert Ear().hear(pcm16(steady(seed))) == []
 
 
 @pytest.mark.parametrize("voice", range(8))
@@ -52,7 +82,7 @@ def test_who_asks_and_waits_is_heard_each_time(voice: int) -> None:
     """A question would have no item, or the model would speak on while it is interrupted."""
     sound = np.frombuffer(tape(voice), "<f4").astype(np.float64) * 32767
     found, told = [], []
-    ear = Ear(RATE_HZ)
+    ear = Ear()
     data = pcm16(sound)
     for at in range(0, len(data), PIECE):
         edges = ear.hear(data[at : at + PIECE])
@@ -72,7 +102,7 @@ def test_a_knock_is_no_speech() -> None:
     for at in range(RATE_HZ, 5 * RATE_HZ, RATE_HZ):
         burst = np.random.default_rng(at).normal(0, 9000, RATE_HZ // 10)
         sound[at : at + len(burst)] += burst * np.exp(-np.arange(len(burst)) / 400)
-    assert Ear(RATE_HZ).hear(pcm16(sound)) == []
+    assert Ear().hear(pcm16(sound)) == []
 
 
 def test_a_higher_threshold_needs_louder_speech() -> None:
@@ -80,8 +110,8 @@ def test_a_higher_threshold_needs_louder_speech() -> None:
     noise = np.random.default_rng(1).normal(0, 300, 2 * RATE_HZ)
     voice = np.random.default_rng(2).normal(0, 1000, RATE_HZ)
     data = pcm16(np.concatenate([noise, voice, noise]))
-    assert [kind for kind, _ in Ear(RATE_HZ).hear(data)] == ["began", "ended"]
-    assert Ear(RATE_HZ).hear(data, threshold=1.0) == []
+    assert [kind for kind, _ in Ear().hear(data)] == ["began", "ended"]
+    assert Ear().hear(data, threshold=1.0) == []
 
 
 def test_its_end_is_after_the_silence_that_was_asked_for() -> None:
@@ -90,7 +120,7 @@ def test_its_end_is_after_the_silence_that_was_asked_for() -> None:
     voice = np.random.default_rng(2).normal(0, 2000, RATE_HZ)
     data = pcm16(np.concatenate([quiet, voice, quiet]))
     for silence_ms in (200, 1000):
-        edges = Ear(RATE_HZ).hear(data, silence_ms=silence_ms)
+        edges = Ear().hear(data, silence_ms=silence_ms)
         assert edges == [("began", 3000), ("ended", 4000 + silence_ms)]
 
 
@@ -99,11 +129,31 @@ def test_how_sound_is_cut_does_not_matter(cuts: list[int], voice: int) -> None:
     """A client's pieces would decide what is heard, or a replay of a redacted log would."""
     sound = np.frombuffer(tape(voice), "<f4")[: 8 * RATE_HZ].astype(np.float64) * 32767
     data, at = pcm16(sound), 0
-    ear, edges = Ear(RATE_HZ), list[Edge]()
+    ear, edges = Ear(), list[Edge]()
     for cut in cuts:
         edges += ear.hear(data[at : at + 2 * cut])
         at += 2 * cut
     edges += ear.hear(data[at:])
-    whole = Ear(RATE_HZ)
+    whole = Ear()
     assert edges == whole.hear(data)
     assert ear == whole
+
+
+def test_a_detector_that_is_new_knows_that_the_client_speaks() -> None:
+    """A session that another server takes up would hear its client begin twice, or never end."""
+    quiet = np.random.default_rng(1).normal(0, 20, RATE_HZ)
+    voice = np.random.default_rng(2).normal(0, 2000, RATE_HZ)
+    ear = Ear()
+    assert ear.hear(pcm16(np.concatenate([quiet, voice]))) == [("began", 1000)]
+    new = Ear(SpeechDetector(is_speech=True), ear.at)
+    assert new.hear(pcm16(np.concatenate([voice, quiet]))) == [("ended", 3000 + SILENCE_MS)]
+
+
+def test_sound_that_was_not_heard_counts() -> None:
+    """A client that turns detection off for a while would be told of wrong places."""
+    voice = np.random.default_rng(2).normal(0, 2000, RATE_HZ)
+    ear = Ear()
+    ear.hear(bytes(2 * RATE_HZ))
+    ear.at += 3 * RATE_HZ
+    ear.hear(bytes(2 * RATE_HZ))
+    assert ear.hear(pcm16(voice)) == [("began", 5000)]

@@ -1,0 +1,109 @@
+"""What the courses of OpenAI's dialects share: sound in pieces of any size, ids of events.
+
+Sound is 16-bit, and is cut into seconds as it came. A second at another rate than the model's is
+resampled outside, with the end of the one before it, and comes back by its number. So the units do
+not depend on how the sound was split, and joined they are the whole resampled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from ..values import events as ev
+from ..values.digest import derive_id
+from ..values.errors import ErrorCode
+from ..values.limits import APPEND_S_MAX
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES
+from ..values.requests import Append, AppendSound, ClientMessage
+from ..values.utf8 import Refused
+from ..wire.dialects.live_answers import EVENT
+from ..wire.rates import HISTORY_BYTES, to_float32
+from .duplex import Duplex
+
+
+@attrs.define
+class Second:
+    """A second of the client's sound: the number of its decoding, and its float32 once decoded."""
+
+    media: int
+    pcm: bytes | None = None
+
+
+@attrs.define(kw_only=True, eq=False)
+class Pieces(Duplex):
+    """State of such a session between events.
+
+    Attributes:
+        unheard: the client's PCM16 that does not fill a second yet.
+        before: the end of the second before it, as the resampler needs it.
+        resampling: seconds that are being resampled, oldest first.
+    """
+
+    unheard: bytes = b""
+    before: bytes = bytes(HISTORY_BYTES)
+    resampling: deque[Second] = attrs.Factory(deque)
+
+    @property
+    def rate_hz(self) -> int:
+        """Of the sound in both directions."""
+        raise NotImplementedError
+
+    @property
+    def second_bytes(self) -> int:
+        """A second of the client's sound."""
+        return self.rate_hz * SAMPLE16_BYTES
+
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Refuse more sound at once than may wait."""
+        if isinstance(message, AppendSound):
+            size = len(message.pcm16)
+            if size > APPEND_S_MAX * self.second_bytes:
+                samples, most = size // SAMPLE16_BYTES, APPEND_S_MAX * self.rate_hz
+                text = f"$.audio: {samples} samples, at most {most} are allowed"
+                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
+        return super().refused(message)
+
+    def take_sound(self, pcm16: bytes) -> None:
+        """Take sound, and have each second that is full run."""
+        self.unheard += pcm16
+        while len(self.unheard) >= self.second_bytes and not self.is_closed:
+            second = self.unheard[: self.second_bytes]
+            self.unheard = self.unheard[self.second_bytes :]
+            self.hear(second)
+
+    def hear(self, second: bytes) -> None:
+        """Take a second of sound."""
+        if self.rate_hz != INPUT_RATE_HZ:
+            media = self.decode("second", self.before + second)
+            self.before = second[-HISTORY_BYTES:]
+            self.resampling.append(Second(media))
+        else:
+            self.append(Append(pcm=to_float32(second)))
+
+    def say_frame(self, frame: str) -> None:
+        """Send a frame, with an id of its own."""
+        number = derive_id("event", self.opened.recording_id, self.frames_sent)
+        super().say_frame(frame.replace(EVENT, f'"event_id":"{number}"', 1))
+
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """Take a second that was resampled; they go on in order."""
+        super().media_decoded(event)
+        self._resampled(event.media, event.pcm)
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """Take a second that could not be resampled as silence."""
+        super().media_rejected(event)
+        self._resampled(event.media, b"")
+
+    def _resampled(self, media: int, pcm: bytes) -> None:
+        for second in self.resampling:
+            if second.media == media:
+                second.pcm = pcm[:UNIT_BYTES].ljust(UNIT_BYTES, b"\0")
+        while self.resampling and not self.is_closed:
+            first = self.resampling[0].pcm
+            if first is None:
+                return
+            self.resampling.popleft()
+            self.append(Append(pcm=first))
