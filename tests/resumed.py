@@ -9,16 +9,31 @@ from typing import Final
 
 import anyio
 import attrs
+import numpy as np
 
 from protocol.values.live import LiveSettings
 from protocol.values.messages import Created, ErrorReport, QueueDone, Response, TranscriptDone
+from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.modes import Mode
+from protocol.values.openai import (
+    CancelResponse,
+    Configure,
+    CreateItem,
+    Item,
+    ItemStep,
+    Part,
+    Respond,
+    TurnDetection,
+)
 from protocol.values.requests import Append, Ask, ChatMessage, Init, TextPart
 from recorder.read.reader import read
 from runtime.client.session import ClientSession, FrameSocket, connect
 from tests.helpers import pcm
+from tests.outliving import seconds_of_speech
 
 UNITS: Final = 5
+RATE_HZ: Final = 24_000
+LAST_ITEM: Final = "item_last"
 WAIT_S: Final = 240
 """The back-off of a client that finds no server is 30 s at most, several times in a row."""
 
@@ -96,6 +111,43 @@ async def _live(session: ClientSession, rng: random.Random, model: str) -> None:
         await session.close()
 
 
+async def _openai(session: ClientSession, rng: random.Random, model: str) -> None:
+    """Ask something and be quiet, twice; then have the model be silent for good."""
+    await until(session, Created)
+    detection = TurnDetection(kind="server_vad", interrupts=rng.random() < 0.5)
+    await session.say(Configure(detection=detection))
+    sound = (_spoken() + bytes(4 * RATE_HZ)) * 2
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_hear_the_last, session)
+        at = 0
+        while at < len(sound):
+            size = 2 * rng.randint(2_000, 9_600)
+            await session.append_sound(sound[at : at + size])
+            at += size
+            await anyio.sleep(rng.uniform(0, 0.1))
+        await session.say(Respond())
+        await anyio.sleep(0.5)
+        await session.say(Configure(detection=TurnDetection(creates=False)))
+        await session.say(CancelResponse())
+        part = Part(kind="input_text", text="enough")
+        await session.say(CreateItem(item=Item(id=LAST_ITEM, role="user", parts=(part,))))
+
+
+def _spoken() -> bytes:
+    """A question: signed 16-bit LE, 24 kHz."""
+    pcm = np.concatenate([np.frombuffer(second, "<f4") for second in seconds_of_speech()])
+    at = np.arange(len(pcm) * RATE_HZ // INPUT_RATE_HZ) * INPUT_RATE_HZ / RATE_HZ
+    return (np.interp(at, np.arange(len(pcm)), pcm) * 32767).astype("<i2").tobytes()
+
+
+async def _hear_the_last(session: ClientSession) -> None:
+    """Hear messages until an item after which nothing is said."""
+    async for message in session:
+        if isinstance(message, ItemStep) and (message.kind, message.item.id) == ("done", LAST_ITEM):
+            return
+    raise AssertionError("the last item is not done")
+
+
 async def _chat(session: ClientSession, rng: random.Random, model: str) -> None:
     await until(session, QueueDone)
     await session.init(Init(instructions=""))
@@ -134,6 +186,7 @@ KINDS: Final[dict[str, tuple[str, Mode, _Course]]] = {
     "duplex-v1": ("duplex-v1", "audio", _duplex),
     "legacy-duplex": ("legacy-duplex", "audio", _duplex),
     "live": ("live", "audio", _live),
+    "openai": ("openai", "audio", _openai),
     "realtime, chat": ("realtime", "chat", _chat),
     "legacy-chat": ("legacy-chat", "chat", _request),
     "transcription": ("transcription", "transcription", _transcription),
@@ -146,6 +199,7 @@ async def converse(
 ) -> None:
     """Have a conversation with a model, and note it."""
     dialect, mode, course = KINDS[kind]
+    url += f"?model={model}" if dialect == "openai" else ""
     with anyio.fail_after(WAIT_S):
         async with connect(url, mode=mode, dialect=dialect, resume=True) as session:
             socket = session._websocket
@@ -169,6 +223,6 @@ def heard_and_said(log: Path) -> tuple[list[str], list[str]]:
 
 def cuts_of(kind: str, rng: random.Random) -> list[int]:
     """Draw the bytes of each connection before its cut; by then the first was greeted."""
-    is_sound = KINDS[kind][2] in (_duplex, _live)
+    is_sound = KINDS[kind][2] in (_duplex, _live, _openai)
     most = 5.6 if is_sound else 3.6
     return [int(10 ** rng.uniform(3.0, most)) for _ in range(rng.randint(1, 4))]

@@ -93,6 +93,23 @@ _CLOSE: Final = (close_frame(), 1.0)
 _COMMIT: Final = (_said(type="input_audio_buffer.commit", final=False), 2.0)
 _LIVE_START: Final = _said(type="session.start", session={"model": "scripted"})
 _LIVE_SOUND: Final = _said(type="session.input_audio.append", audio=base64(b"\0\20\0\60" * 9_000))
+_OPENAI_UPDATE: Final = _said(
+    type="session.update",
+    session={"type": "realtime", "audio": {"input": {"turn_detection": {"type": "server_vad"}}}},
+)
+_OPENAI_ITEM: Final = _said(
+    type="conversation.item.create",
+    item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+)
+
+
+def _openai_sound(data: bytes) -> tuple[str, float]:
+    """A second of 24 kHz."""
+    return _said(type="input_audio_buffer.append", audio=base64(data * 12_000)), 1.0
+
+
+_LOUD: Final = _openai_sound(b"\0\20\0\60")
+_QUIET: Final = _openai_sound(bytes(4))
 _AWAY: Final = [_INIT, *_seconds(3), (append_frame(), 0.0), *_seconds(2), _CLOSE]
 """The last answer comes when the client is away: a block ends there."""
 LIVES: Final[Mapping[str, Life]] = MappingProxyType(
@@ -128,6 +145,14 @@ LIVES: Final[Mapping[str, Life]] = MappingProxyType(
             "audio",
             [(_LIVE_START, 1.0), *[(_LIVE_SOUND, 0.75)] * 5, (_LIVE_SOUND, 3.0), _CLOSE],
             endpoint="live",
+        ),
+        "openai": Life(
+            "audio",
+            [
+                *((_OPENAI_UPDATE, 0.2), (_OPENAI_ITEM, 0.2), _LOUD, *[_QUIET] * 4, _LOUD, _QUIET),
+                (_said(type="response.create"), 20.0),
+            ],
+            endpoint="openai",
         ),
     }
 )

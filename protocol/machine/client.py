@@ -24,6 +24,7 @@ from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
 from ..values.messages import Closed, ErrorReport, Paused, Response, Resumed, ServerMessage
 from ..values.model import SAMPLE_BYTES, UNIT_SAMPLES
 from ..values.modes import OF_MODE, Mode
+from ..values.openai import OpenAIRequest
 from ..values.requests import (
     Append,
     AppendSound,
@@ -60,6 +61,8 @@ from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF, OPEN
 
 CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
 """`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
+
+_OPENAI_REQUESTS: Final = {table.cls: request for request, table in OPENAI.requests("audio")}
 
 
 class ClientConnection:
@@ -167,6 +170,10 @@ class ClientConnection:
         `LocalProtocolError` as in `choose`, and without a chosen model.
         """
         return self._frame(Request.COMMIT, Commit(final=final))
+
+    def say(self, message: OpenAIRequest) -> str:
+        """Say what only clients of `openai` can; returns the frame. Errors as in `append`."""
+        return self._frame(_OPENAI_REQUESTS[type(message)], message)
 
     def see(self, see: See) -> str:
         """Send a frame that goes with the next audio (002); errors as in `append`."""

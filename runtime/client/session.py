@@ -28,6 +28,7 @@ from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
+from protocol.values.openai import OpenAIRequest
 from protocol.values.requests import Append, Ask, Init, See
 from protocol.values.state import Gate
 
@@ -132,6 +133,10 @@ class ClientSession:
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""
         await self._request(self.connection.append_sound, pcm16)
+
+    async def say(self, message: OpenAIRequest) -> None:
+        """Say what only clients of `openai` can."""
+        await self._request(self.connection.say, message)
 
     async def commit(self, *, final: bool = False) -> None:
         """Have sound transcribed; `final` ends its utterance."""

@@ -318,7 +318,7 @@ class Driver:
     def _go_on(self, taken: TakenUp) -> Session:
         """Go on where another server was: without a client, a slot and model calls."""
         at_ns = self._inbox[0].at_ns if self._inbox else self.now_ns()
-        self._journal.go_on(at_ns, tuple(taken.rest), RESTARTED)
+        self._journal.go_on(taken.at_ns, tuple(taken.rest), at_ns, RESTARTED)
         for effect in taken.outstanding.effects():
             self._perform_one(effect, ready_now)
         self._taken = None

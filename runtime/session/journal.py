@@ -154,10 +154,13 @@ class Journal:
             if kind == KINDS[Send]:
                 self._places.note_record(fields, seq)
 
-    def go_on(self, at_ns: int, rest: Sequence[tuple[str, Fields]], mark: Fields) -> None:
+    def go_on(
+        self, step_ns: int, rest: Sequence[tuple[str, Fields]], at_ns: int, mark: Fields
+    ) -> None:
         """Append what the log lacks of its last step, and a mark, where another server goes on."""
         self._note_places(rest)
-        self._append(at_ns, [*rest, ("mark", mark)], urgent=True)
+        self._append(step_ns, rest, urgent=True)
+        self._append(at_ns, [("mark", mark)], urgent=True)
 
     def leave(self) -> None:
         """Append nothing more: another server will go on with the log."""

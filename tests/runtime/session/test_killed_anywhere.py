@@ -12,6 +12,7 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from runtime.session.journal import Journal
 from runtime.session.taking_up import Outstanding, TakenUp
 from tests.soak_prefixes import LIVES, kill_everywhere
 
@@ -56,6 +57,15 @@ def _tokens_of_the_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TakenUp, "_follow_tokens", lambda self, event: None)
 
 
+def _rest_of_a_step_is_late(patch: pytest.MonkeyPatch) -> None:
+    real = Journal.go_on
+
+    def go_on(self: Journal, _step_ns: int, rest: Any, at_ns: int, mark: Any) -> None:
+        real(self, at_ns, rest, at_ns, mark)
+
+    patch.setattr(Journal, "go_on", go_on)
+
+
 @pytest.mark.parametrize(
     ("plant", "name"),
     [
@@ -63,6 +73,7 @@ def _tokens_of_the_first(patch: pytest.MonkeyPatch) -> None:
         (_media_lost, "live"),
         (_lease_kept, "audio"),
         (_tokens_of_the_first, "away"),
+        (_rest_of_a_step_is_late, "openai"),
     ],
     ids=lambda it: getattr(it, "__name__", it),
 )
