@@ -51,6 +51,8 @@ class Trace:
         grace: the timer that takes the slot of a client that is away.
         sends: frames sent so far.
         received: messages of the client so far.
+        tells_listens: the client is told of a unit that listens.
+        tells_end: it is told of the session's end, and why.
     """
 
     state: str = "QUEUED"
@@ -86,6 +88,8 @@ class Trace:
     grace: int | None = None
     sends: int = 0
     received: int = 0
+    tells_listens: bool = True
+    tells_end: bool = True
 
 
 @attrs.define
@@ -168,7 +172,7 @@ class Referee:
             trace.call = None
             failed = ev.FinalizeFailed | ev.RollbackFailed | ev.RebuildFailed
             trace.frozen |= isinstance(event, failed)
-            if isinstance(event, ev.Rebuilt):
+            if isinstance(event, ev.Rebuilt | ev.BackendOpened):
                 trace.moving = False
         if isinstance(event, ev.BackendLost) and event.lease == trace.lease:
             self._lose(trace)
@@ -320,7 +324,8 @@ def rule_farewell(trace: Trace, step: Step) -> str | None:
     """`session.closed` precedes our close exactly where there was a `session.created`."""
     said = any(body["type"] == "session.closed" for body in step.sent)
     comes_late = isinstance(step.event, ev.PeerAttached) and trace.state == "CLOSED"
-    if step.of(ef.Close) and not comes_late and said is not trace.created:
+    is_due = trace.created and trace.tells_end
+    if step.of(ef.Close) and not comes_late and said is not is_due:
         return f"closed with session.closed={said}, created={trace.created}"
     return None
 
@@ -381,6 +386,8 @@ def rule_b2(trace: Trace, step: Step) -> str | None:
         return None
     if not trace.deferred:
         return "sent before its finalize" if step.outcomes else None
+    if not step.outcomes and not trace.tells_listens:
+        return None
     order = [type(effect) for effect in step.effects]
     if not step.outcomes or order.index(ef.StartFinalize) < order.index(ef.Send):
         return "finalize does not follow the send"
@@ -478,7 +485,7 @@ def rule_b9(trace: Trace, step: Step) -> str | None:
     told = bool(step.outcomes)
     if told and not isinstance(step.event, ev.UnitDone | ev.FinalizeDone | ev.Rebuilt):
         return f"an outcome at {type(step.event).__name__}"
-    if step.of(ef.StartFinalize) and trace.deferred and not told:
+    if step.of(ef.StartFinalize) and trace.deferred and not told and trace.tells_listens:
         return "a unit without an outcome"
     return None
 
@@ -487,7 +494,7 @@ def rule_b10(trace: Trace, step: Step) -> str | None:
     """A unit that does not fit ends the session, with that reason."""
     event = step.event
     full = isinstance(event, ev.UnitFailed) and event.context_full
-    if full and step.completed is not None and step.sent:
+    if full and step.completed is not None and step.sent and trace.tells_end:
         reasons = [body.get("reason") for body in step.sent]
         return None if "context_full" in reasons else f"{reasons}"
     return None

@@ -42,7 +42,7 @@ SpeechEvent = ev.SpeechStarted | ev.SpeechStopped
 class SpeechDetector:
     """The detector of one session.
 
-    It begins anew where the sound does not follow on what it heard: the client had turned it off,
+    It starts again where the sound does not follow on what it heard: the client had turned it off,
     or the session is taken up by another server.
 
     Attributes:

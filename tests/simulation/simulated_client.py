@@ -36,7 +36,7 @@ import simplejpeg
 from protocol.machine.client import ClientConnection
 from protocol.values import requests as rq
 from protocol.values.errors import RemoteProtocolError
-from protocol.values.events import Endpoint
+from protocol.values.events import PIECES, Endpoint
 from protocol.values.messages import (
     Closed,
     Created,
@@ -128,11 +128,15 @@ class ClientPlan:
         """Where it connects."""
         if self.dialect == "legacy-duplex":
             return "duplex"
+        if self.dialect in PIECES:
+            return self.dialect
         return "chat" if self.dialect == "legacy-chat" else "realtime"
 
     @property
     def label(self) -> str:
         """Its own name for its session, where the address has one."""
+        if self.endpoint == "openai":
+            return "scripted"
         return f"adx_{self.number}" if self.endpoint == "duplex" else ""
 
 

@@ -92,7 +92,7 @@ def draw(seed: int) -> Plan:
         warning_s=dice.choice((0, 2, 10)),
         storm_s=storm_s,
     )
-    return _with_returns(_with_losses(plan))
+    return _with_returns(_with_losses(_with_pieces(plan)))
 
 
 def _moments(dice: Random, until_s: float, count: int) -> tuple[float, ...]:
@@ -151,6 +151,29 @@ def _model(dice: Random, storm_s: float) -> ModelPlan:
         can_rollback=dice.random() < 0.8,
         crashes_s=_moments(dice, storm_s, dice.choice((0, 0, 0, 1, 3))),
         down_s=dice.random() * 5,
+    )
+
+
+def _with_pieces(plan: Plan) -> Plan:
+    """Have some clients of sound speak OpenAI's dialects; other dice than the rest's."""
+    dice = Random(f"pieces/{plan.seed}")
+    if dice.random() < 0.4:
+        return plan
+    settings = {"limit_live_s": dice.choice((12, 15, 40))}
+    clients = tuple(
+        _in_pieces(dice, it) if it.mode == "audio" and dice.random() < 0.6 else it
+        for it in plan.clients
+    )
+    return attrs.evolve(plan, settings=plan.settings | settings, clients=clients)
+
+
+def _in_pieces(dice: Random, client: ClientPlan) -> ClientPlan:
+    return attrs.evolve(
+        client,
+        dialect=dice.choice(("live", "openai")),
+        character="good" if client.character == "pausing" else client.character,
+        config=DuplexConfig(),
+        has_voice=False,
     )
 
 

@@ -30,6 +30,7 @@ from protocol.values.state import State
 from tests.referee import Referee, Step
 from tests.simulation.simulated_absence import Absence
 from tests.simulation.simulated_moves import Moves
+from tests.simulation.simulated_spelling import Spelling
 
 Body = dict[str, Any]
 
@@ -45,16 +46,6 @@ S: Final = 1_000_000_000
 
 _ANSWERS: Final = frozenset({"response.done", "error"})
 """What ends a turn of chat."""
-_AS_REALTIME: Final = {
-    "queued": "session.queued",
-    "queue_done": "session.queue_done",
-    "prepared": "session.created",
-    "stopped": "session.closed",
-    "timeout": "session.closed",
-}
-"""What 002 calls what the referee knows by the names of 001."""
-_ENDS_002: Final = frozenset({"context_full", "backend_error", "server_shutdown", "invalid_frame"})
-"""Errors that 002 says before its `stopped`, in place of a reason."""
 
 
 @attrs.define(kw_only=True)
@@ -192,6 +183,7 @@ class WatchedSession:
         self._rules, self._limits = rules, _Limits()
         self._began_ns = int(anyio.current_time() * S)
         self._referee = Referee() if opened.mode in {"video", "audio"} else None
+        self._spelling = Spelling(opened.endpoint)
         self._place, self._asked_ns = (True, 0), 0
         self._lease: Grant | None = None
         self._released_ns: int | None = None
@@ -364,20 +356,20 @@ class WatchedSession:
             if isinstance(effect, ef.OpenBackend):
                 config: DuplexConfig = effect.opening.config
                 self._referee.trace.deferred = config.deferred_finalize
-        if self.opened.endpoint == "duplex":
-            self._referee.observe(_as_realtime(event), _effects_as_realtime(effects))
-        else:
-            self._referee.observe(_as_spelled(event), effects)
+        self._spelling.take_sound(self._referee.trace, event)
+        self._referee.observe(*self._spelling.of(event, effects))
         self._tell_referee()
 
     def _judge_move(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         """See that a session that moves goes on as if it had not (B11)."""
         if self.ended_ns is not None or self.opened.mode == "chat":
             return
-        shown = _effects_as_realtime(effects) if self.opened.endpoint == "duplex" else effects
+        _, shown = self._spelling.of(event, effects)
         sent = [json.loads(effect.frame) for effect in shown if isinstance(effect, ef.Send)]
         may_fail = self.recording_failed or self._rules.may_fail(self.opened)
         is_answer = self._referee is not None and bool(Step(event, shown, sent).outcomes)
+        if self.opened.endpoint == "openai":  # which is not told of a unit that listens
+            is_answer = isinstance(event, ev.UnitDone)
         self.moves.follow(event, effects, is_answer=is_answer, may_fail=may_fail)
 
     def _tell_referee(self) -> None:
@@ -475,61 +467,3 @@ class WatchedSession:
         if self.ended_ns is None and closed:
             self.ended_ns = event.at_ns
         self.recording_failed |= isinstance(event, ev.RecordingFailed)
-
-
-# -- 002 as the referee reads it -------------------------------------------------------------------
-
-
-def _as_spelled(event: ev.Event) -> ev.Event:
-    """Show the referee a `force_listen` as it looks for it, with a space."""
-    if not isinstance(event, ev.FrameReceived) or not isinstance(event.frame, str):
-        return event
-    frame = event.frame.replace('"force_listen":true', '"force_listen": true')
-    return attrs.evolve(event, frame=frame)
-
-
-def _as_realtime(event: ev.Event) -> ev.Event:
-    """Show the referee an append of 002 as one of 001."""
-    if not isinstance(event, ev.FrameReceived) or not isinstance(event.frame, str):
-        return event
-    try:
-        body = json.loads(event.frame)
-    except ValueError:
-        return event
-    if not isinstance(body, dict) or body.get("type") != "audio_chunk":
-        return attrs.evolve(event, frame="{}")
-    fields = {
-        "audio": body.get("audio") or body.get("audio_base64"),
-        "force_listen": bool(body.get("force_listen")),
-    }
-    return attrs.evolve(event, frame=json.dumps({"type": "input.append", "input": fields}))
-
-
-def _effects_as_realtime(effects: tuple[ef.Effect, ...]) -> list[ef.Effect]:
-    """Show the referee the frames of 002 as those of 001; an end's error becomes its reason."""
-    shown: list[ef.Effect] = []
-    reason = ""
-    for effect in effects:
-        if not isinstance(effect, ef.Send):
-            shown.append(effect)
-            continue
-        body = json.loads(effect.frame)
-        kind = body["type"]
-        numbers = {name: body[name] for name in ("seq", "ack") if name in body}
-        if kind == "error" and body["code"] in _ENDS_002:
-            reason = body["code"]
-            if not numbers:
-                continue
-            body = {"type": "pending"}  # so that no number is left out
-        elif kind == "error":
-            body = {"type": "error", "error": {"code": body["code"]}}
-        elif "pending" in body:
-            body = {"type": "pending"}  # of a chunk, and no unit's outcome
-        elif kind == "result":
-            told = "listen" if body["is_listen"] else "audio"
-            body = {"type": "response.output.delta", "kind": told}
-        else:
-            body = {"type": _AS_REALTIME.get(kind, kind), "reason": reason}
-        frame = json.dumps(body | numbers)
-        shown.append(ef.Send(ordinal=effect.ordinal, frame=frame))
-    return shown

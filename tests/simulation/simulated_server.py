@@ -14,9 +14,7 @@ replays.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -32,13 +30,13 @@ from anyio.abc import TaskGroup
 from protocol.values import events as ev
 from protocol.values import requests as rq
 from protocol.values.errors import CLOSE_POLICY
+from protocol.values.events import PIECES
 from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack
-from recorder.format.errors import LogFailed, RecorderError
+from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
-from runtime.model.backends.base import BackendError
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival
@@ -46,12 +44,14 @@ from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
-from tests.helpers import decode_here, on_virtual_time
+from tests.helpers import on_virtual_time
 from tests.simulation.simulated_backend import Fleet
 from tests.simulation.simulated_client import Client, ClientPlan
 from tests.simulation.simulated_disk import FaultyDisk, SlowRecorder
+from tests.simulation.simulated_pieces import PiecesClient, decode
 from tests.simulation.simulated_plan import Plan, draw, without_losses
 from tests.simulation.simulated_rules import FIN_WAIT_S, RELEASE_WAIT_S, Rules
+from tests.simulation.simulated_run import innermost, living_tasks, loud_logs, same_order_every_time
 from tests.simulation.simulated_socket import Link, LinkPlan
 from tests.simulation.simulated_way import Way
 
@@ -59,7 +59,7 @@ PATIENCE_S: Final = 60.0
 """So long after the last one came everybody hangs up, but for those whom a limit ends before."""
 SLACK_S: Final = 5.0
 """What is left to a server beside its own waits: latencies, a release, a close."""
-SERVED_WITHIN_S: Final = 12.0
+SERVED_WITHIN_S: Final = 16.0
 """A good client that comes to an idle server has its answer by then."""
 READ_S: Final = 0.02
 """What a log's thread takes for a piece of work."""
@@ -77,6 +77,8 @@ GOOD: Final[tuple[tuple[str, Mode], ...]] = (
     ("legacy-duplex", "audio"),
     ("legacy-chat", "chat"),
     ("transcription", "transcription"),
+    ("live", "audio"),
+    ("openai", "audio"),
 )
 """Who comes once faults have stopped."""
 REFUSALS: Final = {
@@ -150,15 +152,15 @@ def compare(seed: int) -> Comparison:
 def _run(plan: Plan) -> Simulation:
     simulation = Simulation(plan)
     with (
-        _same_order_every_time(),
-        _loud_logs(simulation.rules),
+        same_order_every_time(),
+        loud_logs(simulation.rules),
         patch.object(rebuilding, "in_thread", _in_thread),
         patch.object(rebuilding, "open_log", simulation.open_log),
     ):
         try:
             on_virtual_time(simulation.run, seed=plan.seed)
         except Exception as error:
-            simulation.rules.violations.append(f"the server broke down: {_innermost(error)!r}")
+            simulation.rules.violations.append(f"the server broke down: {innermost(error)!r}")
     return simulation
 
 
@@ -240,7 +242,7 @@ class Simulation:
                 tasks=tasks,
                 recorder=None if slow is None else slow.recorder,
                 identities=CountedIdentities(),
-                decode_media=decode_here,
+                decode_media=decode,
                 telemetry=self.rules,
             )
             tasks.start_soon(self._server.refresh_estimates)
@@ -348,7 +350,10 @@ class Simulation:
     def _connect(self, plan: ClientPlan, tasks: TaskGroup) -> Client:
         report = partial(self.rules.report, who=f"client {plan.number}")
         link = Link(plan.link, report)
-        client = Client(
+        kind = PiecesClient if plan.endpoint in PIECES else Client
+        if plan.endpoint in PIECES:
+            self._fleet.padded.add(plan.number)
+        client = kind(
             plan,
             self._way(plan, link, tasks) if plan.resumable else link,
             report=report,
@@ -462,7 +467,7 @@ class Simulation:
         tasks = trio.lowlevel.current_statistics().tasks_living
         expected = tasks_before + self._fleet.hanging + self._fleet.alive - self.plan.model.workers
         if tasks != expected:
-            report(f"{tasks} tasks are left, not {expected}: {_tasks()}")
+            report(f"{tasks} tasks are left, not {expected}: {living_tasks()}")
         if pool.leases:
             report(f"slots are still lent: {pool.leases} (B5)")
         counts = pool.counts
@@ -531,67 +536,3 @@ class Simulation:
             elif way.is_whole and len(way.heard) < len(said):
                 text = f"{len(way.heard)} frames of {len(said)} were heard"
                 self.rules.report(f"resume: {text}, and then the end", who=who)
-
-
-# -- what a run needs ------------------------------------------------------------------------------
-
-
-@contextmanager
-def _same_order_every_time() -> Iterator[None]:
-    """Have trio order its tasks by number before it shuffles them, not by where they lie."""
-    core: Any = trio._core._run
-    before = core._ALLOW_DETERMINISTIC_SCHEDULING
-    core._ALLOW_DETERMINISTIC_SCHEDULING = True
-    try:
-        yield
-    finally:
-        core._ALLOW_DETERMINISTIC_SCHEDULING = before
-
-
-class _Breakages(logging.Handler):
-    """Takes what the server logs of its own bugs as violations."""
-
-    def __init__(self, rules: Rules) -> None:
-        super().__init__(logging.ERROR)
-        self._rules = rules
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take note of an exception that nobody expected."""
-        if record.exc_info is not None and record.exc_info[1] is not None:
-            error = _innermost(record.exc_info[1])
-            if isinstance(error, BackendError | LogFailed):
-                return  # the model's or the disk's own, as was drawn
-            self._rules.report(f"{record.getMessage()}: {type(error).__name__}: {error}")
-
-
-@contextmanager
-def _loud_logs(rules: Rules) -> Iterator[None]:
-    """Listen to the server's own log while it runs, and keep it off the terminal."""
-    logger = logging.getLogger("antiphon")
-    handler, propagate, level = _Breakages(rules), logger.propagate, logger.level
-    logger.addHandler(handler)
-    logger.propagate = False
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
-        logger.setLevel(level)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Take an exception out of its groups: the first, where there are several."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _tasks() -> list[str]:
-    """Name all tasks that live."""
-    root = trio.lowlevel.current_root_task()
-    found = [] if root is None else [root]
-    for task in found:
-        for nursery in task.child_nurseries:
-            found += nursery.child_tasks
-    return sorted(task.name for task in found)
