@@ -81,6 +81,7 @@ class Core:
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         wants_notices: the client asked for messages that do not answer its own.
+        cause: the client's own name for the message that is being read; may be empty.
     """
 
     course: ClassVar[Course]
@@ -108,6 +109,7 @@ class Core:
     is_draining: bool = False
     early: Frame = None
     wants_notices: bool = False
+    cause: str = ""
 
     # -- what a course says of itself -----------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from ..values.errors import ErrorCode
-from ..values.limits import MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
+from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.live import (
     LiveSession,
     LiveSettings,
@@ -31,6 +31,7 @@ from ..values.live import (
 )
 from ..values.messages import Closed, Created, EndReason, Listen, Metrics, ServerMessage, Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from ..values.openai import as_prompt
 from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import State
 from ..values.utf8 import Refused
@@ -79,15 +80,21 @@ class Live(Pieces):
 
     # -- in -------------------------------------------------------------------------------------
 
-    def configure(self, init: Init) -> None:
-        """Take the settings of an init."""
-        super().configure(init)
+    def init(self, init: Init) -> None:
+        """Accept an init; what was said before is a part of the prompt."""
         self.settings, self.instructions = init.live, init.instructions
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
+        prompt = as_prompt(init.instructions, init.live.history)
+        super().init(attrs.evolve(init, instructions=prompt))
 
     def refused(self, message: ClientMessage) -> Refused | None:
-        """Refuse an unknown model."""
+        """Refuse an unknown model, and more text than a prompt may have."""
         match message:
+            case Init(live=LiveSettings(history=said)) if (
+                len(as_prompt(message.instructions, said)) > INSTRUCTIONS_CHARS_MAX
+            ):
+                text = f"$.session.input: with the instructions over {INSTRUCTIONS_CHARS_MAX}"
+                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"{text} characters")
             case Init(live=LiveSettings(model=model)) if model not in self.opened.limits.models:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
@@ -127,6 +134,7 @@ class Live(Pieces):
             model=self.settings.model,
             rate_hz=self.settings.rate_hz,
             delegation=self.settings.delegation,
+            backend=self.settings.backend,
             safety_identifier=self.settings.safety_identifier,
             instructions=self.instructions,
             voice=self.voice,
@@ -142,6 +150,9 @@ class Live(Pieces):
             case Closed():
                 message = attrs.evolve(message, live=self._in_force, seconds=self.seconds)
         super().say(message)
+        if isinstance(message, Created) and self.settings.delegation == "responses":
+            text = "the model answers by itself: nothing is delegated"
+            self.say(Notice(code="nothing_delegated", text=text))
 
     def end(self, reason: EndReason, **more: Any) -> None:
         """End the session; one that expires is told why."""

@@ -33,12 +33,9 @@ from ..values.openai import (
 from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, State
 from ..values.utf8 import Refused
+from ..wire.kinds import STOCK_VOICES
 from .hearing import Hearing
 
-STOCK_VOICES: Final = frozenset(
-    {"alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar"}
-)
-"""Voices of OpenAI that clients name by default: the model's own stands for them."""
 UPDATES_MAX: Final = 16
 """Changes that are told one by one when the session is there: no client sets itself up in more."""
 _EARLY: Final = (Configure, AppendSound, CreateItem)
@@ -209,11 +206,12 @@ class OpenAI(Hearing):
 
     # -- responses ------------------------------------------------------------------------------
 
-    def respond(self, _message: Respond) -> None:
+    def respond(self, message: Respond) -> None:
         """Ask the model for a response, in the next seconds."""
-        if self.state is not State.ACTIVE or self.reply is not None:
-            return  # it speaks already: that is the response
-        self.is_asked, self.is_hushed = True, False
+        if self.reply is not None or self.is_asked:
+            self.complain(ErrorCode.ACTIVE_RESPONSE, "a response is in progress, or was asked for")
+            return
+        self.is_asked, self.is_hushed, self.metadata = True, False, message.metadata
         behind = len(self.waiting) + len(self.resampling) + (self.call.unit is not None)
         self.due_units = max(self.due_units, ANSWER_UNITS + behind)
         self._open()

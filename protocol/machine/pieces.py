@@ -15,6 +15,7 @@ from ..values import events as ev
 from ..values.digest import derive_id
 from ..values.errors import ErrorCode
 from ..values.limits import APPEND_S_MAX
+from ..values.messages import ErrorReport, ServerMessage
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES
 from ..values.requests import Append, AppendSound, ClientMessage
 from ..values.utf8 import Refused
@@ -81,6 +82,12 @@ class Pieces(Duplex):
             self.resampling.append(Second(media))
         else:
             self.append(Append(pcm=to_float32(second)))
+
+    def say(self, message: ServerMessage) -> None:
+        """Send a message; an error names the message that it answers."""
+        if isinstance(message, ErrorReport) and self.cause:
+            message = attrs.evolve(message, client_event_id=self.cause)
+        super().say(message)
 
     def say_frame(self, frame: str) -> None:
         """Send a frame, with an id of its own."""

@@ -19,7 +19,7 @@ import attrs
 from ..values.behaviour import OPENAI_ENDS, OWN_WORDS, PLAYBACK, RECORD_ASKED, SHORT_REFUSALS
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.events import FrameReceived
+from ..values.events import PIECES, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.requests import ClientMessage, Request
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
@@ -116,6 +116,7 @@ class Reception:
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
             core.frame_refused(error, code)
             return None
+        core.cause = _cause_of(core, body)
         if _is_openai(core, gate, body):
             core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
             core.end("rejected", words=ErrorCode.INVALID_EVENT)
@@ -233,6 +234,12 @@ def _start_of(frame: str | bytes | Utf8Text) -> str | bytes:
 _DECIDING: Final = ("type", "session", "payload", "record", "model")
 """The fields that decide what a message is (`classify`); they stand first in its outline."""
 _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: [], dict: {}}
+
+
+def _cause_of(core: Resuming, body: Json) -> str:
+    """The client's own name for its message, where its dialect has one."""
+    name = body.get("event_id") if core.opened.endpoint in PIECES else None
+    return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
 
 
 def _outline(body: Json) -> Json:

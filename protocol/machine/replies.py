@@ -18,6 +18,7 @@ from ..values.openai import (
     ItemDeleted,
     ItemStep,
     ItemTruncated,
+    Metadata,
     OpenAISession,
     Part,
     Reply,
@@ -28,6 +29,7 @@ from ..values.openai import (
     ReplyStep,
     RetrieveItem,
     TruncateItem,
+    as_prompt,
     item_of,
 )
 from ..values.requests import ClientMessage
@@ -47,6 +49,7 @@ class Replies(Pieces):
         items: of the conversation, by their ids; the oldest are forgotten.
         items_made: how many ids were made.
         reply: the response in progress.
+        metadata: of the response that was asked for.
         words: its text so far.
     """
 
@@ -54,6 +57,7 @@ class Replies(Pieces):
     items: dict[str, Item] = attrs.Factory(dict)
     items_made: int = 0
     reply: Reply | None = None
+    metadata: Metadata | None = None
     words: str = ""
 
     # -- items ----------------------------------------------------------------------------------
@@ -106,15 +110,12 @@ class Replies(Pieces):
 
     def prompt(self, message: ClientMessage | None = None) -> str:
         """The instructions, and the text of the items that come before the first sound."""
-        lines, items = [self.told.instructions], list(self.items.values())
+        instructions, items = self.told.instructions, list(self.items.values())
         if isinstance(message, Configure) and message.instructions is not None:
-            lines = [message.instructions]
+            instructions = message.instructions
         elif isinstance(message, CreateItem):
             items.append(message.item)
-        for item in items:
-            said = "\n".join(part.text for part in item.parts if part.text)
-            lines += [f"{item.role}: {said}"] if said else []
-        return "\n".join(line for line in lines if line)
+        return as_prompt(instructions, items)
 
     def delete_item(self, message: DeleteItem) -> None:
         """Forget an item."""
@@ -163,15 +164,19 @@ class Replies(Pieces):
 
     def give_none(self, status: ReplyStatus, reason: ReplyReason = "", **why: Any) -> None:
         """Tell that the response that was asked for does not come."""
-        reply = Reply(id=self._next_response_id, modality=self.told.modality)
+        reply = self._new_reply(self._next_response_id)
         self.responses += 1
         self.say(ReplyState(reply=reply))
         self.say(ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why)))
 
+    def _new_reply(self, response_id: str) -> Reply:
+        metadata, self.metadata = self.metadata, None
+        return Reply(id=response_id, modality=self.told.modality, metadata=metadata)
+
     def begin_reply(self, response_id: str) -> None:
         """Begin a response."""
         self.words = ""
-        self.reply = Reply(id=response_id, modality=self.told.modality)
+        self.reply = self._new_reply(response_id)
         self.say(ReplyState(reply=self.reply))
         item = Item(id=item_of(response_id), role="assistant", status="in_progress")
         self.say(ReplyStep(kind="item_added", response_id=response_id, item=item))

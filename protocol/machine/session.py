@@ -328,6 +328,7 @@ class Session:
         if not self._core.is_closed:
             self._core.heard()
             self._read(event)
+            self._core.cause = ""
 
     def _read(self, event: ev.FrameReceived) -> None:
         core = self._core

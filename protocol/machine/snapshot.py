@@ -199,8 +199,10 @@ def _live(live: Live) -> Keys:
         "model": settings.model,
         "rate_hz": settings.rate_hz,
         "delegation": settings.delegation,
+        "backend": settings.backend,
         "safety_identifier": settings.safety_identifier,
         "event_id": settings.event_id,
+        "history": len(settings.history),
         "instructions": len(live.instructions),
         "voice": live.voice,
         "muted": live.is_muted,
@@ -234,6 +236,7 @@ def _openai(openai: OpenAI) -> Keys:
         "words": len(openai.words),
         "hushed": openai.is_hushed,
         "asked": openai.is_asked,
+        "metadata": len(openai.metadata or ()),
         "due_units": openai.due_units,
         "sound_ns": openai.sound_ns,
     }

@@ -45,6 +45,7 @@ class ErrorCode(StrEnum):
     CONTEXT_FULL = "context_full"
     UNKNOWN_PARAMETER = "unknown_parameter"
     UNSUPPORTED = "unsupported"
+    ACTIVE_RESPONSE = "conversation_already_has_active_response"
     RESPONSE_CANCEL_NOT_ACTIVE = "response_cancel_not_active"
     INPUT_AUDIO_BUFFER_COMMIT_EMPTY = "input_audio_buffer_commit_empty"
     ITEM_NOT_FOUND = "item_not_found"
@@ -74,6 +75,7 @@ CLIENT_ERRORS: Final = frozenset(
         ErrorCode.BUFFER_FULL,
         ErrorCode.UNKNOWN_PARAMETER,
         ErrorCode.UNSUPPORTED,
+        ErrorCode.ACTIVE_RESPONSE,
         ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
         ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
         ErrorCode.ITEM_NOT_FOUND,
@@ -96,6 +98,7 @@ TRANSCRIPTION_ERRORS: Final = frozenset(
 """
 OPENAI_ERRORS: Final = frozenset(
     {
+        ErrorCode.ACTIVE_RESPONSE,
         ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
         ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
         ErrorCode.ITEM_NOT_FOUND,
@@ -146,6 +149,7 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.CONTEXT_FULL: "The utterance outgrew the model's context. The text so far "
         "is the result, the rest is discarded, and the next commit begins a new one.",
         ErrorCode.UNKNOWN_PARAMETER: "The message has a field that is not known there.",
+        ErrorCode.ACTIVE_RESPONSE: "A response is in progress, or was asked for.",
         ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE: "There is no such response in progress.",
         ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY: "There is no sound since the last item.",
         ErrorCode.ITEM_NOT_FOUND: "There is no such item; of very many the oldest are forgotten.",

@@ -6,7 +6,9 @@ from typing import Final, Literal
 
 import attrs
 
-Delegation = Literal["client"]
+from .openai import Item
+
+Delegation = Literal["client", "responses"]
 """Who handles tasks that the model delegates: it never does."""
 LIVE_RATES_HZ: Final = (24_000, 16_000)
 
@@ -19,15 +21,19 @@ class LiveSettings:
         model: a name of the server's model.
         rate_hz: samples a second of PCM16, in and out: 24000 or 16000.
         delegation: who handles delegated tasks, if the client said; the model delegates none.
+        backend: the model to which they would be delegated, for `responses`.
         safety_identifier: the client's name for its user; may be empty.
         event_id: the client's name for the message; may be empty.
+        history: what was said before the session.
     """
 
     model: str = ""
     rate_hz: int = LIVE_RATES_HZ[0]
     delegation: Delegation | None = None
+    backend: str = ""
     safety_identifier: str = ""
     event_id: str = ""
+    history: tuple[Item, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +46,7 @@ class LiveSession:
         model: the name by which the client chose it.
         rate_hz: samples a second of PCM16, in and out.
         delegation: who handles delegated tasks, if the client said; the model delegates none.
+        backend: the model to which they would be delegated, for `responses`.
         safety_identifier: the client's name for its user; may be empty.
         instructions: the system prompt; may be empty.
         voice: the name of the voice; empty for the model's own.
@@ -51,6 +58,7 @@ class LiveSession:
     model: str = ""
     rate_hz: int = LIVE_RATES_HZ[0]
     delegation: Delegation | None = None
+    backend: str = ""
     safety_identifier: str = ""
     instructions: str = ""
     voice: str = ""

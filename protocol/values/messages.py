@@ -309,11 +309,13 @@ class ErrorReport:
         message: the error, for people; it names path, kind of value and limit.
         session_id: the session's id, as in the server's log and the list of recordings; empty
             without a session, and from older servers.
+        client_event_id: the client's name for the message that it answers; may be empty.
     """
 
     code: ErrorCode
     message: str
     session_id: str = ""
+    client_event_id: str = ""
 
 
 EndReason = Literal[

@@ -6,18 +6,21 @@ Names are those of the GA Realtime API where it has some: an *item* is a part of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import attrs
 
 Modality = Literal["audio", "text"]
 DetectionKind = Literal["server_vad", "semantic_vad"]
-ItemRole = Literal["user", "assistant", "system"]
+ItemRole = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["completed", "incomplete", "in_progress"]
 PartKind = Literal["input_text", "input_audio", "output_text", "output_audio"]
 ReplyStatus = Literal["in_progress", "completed", "cancelled", "failed"]
 ReplyReason = Literal["", "turn_detected", "client_cancelled"]
 InputKind = Literal["speech_started", "speech_stopped", "committed", "cleared"]
+Metadata = tuple[tuple[str, str], ...]
+"""Names and values of a client's own, in its order."""
 ItemKind = Literal["added", "done", "retrieved"]
 ReplyKind = Literal[
     "item_added",
@@ -117,6 +120,7 @@ class Reply:
         message: the same for people.
         items: what it is made of.
         modality: as of the session.
+        metadata: what the client said of it when it asked for it.
         output_tokens: tokens that the model generated.
     """
 
@@ -127,6 +131,7 @@ class Reply:
     message: str = ""
     items: tuple[Item, ...] = ()
     modality: Modality = "audio"
+    metadata: Metadata | None = None
     output_tokens: int = 0
 
 
@@ -169,8 +174,13 @@ class ClearSound:
 
 @attrs.frozen(kw_only=True)
 class Respond:
-    """Ask for a response."""
+    """Ask for a response.
 
+    Attributes:
+        metadata: told again with the response.
+    """
+
+    metadata: Metadata | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -360,6 +370,15 @@ OpenAIAnswer = (
 
 ANSWERS: Final = get_args(OpenAIAnswer)
 """All that only a client of `openai` is told."""
+
+
+def as_prompt(instructions: str, items: Iterable[Item]) -> str:
+    """Instructions, and the text of items after them, each with its role."""
+    lines = [instructions]
+    for item in items:
+        said = "\n".join(part.text for part in item.parts if part.text)
+        lines += [f"{item.role}: {said}"] if said else []
+    return "\n".join(line for line in lines if line)
 
 
 def item_of(response_id: str) -> str:

@@ -275,3 +275,10 @@ VOICE_BY_NAME: Final = Kind(
     cls=VoiceName,
 )
 """The name of a voice in the server's library (002 and 004, ref_audio_path)."""
+STOCK_VOICES: Final = frozenset(
+    {
+        *("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar"),
+        *("beacon", "cinder", "stone", "vesper"),
+    }
+)
+"""Voices of OpenAI that its clients name by default: the model's own stands for them."""

@@ -20,7 +20,6 @@ import attrs
 import orjson
 import pybase64
 
-from protocol.machine.openai import STOCK_VOICES
 from protocol.values.errors import FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.utf8 import Frame, Utf8Text
@@ -30,7 +29,14 @@ from protocol.wire.dialects.realtime import FULL_DUPLEX
 from protocol.wire.dialects.realtime_chat import TURN_BASED
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
 from protocol.wire.field import Field
-from protocol.wire.kinds import OBJECT, PROMPTED, SAID, VOICE_NAME, VOICE_NAMED, Holds
+from protocol.wire.kinds import (
+    PROMPTED,
+    SAID,
+    STOCK_VOICES,
+    VOICE_NAME,
+    VOICE_NAMED,
+    Holds,
+)
 from protocol.wire.nested import tables_in, walk
 from protocol.wire.table import Table
 
@@ -83,7 +89,11 @@ _PARTS: Final[Mapping[str, Holds]] = {
     if isinstance(row, Field) and row.name == _PART and row.kind.holds is not None
 }
 """The content of `data`, by its part's `type`."""
-_OPAQUE: Final = frozenset(row.name for row in _FIELDS if row.kind is OBJECT)
+_OPAQUE: Final = frozenset(
+    row.name
+    for row in _FIELDS
+    if row.kind.schema.get("type") == "object" and not tables_in(row.kind)
+)
 """Not read below: all keys are the client's own."""
 WORDS: Final = frozenset(
     (

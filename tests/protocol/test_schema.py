@@ -374,6 +374,8 @@ def value_of(schema: Json) -> Any:
         return [value_of(schema["items"])]
     if "properties" in schema or "oneOf" in schema:
         return full(schema)
+    if "additionalProperties" in schema:
+        return {"name": value_of(schema["additionalProperties"])}
     if "maximum" in schema:
         return schema["maximum"]
     if "boolean" in schema.get("type", ()):

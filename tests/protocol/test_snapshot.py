@@ -40,6 +40,7 @@ ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
     "Core.opened": "it is the first event, which the log holds",
     "Core.effects": "they are handed over after each step",
+    "Core.cause": "it is of the message that is being read",
     "PendingInit.init": "what was asked stands in the log",
     "PendingTurn.ask": "likewise",
     "ActiveTurn.made": "likewise",

@@ -58,7 +58,7 @@ EVENT: Final = '"event_id":"event_000000000000"'
 OUTPUT_AUDIO: Final = "session.output_audio.delta"
 INFO: Final = "info"
 QUEUED, ASSIGNED = "session_queued", "slot_assigned"
-INFO_CODES: Final = (QUEUED, ASSIGNED, "time_over", "context_full")
+INFO_CODES: Final = (QUEUED, ASSIGNED, "nothing_delegated", "time_over", "context_full")
 ERROR_CODES: Final = tuple(
     code
     for code in ErrorCode
@@ -188,7 +188,15 @@ _SESSION: Final = Object(
         ),
         Object(
             "delegation",
-            (Field("type", const("client"), None, attr="delegation"),),
+            (
+                Field("type", choice(("client", "responses")), None, attr="delegation"),
+                Object(
+                    "responses",
+                    (Field("model", TEXT, "", attr="backend"),),
+                    omit=True,
+                    when=lambda message: message.live.delegation == "responses",
+                ),
+            ),
             omit=True,
             when=lambda message: message.live.delegation is not None,
         ),
@@ -258,8 +266,8 @@ def _fault(report: ErrorReport) -> str:
     return "invalid_request_error" if is_client else "server_error"
 
 
-def error_table(codes: tuple[ErrorCode, ...]) -> Table:
-    """Make the table of an `error` with one of several codes."""
+def error_table(codes: tuple[ErrorCode, ...], cause: str) -> Table:
+    """Make the table of an `error` with one of several codes; `cause` names the message's id."""
     rows = (
         Field("code", choice(codes)),
         Field("message", TEXT),
@@ -281,6 +289,7 @@ def error_table(codes: tuple[ErrorCode, ...]) -> Table:
             example="session.audio.format",
             doc="The path of the field that is wrong.",
         ),
+        Field(cause, TEXT, "", attr="client_event_id", omit=True),
     )
     error = Object("error", rows, is_required=True)
     return Table(ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
@@ -327,5 +336,5 @@ ANSWERS: Final = (
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),
-    error_table(ERROR_CODES),
+    error_table(ERROR_CODES, "client_event_id"),
 )

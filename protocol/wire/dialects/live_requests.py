@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+import attrs
 
 from ...values.errors import (
     ErrorCode,
     FieldError,
 )
-from ...values.limits import INPUT_ID_CHARS_MAX
+from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX
 from ...values.live import (
     LIVE_RATES_HZ,
     Mute,
     Unmute,
     Update,
 )
-from ...values.requests import AppendSound, CloseRequest, Init, Request
-from ..codec import Value
+from ...values.openai import Item, Part
+from ...values.requests import AppendSound, CloseRequest, Init, Request, VoiceName
+from ..codec import Fields, Value
 from ..field import DROPPED, Field
 from ..kinds import (
     NAMED,
     SAID,
     SOUND16,
+    STOCK_VOICES,
     TEXT,
     VOICE_BY_NAME,
     Kind,
     choice,
     text,
 )
+from ..nested import items, one
 from ..reading import Reading
 from ..table import Object, Table
 from . import shared
@@ -35,6 +40,8 @@ from .inputs import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
 AUDIO_APPEND: Final = "session.input_audio.append"
+HISTORY_MAX: Final = 128
+"""Messages before the session, as the API has them."""
 UNSUPPORTED: Final = frozenset(
     {
         "session.instructions.append",
@@ -51,6 +58,7 @@ UNSUPPORTED: Final = frozenset(
 )
 """Events of the API that ask for what the model cannot do."""
 
+_EMPTY: Final = "Must be empty here."
 _CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
 
@@ -98,19 +106,83 @@ _PCM: Final = only(
     ("audio/pcm", "audio/pcmu", "audio/pcma"), "audio/pcm", "the server has audio/pcm only"
 )
 RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ]})
-_CLIENT: Final = only(("client", "responses", "decisions"), "client", "the model delegates nothing")
 _NO_TRIGGERS: Final = empty("there are no decisions")
+_TARGETS: Final = ("client", "responses")
 
 
-def _delegation(attr: str) -> Object:
+def _target(value: Value, _: Reading) -> str:
+    found = value.choice((*_TARGETS, "decisions"))
+    if found not in _TARGETS:
+        raise unsupported(value.path, "there are no decisions")
+    return found
+
+
+_TARGET: Final = Kind(read=_target, schema=choice(_TARGETS).schema)
+
+
+def _delegation(attr: str, backend: str, **how: Any) -> Object:
     return Object(
         "delegation",
-        (Field("type", _CLIENT, None, attr=attr, omit=True),),
+        (
+            Field(
+                "type",
+                _TARGET,
+                None,
+                attr=attr,
+                omit=True,
+                doc="The model delegates nothing.",
+                **how,
+            ),
+            Object(
+                "responses",
+                (
+                    Field("model", TEXT, "", attr=backend, omit=True, doc="Told again."),
+                    Field("tools", empty("the model has no tools"), (), attr=DROPPED, doc=_EMPTY),
+                ),
+                omit=True,
+                doc="Of the model to which tasks would be delegated; other fields are ignored.",
+            ),
+            Field(
+                "acknowledgement_delay_ms",
+                Kind(read=lambda *_: None, schema={}, holds=SAID),
+                None,
+                attr=DROPPED,
+                doc="Ignored: nothing is delegated.",
+            ),
+        ),
         omit=True,
         closed=_CLOSED,
+        doc="Who handles delegated tasks; the model delegates none.",
     )
 
 
+def _voice(value: Value, at: Reading) -> VoiceName | None:
+    """Read a voice by its name, or by its `id`; None for the model's own."""
+    if isinstance(value.value, dict):
+        fields = Fields(value.value, value.path)
+        value = fields.required("id", lambda name: name)
+        fields.refuse_unknown()
+    found: VoiceName = VOICE_BY_NAME.read(value, at)
+    return None if found.name in STOCK_VOICES else found
+
+
+_VOICE: Final = attrs.evolve(VOICE_BY_NAME, read=_voice)
+
+
+_PART: Final = Table(
+    Part,
+    Field("type", choice(("input_text", "text", "output_text")), None, attr=DROPPED, doc="Text."),
+    Field("text", text(ITEM_CHARS_MAX, holds=SAID)),
+    make=lambda values: Part(kind="input_text", **values),
+)
+_ITEM: Final = Table(
+    Item,
+    Field("id", text(INPUT_ID_CHARS_MAX, holds=NAMED), None, attr=DROPPED, doc="Ignored."),
+    Field("type", choice(("message",)), None, attr=DROPPED, doc="Always message."),
+    Field("role", choice(("developer", "user", "assistant"))),
+    Field("status", choice(("completed", "incomplete")), None, attr=DROPPED, doc="Ignored."),
+    Field("content", items(one(_PART), 1, 1), attr="parts"),
+)
 _START: Final = Table(
     Init,
     Object(
@@ -130,21 +202,15 @@ _START: Final = Table(
                     ),
                     Object(
                         "output",
-                        (Field("voice", VOICE_BY_NAME, None, attr="ref_audio", omit=True),),
+                        (Field("voice", _VOICE, None, attr="ref_audio", omit=True),),
                         omit=True,
                         closed=_CLOSED,
                     ),
                 ),
                 closed=_CLOSED,
             ),
-            _delegation("live.delegation"),
-            Field(
-                "input",
-                empty("the model takes no conversation from before"),
-                (),
-                attr=DROPPED,
-                doc="Must be empty here.",
-            ),
+            _delegation("live.delegation", "live.backend"),
+            Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
             Field("instructions", PROMPT, "", omit=True),
             Field(
                 "safety_identifier",
@@ -154,7 +220,7 @@ _START: Final = Table(
                 omit=True,
             ),
             Field("store", RECORD.kind, True, attr="record", omit=True),
-            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc="Must be empty here."),
+            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
         ),
         is_required=True,
         closed=_CLOSED,
@@ -168,13 +234,8 @@ _UPDATE: Final = Table(
     Object(
         "session",
         (
-            Object(
-                "delegation",
-                (Field("type", _CLIENT, None, attr=DROPPED, get=lambda _: "client"),),
-                closed=_CLOSED,
-                doc="Who handles delegated tasks; the model delegates none.",
-            ),
-            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc="Must be empty here."),
+            _delegation(DROPPED, DROPPED, get=lambda _: "client"),
+            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
         ),
         is_required=True,
         closed=_CLOSED,

@@ -27,7 +27,7 @@ from ..rates import to_float32, to_pcm16
 from ..table import Object, Table
 from .live_answers import ERROR_CODES as LIVE_CODES
 from .live_answers import EVENT_ID, error_table, fixed
-from .openai_requests import DETECTION, MODALITY, detection, item_rows, told_part
+from .openai_requests import DETECTION, METADATA, MODALITY, detection, item_rows, told_part
 
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
 _ZERO: Final = Kind(
@@ -176,7 +176,7 @@ _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
     fixed("max_output_tokens", "inf"),
     _null("conversation_id"),
-    _null("metadata"),
+    Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
     Reply,
@@ -374,5 +374,5 @@ ANSWERS: Final = (
     WORDS,
     SOUND,
     DONE,
-    error_table(ERROR_CODES),
+    error_table(ERROR_CODES, "event_id"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 
@@ -19,6 +19,7 @@ from ...values.openai import (
     DeleteItem,
     Item,
     ItemRole,
+    Metadata,
     Part,
     PartKind,
     Respond,
@@ -27,7 +28,7 @@ from ...values.openai import (
     TurnDetection,
 )
 from ...values.requests import AppendSound, Request
-from ..codec import Value
+from ..codec import Value, invalid
 from ..field import DROPPED, Field
 from ..kinds import (
     FLAG,
@@ -43,7 +44,7 @@ from ..kinds import (
     text,
 )
 from ..nested import items, one
-from ..reading import Reading
+from ..reading import Reading, as_object
 from ..table import Object, Row, Table
 from . import shared
 from .inputs import PROMPT
@@ -54,6 +55,10 @@ SILENCE_MS_MAX: Final = 10 * MS_PER_S
 """A longer pause ends a turn of any speaker."""
 AUDIO_MS_MAX: Final = 24 * 3600 * MS_PER_S
 """Longer than a session."""
+METADATA_MAX: Final = 16
+METADATA_NAME_CHARS_MAX: Final = 64
+METADATA_CHARS_MAX: Final = 512
+"""As the API has them."""
 _VOICE_CHARS_MAX: Final = 64
 _ID: Final = text(INPUT_ID_CHARS_MAX, 1, holds=NAMED)
 _EXAMPLE: Final = "item_7b20d9c3a415"
@@ -107,6 +112,28 @@ def _inf(value: Value, _: Reading) -> None:
         raise unsupported(value.path, "the length of a response has no bound here")
 
 
+def _metadata(value: Value, _: Reading) -> Metadata:
+    found = as_object(value.value, value.path)
+    if len(found) > METADATA_MAX:
+        raise invalid(value.path, f"{len(found)} names, at most {METADATA_MAX} are allowed")
+    for name, text_ in found.items():
+        if len(name) > METADATA_NAME_CHARS_MAX:
+            count = f"a name of {len(name)} characters"
+            raise invalid(value.path, f"{count}, at most {METADATA_NAME_CHARS_MAX} are allowed")
+        Value(path=f"{value.path}.?", value=text_).text(METADATA_CHARS_MAX)
+    return tuple(cast("Mapping[str, str]", found).items())
+
+
+METADATA: Final = Kind(
+    read=_metadata,
+    write=lambda pairs: None if pairs is None else dict(pairs),
+    schema={
+        "type": "object",
+        "maxProperties": METADATA_MAX,
+        "additionalProperties": {"type": "string", "maxLength": METADATA_CHARS_MAX},
+    },
+    holds=SAID,
+)
 _INF: Final = Kind(read=_inf, schema={"type": "string", "enum": ["inf"]})
 _NO_PROMPT: Final = _lacking("there are no stored prompts", {}, type="object", const={})
 _NO_TOOLS: Final = empty("the model has no tools")
@@ -332,9 +359,17 @@ REQUESTS: Final = {
                 Field("conversation", _AUTO, None, attr=DROPPED, doc="Must be auto here."),
                 Field("input", empty("no other input"), None, attr=DROPPED, doc=_EMPTY),
                 Field("tools", _NO_TOOLS, None, attr=DROPPED, doc=_EMPTY),
+                Field(
+                    "metadata",
+                    METADATA,
+                    None,
+                    omit=True,
+                    example={"client_event_id": "evt_1"},
+                    doc="Told again.",
+                ),
             ),
             omit=True,
-            doc="A response has the session's settings; those here are ignored.",
+            doc="A response has the session's settings; others here are ignored.",
         ),
     ),
     Request.CANCEL: _plain(

@@ -1,0 +1,58 @@
+"""LiveKit Agents, `GPTLiveModel` with default arguments but for the address."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+from common import RATE_HZ, Report, arguments, spoken
+from livekit import rtc
+from livekit.agents import llm
+from livekit.plugins.openai.realtime import GPTLiveModel
+
+
+async def main() -> None:
+    """Talk to the server."""
+    scene, base, model, question = arguments()
+    report = Report()
+    async with aiohttp.ClientSession() as http:
+        named = {} if model == "-" else {"model": model}
+        live = GPTLiveModel(base_url=base, api_key="none", http_session=http, **named)
+        session = live.session()
+
+        def took(event: dict[str, Any]) -> None:
+            report.events[event["type"]] += 1
+            if event["type"] == "error":
+                report.failures.append(str(event["error"]))
+
+        def wrote(delta: Any) -> None:
+            report.words += delta.text
+
+        async def listen() -> None:
+            async for heard in session._audio_ch:
+                report.heard(spoken(heard.frame.data))
+
+        async def send(piece: bytes) -> None:
+            session.push_audio(
+                rtc.AudioFrame(
+                    data=piece,
+                    sample_rate=RATE_HZ,
+                    num_channels=1,
+                    samples_per_channel=len(piece) // 2,
+                )
+            )
+
+        session.on("openai_server_event_received", took)
+        session.on("transcript_delta", wrote)
+        await session._update_session(
+            instructions="Answer briefly.", chat_ctx=llm.ChatContext.empty(), tools=[]
+        )
+        listening = asyncio.create_task(listen())
+        await report.act(scene, send, question)
+        await session.aclose()
+        listening.cancel()
+    report.show()
+
+
+asyncio.run(main())

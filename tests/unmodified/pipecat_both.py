@@ -1,0 +1,103 @@
+"""Pipecat, `OpenAILiveLLMService` and `OpenAIRealtimeLLMService`: the scene says which.
+
+`answer-live` and `answer`, `interrupt`: with a conversation from before, as its examples have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import numpy as np
+from common import RATE_HZ, Report, arguments
+from loguru import logger
+from pipecat.frames.frames import (
+    EndFrame,
+    ErrorFrame,
+    InputAudioRawFrame,
+    LLMContextFrame,
+    LLMTextFrame,
+    OutputAudioRawFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.runner import WorkerRunner
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.services.openai.live.llm import OpenAILiveLLMService
+from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+
+INTERRUPTED = frozenset({"InterruptionFrame", "ProposedUserStartedSpeakingFrame"})
+
+
+class Ear(FrameProcessor):
+    """Sees what passes."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+
+    async def process_frame(self, frame: Any, direction: Any) -> None:
+        """Note a frame, and pass it on."""
+        await super().process_frame(frame, direction)
+        name = type(frame).__name__
+        self._report.events[name] += 1
+        match frame:
+            case LLMTextFrame(text=text):
+                self._report.words += text
+            case OutputAudioRawFrame(audio=audio):
+                self._report.heard(audio)
+            case ErrorFrame():
+                self._report.failures.append(str(frame))
+        if name in INTERRUPTED:
+            self._report.interrupted()
+        await self.push_frame(frame, direction)
+
+
+def service(scene: str, base: str, model: str) -> Any:
+    """The service under test."""
+    base = base.replace("http", "ws", 1)
+    if scene == "answer-live":
+        live = OpenAILiveLLMService
+        settings = live.Settings(model=model, system_instruction="Answer briefly.")
+        return live(api_key="none", base_url=f"{base}/live/sessions", settings=settings)
+    realtime = OpenAIRealtimeLLMService
+    settings = realtime.Settings(model=model, system_instruction="Answer briefly.")
+    return realtime(api_key="none", base_url=f"{base}/realtime", settings=settings)
+
+
+async def main() -> None:
+    """Talk to the server."""
+    logger.remove()
+    logger.add(sys.stderr, level="ERROR")
+    scene, base, model, question = arguments()
+    report = Report()
+    ends = (Ear(report), Ear(report))
+    worker = PipelineWorker(
+        Pipeline([ends[0], service(scene, base, model), ends[1]]),
+        params=PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=RATE_HZ),
+    )
+
+    async def send(piece: bytes) -> None:
+        assert np.frombuffer(piece, "<i2").size
+        frame = InputAudioRawFrame(audio=piece, sample_rate=RATE_HZ, num_channels=1)
+        await worker.queue_frame(frame)
+
+    async def act() -> None:
+        await asyncio.sleep(1)
+        said = [{"role": "user", "content": "My name is Ada."}]
+        await worker.queue_frame(LLMContextFrame(context=LLMContext(said)))
+        await asyncio.sleep(1)
+        await report.act(scene, send, question)
+        await worker.queue_frame(EndFrame())
+
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    acting = asyncio.create_task(act())
+    await asyncio.wait_for(runner.run(), 60)
+    await acting
+    report.show()
+
+
+asyncio.run(main())
