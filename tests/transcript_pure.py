@@ -343,7 +343,8 @@ class PurePlayer:
         settings, name = self.server.settings, self.model.backend.info.name
         names = (name, *settings.served_model_names)
         if to.endpoint in ("live", "openai"):
-            return {"models": names}
+            can_speak = to.endpoint == "openai" and self.model.backend.info.can_speak
+            return {"models": names, "can_speak": can_speak}
         return {"models": names, "sound_bytes": settings.transcription_buffer_mb * MIB}
 
     def post(self, kind: type[Any], **fields: object) -> None:

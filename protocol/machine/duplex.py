@@ -180,8 +180,14 @@ class Duplex(Seeing):
         if not self.is_closed and self.call.is_idle and not self.is_paused:
             unit = self.waiting.pop_ready(self.undecided_media)
             if unit is not None:
-                self.do(self.call.start(unit, self.max_slice_nums))
+                speaks = self.must_speak
+                self.do(self.call.start(unit, self.max_slice_nums, force_speak=speaks))
             self._catch_up()
+
+    @property
+    def must_speak(self) -> bool:
+        """Whether the next unit may not listen."""
+        return False
 
     def _catch_up(self) -> None:
         """Let no more units wait than usual, once no more do."""

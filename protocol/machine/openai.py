@@ -3,7 +3,8 @@
 - The session is there once it has a slot, with settings of its own; the client changes them when it
   likes. The model is opened with the first sound, and takes instructions and voice no more then.
 - Sound comes as in `live`, and goes out as the model speaks it: nothing is sent for a listen.
-- The model decides when it speaks. A response that is asked for has failed if it listens on.
+- The model decides when it speaks. Where it can be made to, it answers who asks for a response;
+  else that response has failed if it listens on.
 """
 
 from __future__ import annotations
@@ -216,6 +217,11 @@ class OpenAI(Hearing):
         self.due_units = max(self.due_units, ANSWER_UNITS + behind)
         self._open()
         self.expect_answer()
+
+    @property
+    def must_speak(self) -> bool:
+        """Whether the next unit may not listen: a response was asked for."""
+        return self.is_asked and self.opened.limits.can_speak
 
     def cancel_response(self, message: CancelResponse) -> None:
         """Have the model stop speaking, or not begin to."""

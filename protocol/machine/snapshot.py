@@ -119,6 +119,7 @@ def _running(unit: Unit) -> Keys:
         "frames": [len(frame) for frame in unit.frames],
         "force_listen": unit.force_listen,
         "max_slice_nums": unit.max_slice_nums,
+        **({"force_speak": True} if unit.force_speak else {}),
     }
 
 

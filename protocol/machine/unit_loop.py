@@ -81,7 +81,9 @@ class UnitLoop(Call):
     failures: int = 0
     unit: Unit | None = None
 
-    def start(self, pending: PendingUnit, max_slice_nums: int) -> StartUnit:
+    def start(
+        self, pending: PendingUnit, max_slice_nums: int, *, force_speak: bool = False
+    ) -> StartUnit:
         """Start the next unit (B1: only through the open barrier).
 
         `max_slice_nums` is for frames whose append has none.
@@ -95,6 +97,7 @@ class UnitLoop(Call):
             frames=tuple(frame.jpeg for frame in pending.attached.frames),
             force_listen=pending.attached.force_listen,
             max_slice_nums=pending.attached.max_slice_nums or max_slice_nums,
+            force_speak=force_speak and not pending.attached.force_listen,
         )
         return StartUnit(unit=self.unit)
 

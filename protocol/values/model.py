@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 import attrs
 
+from .digest import added
+
 SlidingWindow = Literal["off", "basic", "context"]
 Stage = Literal["prefill", "llm", "tts", "token2wav"]
 """The stages of one unit, in the order in which they run."""
@@ -95,6 +97,7 @@ class Unit:
         pcm: float32 LE, exactly `UNIT_SAMPLES` samples at 16 kHz.
         frames: JPEG files, each already proven decodable.
         max_slice_nums: most slices a frame may be cut into, 1-9.
+        force_speak: the model may not listen, unless `force_listen` is set.
     """
 
     index: int
@@ -102,6 +105,7 @@ class Unit:
     frames: tuple[bytes, ...] = ()
     force_listen: bool = False
     max_slice_nums: int = 1
+    force_speak: bool = added(False)
 
 
 @attrs.frozen(kw_only=True)

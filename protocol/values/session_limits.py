@@ -32,6 +32,7 @@ class SessionLimits:
         sound_bytes: PCM16 of a transcription that may wait for the model.
         rebuild_wait_s: wait for another slot after the loss of the worker; 0: the session ends.
         rebuild_units: units that may wait while the model is brought back, and until they are run.
+        can_speak: the model can be made to speak.
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.
         detach_s: time without a connection for which a session that can be resumed keeps its slot.
         resume_s: time without a connection after which it ends.
@@ -52,5 +53,6 @@ class SessionLimits:
     rebuild_wait_s: int = added(0)
     rebuild_units: int = added(UNITS_PENDING_MAX)
     can_repeat: bool = added(False)
+    can_speak: bool = added(False)
     detach_s: int = added(0)
     resume_s: int = added(0)

@@ -82,7 +82,9 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("session_s", "init_wait_s", "cleanup_wait_s", "context_tokens", "idle_s"),
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
-        **_plain("rebuild_wait_s", "rebuild_units", "can_repeat", "detach_s", "resume_s"),
+        **_plain(
+            "rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak", "detach_s", "resume_s"
+        ),
     },
     ev.FrameReceived: {
         **_plain("at_ns", "has_room"),

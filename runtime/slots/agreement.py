@@ -21,6 +21,7 @@ _AGREED: Final = (
     "sliding_windows",
     "can_rollback",
     "can_rebuild",
+    "can_speak",
     "deterministic",
     "fingerprint",
 )

@@ -135,13 +135,33 @@ def test_a_question_is_answered(
     user_s, model_s = loud_s(log, tmp_path)
     assert 0.5 < user_s < 1.5, "a question of a second, said in pieces"
     assert model_s > 0.5
-    if kind is None:
-        redacted = tmp_path / "redacted.session.zst"
-        command = [*RUN, "redact", str(log), "--output", str(redacted)]
-        subprocess.run(command, check=True, capture_output=True)
-        assert loud_s(redacted, tmp_path) == (0, 0)
-        with LogReader(redacted) as items:
-            assert replay(items).identical
+    redacted = tmp_path / "redacted.session.zst"
+    command = [*RUN, "redact", str(log), "--output", str(redacted)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert loud_s(redacted, tmp_path) == (0, 0)
+    with LogReader(redacted) as items:
+        assert replay(items).identical
+
+
+def test_who_asks_for_a_response_gets_one(tiny: tuple[LiveServer, Path]) -> None:
+    """An agent that is to speak first says nothing, since nobody asked it anything."""
+    server, folder = tiny
+    before = set(folder.rglob("*.session.zst"))
+
+    async def ask() -> list[Any]:
+        client = AsyncOpenAI(**client_of(server))
+        async with client.realtime.connect(model="tiny") as connection:
+            await connection.response.create(response={"metadata": {"for": "a greeting"}})
+            return await until(connection, "response.done")
+
+    response = asyncio.run(ask())[-1].response
+    assert (response.status, response.metadata) == ("completed", {"for": "a greeting"})
+    assert response.output[0].content[0].transcript
+    (log,) = set(folder.rglob("*.session.zst")) - before
+    report = subprocess.run(
+        [*RUN, "replay", "--full", str(log)], capture_output=True, text=True, check=False
+    )
+    assert report.returncode == 0, report.stdout + report.stderr
 
 
 def test_its_user_interrupts(scripted: LiveServer) -> None:

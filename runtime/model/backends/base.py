@@ -70,6 +70,7 @@ class BackendInfo:
         fingerprint: facts that a full replay must find equal: weights, versions, device, threads.
         speaks: it gives speech, else only text; the only value that may change while it runs.
         can_rebuild: its sessions are `Rebuilds`.
+        can_speak: it honours `Unit.force_speak`.
         varies: the part not proven to be deterministic; empty if `deterministic`.
     """
 
@@ -83,6 +84,7 @@ class BackendInfo:
     fingerprint: Mapping[str, str]
     speaks: bool = True
     can_rebuild: bool = False
+    can_speak: bool = False
     varies: str = ""
 
 

@@ -100,6 +100,10 @@ Script = Callable[[Unit, int], Step]
 """Decides a unit from its value and the session's seed; must be pure."""
 
 
+AS_ASKED: Final = Speaks(text="as you ask.", pcm=tone(0, 0, samples=12_000), end_of_turn=True)
+"""What a unit says that may not listen where its script does."""
+
+
 def default_script(unit: Unit, seed: int) -> Step:
     """Listen for three units, speak for two, and so on; the second is shorter and ends the turn."""
     if unit.index % 5 < 3:
@@ -124,6 +128,7 @@ class ScriptedBackend:
         slots: maximum concurrent sessions.
         context_limit: tokens.
         can_rollback: whether a failed unit can be undone.
+        can_speak: whether a unit can be made to speak.
         sliding_windows: the windows that it accepts; none of them slides.
     """
 
@@ -139,6 +144,7 @@ class ScriptedBackend:
         slots: int = SLOTS,
         context_limit: int = CONTEXT_LIMIT,
         can_rollback: bool = True,
+        can_speak: bool = True,
         sliding_windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
         self.script, self._answer, self._hears = script, chat, hears
@@ -155,6 +161,7 @@ class ScriptedBackend:
             can_rollback=can_rollback,
             deterministic=True,
             can_rebuild=True,
+            can_speak=can_speak,
             fingerprint={"backend": "scripted", "version": "1"},
         )
 
@@ -325,7 +332,9 @@ class ScriptedSession:
         if step.fault == "context_full" or worst > self._backend.info.context_limit:
             self._phase = "ready"
             raise ContextFull(f"unit {unit.index} may need {worst} tokens")
-        return attrs.evolve(step, speech=None) if unit.force_listen else step
+        if unit.force_listen:
+            return attrs.evolve(step, speech=None)
+        return attrs.evolve(step, speech=AS_ASKED) if unit.force_speak and not step.speech else step
 
     async def _generate(self, cut: Cut | None) -> Cut | None:
         """Let the steps pass; return where it was cut, or None."""
@@ -374,7 +383,10 @@ def _result(
         fed_ids=fed_ids,
         codec_ids=tuple(37 * code for code in range(-(-samples // CODE_SAMPLES))),
         cut=cut,
-        input_hash=digest((unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)),
+        input_hash=digest(
+            (unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)
+            + ((True,) if unit.force_speak else ())
+        ),
         vision_slices=len(unit.frames),
         vision_tokens=len(unit.frames) * FRAME_TOKENS,
         costs=Costs(prefill_us=prefill_us, generate_us=llm_us, llm_us=llm_us, wall_us=wall_us),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from protocol.values.model import Finalized, Unit
+from protocol.values.model import DuplexConfig, Finalized, Unit
 from runtime.model.backends.minicpmo import unit as unit_module
 from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
@@ -277,3 +277,23 @@ def test_silent_sessions_have_text_only(start: Open) -> None:
     results = [session.run_unit(unit(0, SPEAKS))]
     assert "".join(result.text for result in results)
     assert all(result.pcm == b"" and result.codec_ids == () for result in results)
+
+
+def test_a_unit_that_must_speak_does_not_begin_with_listening(
+    model: DuplexModel, start: Open, ids: ControlIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that asks for a response would get none, or one that ends at once for ever."""
+    left, scales = iter([ids.speak, word(model), ids.chunk_eos] * 2), list[float]()
+
+    def decide(_logits: object, _history: object, _draws: object, config: DuplexConfig, _: object):  # type: ignore[no-untyped-def]
+        scales.append(config.listen_prob_scale)
+        return next(left)
+
+    monkeypatch.setattr(unit_module, "decide", decide)
+    session = start(opening(SPEAKS, listen_prob_scale=2.0))
+    forced = session.run_unit(unit(0, SPEAKS, force_speak=True))
+    session.finalize(0, interrupted=False)
+    session.run_unit(unit(1, SPEAKS))
+    assert scales == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert not forced.is_listen
+    assert forced.input_hash != unit_module.input_hash(unit(0, SPEAKS))

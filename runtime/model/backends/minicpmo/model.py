@@ -159,6 +159,7 @@ class DuplexModel:
             sliding_windows=("off", "basic", "context"),
             can_rollback=True,
             can_rebuild=True,
+            can_speak=True,
             deterministic=not varies,
             fingerprint=facts,
             varies=varies,

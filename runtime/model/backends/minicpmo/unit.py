@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.values.model import Costs, Cut, Opening, Stage, Unit, UnitResult
+from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit, UnitResult
 
 from .audio import Hearing
 from .candidates import Candidates
@@ -73,6 +73,7 @@ def input_hash(unit: Unit) -> str:
     """Blake2b-128 of all model input: sound, pictures and flags, with their lengths."""
     digest = hashlib.blake2b(digest_size=16)
     flags = f"{unit.force_listen:d} {unit.max_slice_nums} {len(unit.frames)}".encode()
+    flags += b" speak" if unit.force_speak else b""
     for part in (flags, unit.pcm, *unit.frames):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
@@ -234,20 +235,26 @@ class UnitRun:
 
     def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
         """Decide a step's token, or take the recorded one."""
-        opening, tokens, history = self.setting.opening, self.setting.tokens, self.state.history
+        config, tokens, history = self._config(step), self.setting.tokens, self.state.history
 
         def rule(logits: Candidates) -> int:
-            return decide(logits, history, numbers, opening.config, tokens)
+            return decide(logits, history, numbers, config, tokens)
 
         own = fed.logits.settle(rule)
         if self.teacher is None:
             return own
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
-            logits, config = numbers_of(fed.logits.whole()), opening.config
+            logits = numbers_of(fed.logits.whole())
             return tokens_apart(logits, history, numbers, config, tokens, own=own, wanted=wanted)
 
         return self.teacher.token(step, own, apart)
+
+    def _config(self, step: int) -> DuplexConfig:
+        """The settings of a step; a unit that must speak cannot begin by listening."""
+        config = self.setting.opening.config
+        is_forced = self.unit.force_speak and step == 0
+        return attrs.evolve(config, listen_prob_scale=0.0) if is_forced else config
 
     def _remember(self, token: int) -> None:
         history = (*self.state.history, token)[-REPETITION_WINDOW:]
