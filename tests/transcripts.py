@@ -185,7 +185,7 @@ def example(value: Any) -> Any:
             return 1
         case {"$pcm": count}:
             return "AAAA" * int(count)
-        case {"$pcm16": _} | {"$silence": _}:
+        case {"$pcm16": _} | {"$silence": _} | {"$bytes": _}:
             return "AAAA" * 2
         case {"$metrics": stated}:
             return dict.fromkeys(METRICS, 1) | {"recording": "off"} | stated
@@ -243,6 +243,8 @@ def _check_marker(
             case "$pcm16" | "$silence":
                 sound = _bytes_of(found)
                 ok = len(sound) == 2 * value and any(sound) is (key == "$pcm16")
+            case "$bytes":
+                ok = len(_bytes_of(found)) == value
             case "$metrics":
                 rest = {name: {"$any": "number"} for name in METRICS}
                 check({**rest, "recording": "off", **value}, found, names, path)

@@ -19,8 +19,9 @@ from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.model import SAMPLE16_BYTES
 from ..values.openai import ClearSound, CommitSound, InputStep, Item, Part, ReplyReason
 from ..values.requests import AppendSound
+from ..values.sound import Coding
 from ..values.state import State
-from ..wire.rates import LIVE_RATE_HZ
+from ..wire.g711 import expand
 from .replies import Replies
 
 AWAY_NS: Final = 3 * NS_PER_S // 2
@@ -53,18 +54,20 @@ class Hearing(Replies):
     sound_ns: int = 0
 
     @property
-    def rate_hz(self) -> int:
-        """Of the sound in both directions."""
-        return LIVE_RATE_HZ
+    def coding(self) -> Coding:
+        """How the client's sound is written."""
+        return self.told.heard
 
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: find speech in it, and have each second that is full run."""
+        pcm16 = expand(message.pcm16, self.coding)
         if self.state is not State.ACTIVE:
+            self.samples += len(pcm16) // SAMPLE16_BYTES
             return
         self.sound_ns = self.now_ns
-        self.uncommitted_bytes += len(message.pcm16)
-        self._detect(message.pcm16)
-        self.take_sound(message.pcm16)
+        self.uncommitted_bytes += len(pcm16)
+        self._detect(pcm16)
+        self.take_sound(pcm16)
 
     def _detect(self, pcm16: bytes) -> None:
         """Have speech found in the client's next sound, unless it has turned that off."""

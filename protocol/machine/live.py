@@ -1,6 +1,6 @@
 """A duplex session of OpenAI's Live API: sound in pieces of any size, a second out for each unit.
 
-- The client's sound is 16-bit, at 24 or 16 kHz (`pieces`).
+- Sound is 16-bit, at 24 or 16 kHz, or G.711, in both directions (`pieces`).
 - A muted client is heard as silence, as long as what it sends.
 - Each unit is answered by a second of sound, so that the sound is the session's time line: silence
   for a listen, before a turn's short first piece and after its short last one. What a turn's last
@@ -33,14 +33,11 @@ from ..values.messages import Closed, Created, EndReason, Listen, Metrics, Serve
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.openai import as_prompt
 from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
+from ..values.sound import Coding
 from ..values.state import State
 from ..values.utf8 import Refused
-from ..wire.rates import (
-    HISTORY_BYTES,
-    LIVE_RATE_HZ,
-    to_16_khz,
-    to_pcm16,
-)
+from ..wire.g711 import expand
+from ..wire.rates import to_pcm16
 from .pieces import Pieces
 from .units import PendingUnit
 
@@ -62,7 +59,6 @@ class Live(Pieces):
         instructions, voice: the same, as it is told again.
         is_muted: the client's sound is taken as silence.
         surplus: the model's speech above the last second: float32 LE, 24 kHz.
-        spoken: the end of the speech before it, as the resampler needs it: PCM16, 24 kHz.
         seconds: told so far.
         kv_length: tokens in the model's cache, as last reported.
         is_mid_turn: a piece of the turn was told.
@@ -73,7 +69,6 @@ class Live(Pieces):
     voice: str = ""
     is_muted: bool = False
     surplus: bytes = b""
-    spoken: bytes = bytes(HISTORY_BYTES)
     seconds: int = 0
     kv_length: int = 0
     is_mid_turn: bool = False
@@ -101,13 +96,19 @@ class Live(Pieces):
         return super().refused(message)
 
     @property
+    def coding(self) -> Coding:
+        """How sound is written, in both directions."""
+        return self.settings.coding
+
+    @property
     def rate_hz(self) -> int:
         """Of the sound in both directions."""
         return self.settings.rate_hz
 
     def append_sound(self, message: AppendSound) -> None:
         """Take sound, or as much silence of a muted client."""
-        self.take_sound(bytes(len(message.pcm16)) if self.is_muted else message.pcm16)
+        pcm16 = expand(message.pcm16, self.coding)
+        self.take_sound(bytes(len(pcm16)) if self.is_muted else pcm16)
 
     def mute(self, message: Mute) -> None:
         """Hear silence from here on."""
@@ -132,7 +133,8 @@ class Live(Pieces):
             id=self.session_id,
             expires_at=created_s + self.opened.limits.session_s,
             model=self.settings.model,
-            rate_hz=self.settings.rate_hz,
+            coding=self.coding,
+            rate_hz=self.rate_hz,
             delegation=self.settings.delegation,
             backend=self.settings.backend,
             safety_identifier=self.settings.safety_identifier,
@@ -185,14 +187,12 @@ class Live(Pieces):
         self.miss()
 
     def _say_second(self, pcm: bytes, text: str, **unit: Any) -> None:
-        if self.settings.rate_hz != LIVE_RATE_HZ:
-            pcm16 = to_pcm16(pcm)
-            pcm, self.spoken = to_16_khz(self.spoken + pcm16), pcm16[-HISTORY_BYTES:]
+        pcm, unit = self.resampled(pcm, self.rate_hz), unit | {"coding": self.coding}
         if text or any(to_pcm16(pcm)):
             at_ms = self.seconds * MS_PER_S
             self.say(Speech(text=text, pcm=pcm, end_of_turn=False, start_ms=at_ms, **unit))
         else:
-            self.say(Listen(silence_samples=self.settings.rate_hz, **unit))
+            self.say(Listen(silence_samples=self.rate_hz, **unit))
         self._count()
 
     def _line_up(self, speech: Speech | None) -> bytes:

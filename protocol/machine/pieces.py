@@ -18,9 +18,10 @@ from ..values.limits import APPEND_S_MAX
 from ..values.messages import ErrorReport, ServerMessage
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES
 from ..values.requests import Append, AppendSound, ClientMessage
+from ..values.sound import Coding, rate_of
 from ..values.utf8 import Refused
 from ..wire.dialects.live_answers import EVENT
-from ..wire.rates import HISTORY_BYTES, to_float32
+from ..wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
 from .duplex import Duplex
 
 
@@ -37,33 +38,43 @@ class Pieces(Duplex):
     """State of such a session between events.
 
     Attributes:
-        unheard: the client's PCM16 that does not fill a second yet.
+        unheard: the client's sound that does not fill a second yet: PCM16.
         before: the end of the second before it, as the resampler needs it.
         resampling: seconds that are being resampled, oldest first.
+        spoken: the end of the model's speech before, as the resampler needs it: PCM16, 24 kHz.
     """
 
     unheard: bytes = b""
     before: bytes = bytes(HISTORY_BYTES)
     resampling: deque[Second] = attrs.Factory(deque)
+    spoken: bytes = bytes(HISTORY_BYTES)
 
     @property
-    def rate_hz(self) -> int:
-        """Of the sound in both directions."""
+    def coding(self) -> Coding:
+        """How the client's sound is written."""
         raise NotImplementedError
 
     @property
+    def rate_hz(self) -> int:
+        """Of the client's sound."""
+        return rate_of(self.coding)
+
+    @property
     def second_bytes(self) -> int:
-        """A second of the client's sound."""
+        """A second of the client's sound, as 16-bit samples."""
         return self.rate_hz * SAMPLE16_BYTES
 
     def refused(self, message: ClientMessage) -> Refused | None:
-        """Refuse more sound at once than may wait."""
+        """Refuse half a sample, and more sound at once than may wait."""
         if isinstance(message, AppendSound):
-            size = len(message.pcm16)
-            if size > APPEND_S_MAX * self.second_bytes:
-                samples, most = size // SAMPLE16_BYTES, APPEND_S_MAX * self.rate_hz
-                text = f"$.audio: {samples} samples, at most {most} are allowed"
-                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
+            size, width = len(message.pcm16), SAMPLE16_BYTES if self.coding == "audio/pcm" else 1
+            most, text = APPEND_S_MAX * self.rate_hz, ""
+            if size % width:
+                text = f"{size} bytes, a multiple of {width} is needed (int16)"
+            elif size > most * width:
+                text = f"{size // width} samples, at most {most} are allowed"
+            if text:
+                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}")
         return super().refused(message)
 
     def take_sound(self, pcm16: bytes) -> None:
@@ -77,7 +88,8 @@ class Pieces(Duplex):
     def hear(self, second: bytes) -> None:
         """Take a second of sound."""
         if self.rate_hz != INPUT_RATE_HZ:
-            media = self.decode("second", self.before + second)
+            rate = {} if self.rate_hz == LIVE_RATE_HZ else {"rate_hz": self.rate_hz}
+            media = self.decode("second", self.before + second, **rate)
             self.before = second[-HISTORY_BYTES:]
             self.resampling.append(Second(media))
         else:
@@ -93,6 +105,15 @@ class Pieces(Duplex):
         """Send a frame, with an id of its own."""
         number = derive_id("event", self.opened.recording_id, self.frames_sent)
         super().say_frame(frame.replace(EVENT, f'"event_id":"{number}"', 1))
+
+    def resampled(self, pcm: bytes, rate_hz: int) -> bytes:
+        """Resample the model's next speech from 24 kHz; both float32 LE."""
+        if rate_hz == LIVE_RATE_HZ:
+            return pcm
+        pcm16 = to_pcm16(pcm)
+        pcm16 += bytes(-len(pcm16) % (DOWN * SAMPLE16_BYTES))
+        sound, self.spoken = self.spoken + pcm16, (self.spoken + pcm16)[-HISTORY_BYTES:]
+        return resample(sound, LIVE_RATE_HZ, rate_hz)
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a second that was resampled; they go on in order."""

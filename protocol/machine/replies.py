@@ -33,7 +33,9 @@ from ..values.openai import (
     item_of,
 )
 from ..values.requests import ClientMessage
+from ..values.sound import rate_of
 from ..values.state import State
+from ..wire.rates import HISTORY_BYTES
 from .pieces import Pieces
 
 FIRST: Final = "root"
@@ -156,7 +158,9 @@ class Replies(Pieces):
         self.reply = attrs.evolve(self.reply, output_tokens=tokens)
         self.words += speech.text
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
-            self.say(speech)
+            coding = self.told.spoken
+            pcm = self.resampled(speech.pcm, rate_of(coding))
+            self.say(attrs.evolve(speech, pcm=pcm, coding=coding))
         elif speech.text:
             self.say(ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text))
         if speech.end_of_turn:
@@ -175,7 +179,7 @@ class Replies(Pieces):
 
     def begin_reply(self, response_id: str) -> None:
         """Begin a response."""
-        self.words = ""
+        self.words, self.spoken = "", bytes(HISTORY_BYTES)
         self.reply = self._new_reply(response_id)
         self.say(ReplyState(reply=self.reply))
         item = Item(id=item_of(response_id), role="assistant", status="in_progress")

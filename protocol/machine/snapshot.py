@@ -191,6 +191,7 @@ def _pieces(pieces: Pieces) -> Keys:
         "bytes": len(pieces.unheard),
         "before_bytes": len(pieces.before),
         "resampling": [[it.media, it.pcm is not None] for it in pieces.resampling],
+        "spoken_bytes": len(pieces.spoken),
     }
 
 
@@ -198,6 +199,7 @@ def _live(live: Live) -> Keys:
     settings = live.settings
     return {
         "model": settings.model,
+        "coding": settings.coding,
         "rate_hz": settings.rate_hz,
         "delegation": settings.delegation,
         "backend": settings.backend,
@@ -209,7 +211,6 @@ def _live(live: Live) -> Keys:
         "muted": live.is_muted,
         **_pieces(live),
         "surplus_bytes": len(live.surplus),
-        "spoken_bytes": len(live.spoken),
         "seconds": live.seconds,
         "kv_length": live.kv_length,
         "mid_turn": live.is_mid_turn,
@@ -223,6 +224,8 @@ def _openai(openai: OpenAI) -> Keys:
         "instructions": len(told.instructions),
         "voice": told.voice,
         "modality": told.modality,
+        "heard": told.heard,
+        "spoken": told.spoken,
         "detection": None if told.detection is None else _detection(told.detection),
         **_pieces(openai),
         "opened": openai.is_opened,

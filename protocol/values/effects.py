@@ -20,7 +20,7 @@ from .turn import Turn
 MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video", "second"]
 """The kind of media to decode: a frame to be proven; reference audio; the reference audio of that
 name in the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation; a
-second of a live client's sound to be resampled (`data` as in `rates.to_16_khz`).
+second of a client's sound to be resampled (`data` as in `rates.resample`).
 """
 
 
@@ -98,7 +98,8 @@ class DecodeMedia:
     Attributes:
         media: counts a session's media from 0.
         kind: as the client declared it.
-        data: the file; for `audio` without a WAV's head, float32 LE mono at `rate_hz`.
+        data: the file; for `audio` without a WAV's head, float32 LE mono at `rate_hz`; for `second`
+            signed 16-bit at `rate_hz`, which is 24000 if it is 0.
         stack_frames: of a `video`: pictures a second (see `requests.VideoPart`).
     """
 

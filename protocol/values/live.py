@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import attrs
 
 from .openai import Item
+from .sound import LIVE_RATES_HZ, Coding
 
 Delegation = Literal["client", "responses"]
 """Who handles tasks that the model delegates: it never does."""
-LIVE_RATES_HZ: Final = (24_000, 16_000)
 
 
 @attrs.frozen(kw_only=True)
@@ -19,7 +19,8 @@ class LiveSettings:
 
     Attributes:
         model: a name of the server's model.
-        rate_hz: samples a second of PCM16, in and out: 24000 or 16000.
+        coding: of the sound, in and out.
+        rate_hz: samples a second, in and out: 24000 or 16000; of G.711 8000.
         delegation: who handles delegated tasks, if the client said; the model delegates none.
         backend: the model to which they would be delegated, for `responses`.
         safety_identifier: the client's name for its user; may be empty.
@@ -28,6 +29,7 @@ class LiveSettings:
     """
 
     model: str = ""
+    coding: Coding = "audio/pcm"
     rate_hz: int = LIVE_RATES_HZ[0]
     delegation: Delegation | None = None
     backend: str = ""
@@ -44,7 +46,8 @@ class LiveSession:
         id: the session.
         expires_at: when it ends at the latest, Unix time in whole seconds.
         model: the name by which the client chose it.
-        rate_hz: samples a second of PCM16, in and out.
+        coding: of the sound, in and out.
+        rate_hz: samples a second, in and out.
         delegation: who handles delegated tasks, if the client said; the model delegates none.
         backend: the model to which they would be delegated, for `responses`.
         safety_identifier: the client's name for its user; may be empty.
@@ -56,6 +59,7 @@ class LiveSession:
     id: str = ""
     expires_at: int = 0
     model: str = ""
+    coding: Coding = "audio/pcm"
     rate_hz: int = LIVE_RATES_HZ[0]
     delegation: Delegation | None = None
     backend: str = ""

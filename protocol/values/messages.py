@@ -19,6 +19,7 @@ from .errors import ErrorCode
 from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage
 from .model import OUTPUT_RATE_HZ
 from .openai import OpenAIAnswer, OpenAISession
+from .sound import Coding
 from .transcript import TranscriptDelta as TranscriptDelta  # noqa: PLC0414 - a message
 from .transcript import TranscriptDone as TranscriptDone  # noqa: PLC0414 - a message
 from .turn import StopReason
@@ -144,6 +145,7 @@ class Listen:
         metrics: of this unit.
         response_id: the speaking turn that it ends, else the one that it precedes; may be empty.
         silence_samples: the silence that stands for it; only in `live`.
+        coding: of that silence.
     """
 
     session_id: str
@@ -151,6 +153,7 @@ class Listen:
     metrics: Metrics
     response_id: str = added("")
     silence_samples: int = OUTPUT_RATE_HZ
+    coding: Coding = "audio/pcm"
 
 
 @attrs.frozen(kw_only=True)
@@ -162,10 +165,11 @@ class Speech:
         response_id: one for each speaking turn.
         input_id: the append that completed the unit.
         text: may be empty; it runs ahead of the audio.
-        pcm: float32 LE, 24 kHz (in `live` the session's rate) mono; may be empty.
+        pcm: float32 LE, 24 kHz (in OpenAI's dialects the session's rate) mono; may be empty.
         end_of_turn: the turn ends here.
         metrics: of this unit.
         start_ms: where it begins in the session's sound, in milliseconds; only in `live`.
+        coding: how the sound is written; only in OpenAI's dialects.
     """
 
     session_id: str
@@ -176,6 +180,7 @@ class Speech:
     end_of_turn: bool
     metrics: Metrics
     start_ms: int = 0
+    coding: Coding = "audio/pcm"
 
     @property
     def samples(self) -> NDArray[np.float32]:

@@ -11,6 +11,8 @@ from typing import Final, Literal, get_args
 
 import attrs
 
+from .sound import Coding
+
 Modality = Literal["audio", "text"]
 DetectionKind = Literal["server_vad", "semantic_vad"]
 ItemRole = Literal["user", "assistant", "system", "developer"]
@@ -67,6 +69,7 @@ class OpenAISession:
         voice: the name of the voice; empty for the model's own.
         modality: what a response is made of: speech with its transcript, or text.
         detection: how turns are found; None: only the model decides, and it is not interrupted.
+        heard, spoken: how the client's sound is written, and the model's.
     """
 
     id: str = ""
@@ -76,6 +79,8 @@ class OpenAISession:
     voice: str = ""
     modality: Modality = "audio"
     detection: TurnDetection | None = TurnDetection()
+    heard: Coding = "audio/pcm"
+    spoken: Coding = "audio/pcm"
 
 
 @attrs.frozen(kw_only=True)
@@ -148,6 +153,7 @@ class Configure:
         modality: what a response is made of.
         detection: how turns are found.
         is_undetected: turns are not found: only the model decides.
+        heard, spoken: how sound is written; they can be changed until the first of it.
     """
 
     instructions: str | None = None
@@ -155,6 +161,8 @@ class Configure:
     modality: Modality | None = None
     detection: TurnDetection | None = None
     is_undetected: bool = False
+    heard: Coding | None = None
+    spoken: Coding | None = None
     ignored: tuple[str, ...] = ()
 
 

@@ -198,6 +198,22 @@ SOUND16: Final = Kind(
     schema=base64_of(PCM16, minLength=_chars(SAMPLE16_BYTES)),
     holds=SPOKEN,
 )
+
+
+def _piece(value: Value, _: Reading) -> bytes:
+    data = value.binary()
+    if not data:
+        raise invalid(value.path, "no samples, at least 1 is needed")
+    return data
+
+
+PIECE: Final = Kind(
+    read=_piece,
+    write=encode_base64,
+    schema=base64_of(PCM16, minLength=_chars(1)),
+    holds=SPOKEN,
+)
+"""Sound in the format of its session, which knows whether it is whole samples."""
 SPEECH: Final = Kind(
     read=lambda value, _: value.pcm(samples_min=0, samples_max=FRAME_BYTES_MAX),
     write=encode_base64,

@@ -16,7 +16,9 @@ from protocol.values.errors import RemoteProtocolError
 from protocol.values.live import LiveSettings
 from protocol.values.messages import ServerMessage
 from protocol.values.modes import OF_MODE, Mode
+from protocol.values.openai import Configure
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init, Request
+from protocol.values.sound import rate_of
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, OPENAI, REALTIME, TRANSCRIPTION
@@ -47,7 +49,7 @@ class Wire:
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
         is_transcription = self.mode == "transcription"
         self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
-        self._heard = Heard()
+        self._heard, self._has_sound = Heard(), False
         self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
         self.context: Final = (
             Context(mode=self.mode)
@@ -78,9 +80,12 @@ class Wire:
         except RemoteProtocolError:
             return None
         match request:
-            case Init(live=LiveSettings(rate_hz=rate_hz)):
-                self._heard = Heard(rate_hz)
+            case Init(live=LiveSettings(rate_hz=rate_hz, coding=coding)):
+                self._heard = Heard(rate_hz, coding)
+            case Configure(heard=str() as coding) if not self._has_sound:
+                self._heard = Heard(rate_of(coding), coding)
             case AppendSound(pcm16=pcm16) if self.endpoint in ev.PIECES:
+                self._has_sound = True
                 return Append(pcm=self._heard.take(pcm16))
         return request
 
@@ -88,7 +93,7 @@ class Wire:
         """Note what a client's frame says of the next ones, whether it was taken or not."""
         if self.dialect is OPENING:
             self.kind(frame)
-        elif self.dialect is LIVE and self.kind(frame) == Request.INIT:
+        elif self.endpoint in ev.PIECES and self.kind(frame) in (Request.INIT, Request.UPDATE):
             self.request(frame)
 
     def messages(self, frame: Frame) -> tuple[ServerMessage, ...]:

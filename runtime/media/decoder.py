@@ -23,7 +23,8 @@ from anyio.lowlevel import RunVar
 
 from protocol.values.effects import DecodeMedia, MediaKind
 from protocol.values.limits import FRAME_PIXELS_MAX, FRAMES_MAX, UNITS_PENDING_MAX
-from protocol.wire.rates import to_16_khz
+from protocol.values.model import INPUT_RATE_HZ
+from protocol.wire.rates import LIVE_RATE_HZ, resample
 
 from .fair import Client, FairQueue, Place, TooMuchWaitingError
 from .image import (
@@ -121,7 +122,7 @@ class MediaDecoder:
 
     def decode_here(self, effect: DecodeMedia) -> Decoded:
         """As `decode`, but in the calling thread, blocking; a video has no process's bounds."""
-        data = effect.data
+        data, rate_hz = effect.data, effect.rate_hz or LIVE_RATE_HZ
         decoders: dict[MediaKind, Callable[[], Decoded]] = {
             "jpeg": lambda: Decoded(pcm=decode_jpeg(data)),
             "wav": lambda: Decoded(pcm=decode_wav(data)),
@@ -129,7 +130,7 @@ class MediaDecoder:
             "image": lambda: Decoded(pictures=(decode_image(data),)),
             "audio": lambda: Decoded(pcm=decode_audio(data, effect.rate_hz)),
             "video": lambda: read_video(data, effect.stack_frames),
-            "second": lambda: Decoded(pcm=to_16_khz(data)),
+            "second": lambda: Decoded(pcm=resample(data, rate_hz, INPUT_RATE_HZ)),
         }
         return decoders[effect.kind]()
 

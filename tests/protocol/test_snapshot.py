@@ -56,6 +56,8 @@ LEFT_OUT: Final = {
     "Listen.session_id": "the session's",
     "Listen.metrics": "they stand in the log, with the unit",
     "Listen.silence_samples": "no such message is held: it is made where it is sent",
+    "Listen.coding": "the same",
+    "Speech.coding": "the same",
     "Speech.start_ms": "likewise",
     "Speech.session_id": "the session's",
     "Speech.metrics": "they stand in the log, with the unit",

@@ -23,11 +23,11 @@ from typing import Final
 import attrs
 import numpy as np
 
-from ...values.live import LIVE_RATES_HZ
 from ...values.messages import Listen, ServerMessage, Speech
 from ...values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES
 from ...values.modes import Mode
-from ...values.requests import ClientMessage, Request
+from ...values.requests import ClientMessage, Init, Request
+from ...values.sound import G711_RATE_HZ, LIVE_RATES_HZ
 from ..codec import Fields, Value
 from ..rates import to_float32
 from . import live_answers as answers
@@ -43,7 +43,11 @@ class Live(Dialect):
         kind = body.get("type")
         if isinstance(kind, str) and kind in requests.UNSUPPORTED:
             raise requests.unsupported("$.type", f"{kind}, which the model cannot do")
-        return super().parse(request, body, context)
+        message: ClientMessage = super().parse(request, body, context)
+        if isinstance(message, Init) and message.live.coding != "audio/pcm":
+            live = attrs.evolve(message.live, rate_hz=G711_RATE_HZ)
+            return attrs.evolve(message, live=live)
+        return message
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""

@@ -35,8 +35,10 @@ from ...values.messages import (
     Speech,
 )
 from ...values.model import SAMPLE16_BYTES
+from ...values.sound import CODINGS
 from ..codec import encode_base64
 from ..field import DROPPED, Field
+from ..g711 import compress
 from ..kinds import (
     FLAG,
     INTEGER,
@@ -51,7 +53,6 @@ from ..kinds import (
 from ..rates import to_pcm16
 from ..table import Object, Table
 from . import shared
-from .live_requests import RATE
 
 EVENT: Final = '"event_id":"event_000000000000"'
 """The field of a frame that no session has sent; a session puts its own id there."""
@@ -175,7 +176,10 @@ _SESSION: Final = Object(
             (
                 Object(
                     "format",
-                    (fixed("type", "audio/pcm"), Field("rate", RATE, attr="rate_hz")),
+                    (
+                        Field("type", choice(CODINGS), attr="coding"),
+                        Field("rate", INTEGER, attr="rate_hz", example=24_000),
+                    ),
                     doc="Of the sound in both directions.",
                 ),
                 Object(
@@ -236,6 +240,11 @@ WORDS: Final = Table(
 )
 
 
+def sound_of(speech: Speech) -> bytes:
+    """The sound of a message, as its session writes it."""
+    return compress(to_pcm16(speech.pcm), speech.coding)
+
+
 def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
     row = Field(
         "delta",
@@ -248,10 +257,12 @@ def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
     return Table(cls, row, tag={"type": OUTPUT_AUDIO}, lacks={**_UNTOLD, **lacks})
 
 
-SPEECH: Final = _delta(
-    Speech, lambda speech: to_pcm16(speech.pcm), text="", pcm=b"", end_of_turn=False
-)
-LISTEN: Final = _delta(Listen, lambda listen: bytes(listen.silence_samples * SAMPLE16_BYTES))
+def _silence(listen: Listen) -> bytes:
+    return compress(bytes(listen.silence_samples * SAMPLE16_BYTES), listen.coding)
+
+
+SPEECH: Final = _delta(Speech, sound_of, text="", pcm=b"", end_of_turn=False)
+LISTEN: Final = _delta(Listen, _silence)
 _PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
 """The path with which the text of a field's error begins."""
 

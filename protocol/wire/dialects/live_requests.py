@@ -12,19 +12,19 @@ from ...values.errors import (
 )
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX
 from ...values.live import (
-    LIVE_RATES_HZ,
     Mute,
     Unmute,
     Update,
 )
 from ...values.openai import Item, Part
 from ...values.requests import AppendSound, CloseRequest, Init, Request, VoiceName
+from ...values.sound import CODINGS, G711_RATE_HZ, LIVE_RATES_HZ
 from ..codec import Fields, Value
 from ..field import DROPPED, Field
 from ..kinds import (
     NAMED,
+    PIECE,
     SAID,
-    SOUND16,
     STOCK_VOICES,
     TEXT,
     VOICE_BY_NAME,
@@ -95,17 +95,16 @@ def empty(what: str) -> Kind:
     return Kind(read=read, schema={"type": "array", "const": []})
 
 
-def _rate(value: Value, _: Reading) -> int:
-    found = value.integer()
-    if found not in LIVE_RATES_HZ:
+def _rate(value: Value, at: Reading) -> int:
+    found, coding = value.integer(), at.values.get("live.coding")
+    if coding != "audio/pcm" and found != G711_RATE_HZ:
+        raise unsupported(value.path, f"{found} Hz, {coding} has 8000")
+    if coding == "audio/pcm" and found not in LIVE_RATES_HZ:
         raise unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
     return found
 
 
-_PCM: Final = only(
-    ("audio/pcm", "audio/pcmu", "audio/pcma"), "audio/pcm", "the server has audio/pcm only"
-)
-RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ]})
+RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ, G711_RATE_HZ]})
 _NO_TRIGGERS: Final = empty("there are no decisions")
 _TARGETS: Final = ("client", "responses")
 
@@ -195,7 +194,7 @@ _START: Final = Table(
                     Object(
                         "format",
                         (
-                            Field("type", _PCM, None, attr=DROPPED, get=lambda _: "audio/pcm"),
+                            Field("type", choice(CODINGS), "audio/pcm", attr="live.coding"),
                             Field("rate", RATE, LIVE_RATES_HZ[0], attr="live.rate_hz"),
                         ),
                         closed=_CLOSED,
@@ -261,7 +260,7 @@ REQUESTS: Final = {
     Request.INIT: _START,
     Request.APPEND: Table(
         AppendSound,
-        Field("audio", SOUND16, attr="pcm16"),
+        Field("audio", PIECE, attr="pcm16"),
         Field("event_id", text(INPUT_ID_CHARS_MAX, holds=NAMED), "", attr=DROPPED, doc="Ignored."),
         tag={"type": AUDIO_APPEND},
         closed=_CLOSED,

@@ -7,7 +7,7 @@ Choices in addition to them:
   is the connection's: there is no message for it.
 - `event_id` is filled in by the session, which knows the number of the frame.
 - A response's item has its number: `item_...` for `resp_...`.
-- What the model cannot do is refused by its name (`unsupported`). Sound is PCM16 at 24 kHz.
+- What the model cannot do is refused by its name (`unsupported`).
 
 `openai` cannot show: listening, metrics, the recording's name.
 """

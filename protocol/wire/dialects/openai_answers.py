@@ -19,14 +19,15 @@ from ...values.openai import (
     ReplyStep,
     item_of,
 )
+from ...values.sound import CODINGS
 from ..codec import encode_base64
 from ..field import DROPPED, Field
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
 from ..nested import items, one
-from ..rates import to_float32, to_pcm16
+from ..rates import to_float32
 from ..table import Object, Table
 from .live_answers import ERROR_CODES as LIVE_CODES
-from .live_answers import EVENT_ID, error_table, fixed
+from .live_answers import EVENT_ID, error_table, fixed, sound_of
 from .openai_requests import DETECTION, METADATA, MODALITY, detection, item_rows, told_part
 
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
@@ -50,23 +51,21 @@ def nothing(name: str) -> Field:
     return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
 
 
-_FORMAT: Final = Object(
-    "format",
-    (
-        fixed("type", "audio/pcm"),
-        Field(
-            "rate",
-            Kind(
-                read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000}
-            ),
-            24_000,
-            attr=DROPPED,
-            get=lambda _: 24_000,
-            doc="Samples a second.",
-        ),
-    ),
-    doc="Of the sound.",
-)
+def _format(attr: str) -> Object:
+    """The format of sound; that of G.711 has no rate."""
+    kind = Kind(read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000})
+    rate = Field(
+        "rate",
+        kind,
+        None,
+        attr=DROPPED,
+        get=lambda told: 24_000 if getattr(told.openai, attr) == "audio/pcm" else None,
+        omit=True,
+        doc="Samples a second; not of G.711, which has 8000.",
+    )
+    return Object("format", (Field("type", choice(CODINGS), attr=attr), rate), doc="Of the sound.")
+
+
 _SESSION: Final = Object(
     "session",
     (
@@ -83,7 +82,7 @@ _SESSION: Final = Object(
                 Object(
                     "input",
                     (
-                        _FORMAT,
+                        _format("heard"),
                         _null("noise_reduction"),
                         _null("transcription"),
                         Field("turn_detection", detection(one(DETECTION)), None, attr="detection"),
@@ -92,7 +91,7 @@ _SESSION: Final = Object(
                 ),
                 Object(
                     "output",
-                    (_FORMAT, Field("voice", TEXT, "", omit=True)),
+                    (_format("spoken"), Field("voice", TEXT, "", omit=True)),
                     doc="The model's sound.",
                 ),
             ),
@@ -289,10 +288,11 @@ SOUND: Final = Table(
         "delta",
         Kind(
             read=lambda value, _: to_float32(value.pcm16()),
-            write=lambda pcm: encode_base64(to_pcm16(pcm)),
+            write=encode_base64,
             schema=base64_of(PCM16),
         ),
         attr="pcm",
+        get=sound_of,
     ),
     tag={"type": "response.output_audio.delta"},
     lacks={**_UNTOLD, "text": ""},

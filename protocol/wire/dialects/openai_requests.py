@@ -28,13 +28,14 @@ from ...values.openai import (
     TurnDetection,
 )
 from ...values.requests import AppendSound, Request
+from ...values.sound import CODINGS
 from ..codec import Value, invalid
 from ..field import DROPPED, Field
 from ..kinds import (
     FLAG,
     NAMED,
+    PIECE,
     SAID,
-    SOUND16,
     TEXT,
     VOICE_NAMED,
     Kind,
@@ -138,16 +139,13 @@ _INF: Final = Kind(read=_inf, schema={"type": "string", "enum": ["inf"]})
 _NO_PROMPT: Final = _lacking("there are no stored prompts", {}, type="object", const={})
 _NO_TOOLS: Final = empty("the model has no tools")
 _AUTO: Final = only(("auto", "none"), "auto", "a response is part of the conversation")
-_FORMAT: Final = (
-    Field(
-        "type",
-        only(("audio/pcm", "audio/pcmu", "audio/pcma"), "audio/pcm", "there is audio/pcm only"),
-        None,
-        attr=DROPPED,
-        doc="Must be audio/pcm here.",
-    ),
-    Field("rate", integer(24_000, 24_000), None, attr=DROPPED, doc="Must be 24000."),
-)
+
+
+def _format(attr: str) -> tuple[Field, ...]:
+    return (
+        Field("type", choice(CODINGS), None, attr=attr, omit=True, doc="PCM16, or G.711."),
+        Field("rate", integer(24_000, 24_000), None, attr=DROPPED, doc="24000; of audio/pcm."),
+    )
 
 
 def detection(kind: Kind) -> Kind:
@@ -222,7 +220,7 @@ _CONFIGURE: Final = Table(
                     Object(
                         "input",
                         (
-                            Object("format", _FORMAT, doc="Of the client's sound."),
+                            Object("format", _format("heard"), omit=True, doc="Its form."),
                             Field(
                                 "turn_detection",
                                 detection(one(DETECTION)),
@@ -238,7 +236,7 @@ _CONFIGURE: Final = Table(
                     Object(
                         "output",
                         (
-                            Object("format", _FORMAT, doc="Of the model's sound."),
+                            Object("format", _format("spoken"), omit=True, doc="Its form."),
                             Field("voice", _VOICE, None, omit=True),
                             Field("speed", number(1, 1), None, attr=DROPPED, doc="Must be 1."),
                         ),
@@ -346,7 +344,7 @@ _ITEM_ID: Final = Field("item_id", _ID, example=_EXAMPLE)
 REQUESTS: Final = {
     Request.UPDATE: _CONFIGURE,
     Request.APPEND: _plain(
-        AppendSound, "input_audio_buffer.append", Field("audio", SOUND16, attr="pcm16")
+        AppendSound, "input_audio_buffer.append", Field("audio", PIECE, attr="pcm16")
     ),
     Request.COMMIT: _plain(CommitSound, "input_audio_buffer.commit"),
     Request.CLEAR: _plain(ClearSound, "input_audio_buffer.clear"),

@@ -60,7 +60,8 @@ class Setting:
 
     def forces(self, unit: Unit) -> bool:
         """Whether the unit must listen."""
-        return unit.force_listen or unit.index < self.opening.config.force_listen_count
+        is_early = unit.index < self.opening.config.force_listen_count
+        return unit.force_listen or (is_early and not unit.force_speak)
 
     @property
     def speaks(self) -> bool:
