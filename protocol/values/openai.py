@@ -153,7 +153,7 @@ class Configure:
         modality: what a response is made of.
         detection: how turns are found.
         is_undetected: turns are not found: only the model decides.
-        heard, spoken: how sound is written; they can be changed until the first of it.
+        heard, spoken: how sound is written; they can be changed until the first sound.
     """
 
     instructions: str | None = None
