@@ -11,6 +11,7 @@ import anyio
 import attrs
 import numpy as np
 
+from protocol.values.items import Item, Part
 from protocol.values.live import LiveSettings
 from protocol.values.messages import Created, ErrorReport, QueueDone, Response, TranscriptDone
 from protocol.values.model import INPUT_RATE_HZ
@@ -19,9 +20,7 @@ from protocol.values.openai import (
     CancelResponse,
     Configure,
     CreateItem,
-    Item,
     ItemStep,
-    Part,
     Respond,
     TurnDetection,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 from hypothesis import strategies as st
 
+from protocol.values.items import Item, ItemRole, Part
 from protocol.values.messages import Created, ErrorReport, ServerMessage, Speech
 from protocol.values.openai import (
     CancelResponse,
@@ -15,13 +16,10 @@ from protocol.values.openai import (
     CreateItem,
     DeleteItem,
     InputStep,
-    Item,
     ItemDeleted,
-    ItemRole,
     ItemStep,
     ItemTruncated,
     OpenAISession,
-    Part,
     Reply,
     ReplyState,
     ReplyStep,

@@ -155,6 +155,9 @@ class LivePlayer:
         match step.kind:
             case "occupy":
                 await self._occupy(step.value)
+            case "words":
+                for driver in self._live.server._drivers:
+                    driver.post(ev.UserTranscribed(at_ns=driver.now_ns(), **step.value))
             case "operator":
                 self._operate(step.value)
             case "refused":

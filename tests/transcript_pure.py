@@ -217,6 +217,8 @@ class PurePlayer:
                 self.server.occupy(step.value)
             case "vacate":
                 self.server.vacate(step.value)
+            case "words":
+                self.post(ev.UserTranscribed, **step.value)
             case "operator":
                 self._operate(step.value)
 
@@ -325,6 +327,7 @@ class PurePlayer:
                 close_on_recording_failure=settings.on_recording_failure == "close",
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
+                transcriber=settings.transcriber or "" if to.mode in ("audio", "video") else "",
                 **self._model_limits(to),
             ),
             behaviour=NEWEST,

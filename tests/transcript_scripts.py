@@ -124,6 +124,7 @@ SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "default": {},
         "listens": {"script": listens},
         "cannot-be-asked": {"script": listens, "can_speak": False},
+        "timeline-unasked": {"script": timeline, "can_speak": False},
         "timeline": {"script": timeline},
         "speaks": {"script": speaks},
         "mute": {"script": mute},

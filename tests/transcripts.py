@@ -41,6 +41,7 @@ STEPS: Final = frozenset(
         "occupy",
         "vacate",
         "operator",
+        "words",
     }
 )
 """What a line after the first may be."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Final
 
 import attrs
@@ -15,9 +16,10 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
+from ..values.items import Item, Part
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.model import SAMPLE16_BYTES
-from ..values.openai import ClearSound, CommitSound, InputStep, Item, Part, ReplyReason
+from ..values.openai import ClearSound, CommitSound, InputStep, ReplyReason
 from ..values.requests import AppendSound
 from ..values.sound import Coding
 from ..values.state import State
@@ -26,7 +28,19 @@ from .replies import Replies
 
 AWAY_NS: Final = 3 * NS_PER_S // 2
 """A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
+UTTERANCES_MAX: Final = 16
+"""Of what was said so long ago nothing is told any more."""
 _SOUND: Final = (Part(kind="input_audio"),)
+
+
+@attrs.define
+class Utterance:
+    """What the client said, as it is written down: where it begins and ends in its sound."""
+
+    start_ms: int
+    end_ms: int
+    text: str = ""
+    is_whole: bool = False
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -42,6 +56,8 @@ class Hearing(Replies):
         is_asked: a response was asked for, and has not begun.
         due_units: seconds for which an answer is still due.
         sound_ns: when the client last sent sound.
+        spans: the last items of sound, each with its end in milliseconds of the client's sound.
+        utterances: what is written down, and in no item yet.
     """
 
     samples: int = 0
@@ -52,6 +68,8 @@ class Hearing(Replies):
     is_asked: bool = False
     due_units: int = 0
     sound_ns: int = 0
+    spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
+    utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
 
     @property
     def coding(self) -> Coding:
@@ -134,8 +152,40 @@ class Hearing(Replies):
         self.uncommitted_bytes, self.heard_item = 0, ""
         self.say(InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.add(item, previous)
+        self.spans.append((item.id, self.samples * MS_PER_S // self.rate_hz))
+        self._place_words()
         self.due_units = max(self.due_units, ANSWER_UNITS)
         self.expect_answer()
+
+    # -- its words ------------------------------------------------------------------------------
+
+    def user_transcribed(self, event: ev.UserTranscribed) -> None:
+        """Take words of the client; they are told once the item of their sound is there."""
+        if not self.utterances or self.utterances[-1].is_whole:
+            self.utterances.append(Utterance(event.start_ms, event.end_ms))
+        said = self.utterances[-1]
+        said.text, said.end_ms, said.is_whole = said.text + event.text, event.end_ms, event.is_last
+        if event.is_last and self.state is State.ACTIVE:
+            self._place_words()
+
+    def _place_words(self) -> None:
+        for said in [it for it in self.utterances if it.is_whole]:
+            item_id = next((name for name, end_ms in self.spans if said.start_ms < end_ms), "")
+            if item_id:
+                self.utterances.remove(said)
+                self._tell_words(item_id, said)
+
+    def _tell_words(self, item_id: str, said: Utterance) -> None:
+        item, text = self.items.get(item_id), said.text.strip()
+        if item is None or not text or not self.told.transcriber:
+            return
+        whole = " ".join(filter(None, [*(part.text for part in item.parts), text]))
+        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=whole),))
+        took_ms = said.end_ms - said.start_ms
+        self.say(InputStep(kind="transcript_delta", item_id=item_id, text=text))
+        self.say(InputStep(kind="transcript_done", item_id=item_id, text=whole, at_ms=took_ms))
+
+    # -- by hand --------------------------------------------------------------------------------
 
     def clear_sound(self, _message: ClearSound) -> None:
         """Forget the sound that the model has not heard yet."""

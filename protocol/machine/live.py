@@ -15,7 +15,9 @@ from typing import Any, Final
 
 import attrs
 
+from ..values import events as ev
 from ..values.errors import ErrorCode
+from ..values.items import as_prompt
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.live import (
     LiveSession,
@@ -28,10 +30,10 @@ from ..values.live import (
     Update,
     Updated,
     Usage,
+    UserWords,
 )
 from ..values.messages import Closed, Created, EndReason, Listen, Metrics, ServerMessage, Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from ..values.openai import as_prompt
 from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
 from ..values.sound import Coding
 from ..values.state import State
@@ -174,6 +176,12 @@ class Live(Pieces):
             input_id=outcome.input_id,
             metrics=outcome.metrics,
         )
+
+    def user_transcribed(self, event: ev.UserTranscribed) -> None:
+        """Tell what the user said."""
+        if self.state is State.ACTIVE and event.text:
+            words = UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms)
+            self.say(words)
 
     def miss(self) -> None:
         """Let the time line go on where a unit failed or was dropped."""

@@ -126,6 +126,9 @@ class OpenAI(Hearing):
             told = attrs.evolve(told, detection=message.detection)
             self.is_hushed = False
             self.is_speaking = self.is_speaking and message.detection is not None
+        if message.transcribes is not None:
+            named = self.opened.limits.transcriber if message.transcribes else ""
+            told = attrs.evolve(told, transcriber=named)
         if not self.samples:
             heard, spoken = message.heard or told.heard, message.spoken or told.spoken
             told = attrs.evolve(told, heard=heard, spoken=spoken)

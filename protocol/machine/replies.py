@@ -8,19 +8,18 @@ import attrs
 
 from ..values.digest import derive_id
 from ..values.errors import ErrorCode
+from ..values.items import Item, Part, as_prompt
 from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX
 from ..values.messages import Speech
 from ..values.openai import (
     Configure,
     CreateItem,
     DeleteItem,
-    Item,
     ItemDeleted,
     ItemStep,
     ItemTruncated,
     Metadata,
     OpenAISession,
-    Part,
     Reply,
     ReplyKind,
     ReplyReason,
@@ -29,7 +28,6 @@ from ..values.openai import (
     ReplyStep,
     RetrieveItem,
     TruncateItem,
-    as_prompt,
     item_of,
 )
 from ..values.requests import ClientMessage

@@ -71,6 +71,7 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     ev.MediaRejected: "media_rejected",
     ev.SpeechStarted: "speech_started",
     ev.SpeechStopped: "speech_stopped",
+    ev.UserTranscribed: "user_transcribed",
     ev.BackendOpened: "backend_opened",
     ev.BackendOpenFailed: "backend_open_failed",
     ev.UnitDone: "unit_done",

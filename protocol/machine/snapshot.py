@@ -243,6 +243,9 @@ def _openai(openai: OpenAI) -> Keys:
         "metadata": len(openai.metadata or ()),
         "due_units": openai.due_units,
         "sound_ns": openai.sound_ns,
+        "transcriber": told.transcriber,
+        "spans": [[*span] for span in openai.spans],
+        "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in openai.utterances],
     }
 
 

@@ -250,6 +250,23 @@ class SpeechStopped:
 
 
 @attrs.frozen(kw_only=True)
+class UserTranscribed:
+    """What the user said, written down by another model than the session's.
+
+    Attributes:
+        text: words since the last event, or a part of one; may be empty.
+        start_ms, end_ms: where they were said in the client's sound, in milliseconds.
+        is_last: the user has finished, for now.
+    """
+
+    at_ns: int
+    text: str
+    start_ms: int
+    end_ms: int
+    is_last: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class UnitDone:
     """The model has finished a unit."""
 
@@ -347,6 +364,7 @@ Event = (
     | MediaRejected
     | SpeechStarted
     | SpeechStopped
+    | UserTranscribed
     | UnitDone
     | UnitFailed
     | FinalizeDone

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
 
-from .openai import Item
+from .items import Item
 from .sound import LIVE_RATES_HZ, Coding
 
 Delegation = Literal["client", "responses"]
@@ -67,6 +67,21 @@ class LiveSession:
     instructions: str = ""
     voice: str = ""
     store: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class UserWords:
+    """What the user said, as far as it is written down.
+
+    Attributes:
+        text: words since the last message, or a part of one; never empty.
+        start_ms: where they begin in the session's sound, in milliseconds.
+        end_ms: where they end there.
+    """
+
+    text: str
+    start_ms: int
+    end_ms: int
 
 
 @attrs.frozen(kw_only=True)
@@ -164,3 +179,7 @@ class Update:
 
     event_id: str = ""
     ignored: tuple[str, ...] = ()
+
+
+LIVE_ANSWERS: Final = (Muted, Unmuted, UserWords, Updated, Usage, Notice)
+"""All that only a client of `live` is told."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .digest import added
 from .errors import ErrorCode
-from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage
+from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage, UserWords
 from .model import OUTPUT_RATE_HZ
 from .openai import OpenAIAnswer, OpenAISession
 from .sound import Coding
@@ -388,6 +388,7 @@ ServerMessage = (
     | TranscriptDelta
     | TranscriptDone
     | Muted
+    | UserWords
     | Unmuted
     | Updated
     | Usage

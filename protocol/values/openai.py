@@ -6,21 +6,25 @@ Names are those of the GA Realtime API where it has some: an *item* is a part of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import attrs
 
+from .items import Item
 from .sound import Coding
 
 Modality = Literal["audio", "text"]
 DetectionKind = Literal["server_vad", "semantic_vad"]
-ItemRole = Literal["user", "assistant", "system", "developer"]
-ItemStatus = Literal["completed", "incomplete", "in_progress"]
-PartKind = Literal["input_text", "input_audio", "output_text", "output_audio"]
 ReplyStatus = Literal["in_progress", "completed", "cancelled", "failed"]
 ReplyReason = Literal["", "turn_detected", "client_cancelled"]
-InputKind = Literal["speech_started", "speech_stopped", "committed", "cleared"]
+InputKind = Literal[
+    "speech_started",
+    "speech_stopped",
+    "committed",
+    "cleared",
+    "transcript_delta",
+    "transcript_done",
+]
 Metadata = tuple[tuple[str, str], ...]
 """Names and values of a client's own, in its order."""
 ItemKind = Literal["added", "done", "retrieved"]
@@ -70,6 +74,7 @@ class OpenAISession:
         modality: what a response is made of: speech with its transcript, or text.
         detection: how turns are found; None: only the model decides, and it is not interrupted.
         heard, spoken: how the client's sound is written, and the model's.
+        transcriber: the model that writes down what the client says; empty: none does.
     """
 
     id: str = ""
@@ -81,36 +86,7 @@ class OpenAISession:
     detection: TurnDetection | None = TurnDetection()
     heard: Coding = "audio/pcm"
     spoken: Coding = "audio/pcm"
-
-
-@attrs.frozen(kw_only=True)
-class Part:
-    """A piece of an item's content.
-
-    Attributes:
-        kind: what it is.
-        text: the text, or the transcript of sound; may be empty.
-    """
-
-    kind: PartKind
-    text: str = ""
-
-
-@attrs.frozen(kw_only=True)
-class Item:
-    """A part of the conversation.
-
-    Attributes:
-        id: the item; empty where the client leaves it to the server.
-        role: who said it.
-        status: whether it is whole.
-        parts: its content.
-    """
-
-    id: str = ""
-    role: ItemRole
-    status: ItemStatus = "completed"
-    parts: tuple[Part, ...] = ()
+    transcriber: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -154,6 +130,7 @@ class Configure:
         detection: how turns are found.
         is_undetected: turns are not found: only the model decides.
         heard, spoken: how sound is written; they can be changed until the first sound.
+        transcribes: the client wants to be told what it said.
     """
 
     instructions: str | None = None
@@ -163,6 +140,7 @@ class Configure:
     is_undetected: bool = False
     heard: Coding | None = None
     spoken: Coding | None = None
+    transcribes: bool | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -279,13 +257,15 @@ class InputStep:
     Attributes:
         kind: what.
         item_id: the item that the sound is, or will be; empty where there is no item.
-        at_ms: where, in milliseconds of the client's sound; of speech.
+        at_ms: where, in milliseconds of the client's sound; of speech. Of a transcript how long.
+        text: of a transcript.
         previous_id: the item before it; None: it is the first one.
     """
 
     kind: InputKind
     item_id: str = ""
     at_ms: int = 0
+    text: str = ""
     previous_id: str | None = None
 
 
@@ -378,15 +358,6 @@ OpenAIAnswer = (
 
 ANSWERS: Final = get_args(OpenAIAnswer)
 """All that only a client of `openai` is told."""
-
-
-def as_prompt(instructions: str, items: Iterable[Item]) -> str:
-    """Instructions, and the text of items after them, each with its role."""
-    lines = [instructions]
-    for item in items:
-        said = "\n".join(part.text for part in item.parts if part.text)
-        lines += [f"{item.role}: {said}"] if said else []
-    return "\n".join(line for line in lines if line)
 
 
 def item_of(response_id: str) -> str:

@@ -33,6 +33,7 @@ class SessionLimits:
         rebuild_wait_s: wait for another slot after the loss of the worker; 0: the session ends.
         rebuild_units: units that may wait while the model is brought back, and until they are run.
         can_speak: the model can be made to speak.
+        transcriber: the model that writes down what the user says; empty without one.
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.
         detach_s: time without a connection for which a session that can be resumed keeps its slot.
         resume_s: time without a connection after which it ends.
@@ -54,5 +55,6 @@ class SessionLimits:
     rebuild_units: int = added(UNITS_PENDING_MAX)
     can_repeat: bool = added(False)
     can_speak: bool = added(False)
+    transcriber: str = added("")
     detach_s: int = added(0)
     resume_s: int = added(0)

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Final
 
 from .errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from .live import Muted, Notice, Unmuted, Updated, Usage
+from .live import LIVE_ANSWERS
 from .messages import (
     Closed,
     Created,
@@ -115,12 +115,7 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
                 Paused: State.ACTIVE,
                 Resumed: State.ACTIVE,
                 Interrupted: State.ACTIVE,
-                Muted: State.ACTIVE,
-                Unmuted: State.ACTIVE,
-                Updated: State.ACTIVE,
-                Usage: State.ACTIVE,
-                Notice: State.ACTIVE,
-                **dict.fromkeys(ANSWERS, State.ACTIVE),
+                **dict.fromkeys((*LIVE_ANSWERS, *ANSWERS), State.ACTIVE),
                 GoingAway: State.ACTIVE,
                 ErrorReport: State.ACTIVE,
                 Closed: State.CLOSED,

@@ -14,7 +14,6 @@ import attrs
 
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 
-from ..story.placing import Voice
 from .moments import Moment, Note, Words
 from .timeline import Timeline
 
@@ -26,7 +25,6 @@ GAP_NS_MAX: Final = 2 * NS_PER_S
 """Words that come later than that get a caption of their own, and are not shown ahead."""
 CHARS_MAX: Final = 84
 """Two lines of 42, as broadcasters show at once."""
-NAMES: Final[dict[Voice, str]] = {"user": "User", "model": "Model"}
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +33,7 @@ class Caption:
 
     begin_ns: int
     end_ns: int
-    voice: Voice
+    speaker: str
     text: str
 
 
@@ -56,7 +54,8 @@ def captions(moments: Iterable[Moment]) -> Iterator[Caption]:
         if moment.end_ns is None:
             silent = moment
         else:
-            yield from _caption(moment, moment.end_ns)
+            least_ns = moment.begin_ns + CAPTION_NS_MIN if moment.is_transcribed else 0
+            yield from _caption(moment, max(moment.end_ns, least_ns))
     if silent is not None:
         yield from _silent_caption(silent, last_ns, None)
 
@@ -66,7 +65,7 @@ def write_srt(timeline: Timeline, file: BinaryIO) -> None:
     for number, caption in enumerate(captions(timeline), start=1):
         times = _times(caption, ",")
         text = caption.text.replace("-->", "->")
-        file.write(f"{number}\n{times}\n{NAMES[caption.voice]}: {text}\n\n".encode())
+        file.write(f"{number}\n{times}\n{caption.speaker}: {text}\n\n".encode())
 
 
 def write_vtt(timeline: Timeline, file: BinaryIO) -> None:
@@ -77,7 +76,7 @@ def write_vtt(timeline: Timeline, file: BinaryIO) -> None:
         _write_marks(marks, file)
         times = _times(caption, ".")
         text = caption.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        file.write(f"\n{times}\n<v {NAMES[caption.voice]}>{text}\n".encode())
+        file.write(f"\n{times}\n<v {caption.speaker}>{text}\n".encode())
     _write_marks(marks, file)
 
 
@@ -120,7 +119,7 @@ def _silent_caption(words: Words, last_ns: int, following: Words | None) -> Iter
 def _caption(words: Words, end_ns: int) -> Iterator[Caption]:
     text = " ".join(plain(words.text).split())
     if text:
-        yield Caption(begin_ns=words.begin_ns, end_ns=end_ns, voice=words.voice, text=text)
+        yield Caption(begin_ns=words.begin_ns, end_ns=end_ns, speaker=words.speaker, text=text)
 
 
 def _times(caption: Caption, point: str) -> str:

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 from protocol.values.limits import NS_PER_S
 
-from .captions import NAMES, plain
+from .captions import plain
 from .moments import Note, NoteKind, Picture, Words
 from .timeline import Timeline
 
@@ -45,7 +45,7 @@ def write_cast(timeline: Timeline, file: BinaryIO) -> None:
             case Words():
                 goes_on = turn == (moment.voice, moment.response_id) and moment.voice == "model"
                 turn = (moment.voice, moment.response_id)
-                start = "" if goes_on else _line(at_ns, f"{NAMES[moment.voice]}: ")
+                start = "" if goes_on else _line(at_ns, f"{moment.speaker}: ")
                 text = start + plain(moment.text)
             case Note(kind=kind) if kind in TOLD:
                 said = f": {plain(moment.text)}" if moment.text else ""

@@ -72,6 +72,7 @@ def _line(moment: Moment) -> dict[str, Any]:
                 "until_ms": None if moment.end_ns is None else _ms(moment.end_ns),
                 "text": moment.text,
                 "response_id": moment.response_id,
+                **({"transcribed": True} if moment.is_transcribed else {}),
             }
         case Picture():
             return {"kind": "picture", "at_ms": at_ms, "bytes": len(moment.jpeg)}

@@ -164,7 +164,8 @@ def _message(moment: Moment, at_ns: int) -> tuple[str, dict[str, Any]]:
             data = pybase64.b64encode_as_string(jpeg)
             return "/user/image", time | {"frame_id": "camera", "data": data, "format": "jpeg"}
         case Words(voice=voice, text=text):
-            return f"/{voice}/text", time | _log("INFO", voice, text)
+            name = f"{voice}, transcribed" if moment.is_transcribed else voice
+            return f"/{voice}/text", time | _log("INFO", name, text)
         case Note(kind=kind, text=text):
             return "/session", time | _log(_SEVERITIES.get(kind, "INFO"), kind, text or kind)
 

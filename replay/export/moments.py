@@ -6,7 +6,8 @@ Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import attrs
 
@@ -17,6 +18,9 @@ from ..story.placing import Voice, time_of
 
 class TooLongError(ValueError):
     """A session is longer than the sound that a format can hold."""
+
+
+NAMES: Final[Mapping[Voice, str]] = {"user": "User", "model": "Model"}
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +57,8 @@ class Words:
 
     `begin_ns`: when its sound begins; without one, `at_ns`, or the end of the sound that it
     transcribes. `end_ns`: when its sound is over; None without one. `response_id`: the model's
-    turn; pieces of one turn are joined without a separator.
+    turn; pieces of one turn are joined without a separator. `is_transcribed`: another model wrote
+    it down.
     """
 
     voice: Voice
@@ -62,6 +67,12 @@ class Words:
     end_ns: int | None
     text: str
     response_id: str = ""
+    is_transcribed: bool = False
+
+    @property
+    def speaker(self) -> str:
+        """Who says it, for people."""
+        return f"{NAMES[self.voice]} (transcribed)" if self.is_transcribed else NAMES[self.voice]
 
 
 @attrs.frozen(kw_only=True)

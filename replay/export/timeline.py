@@ -24,6 +24,7 @@ from typing import Final
 import attrs
 
 from protocol.values import effects as ef
+from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import openai as oa
 from protocol.values import turn
@@ -36,7 +37,7 @@ from recorder.read.scan import Damage
 
 from ..rerun.logic import Replayer
 from ..rerun.words import Step
-from ..story.placing import SETTLED_NS, Voice
+from ..story.placing import SETTLED_NS, Positions, Voice
 from ..story.reading import SessionStory
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
@@ -82,6 +83,7 @@ class Timeline:
         self._has_deltas = False
         self._asked_ns: int | None = None
         self._utterances = 0
+        self._positions: Final = Positions()
 
     def __iter__(self) -> Iterator[Moment]:
         try:
@@ -133,6 +135,8 @@ class Timeline:
                 self._note("close", f"{fields.get('code')} {fields.get('reason')}")
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
+        if isinstance(passage.event, ev.UserTranscribed):
+            self._take_words(passage.event)
         if passage.step is not None:
             self._take_question(passage.step)
 
@@ -154,6 +158,18 @@ class Timeline:
                 self._show(request.jpeg)
             case Ask():
                 self._ask(request)
+
+    def _take_words(self, event: ev.UserTranscribed) -> None:
+        """Place what the user said where it was heard."""
+        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, self._now_ns)
+        if event.text.strip():
+            words = attrs.evolve(
+                self._words("user", event.text),
+                begin_ns=begin_ns,
+                end_ns=end_ns,
+                is_transcribed=True,
+            )
+            self._holding.add(words, begin_ns, end_ns)
 
     def _ask(self, ask: Ask) -> None:
         parts = ask.messages[-1].content
@@ -177,6 +193,8 @@ class Timeline:
 
     def _hear(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> Sound:
         sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured)
+        if is_captured:
+            self._positions.heard(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         return sound
 

@@ -13,7 +13,7 @@ from rich.console import Console, Group, JustifyMethod, OverflowMethod, Renderab
 from rich.table import Table
 from rich.text import Text
 
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.read.scan import Damage
 from recorder.read.verify import Report
 
@@ -277,6 +277,9 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
     lines += _first("moved    ", [move_text(it) for it in told.moves])
     lines += _first("away     ", [absence_text(it) for it in told.absences])
     lines += [f"playback  {playback_text(told.playback)}"] if told.playback else []
+    lines += _first(
+        "user     ", [f"{it.start_ms / MS_PER_S:.1f} s {show(it.text.strip())}" for it in told.said]
+    )
     lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
     lines += [_turn_table(told.turns)] if told.turns else []
     lines += [_utterance_table(told.utterances)] if told.utterances else []

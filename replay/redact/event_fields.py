@@ -83,7 +83,8 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
         **_plain(
-            "rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak", "detach_s", "resume_s"
+            *("rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak"),
+            *("detach_s", "resume_s", "transcriber"),
         ),
     },
     ev.FrameReceived: {
@@ -119,6 +120,10 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     },
     ev.MediaRejected: _plain("at_ns", "media", "reason"),
     **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _plain("at_ns", "at_ms")),
+    ev.UserTranscribed: {
+        **_plain("at_ns", "start_ms", "end_ms", "is_last"),
+        "text": Content(("text",), "user", "words"),
+    },
     ev.UnitDone: {"at_ns": NOTHING, "result": Apart.BELOW},
     UnitResult: {
         **_plain("index", "is_listen", "end_of_turn", "kv_length"),

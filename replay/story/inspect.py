@@ -108,6 +108,7 @@ class Inspector(SessionStory):
             moves=tuple(self.moves),
             absences=tuple(self.absences.told),
             playback=tuple(self.playback),
+            said=tuple(self.said),
             errors=tuple(self.errors),
             marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),

@@ -133,6 +133,22 @@ class Playback:
 
 
 @attrs.frozen(kw_only=True)
+class Said:
+    """What the user said, as the server's transcriber wrote it down.
+
+    Attributes:
+        start_ms, end_ms: where it was said, in milliseconds of the client's sound.
+        is_whole: no more words of the same came.
+    """
+
+    at_ns: int
+    start_ms: int
+    end_ms: int
+    text: str
+    is_whole: bool = attrs.field(default=False, eq=False)
+
+
+@attrs.frozen(kw_only=True)
 class End:
     """The end of a session; the close is of the WebSocket, and None unless the server closed it.
 
@@ -182,6 +198,7 @@ class Inspection:
     moves: tuple[Move, ...]
     absences: tuple[Absence, ...]
     playback: tuple[Playback, ...]
+    said: tuple[Said, ...]
     errors: tuple[ErrorSent, ...]
     marks: tuple[Mark, ...]
     end: End
@@ -210,6 +227,7 @@ _TOLD: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "drops": ("at_ns", "ordinal", "input_id"),
     "playback": ("at_ns", "played_ms", "behind_ms"),
+    "said": ("at_ns", "start_ms", "end_ms", "text"),
     "errors": ("at_ns", "code", "message"),
 }
 """The fields shown of each."""

@@ -18,11 +18,12 @@ sound.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
-from protocol.values.limits import APPEND_SAMPLES_MAX, NS_PER_S
+from protocol.values.limits import APPEND_SAMPLES_MAX, MS_PER_S, NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 
 Voice = Literal["user", "model"]
@@ -40,6 +41,35 @@ BURST_NS_MAX: Final = 2 * NS_PER_S
 """Sound that was held up comes within this time; sending too fast for longer is no microphone."""
 SETTLED_NS: Final = CAPTURED_NS_MAX + HELD_UP_S_MAX * NS_PER_S + BURST_NS_MAX
 """Sound this long before the last that came moves no more."""
+
+
+POSITIONS_MAX: Final = 4096
+"""Pieces of sound whose place is known: 80 s of 20 ms each, and words come sooner."""
+
+
+class Positions:
+    """Where the user's sound stands on the session's clock, by its own milliseconds."""
+
+    def __init__(self) -> None:
+        self._pieces = deque[tuple[int, int]](maxlen=POSITIONS_MAX)
+        self._samples = 0
+
+    def heard(self, samples: int, begin_ns: int) -> None:
+        """Take the place of the next sound."""
+        self._pieces.append((self._samples, begin_ns))
+        self._samples += samples
+
+    def span(self, start_ms: int, end_ms: int, now_ns: int) -> tuple[int, int]:
+        """Say when a part of the sound was heard; what is not known, now at the latest."""
+        begin_ns, end_ns = (min(self._at_ns(at_ms, now_ns), now_ns) for at_ms in (start_ms, end_ms))
+        return begin_ns, max(begin_ns, end_ns)
+
+    def _at_ns(self, at_ms: int, now_ns: int) -> int:
+        sample = at_ms * INPUT_RATE_HZ // MS_PER_S
+        for first, begin_ns in reversed(self._pieces):
+            if first <= sample:
+                return begin_ns + time_of("user", sample - first)
+        return now_ns
 
 
 def sample_at(voice: Voice, at_ns: int) -> int:

@@ -34,7 +34,7 @@ from ..rerun.words import Step, show_shortened
 from .absences import Absences
 from .dictated import Dictated
 from .exchanges import Exchange, Exchanges, spoken_ms
-from .inspection import Drop, End, ErrorSent, Mark, Move, MoveReason, Playback, ShortenedFrame
+from .inspection import Drop, End, ErrorSent, Mark, Move, MoveReason, Playback, Said, ShortenedFrame
 from .wire import Wire
 
 ERROR_CHARS_MAX: Final = 4096
@@ -92,6 +92,7 @@ class SessionStory:
         self._restarted_ns: int | None = None
         self.absences: Final = Absences()
         self.playback: Final[list[Playback]] = []
+        self.said: Final[list[Said]] = []
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []
@@ -251,9 +252,25 @@ class SessionStory:
                 self.opened, self.wire = event, Wire(event)
             case ev.BackendOpened(opened=prepared):
                 self.prepared = prepared
+            case ev.UserTranscribed():
+                self._take_words(event)
         self.exchanges.take(event, is_over=self._is_over)
         if isinstance(event, ev.PeerGone | ev.SendFailed) and not self._may_come_back:
             self._is_over = True
+
+    def _take_words(self, event: ev.UserTranscribed) -> None:
+        """Join words of the user to those of the same utterance."""
+        goes_on = bool(self.said) and not self.said[-1].is_whole
+        before = self.said.pop() if goes_on else None
+        self.said.append(
+            Said(
+                at_ns=event.at_ns,
+                start_ms=event.start_ms if before is None else before.start_ms,
+                end_ms=event.end_ms,
+                text=("" if before is None else before.text) + event.text,
+                is_whole=event.is_last,
+            )
+        )
 
     @property
     def _may_come_back(self) -> bool:

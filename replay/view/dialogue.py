@@ -23,7 +23,7 @@ from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
 from protocol.values.requests import (
     Append,
     AppendSound,
@@ -38,7 +38,7 @@ from protocol.wire.rates import to_float32
 from recorder.format.records import Record
 
 from ..story.dictated import Dictated
-from ..story.placing import Voice
+from ..story.placing import Positions, Voice
 from .parts import Json, Part, plain
 from .pictures import Pictures
 from .sound import Heard, Track
@@ -78,6 +78,7 @@ class Dialogue:
         self._amid_turn = False
         self._sounds: set[str] = set()
         self._asked_ns = 0
+        self._positions: Final = Positions()
 
     def receive(
         self, record: Record, request: ClientMessage, session: Session | None
@@ -89,7 +90,8 @@ class Dialogue:
                 self._dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
                 return parts
             case Append(pcm=pcm, frames=frames):
-                _, parts = self.user.arrive(record.at_ns, pcm)
+                heard, parts = self.user.arrive(record.at_ns, pcm)
+                self._positions.heard(len(pcm) // SAMPLE_BYTES, heard.begin_ns)
                 return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
             case See(jpeg=jpeg):
                 return [self.pictures.take(record.at_ns, jpeg)]
@@ -116,6 +118,12 @@ class Dialogue:
             _, parts = self.user.queue(self._asked_ns, event.pcm)
         new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
+
+    def transcribed(self, event: ev.UserTranscribed, seq: int) -> None:
+        """Take what the user said, as it was written down."""
+        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, event.at_ns)
+        text = f"{event.text.strip()} (transcribed)" if event.text.strip() else ""
+        self._say("user", Heard(begin_ns=begin_ns, end_ns=end_ns), text, seq)
 
     def send(self, record: Record, messages: Iterable[ms.ServerMessage]) -> list[Part]:
         """Take the server's messages of a frame."""

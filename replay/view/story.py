@@ -153,6 +153,8 @@ class Narrator(Inspector):
         if passage.event is None:
             return []
         self._note_move(passage.event, record)
+        if isinstance(passage.event, ev.UserTranscribed):
+            self.dialogue.transcribed(passage.event, record.seq)
         return self._note_event(passage.event)
 
     def _note_move(self, event: ev.Event, record: Record) -> None:

@@ -36,6 +36,7 @@ from ..placement.placement import Load, Placement, Scales, placement_of
 from ..session.calls import RELEASE_WAIT_S
 from ..session.identity import SystemIdentities
 from ..session.server import Server
+from ..session.transcriber import Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
 from ..telemetry.setup import TracesMissingError
@@ -81,6 +82,7 @@ async def run(
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     placement: Placement | None = None
+    transcriber: Transcriber | None = None
     try:
         settings, logs_ending_max = allow_open_files(settings)
         gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
@@ -98,6 +100,7 @@ async def run(
             placement = placement_of(settings, load, tasks)
             try:
                 workers = await _load_workers(settings, placement)
+                transcriber = await _transcriber(settings, load, workers)
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -107,22 +110,35 @@ async def run(
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
             make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
-            gateway.server = await _make(partial(make, recorder=recorder), settings)
+            make = partial(make, recorder=recorder, transcriber=transcriber)
+            gateway.server = await _make(make, settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
             if isinstance(placement, Scales):
                 tasks.start_soon(placement.scale, workers, gateway.workers_wanted)
             on_ready()
     finally:
-        find_what_was_spared()
-        await _close(recorder, gateway)
-        if placement is not None:
-            placement.close()
+        await _close(recorder, gateway, placement, transcriber)
         if failure is not None:
             raise failure
     if end.lost is not None:
         raise CannotServeError(f"{end.lost}: only another process can serve") from end.lost
     return end.cut_by
+
+
+async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Transcriber | None:
+    """Load the model that writes down what users say, with a slot for each session."""
+    if settings.transcriber is None:
+        return None
+    name, slots = settings.transcriber, workers.pool.counts.slots
+    try:
+        backend = await anyio.to_thread.run_sync(
+            partial(load, name, slots, device=settings.device, dtype=settings.dtype),
+            abandon_on_cancel=True,
+        )
+        return Transcriber(backend)
+    except (OSError, ValueError, RuntimeError, BackendError) as error:
+        raise CannotServeError(f"cannot load the transcriber {name}: {error}") from error
 
 
 async def _make(make: Callable[..., Server], settings: Settings) -> Server:
@@ -211,13 +227,23 @@ def _has_files(logs_ending_max: int, recorder: Recorder, gateway: Gateway) -> bo
     return recorder.statistics.logs - sessions < logs_ending_max
 
 
-async def _close(recorder: Recorder, gateway: Gateway | None) -> None:
+async def _close(
+    recorder: Recorder,
+    gateway: Gateway | None,
+    placement: Placement | None,
+    transcriber: Transcriber | None,
+) -> None:
     """Close the logs, send the last spans and store the last logs, even when cancelled."""
+    find_what_was_spared()
     with anyio.CancelScope(shield=True):
         await recorder.aclose()
         if gateway is not None:
             with anyio.move_on_after(LAST_WAIT_S):
                 await gateway.finish()
+        if transcriber is not None:
+            await transcriber.aclose()
+    if placement is not None:
+        placement.close()
 
 
 async def _bind(settings: Settings) -> list[listener.SocketListener]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -86,6 +87,7 @@ def first_event(
             **_rebuild_limits(settings, info, mode),
             **_model_limits(settings, info, arrival),
             **_resume_limits(settings, token),
+            **_transcriber_limits(settings, mode),
         ),
         recording="on" if is_recorded else "off",
         endpoint=arrival.endpoint,
@@ -108,6 +110,13 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
         "rebuild_units": REBUILD_UNITS_MAX,
         "can_repeat": info.deterministic,
     }
+
+
+def _transcriber_limits(settings: Settings, mode: Mode) -> Mapping[str, Any]:
+    """The name of the model that writes down what the user says; none where none does."""
+    if settings.transcriber is None or OF_MODE[mode].work != "unit":
+        return {}
+    return {"transcriber": Path(settings.transcriber).name}
 
 
 def _session_s(settings: Settings, arrival: Arrival) -> int:

@@ -47,6 +47,7 @@ from .lane import Lane
 from .peer import Peer, Tokens
 from .taking_up import TakenUp
 from .timers import Timers
+from .transcriber import Transcriber, Writer
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
@@ -69,6 +70,7 @@ class Driver:
         refusal: the code with which it is refused a slot; None: it may have one.
         watcher: sees events and effects; None for none.
         taken: the session that another server began; None for a new one.
+        transcriber: writes down what the user says; None: it is not written down.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Driver:
         refusal: ErrorCode | None = None,
         watcher: Watcher | None = None,
         taken: TakenUp | None = None,
+        transcriber: Transcriber | None = None,
     ) -> None:
         self._opened = opened
         self._taken = taken
@@ -100,6 +103,7 @@ class Driver:
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
         self._detector: Final = SpeechDetector()
+        self._writer = self._make_writer(transcriber)
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
@@ -288,6 +292,8 @@ class Driver:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self._timers.run)
+                if self._writer is not None:
+                    tasks.start_soon(self._writer.run)
                 await self._run_session()
                 tasks.cancel_scope.cancel()
         finally:
@@ -308,6 +314,14 @@ class Driver:
             self._journal.append_event(event)
             self._perform(event, session.step(event))
         await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
+
+    def _make_writer(self, transcriber: Transcriber | None) -> Writer | None:
+        """Have what the user says written down, if the session's first event says so."""
+        if transcriber is None or not self._opened.limits.transcriber:
+            return None
+        counts = {} if self._taken is None else self._taken.session.counts
+        seconds = counts.get("units", 0) + counts.get("units_dropped", 0)
+        return Writer(transcriber, self._opened.seed, self, seconds)
 
     def _begin(self) -> Session:
         self._journal.append_event(self._opened)
@@ -343,6 +357,8 @@ class Driver:
 
     def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
         assert self._tasks is not None
+        if self._writer is not None:
+            self._writer.saw(effect)
         match effect:
             case ef.Send():
                 self.peer.send(effect.frame, ready)

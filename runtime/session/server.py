@@ -36,7 +36,7 @@ from ..slots.admission import Admission
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers
 from ..telemetry.logs import bound_session
-from ..telemetry.watching import SessionStatus, Telemetry, Watcher
+from ..telemetry.watching import SessionStatus, Telemetry
 from . import rebuilding
 from .beginning import Arrival, first_event, log_head
 from .calls import Calls
@@ -48,6 +48,7 @@ from .journal import MarkRefused, OpenLog
 from .lane import Lane
 from .room import Room
 from .taking_up import TakenUp, take_up
+from .transcriber import Transcriber
 
 REFRESH_S: Final = 3.0
 """Seconds between two estimates; a session tells its client at most every 3 s."""
@@ -72,6 +73,7 @@ class Server:
         recorder: writes the logs; None records nothing.
         telemetry: sees every session; None for none.
         has_key: whether there is still a key of this name.
+        transcriber: writes down what users say; None: it is not written down.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Server:
         decode_media: DecodeMedia,
         telemetry: Telemetry | None = None,
         has_key: Callable[[str], bool] = lambda _: True,
+        transcriber: Transcriber | None = None,
     ) -> None:
         self._settings = settings
         self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
@@ -94,6 +97,7 @@ class Server:
         self._decode_media = decode_media
         self._telemetry = telemetry
         self._has_key = has_key
+        self._transcriber = transcriber
         self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
@@ -296,10 +300,8 @@ class Server:
         refusal: ErrorCode | None = None,
         taken: TakenUp | None = None,
     ) -> Driver:
-        settings, info = self._settings, self.workers.info
-        watcher: Watcher | None = None
-        if self._telemetry is not None:
-            watcher = self._telemetry.watch(opened, owner)
+        settings, info, sight = self._settings, self.workers.info, self._telemetry
+        watcher = None if sight is None else sight.watch(opened, owner)
         return Driver(
             opened,
             open_log=open_log,
@@ -322,6 +324,7 @@ class Server:
             refusal=refusal,
             watcher=watcher,
             taken=taken,
+            transcriber=self._transcriber,
         )
 
     def _open_log(

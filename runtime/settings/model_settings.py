@@ -35,6 +35,14 @@ class ModelSettings:
         "whether it fits.",
         _ADDRESS,
     )
+    transcriber: str | None = setting(
+        None,
+        "A second model, which writes down what users say: for captions, recordings and clients "
+        "that ask for it. Named as in --model; it must transcribe, and has a slot for each "
+        "session.",
+        _ADDRESS,
+        unset="it is not written down",
+    )
     workers: tuple[str, ...] = setting(
         (),
         "A further model that can take any session of the first, named as in --model.",

@@ -20,6 +20,7 @@ from ...values.live import (
     Unmuted,
     Updated,
     Usage,
+    UserWords,
 )
 from ...values.messages import (
     Closed,
@@ -240,6 +241,16 @@ WORDS: Final = Table(
 )
 
 
+USER_WORDS: Final = Table(
+    UserWords,
+    EVENT_ID,
+    Field("delta", TEXT, attr="text"),
+    Field("start_ms", INTEGER),
+    Field("end_ms", INTEGER),
+    tag={"type": "session.input_transcript.delta"},
+)
+
+
 def sound_of(speech: Speech) -> bytes:
     """The sound of a message, as its session writes it."""
     return compress(to_pcm16(speech.pcm), speech.coding)
@@ -327,6 +338,7 @@ ANSWERS: Final = (
     LISTEN,
     WORDS,
     SPEECH,
+    USER_WORDS,
     Table(Muted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.muted"}),
     Table(Unmuted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.unmuted"}),
     Table(Updated, EVENT_ID, _SESSION, _ANSWERED, tag={"type": "session.updated"}),

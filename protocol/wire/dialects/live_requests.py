@@ -10,13 +10,13 @@ from ...values.errors import (
     ErrorCode,
     FieldError,
 )
+from ...values.items import Item, Part
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX
 from ...values.live import (
     Mute,
     Unmute,
     Update,
 )
-from ...values.openai import Item, Part
 from ...values.requests import AppendSound, CloseRequest, Init, Request, VoiceName
 from ...values.sound import CODINGS, G711_RATE_HZ, LIVE_RATES_HZ
 from ..codec import Fields, Value

@@ -19,6 +19,7 @@ from typing import Final, cast
 import attrs
 
 from ...values.errors import LocalProtocolError
+from ...values.items import Item
 from ...values.messages import (
     Closed,
     GoingAway,
@@ -29,15 +30,7 @@ from ...values.messages import (
     ServerMessage,
     Speech,
 )
-from ...values.openai import (
-    Configure,
-    CreateItem,
-    InputStep,
-    Item,
-    ItemStep,
-    ReplyState,
-    ReplyStep,
-)
+from ...values.openai import Configure, CreateItem, InputStep, ItemStep, ReplyState, ReplyStep
 from ...values.requests import ClientMessage, Request
 from ..codec import dump_frame, invalid
 from ..table import Table
@@ -62,19 +55,25 @@ class OpenAI(Dialect):
             raise unsupported("$.type", f"{kind}, which is not served here")
         message = super().parse(request, body, context)
         match message:
-            case Configure() if _turns_off_detection(body):
-                return attrs.evolve(message, is_undetected=True)
+            case Configure():
+                is_undetected = _is_null(body, "turn_detection")
+                transcribes = False if _is_null(body, "transcription") else message.transcribes
+                return attrs.evolve(message, is_undetected=is_undetected, transcribes=transcribes)
             case CreateItem(item=item):
                 _check_parts(item)
         return message
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
-        if not isinstance(message, Configure) or not message.is_undetected:
+        if not isinstance(message, Configure):
             return super().encode_request(message)
         body = self._written[Configure].write(message)
         session = cast("dict[str, dict[str, dict[str, object]]]", body["session"])
-        session["audio"]["input"]["turn_detection"] = cast("dict[str, object]", None)
+        is_untold = message.transcribes is False
+        off = {"turn_detection": message.is_undetected, "transcription": is_untold}
+        for name, is_off in off.items():
+            if is_off:
+                session.setdefault("audio", {}).setdefault("input", {})[name] = None
         return dump_frame(body)
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
@@ -111,12 +110,12 @@ def _check_parts(item: Item) -> None:
             raise invalid(path, f"{part.kind}, an item of the {item.role} has {kinds}")
 
 
-def _turns_off_detection(body: Json) -> bool:
-    """Whether turn detection is null, which is not the same as absent."""
+def _is_null(body: Json, name: str) -> bool:
+    """Whether a setting of the input is null, which is not the same as absent."""
     found: object = body
-    for name in ("session", "audio", "input"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return isinstance(found, dict) and found.get("turn_detection", found) is None
+    for place in ("session", "audio", "input"):
+        found = found.get(place) if isinstance(found, dict) else None
+    return isinstance(found, dict) and found.get(name, found) is None
 
 
 OPENAI: Final = OpenAI(

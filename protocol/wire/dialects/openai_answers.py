@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...values.errors import OPENAI_ERRORS, ErrorCode
+from ...values.items import Item
+from ...values.limits import MS_PER_S
 from ...values.messages import Created, Metrics, Speech
 from ...values.openai import (
     Configured,
     InputStep,
-    Item,
     ItemDeleted,
     ItemStep,
     ItemTruncated,
@@ -19,7 +20,6 @@ from ...values.openai import (
     ReplyStep,
     item_of,
 )
-from ...values.sound import CODINGS
 from ..codec import encode_base64
 from ..field import DROPPED, Field
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
@@ -28,86 +28,18 @@ from ..rates import to_float32
 from ..table import Object, Table
 from .live_answers import ERROR_CODES as LIVE_CODES
 from .live_answers import EVENT_ID, error_table, fixed, sound_of
-from .openai_requests import DETECTION, METADATA, MODALITY, detection, item_rows, told_part
+from .openai_requests import METADATA, item_rows, told_part
+from .openai_settings import MODALITY, SESSION, nothing, null
 
+TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
 _ZERO: Final = Kind(
     read=lambda value, _: value.integer(0, 0), schema={"type": "integer", "const": 0}
 )
 
 
-def _null(name: str) -> Field:
-    kind = Kind(read=lambda *_: None, schema={"type": "null"})
-    return Field(name, kind, None, attr=DROPPED, get=lambda _: None, doc="Always null.")
-
-
 def _zero(name: str) -> Field:
     return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc="A response has one.")
-
-
-def nothing(name: str) -> Field:
-    """An array that is always empty."""
-    kind = Kind(read=lambda *_: (), schema={"type": "array", "const": []})
-    return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
-
-
-def _format(attr: str) -> Object:
-    """The format of sound; that of G.711 has no rate."""
-    kind = Kind(read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000})
-    rate = Field(
-        "rate",
-        kind,
-        None,
-        attr=DROPPED,
-        get=lambda told: 24_000 if getattr(told.openai, attr) == "audio/pcm" else None,
-        omit=True,
-        doc="Samples a second; not of G.711, which has 8000.",
-    )
-    return Object("format", (Field("type", choice(CODINGS), attr=attr), rate), doc="Of the sound.")
-
-
-_SESSION: Final = Object(
-    "session",
-    (
-        fixed("type", "realtime"),
-        fixed("object", "realtime.session"),
-        Field("id", TEXT),
-        Field("model", TEXT),
-        Field("expires_at", INTEGER),
-        Field("instructions", TEXT),
-        Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
-        Object(
-            "audio",
-            (
-                Object(
-                    "input",
-                    (
-                        _format("heard"),
-                        _null("noise_reduction"),
-                        _null("transcription"),
-                        Field("turn_detection", detection(one(DETECTION)), None, attr="detection"),
-                    ),
-                    doc="The client's sound.",
-                ),
-                Object(
-                    "output",
-                    (_format("spoken"), Field("voice", TEXT, "", omit=True)),
-                    doc="The model's sound.",
-                ),
-            ),
-            doc="Sound in both directions.",
-        ),
-        nothing("tools"),
-        fixed("tool_choice", "auto"),
-        fixed("max_output_tokens", "inf"),
-        fixed("truncation", "auto"),
-        _null("tracing"),
-        _null("prompt"),
-        _null("include"),
-    ),
-    attr="openai",
-    doc="The session as it is in force.",
-)
 
 
 _, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(one(told_part()), 1024))
@@ -174,7 +106,7 @@ _ANY: Final = Kind(
 _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
     fixed("max_output_tokens", "inf"),
-    _null("conversation_id"),
+    null("conversation_id"),
     Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
@@ -182,10 +114,10 @@ _BEGUN: Final = Table(
     Field("id", TEXT),
     fixed("object", "realtime.response"),
     fixed("status", "in_progress"),
-    _null("status_details"),
+    null("status_details"),
     nothing("output"),
     *_ALWAYS,
-    _null("usage"),
+    null("usage"),
 )
 _OVER: Final = Table(
     Reply,
@@ -319,6 +251,39 @@ STEPS: Final = {
     "text_done": _step("text_done", "output_text.done", *_OF_PART, Field("text", TEXT)),
 }
 """By the kind of a step."""
+_SECONDS: Final = Kind(
+    read=lambda value, _: round(value.number(0, 1e6) * MS_PER_S),
+    write=lambda at_ms: at_ms / MS_PER_S,
+    schema={"type": "number", "minimum": 0},
+)
+TRANSCRIPTS: Final = {
+    "transcript_delta": Table(
+        InputStep,
+        EVENT_ID,
+        _INPUT_ITEM,
+        _zero("content_index"),
+        Field("delta", TEXT, attr="text"),
+        tag={"type": f"{TRANSCRIPTION}.delta"},
+        lacks={"kind": "transcript_delta"},
+    ),
+    "transcript_done": Table(
+        InputStep,
+        EVENT_ID,
+        _INPUT_ITEM,
+        _zero("content_index"),
+        Field("transcript", TEXT, attr="text"),
+        Object(
+            "usage",
+            (
+                fixed("type", "duration"),
+                Field("seconds", _SECONDS, attr="at_ms", example=1.5),
+            ),
+            doc="How long it was.",
+        ),
+        tag={"type": f"{TRANSCRIPTION}.completed"},
+        lacks={"kind": "transcript_done"},
+    ),
+}
 INPUTS: Final = {
     "speech_started": _input(
         "speech_started", _INPUT_ITEM, Field("audio_start_ms", INTEGER, attr="at_ms")
@@ -328,6 +293,7 @@ INPUTS: Final = {
     ),
     "committed": _input("committed", _INPUT_ITEM, _PREVIOUS),
     "cleared": _input("cleared"),
+    **TRANSCRIPTS,
 }
 ITEMS: Final = {
     "added": _conversation("added", _PREVIOUS),
@@ -353,11 +319,11 @@ ANSWERS: Final = (
     Table(
         Created,
         EVENT_ID,
-        _SESSION,
+        SESSION,
         tag={"type": "session.created"},
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
-    Table(Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
+    Table(Configured, EVENT_ID, SESSION, tag={"type": "session.updated"}),
     *INPUTS.values(),
     *ITEMS.values(),
     Table(ItemDeleted, EVENT_ID, Field("item_id", TEXT), tag={"type": "conversation.item.deleted"}),

@@ -1,0 +1,183 @@
+"""What users say, written down by a second model: `UserTranscribed`.
+
+A session's seconds are transcribed as its model gets them, one after the other, on a slot of the
+transcriber. An utterance begins with the second before the one in which speech is found, and ends
+with the one in which it stops. It is background work: a session never waits for it, and seconds
+that come faster than they are written down are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Final
+
+import anyio
+import attrs
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import MS_PER_S
+from protocol.values.model import INPUT_RATE_HZ
+from protocol.values.transcript import Chunk
+from protocol.wire.rates import to_pcm16
+
+from ..media.speech_detector import SpeechDetector
+from ..model.backends.base import Backend, BackendError, Closes, Transcribes, TranscriptSession
+from .calls import Inbox
+
+SECONDS_WAITING_MAX: Final = 8
+"""Of one session: more is older than what its user remembers."""
+UTTERANCE_S_MAX: Final = 30
+"""A longer one is cut: it would outgrow the transcriber's context."""
+SILENCE_MS: Final = 500
+THRESHOLD: Final = 0.5
+"""As the detector has them by default."""
+
+_logger = logging.getLogger("antiphon.transcriber")
+
+
+@attrs.frozen
+class Second:
+    """A second of a session's input, with its number: float32 LE, 16 kHz."""
+
+    number: int
+    pcm: bytes
+
+
+class Transcriber:
+    """A model that writes down what users say, for as many sessions as it has slots.
+
+    Attributes:
+        name: of the model, as it is told to clients.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        """`ValueError` if the model does not transcribe."""
+        if not isinstance(backend, Transcribes) or "transcription" not in backend.info.modes:
+            raise ValueError(f"model {backend.info.name} does not transcribe")
+        self._backend: Final = backend
+        self.name: Final = backend.info.name
+        self._free = list(range(backend.info.slots))[::-1]
+
+    async def aclose(self) -> None:
+        """Free the model."""
+        if isinstance(self._backend, Closes):
+            await self._backend.aclose()
+
+    def take(self) -> int | None:
+        """Take a slot; None while none is free."""
+        return self._free.pop() if self._free else None
+
+    async def open(self, slot: int) -> TranscriptSession:
+        """Begin on a slot; `BackendError`."""
+        return await self._backend.transcribe(slot=slot)
+
+    def give_back(self, slot: int, *, is_clean: bool) -> None:
+        """Take a slot back; one that is not clean is used no more."""
+        if is_clean:
+            self._free.append(slot)
+        else:
+            _logger.error("slot %d of the transcriber %s is lost", slot, self.name)
+
+
+class Writer:
+    """Writes down what one session's user says; `run` in a task of the session.
+
+    `seconds` of input were fed to its model by another server.
+    """
+
+    def __init__(self, owner: Transcriber, seed: int, inbox: Inbox, seconds: int = 0) -> None:
+        self._owner, self._seed, self._inbox = owner, seed, inbox
+        self._waiting: deque[Second] = deque(maxlen=SECONDS_WAITING_MAX)
+        self._arrived = anyio.Event()
+        self._detector: Final = SpeechDetector()
+        self._before: Second | None = None
+        self._utterance = -1
+        self._chunks = 0
+        self._seconds = seconds
+        self._unit = -1
+
+    def saw(self, effect: ef.Effect) -> None:
+        """Take the seconds of a session's input; never blocks."""
+        match effect:
+            case ef.DropUnit():
+                self._seconds += 1
+            case ef.StartUnit(unit=unit) if unit.index > self._unit:  # not one that starts again
+                self._unit = unit.index
+                self._waiting.append(Second(self._seconds, unit.pcm))
+                self._seconds += 1
+                self._arrived.set()
+
+    async def run(self) -> None:
+        """Write until it is cancelled; a model that fails is given up, and the session goes on."""
+        await self._arrived.wait()
+        slot, held = self._owner.take(), None
+        if slot is None:
+            _logger.warning("no slot of the transcriber %s is free", self._owner.name)
+            return
+        is_clean = True
+        try:
+            held = await self._owner.open(slot)
+            while True:
+                await self._arrived.wait()
+                self._arrived = anyio.Event()
+                while self._waiting:
+                    await self._take(held, self._waiting.popleft())
+        except BackendError as error:
+            is_clean = held is not None
+            _logger.warning("the transcriber %s failed: %s", self._owner.name, error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                if held is not None:
+                    await held.release()
+            self._owner.give_back(slot, is_clean=is_clean)
+
+    async def _take(self, held: TranscriptSession, second: Second) -> None:
+        """Transcribe a second in which the user speaks, with the one before the first."""
+        was_speech = self._detector.is_speech
+        found = list(self._detector.detect(_asked(second, is_speech=was_speech), 0))
+        before, self._before = self._before, second
+        if not (was_speech or found):
+            return
+        if self._chunks == 0:
+            self._utterance += 1
+            if before is not None and before.number == second.number - 1:
+                await self._write(held, before, is_last=False)
+        is_last = not self._detector.is_speech or self._chunks + 1 >= UTTERANCE_S_MAX
+        await self._write(held, second, is_last=is_last)
+        if is_last:
+            self._chunks = 0
+
+    async def _write(self, held: TranscriptSession, second: Second, *, is_last: bool) -> None:
+        chunk = Chunk(
+            utterance=self._utterance,
+            index=self._chunks,
+            pcm=second.pcm,
+            is_last=is_last,
+            seed=self._seed,
+        )
+        self._chunks += 1
+        with anyio.CancelScope(shield=True):  # a slot is released when no call is in progress
+            result = await held.run_chunk(chunk)
+        if result.text or is_last:
+            start_ms = second.number * MS_PER_S
+            event = ev.UserTranscribed(
+                at_ns=self._inbox.now_ns(),
+                text=result.text,
+                start_ms=start_ms,
+                end_ms=start_ms + MS_PER_S,
+                is_last=is_last,
+            )
+            self._inbox.post(event)
+
+
+def _asked(second: Second, *, is_speech: bool) -> ef.DetectSpeech:
+    return ef.DetectSpeech(
+        at=second.number * INPUT_RATE_HZ,
+        rate_hz=INPUT_RATE_HZ,
+        data=to_pcm16(second.pcm),
+        threshold=THRESHOLD,
+        silence_ms=SILENCE_MS,
+        is_speech=is_speech,
+    )
