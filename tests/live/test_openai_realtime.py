@@ -143,6 +143,36 @@ def test_a_question_is_answered(
         assert replay(items).identical
 
 
+def test_what_its_user_says_is_written_down(tmp_path: Path) -> None:
+    """Its captions and its history have one side only."""
+    folder = tmp_path / "recordings"
+
+    async def ask(server: LiveServer) -> list[Any]:
+        client = AsyncOpenAI(**client_of(server))
+        async with client.realtime.connect(model="tiny") as connection:
+            wanted: Any = {"input": {"transcription": {"model": "gpt-4o-transcribe"}}}
+            await connection.session.update(session={"type": "realtime", "audio": wanted})
+            saying = asyncio.create_task(say(connection, question()))
+            name = "conversation.item.input_audio_transcription.completed"
+            found = await until(connection, name)
+            saying.cancel()
+            return found
+
+    with live_server("--record", str(folder), "--transcriber", "tiny", model="tiny") as server:
+        found = asyncio.run(ask(server))
+        assert "broke" not in server.errors.read_text()
+    assert found[-1].transcript == "what time is it"
+    items = [it.item.id for it in found if it.type == "conversation.item.done"]
+    assert found[-1].item_id == items[0]
+    (log,) = folder.rglob("*.session.zst")
+    with LogReader(log) as records:
+        assert replay(records).identical
+    told = subprocess.run(
+        [*RUN, "export", str(log), "--to", "srt", "--output", "-"], capture_output=True, check=True
+    )
+    assert b"User (transcribed): what time is it" in told.stdout
+
+
 def test_who_asks_for_a_response_gets_one(tiny: tuple[LiveServer, Path]) -> None:
     """An agent that is to speak first says nothing, since nobody asked it anything."""
     server, folder = tiny
