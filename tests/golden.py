@@ -34,6 +34,7 @@ from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS
 from tests.golden_moving import MOVING_SCENES
+from tests.golden_openai import OPENAI_SCENES
 from tests.golden_resuming import RESUMING_SCENES
 from tests.golden_scenes import DUPLEX_SCENES
 from tests.golden_stage import Scene, eventful
@@ -53,6 +54,7 @@ SCENES: dict[str, Scene] = {
     **STATE_SCENES,
     **MOVING_SCENES,
     **RESUMING_SCENES,
+    **OPENAI_SCENES,
 }
 
 

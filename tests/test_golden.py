@@ -32,7 +32,7 @@ LOGS: Final = sorted(FOLDER.glob(f"*{SUFFIX}"))
 LOGS_MIN: Final = 40
 DIALECTS: Final = {
     *("realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "opening"),
-    *("transcription", "transcription-responses"),
+    *("transcription", "transcription-responses", "live", "openai"),
 }
 NOT_RECORDED: Final = {"RecordingFailed", "Flooded", "ForgetRecording"}
 """That a log cannot be written, not as fast as its client sends, or is not wanted."""

@@ -1,0 +1,128 @@
+"""Scenes of golden logs in OpenAI's dialects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import numpy as np
+
+from protocol.values import events as ev
+from tests.golden_stage import Scene, brief
+from tests.helpers import Peer, World, base64
+
+SECOND = 24_000
+QUIET = bytes(2 * SECOND)
+WAVE = np.sin(np.arange(24) * 2 * np.pi / 24) * 9000
+LOUD = np.tile(WAVE, SECOND // 24).astype("<i2").tobytes()
+"""A kilohertz, whose periods are the same bytes: logs stay small."""
+TRANSCRIBED = {"transcriber": "scripted"}
+
+
+def say(peer: Peer, kind: str, **body: Any) -> None:
+    """Send a message."""
+    peer.send(json.dumps({"type": kind, **body}))
+
+
+async def speak(peer: Peer, kind: str, *seconds: bytes) -> None:
+    """Send seconds as they come, each in ten pieces."""
+    for sound in seconds:
+        size = len(sound) // 10
+        for at in range(0, len(sound), size):
+            say(peer, kind, audio=base64(sound[at : at + size]))
+            await anyio.sleep(0.1)
+
+
+async def hear(server: World, *words: tuple[str, int, bool]) -> None:
+    """Have words of the user written down."""
+    for text, start_ms, is_last in words:
+        for driver in server.server._drivers:
+            event = ev.UserTranscribed(
+                at_ns=driver.now_ns(),
+                text=text,
+                start_ms=start_ms,
+                end_ms=start_ms + 1000,
+                is_last=is_last,
+            )
+            driver.post(event)
+        await anyio.sleep(0.1)
+
+
+async def lives(server: World) -> None:
+    """A session of the Live API: history, muted for a while, told what it said, and expired."""
+    peer = server.connect("audio", endpoint="live")
+    await peer.heard("info")
+    told = [{"role": "user", "content": [{"text": "My name is Ada."}]}]
+    delegation = {"type": "responses", "responses": {"model": "gpt-5.6-luna"}}
+    session = {"model": "scripted", "input": told, "delegation": delegation}
+    say(peer, "session.start", session=session)
+    await peer.heard("session.started")
+    await speak(peer, "session.input_audio.append", LOUD, QUIET)
+    await hear(server, ("hello ", 0, False), ("there", 1000, True))
+    say(peer, "session.input_audio.mute", event_id="evt_1")
+    await speak(peer, "session.input_audio.append", LOUD)
+    say(peer, "session.input_audio.unmute")
+    await speak(peer, "session.input_audio.append", *[LOUD] * 3)
+    await peer.over()
+
+
+async def lives_on_the_phone(server: World) -> None:
+    """A session of the Live API in G.711."""
+    peer = server.connect("audio", endpoint="live")
+    await peer.heard("info")
+    audio = {"format": {"type": "audio/pcmu", "rate": 8000}}
+    say(peer, "session.start", session={"model": "scripted", "audio": audio})
+    await peer.heard("session.started")
+    await speak(peer, "session.input_audio.append", *[bytes(range(250)) * 32] * 4)
+    say(peer, "session.close")
+    await peer.over()
+
+
+async def responds(server: World) -> None:
+    """A session of the Realtime API: an item, a question, an answer that is asked for."""
+    peer = server.connect("audio", endpoint="openai", label="scripted")
+    await peer.heard("session.created")
+    settings = {"turn_detection": {"type": "server_vad"}, "transcription": {"model": "whisper-1"}}
+    session = {"type": "realtime", "instructions": "Be brief.", "audio": {"input": settings}}
+    say(peer, "session.update", session=session)
+    part = {"type": "input_text", "text": "My name is Ada."}
+    item = {"type": "message", "role": "user", "content": [part]}
+    say(peer, "conversation.item.create", item=item)
+    await speak(peer, "input_audio_buffer.append", LOUD, QUIET)
+    await hear(server, ("what time ", 0, False), ("is it", 1000, True))
+    await speak(peer, "input_audio_buffer.append", QUIET, LOUD, QUIET)
+    await anyio.sleep(4)
+    say(peer, "response.create", response={"metadata": {"for": "a test"}})
+    await peer.heard("response.done", 3)
+    say(peer, "conversation.item.truncate", item_id="item_1", audio_end_ms=500)
+    say(peer, "response.cancel", event_id="evt_1")
+    await anyio.sleep(1)
+    peer.leave(1000)
+    await server.quiet()
+
+
+async def responds_after_a_loss(server: World) -> None:
+    """A client of the Realtime API speaks, loses its connection amid a response and is back."""
+    peer = server.connect("audio", endpoint="openai", label="scripted", resumable=True)
+    await peer.heard("session.created")
+    await speak(peer, "input_audio_buffer.append", LOUD, QUIET)
+    await peer.heard("response.output_audio.delta")
+    peer.vanish()
+    await anyio.sleep(40)
+    again = server.come_back(*peer.way_back)
+    await again.greeted()
+    await speak(again, "input_audio_buffer.append", LOUD, QUIET, QUIET)
+    await anyio.sleep(5)
+    again.leave(1000)
+    await server.quiet()
+
+
+OPENAI_SCENES: dict[str, Scene] = {
+    "live": Scene(
+        play=lives, backend={"script": brief}, settings={**TRANSCRIBED, "limit_live_s": 7}
+    ),
+    "live-g711": Scene(play=lives_on_the_phone, backend={"script": brief}),
+    "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
+    "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
+}
