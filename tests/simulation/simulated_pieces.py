@@ -10,6 +10,9 @@ from typing import Any, Final
 
 import anyio
 import numpy as np
+from openai.types.live.server_event import ServerEvent
+from openai.types.realtime.realtime_server_event import RealtimeServerEvent
+from pydantic import TypeAdapter, ValidationError
 
 from protocol.values import live as lv
 from protocol.values import openai as oa
@@ -18,7 +21,7 @@ from protocol.values.effects import DecodeMedia
 from protocol.values.limits import ANSWER_UNITS
 from protocol.values.messages import Created, Listen, QueueDone, ServerMessage, Speech
 from protocol.values.model import SAMPLE16_BYTES
-from protocol.wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, UP, to_float32, to_pcm16
+from protocol.wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, to_float32, to_pcm16
 from runtime.media.fair import Client as MediaClient
 from runtime.media.values import Decoded
 from tests.helpers import decode_here
@@ -33,14 +36,28 @@ async def decode(effect: DecodeMedia, client: MediaClient) -> Decoded:
     """Decode; a second is resampled without a filter, so that each sample says whose it is."""
     if effect.kind != "second":
         return await decode_here(effect, client)
-    samples = np.frombuffer(effect.data[HISTORY_BYTES:], "<i2").reshape(-1, DOWN)[:, :UP]
+    samples = np.frombuffer(effect.data[HISTORY_BYTES:], "<i2").reshape(-1, DOWN)[:, :2]
     return Decoded(pcm=to_float32(samples.tobytes()))
+
+
+TYPES: Final[dict[str, TypeAdapter[Any]]] = {
+    "live": TypeAdapter(ServerEvent),
+    "openai": TypeAdapter(RealtimeServerEvent),
+}
+"""What the server may say, by the types of OpenAI's own package."""
 
 
 class PiecesClient(Client):
     """A client of `live` or `openai` at work."""
 
     _asked = 0
+
+    def _take(self, frame: str) -> None:
+        try:
+            TYPES[self.plan.dialect].validate_json(frame, strict=True)
+        except ValidationError as error:
+            self._report(f"OpenAI's package cannot read {frame[:200]}: {error}")
+        super()._take(frame)
 
     @property
     def _goes_by_itself(self) -> bool:

@@ -353,6 +353,7 @@ class Simulation:
         kind = PiecesClient if plan.endpoint in PIECES else Client
         if plan.endpoint in PIECES:
             self._fleet.padded.add(plan.number)
+            self.rules.seen[f"clients of {plan.endpoint}"] += 1
         client = kind(
             plan,
             self._way(plan, link, tasks) if plan.resumable else link,
