@@ -1,15 +1,14 @@
-"""Where a client begins and stops to speak, by the energy of its sound: `DetectSpeech`.
+"""Where a client begins and stops to speak: `DetectSpeech`.
 
-Sound is judged in frames of 20 ms. A frame is loud if its power is well above the noise, which is
-the least that was heard lately. Speech begins after `START_FRAMES` loud frames of the last
-`WINDOW_FRAMES`, which leaves out clicks and knocks; it ends after a silence. How the sound was cut
-into pieces does not matter.
+Sound is judged in short frames, by its energy or by a trained model (`silero`). Speech begins after
+most of the last frames were speech, which leaves out clicks and knocks; it ends after a silence.
+How the sound was cut into pieces does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 import attrs
 import numpy as np
@@ -38,54 +37,44 @@ FACTOR: Final = 8
 SpeechEvent = ev.SpeechStarted | ev.SpeechStopped
 
 
-@attrs.define
-class SpeechDetector:
-    """The detector of one session.
-
-    It starts again where the sound does not follow on what it heard: the client had turned it off,
-    or the session is taken up by another server.
+class Judge(Protocol):
+    """Says of each frame of a session's sound whether it is speech.
 
     Attributes:
-        next_at: the client's sample that it expects.
-        rest: samples that do not fill a frame yet.
-        end_ms: where the last frame ends, in milliseconds of the client's sound.
-        noise: power of the noise, in squares of 16-bit samples; 0 before the first frame.
-        loud: which of the last frames were loud, the newest in the lowest bit.
-        quiet_ms: since the last loud frame.
-        is_speech: speech has begun and not ended.
+        frame_ms: length of a frame.
+        window, start: speech begins if so many of the last frames are speech.
     """
 
-    next_at: int = -1
-    rest: bytes = b""
-    end_ms: int = 0
-    noise: int = 0
-    loud: int = 0
-    quiet_ms: int = 0
-    is_speech: bool = False
+    frame_ms: int
+    window: int
+    start: int
 
-    def detect(self, effect: DetectSpeech, at_ns: int) -> Iterator[SpeechEvent]:
-        """Say where speech begins and stops in a piece of sound, which is heard at `at_ns`."""
-        if effect.at != self.next_at:
-            self._begin(effect)
-        self.next_at = effect.at + len(effect.data) // SAMPLE16_BYTES
+    def judge(self, effect: DetectSpeech) -> Iterator[bool]:
+        """Judge the frames that a piece of sound completes."""
+        ...
+
+
+@attrs.define
+class EnergyJudge:
+    """A frame is speech if its power is well above the noise: the least that was heard lately.
+
+    Attributes:
+        rest: samples that do not fill a frame yet.
+        noise: power of the noise, in squares of 16-bit samples; 0 before the first frame.
+    """
+
+    frame_ms = FRAME_MS
+    window = WINDOW_FRAMES
+    start = START_FRAMES
+
+    rest: bytes = b""
+    noise: int = 0
+
+    def judge(self, effect: DetectSpeech) -> Iterator[bool]:
+        """Judge the frames that a piece of sound completes."""
         factor = max(int(FACTOR * 2 * effect.threshold), 2)
         for power in self._powers(effect):
-            is_loud = self._is_loud(power, factor)
-            self.end_ms += FRAME_MS
-            self.loud = (self.loud << 1 | is_loud) & ((1 << WINDOW_FRAMES) - 1)
-            self.quiet_ms = 0 if is_loud else self.quiet_ms + FRAME_MS
-            if not self.is_speech and self.loud.bit_count() >= START_FRAMES:
-                self.is_speech = True
-                began_ms = self.end_ms - self.loud.bit_length() * FRAME_MS
-                yield ev.SpeechStarted(at_ns=at_ns, at_ms=began_ms)
-            elif self.is_speech and self.quiet_ms >= effect.silence_ms:
-                self.is_speech, self.loud = False, 0
-                yield ev.SpeechStopped(at_ns=at_ns, at_ms=self.end_ms)
-
-    def _begin(self, effect: DetectSpeech) -> None:
-        self.end_ms = effect.at * MS_PER_S // effect.rate_hz
-        self.is_speech = effect.is_speech
-        self.rest, self.noise, self.loud, self.quiet_ms = b"", 0, 0, 0
+            yield self._is_loud(power, factor)
 
     def _is_loud(self, power: int, factor: int) -> bool:
         """Compare a frame with the noise, which follows it."""
@@ -107,3 +96,55 @@ class SpeechDetector:
         samples = samples.reshape(count, size // SAMPLE16_BYTES)
         powers: list[int] = ((samples * samples).sum(axis=1) // samples.shape[1]).tolist()
         return powers
+
+
+@attrs.define
+class SpeechDetector:
+    """The detector of one session; `make` makes what judges its frames.
+
+    It starts again where the sound does not follow on what it heard: the client had turned it off,
+    or the session is taken up by another server.
+
+    Attributes:
+        judge: of its frames.
+        next_at: the client's sample that it expects.
+        end_ms: where the last frame ends, in milliseconds of the client's sound.
+        loud: which of the last frames were speech, the newest in the lowest bit.
+        quiet_ms: since the last of them.
+        is_speech: speech has begun and not ended.
+    """
+
+    make: Callable[[], Judge] = EnergyJudge
+    judge: Judge = attrs.field(init=False)
+    next_at: int = -1
+    end_ms: int = 0
+    loud: int = 0
+    quiet_ms: int = 0
+    is_speech: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.judge = self.make()
+
+    def detect(self, effect: DetectSpeech, at_ns: int) -> Iterator[SpeechEvent]:
+        """Say where speech begins and stops in a piece of sound, which is heard at `at_ns`."""
+        if effect.at != self.next_at:
+            self._begin(effect)
+        self.next_at = effect.at + len(effect.data) // SAMPLE16_BYTES
+        judge = self.judge
+        for is_loud in judge.judge(effect):
+            self.end_ms += judge.frame_ms
+            self.loud = (self.loud << 1 | is_loud) & ((1 << judge.window) - 1)
+            self.quiet_ms = 0 if is_loud else self.quiet_ms + judge.frame_ms
+            if not self.is_speech and self.loud.bit_count() >= judge.start:
+                self.is_speech = True
+                began_ms = self.end_ms - self.loud.bit_length() * judge.frame_ms
+                yield ev.SpeechStarted(at_ns=at_ns, at_ms=began_ms)
+            elif self.is_speech and self.quiet_ms >= effect.silence_ms:
+                self.is_speech, self.loud = False, 0
+                yield ev.SpeechStopped(at_ns=at_ns, at_ms=self.end_ms)
+
+    def _begin(self, effect: DetectSpeech) -> None:
+        self.judge = self.make()
+        self.end_ms = effect.at * MS_PER_S // effect.rate_hz
+        self.is_speech = effect.is_speech
+        self.loud = self.quiet_ms = 0

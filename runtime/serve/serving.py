@@ -23,6 +23,7 @@ from recorder.write.writer import Recorder, RecorderPolicy
 from ..access.keyfile import KeyFileError
 from ..api.views import LoadViewer
 from ..media.decoder import MediaDecoder
+from ..media.speech_detector import EnergyJudge, Judge
 from ..media.voices import VoiceLibrary
 from ..model.backends.base import Backend, BackendError, Remote
 from ..model.models import load_backend, require_deterministic
@@ -34,6 +35,7 @@ from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_st
 from ..net.tls import Certificate, CertificateError
 from ..placement.placement import Load, Placement, Scales, placement_of
 from ..session.calls import RELEASE_WAIT_S
+from ..session.ears import Ears
 from ..session.identity import SystemIdentities
 from ..session.server import Server
 from ..session.transcriber import Transcriber
@@ -100,7 +102,7 @@ async def run(
             placement = placement_of(settings, load, tasks)
             try:
                 workers = await _load_workers(settings, placement)
-                transcriber = await _transcriber(settings, load, workers)
+                ears = await _ears(settings, load, workers)
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -110,7 +112,7 @@ async def run(
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
             make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
-            make = partial(make, recorder=recorder, transcriber=transcriber)
+            make = partial(make, recorder=recorder, ears=ears)
             gateway.server = await _make(make, settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
@@ -126,6 +128,11 @@ async def run(
     return end.cut_by
 
 
+async def _ears(settings: Settings, load: Load, workers: Workers) -> Ears:
+    """Load what hears users in addition to the model."""
+    return Ears(await _judge(settings), await _transcriber(settings, load, workers))
+
+
 async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Transcriber | None:
     """Load the model that writes down what users say, with a slot for each session."""
     if settings.transcriber is None:
@@ -139,6 +146,19 @@ async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Tran
         return Transcriber(backend)
     except (OSError, ValueError, RuntimeError, BackendError) as error:
         raise CannotServeError(f"cannot load the transcriber {name}: {error}") from error
+
+
+async def _judge(settings: Settings) -> Callable[[], Judge]:
+    """What finds users' speech; a model is loaded before the first of them comes."""
+    if settings.detector == "energy":
+        return EnergyJudge
+    from ..media.silero import NoSileroError, SileroJudge, network
+
+    try:
+        await anyio.to_thread.run_sync(network, abandon_on_cancel=True)
+    except NoSileroError as error:
+        raise CannotServeError(str(error)) from error
+    return SileroJudge
 
 
 async def _make(make: Callable[..., Server], settings: Settings) -> Server:

@@ -41,6 +41,7 @@ from ..telemetry.watching import SessionStatus, Watcher
 from . import rebuilding
 from .calls import Calls, Inbox
 from .decodes import DecodeMedia, Decodes
+from .ears import EARS, Ears
 from .entry import Entry
 from .journal import Journal, MarkRefused, OpenLog, fin_fields, ready_now
 from .lane import Lane
@@ -70,7 +71,7 @@ class Driver:
         refusal: the code with which it is refused a slot; None: it may have one.
         watcher: sees events and effects; None for none.
         taken: the session that another server began; None for a new one.
-        transcriber: writes down what the user says; None: it is not written down.
+        ears: hear the user in addition to the model.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Driver:
         refusal: ErrorCode | None = None,
         watcher: Watcher | None = None,
         taken: TakenUp | None = None,
-        transcriber: Transcriber | None = None,
+        ears: Ears = EARS,
     ) -> None:
         self._opened = opened
         self._taken = taken
@@ -102,8 +103,8 @@ class Driver:
         self._entry = ways(owner=owner, refusal=refusal)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
-        self._detector: Final = SpeechDetector()
-        self._writer = self._make_writer(transcriber)
+        self._detector: Final = SpeechDetector(ears.make_judge)
+        self._writer = self._make_writer(ears.transcriber)
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner

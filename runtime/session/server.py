@@ -42,13 +42,13 @@ from .beginning import Arrival, first_event, log_head
 from .calls import Calls
 from .decodes import DecodeMedia
 from .driver import Driver
+from .ears import EARS, Ears
 from .ended import Ended, EndedSessions
 from .identity import Identities, Identity
 from .journal import MarkRefused, OpenLog
 from .lane import Lane
 from .room import Room
 from .taking_up import TakenUp, take_up
-from .transcriber import Transcriber
 
 REFRESH_S: Final = 3.0
 """Seconds between two estimates; a session tells its client at most every 3 s."""
@@ -73,7 +73,7 @@ class Server:
         recorder: writes the logs; None records nothing.
         telemetry: sees every session; None for none.
         has_key: whether there is still a key of this name.
-        transcriber: writes down what users say; None: it is not written down.
+        ears: hear users in addition to the model.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Server:
         decode_media: DecodeMedia,
         telemetry: Telemetry | None = None,
         has_key: Callable[[str], bool] = lambda _: True,
-        transcriber: Transcriber | None = None,
+        ears: Ears = EARS,
     ) -> None:
         self._settings = settings
         self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
@@ -97,7 +97,7 @@ class Server:
         self._decode_media = decode_media
         self._telemetry = telemetry
         self._has_key = has_key
-        self._transcriber = transcriber
+        self._ears = ears
         self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
@@ -324,7 +324,7 @@ class Server:
             refusal=refusal,
             watcher=watcher,
             taken=taken,
-            transcriber=self._transcriber,
+            ears=self._ears,
         )
 
     def _open_log(

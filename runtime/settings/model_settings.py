@@ -43,6 +43,12 @@ class ModelSettings:
         _ADDRESS,
         unset="it is not written down",
     )
+    detector: Literal["energy", "silero"] = setting(
+        "energy",
+        "What finds the speech of users who may interrupt: energy, by loudness; silero, by a "
+        "trained model (antiphon[vad]), which takes music and coughs for speech far less often.",
+        _ADDRESS,
+    )
     workers: tuple[str, ...] = setting(
         (),
         "A further model that can take any session of the first, named as in --model.",

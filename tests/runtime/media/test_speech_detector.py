@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
+import soxr
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.effects import DetectSpeech
 from protocol.values.events import SpeechStarted
-from runtime.media.speech_detector import FRAME_MS, SpeechDetector
+from runtime.media.silero import SileroJudge
+from runtime.media.speech_detector import FRAME_MS, EnergyJudge, Judge, SpeechDetector
 from tests.generated import tape
 
 RATE_HZ: Final = 16_000
@@ -32,6 +35,7 @@ class Ear:
 
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
     at: int = 0
+    rate_hz: int = RATE_HZ
 
     def hear(
         self, data: bytes, *, threshold: float = 0.5, silence_ms: int = SILENCE_MS
@@ -39,7 +43,7 @@ class Ear:
         """Go on with sound; returns where speech begins and ends, in milliseconds."""
         effect = DetectSpeech(
             at=self.at,
-            rate_hz=RATE_HZ,
+            rate_hz=self.rate_hz,
             data=data,
             threshold=threshold,
             silence_ms=silence_ms,
@@ -157,3 +161,55 @@ def test_sound_that_was_not_heard_counts() -> None:
     ear.at += 3 * RATE_HZ
     ear.hear(bytes(2 * RATE_HZ))
     assert ear.hear(pcm16(voice)) == [("began", 5000)]
+
+
+def said(rate_hz: int = RATE_HZ) -> bytes:
+    """A second of silence, and a question."""
+    sound = np.frombuffer(tape(1), "<f4")[: 6 * RATE_HZ].astype(np.float64) * 32767
+    return pcm16(soxr.resample(sound, RATE_HZ, rate_hz) if rate_hz != RATE_HZ else sound)
+
+
+def coughs() -> bytes:
+    """Loud and short, without a voice."""
+    draw = np.random.default_rng(1)
+    sound = draw.normal(0, 60, 5 * RATE_HZ)
+    for at in range(RATE_HZ, 5 * RATE_HZ, RATE_HZ):
+        burst = draw.normal(0, 5000, RATE_HZ // 3)
+        sound[at : at + len(burst)] += burst * np.exp(-np.arange(len(burst)) / 1300)
+    return pcm16(sound)
+
+
+@pytest.mark.parametrize(
+    ("judge", "found"), [(EnergyJudge, ["began", "ended"]), (SileroJudge, list[str]())]
+)
+def test_a_trained_model_takes_no_cough_for_speech(
+    judge: Callable[[], Judge], found: list[str]
+) -> None:
+    """Whoever has a cold could not hear an answer to its end."""
+    edges = Ear(SpeechDetector(judge)).hear(coughs())
+    assert [kind for kind, _ in edges][: len(found) or None] == found
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16_000, 24_000])
+def test_a_trained_model_hears_at_any_rate(rate_hz: int) -> None:
+    """A telephone would never interrupt."""
+    data = said(rate_hz)
+    whole = Ear(SpeechDetector(SileroJudge), rate_hz=rate_hz).hear(data)
+    assert [kind for kind, _ in whole][:2] == ["began", "ended"]
+    energy = Ear(rate_hz=rate_hz).hear(data)
+    assert abs(whole[0][1] - energy[0][1]) <= 400
+    ear, edges = Ear(SpeechDetector(SileroJudge), rate_hz=rate_hz), list[Edge]()
+    for at in range(0, len(data), 2 * 333):
+        edges += ear.hear(data[at : at + 2 * 333])
+    assert edges == whole
+
+
+def test_two_sessions_do_not_hear_each_other() -> None:
+    """The trained model is one for all sessions: what it remembers is not."""
+    alone = Ear(SpeechDetector(SileroJudge)).hear(said())
+    one, other, edges = Ear(SpeechDetector(SileroJudge)), Ear(SpeechDetector(SileroJudge)), []
+    data, noise = said(), coughs()
+    for at in range(0, len(data), 2 * 800):
+        edges += one.hear(data[at : at + 2 * 800])
+        other.hear(noise[at : at + 2 * 800])
+    assert edges == alone
