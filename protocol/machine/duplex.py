@@ -23,20 +23,19 @@ from ..values.messages import Interrupted, Listen, Metrics, Paused, Pending, Res
 from ..values.model import UnitResult
 from ..values.requests import Append, Init, Interrupt, Pause, Resume
 from ..values.state import Course, Gate, State
+from .barge_in import BargeIn
 from .lockstep import Lockstep
-from .seeing import Seeing
 from .unit_loop import Phase, UnitLoop
 from .units import Attachments, PendingUnit
 
 
 @attrs.define(kw_only=True, eq=False)
-class Duplex(Seeing):
+class Duplex(BargeIn):
     """A duplex session's state between events.
 
     Attributes:
         call: the unit loop, with the model call in progress.
         held: an outcome that waits for its finalize, if that is not deferred (B2).
-        response_id: the turn being spoken, or None.
         ended_id: an ended turn that no listen has followed.
         units_dropped: waiting units lost to newer input (B7).
         is_paused: no unit starts until the client resumes (002).
@@ -47,7 +46,6 @@ class Duplex(Seeing):
 
     call: UnitLoop = attrs.Factory(UnitLoop)
     held: Listen | Speech | None = None
-    response_id: str | None = None
     responses: int = 0
     appends: int = 0
     units_dropped: int = 0
@@ -94,8 +92,9 @@ class Duplex(Seeing):
         """Take an append: force first, then cut it into units, and start a unit if one may."""
         input_id = message.input_id or derive_id("input", self.opened.recording_id, self.appends)
         self.appends += 1
+        message = self.search(message)
         if message.force_listen:
-            self._force_listen()
+            self.stop_speaking()
         attached = Attachments(
             input_id=input_id,
             frames=self.seen + self.decode_all(message),
@@ -154,7 +153,7 @@ class Duplex(Seeing):
         self.say(Resumed())
         self.start_if_due()
 
-    def _force_listen(self) -> None:
+    def stop_speaking(self) -> None:
         """Force the unit in flight and all waiting ones to listen (B6)."""
         self._withhold()
         self.waiting.force_listen()

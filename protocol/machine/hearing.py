@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import attrs
 
-from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.items import Item, Part
@@ -48,11 +47,8 @@ class Hearing(Replies):
     """What was heard of the client, and what it expects for it.
 
     Attributes:
-        samples: that the client sent.
-        is_speaking: the client speaks.
         heard_item: the item that the client's speech, or its sound so far, will be.
         uncommitted_bytes: sound since the last item of sound.
-        is_hushed: the model only listens, for the client interrupted it and speaks on.
         is_asked: a response was asked for, and has not begun.
         due_units: seconds for which an answer is still due.
         sound_ns: when the client last sent sound.
@@ -60,11 +56,8 @@ class Hearing(Replies):
         utterances: what is written down, and in no item yet.
     """
 
-    samples: int = 0
-    is_speaking: bool = False
     heard_item: str = ""
     uncommitted_bytes: int = 0
-    is_hushed: bool = False
     is_asked: bool = False
     due_units: int = 0
     sound_ns: int = 0
@@ -89,19 +82,11 @@ class Hearing(Replies):
 
     def _detect(self, pcm16: bytes) -> None:
         """Have speech found in the client's next sound, unless it has turned that off."""
-        how, at = self.told.detection, self.samples
-        self.samples += len(pcm16) // SAMPLE16_BYTES
-        if how is not None:
-            self.do(
-                ef.DetectSpeech(
-                    at=at,
-                    rate_hz=self.rate_hz,
-                    data=pcm16,
-                    threshold=how.threshold,
-                    silence_ms=how.silence_ms,
-                    is_speech=self.is_speaking,
-                )
-            )
+        how = self.told.detection
+        if how is None:
+            self.samples += len(pcm16) // SAMPLE16_BYTES
+        else:
+            self.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms)
 
     def speech_started(self, event: ev.SpeechStarted) -> None:
         """Tell that the client speaks, and stop the model where the client wants that."""
@@ -134,7 +119,7 @@ class Hearing(Replies):
         """Take a second of sound; the model may be made to listen to it."""
         how = self.told.detection
         is_held = how is not None and not how.creates and not self.is_asked and self.reply is None
-        if self.is_hushed or is_held:
+        if is_held:
             message = attrs.evolve(message, force_listen=True)
         super().append(message)
 
@@ -226,7 +211,7 @@ class Hearing(Replies):
         """Have the model listen, and end the response that is there or was asked for."""
         if self.call.unit is None and not self.waiting:
             self.assembler.force_listen()  # the next one
-        self._force_listen()
+        self.stop_speaking()
         self.response_id, self.due_units = None, 0
         self.finish("cancelled", reason)
         if self.is_asked:

@@ -174,6 +174,8 @@ def _duplex(duplex: Duplex) -> Keys:
         "deferred_finalize": duplex.deferred_finalize,
         "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
     }
+    if duplex.opened.limits.barge_in:
+        own["user"] = [duplex.samples, duplex.is_speaking, duplex.is_hushed]
     if isinstance(duplex, Live):
         own["live"] = _live(duplex)
     elif isinstance(duplex, OpenAI):

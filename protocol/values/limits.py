@@ -103,6 +103,10 @@ UNIT_FAILURES_MAX: Final = 3
 """Failures in a row after which the model is taken to be broken, not unlucky (B3)."""
 ANSWER_UNITS: Final = 6
 """Seconds for which an answer of `openai` is due: a model that listens so long will not speak."""
+SPEECH_THRESHOLD: Final = 0.5
+"""From 0 to 1: how loud, or how sure, speech must be that is looked for."""
+SPEECH_SILENCE_MS: Final = 500
+"""The silence that ends a user's speech."""
 ITEMS_MAX: Final = 256
 """Items of a conversation that a client of `openai` can name; the oldest are forgotten."""
 ITEM_PARTS_MAX: Final = 16

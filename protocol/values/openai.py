@@ -11,6 +11,7 @@ from typing import Final, Literal, get_args
 import attrs
 
 from .items import Item
+from .limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from .sound import Coding
 
 Modality = Literal["audio", "text"]
@@ -54,9 +55,9 @@ class TurnDetection:
     """
 
     kind: DetectionKind = "semantic_vad"
-    threshold: float = 0.5
+    threshold: float = SPEECH_THRESHOLD
     prefix_ms: int = 300
-    silence_ms: int = 500
+    silence_ms: int = SPEECH_SILENCE_MS
     creates: bool = True
     interrupts: bool = True
 

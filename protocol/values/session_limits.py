@@ -34,6 +34,7 @@ class SessionLimits:
         rebuild_units: units that may wait while the model is brought back, and until they are run.
         can_speak: the model can be made to speak.
         transcriber: the model that writes down what the user says; empty without one.
+        barge_in: the user's speech stops the model's.
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.
         detach_s: time without a connection for which a session that can be resumed keeps its slot.
         resume_s: time without a connection after which it ends.
@@ -56,5 +57,6 @@ class SessionLimits:
     can_repeat: bool = added(False)
     can_speak: bool = added(False)
     transcriber: str = added("")
+    barge_in: bool = added(False)
     detach_s: int = added(0)
     resume_s: int = added(0)

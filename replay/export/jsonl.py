@@ -11,6 +11,8 @@ The first line is `session`, the last `end`. Each has its `kind`, and all but th
 | `picture` | `bytes` of the JPEG file |
 | `end` | `finished`: the log has its end; `damage_count` |
 | any other | `text`: its details; see `moments.NoteKind` |
+
+`transcribed` is true where a transcriber wrote the words down, and absent else.
 """
 
 from __future__ import annotations

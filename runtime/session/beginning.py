@@ -87,7 +87,7 @@ def first_event(
             **_rebuild_limits(settings, info, mode),
             **_model_limits(settings, info, arrival),
             **_resume_limits(settings, token),
-            **_transcriber_limits(settings, mode),
+            **_user_limits(settings, arrival),
         ),
         recording="on" if is_recorded else "off",
         endpoint=arrival.endpoint,
@@ -112,11 +112,16 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
     }
 
 
-def _transcriber_limits(settings: Settings, mode: Mode) -> Mapping[str, Any]:
-    """The name of the model that writes down what the user says; none where none does."""
-    if settings.transcriber is None or OF_MODE[mode].work != "unit":
+def _user_limits(settings: Settings, arrival: Arrival) -> Mapping[str, Any]:
+    """What is found in the user's speech, and done with it; nothing where it is not looked for."""
+    if OF_MODE[arrival.mode].work != "unit":
         return {}
-    return {"transcriber": Path(settings.transcriber).name}
+    limits: dict[str, Any] = {}
+    if settings.transcriber is not None:
+        limits["transcriber"] = Path(settings.transcriber).name
+    if settings.barge_in and arrival.endpoint != "openai":
+        limits["barge_in"] = True
+    return limits
 
 
 def _session_s(settings: Settings, arrival: Arrival) -> int:

@@ -17,7 +17,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.limits import MS_PER_S
+from protocol.values.limits import MS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.transcript import Chunk
 from protocol.wire.rates import to_pcm16
@@ -30,9 +30,6 @@ SECONDS_WAITING_MAX: Final = 8
 """Of one session: more is older than what its user remembers."""
 UTTERANCE_S_MAX: Final = 30
 """A longer one is cut: it would outgrow the transcriber's context."""
-SILENCE_MS: Final = 500
-THRESHOLD: Final = 0.5
-"""As the detector has them by default."""
 
 _logger = logging.getLogger("antiphon.transcriber")
 
@@ -177,7 +174,7 @@ def _asked(second: Second, *, is_speech: bool) -> ef.DetectSpeech:
         at=second.number * INPUT_RATE_HZ,
         rate_hz=INPUT_RATE_HZ,
         data=to_pcm16(second.pcm),
-        threshold=THRESHOLD,
-        silence_ms=SILENCE_MS,
+        threshold=SPEECH_THRESHOLD,
+        silence_ms=SPEECH_SILENCE_MS,
         is_speech=is_speech,
     )

@@ -49,6 +49,12 @@ class ModelSettings:
         "trained model (antiphon[vad]), which takes music and coughs for speech far less often.",
         _ADDRESS,
     )
+    barge_in: bool = setting(
+        False,
+        "Have the user's speech stop the model's, in every duplex dialect; openai has a setting of "
+        "its own for that, turn_detection. Without it a client stops the model by force_listen.",
+        _ADDRESS,
+    )
     workers: tuple[str, ...] = setting(
         (),
         "A further model that can take any session of the first, named as in --model.",

@@ -25,7 +25,9 @@ from protocol.machine.core import Core
 from protocol.machine.pending_turn import PendingTurn
 from protocol.machine.session import Session
 from protocol.values import events as ev
+from protocol.values.items import Part
 from protocol.values.messages import Listen, Speech
+from protocol.values.openai import OpenAISession, Reply
 from protocol.values.turn import Picture, Prefill, Sound, Text
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
@@ -63,11 +65,22 @@ LEFT_OUT: Final = {
     "Speech.metrics": "they stand in the log, with the unit",
     "Speech.text": "likewise",
     "Speech.pcm": "likewise",
+    "OpenAISession.id": "it is made of the recording's id",
+    "OpenAISession.expires_at": "it is made of the first event",
+    "Part.kind": "it is told with its item, in a frame that the log holds",
+    "Part.text": "likewise",
+    "Reply.items": "likewise",
+    "Reply.message": "likewise",
+    "Reply.metadata": "likewise",
+    "Reply.reason": "likewise",
+    "Reply.status": "likewise",
+    "Reply.fault": "likewise",
 }
 """What a session has that is not in its snapshot, and why."""
 CLASSES: Final = (
     *(Core, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
+    *(OpenAISession, Part, Reply),
 )
 
 
