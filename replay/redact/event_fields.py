@@ -84,7 +84,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
         **_plain(
             *("rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak"),
-            *("detach_s", "resume_s", "transcriber"),
+            *("detach_s", "resume_s", "transcriber", "barge_in"),
         ),
     },
     ev.FrameReceived: {

@@ -58,6 +58,10 @@ class Asked:
                     self.numbers["leave"] = 0
                 case ef.Admit():
                     self.numbers["admit"] = 0
+                case ef.DetectSpeech():
+                    self.numbers["speech"] = 0
+                case ef.StartUnit():
+                    self.numbers["words"] = 0
                 case ef.StartTurn(turn=turn):
                     self.numbers["prefill"] = turn.index
                 case ef.RunChunk(chunk=chunk):
@@ -83,6 +87,10 @@ class Asked:
                 return None if number is None else attrs.evolve(event, media=number)
             case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone() | ev.TurnFailed():
                 return self._of_turn(event)
+            case ev.SpeechStarted() | ev.SpeechStopped():
+                return event if "speech" in self.numbers else None
+            case ev.UserTranscribed():
+                return event if "words" in self.numbers else None
         call = answered(event)
         return self._of_queue(event) if call is None else self._of_call(event, call[0])
 

@@ -27,12 +27,18 @@ def test_every_word_of_inspect_is_in_the_page(name: str) -> None:
     told, inspected = golden(name)
     (story,) = told["story"]
     page = set(texts_of(told))
-    assert {text for text in texts_of(to_json(inspected)) if text not in page} == set()
+    asked = {each.text for each in inspected.said}  # joined here; a passage each in the page
+    texts = {*texts_of(to_json(inspected))} - asked
+    assert texts - page == set()
     stories = (*inspected.units, *inspected.turns, *inspected.utterances)
     words = {word for each in stories for word in each.text.split()}
     said = [text for voice, *_, text, _ in story["said"] if voice == "model"]
     heard = {word for text in said for word in text.split()}
     assert (words & words_sent(GOLDEN[name])) - heard == set()
+    users = {
+        word for voice, *_, text, _ in story["said"] if voice == "user" for word in text.split()
+    }
+    assert {word for text in asked for word in text.split()} - users == set()
 
 
 def texts_of(value: Any) -> Iterator[str]:
